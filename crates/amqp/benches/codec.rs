@@ -1,7 +1,7 @@
 //! Frames and bytes per second of the codec: `cargo bench -p amqp`.
 //!
-//! Reading lends the bodies and does not touch them, so its bytes per second only say that cost does not grow with
-//! size; messages per second are what counts there.
+//! Reading borrows the bodies and does not touch them, so its bytes per second only show that the cost does not grow
+//! with the size; the useful figure there is messages per second.
 
 use std::hint::black_box;
 

@@ -1,11 +1,11 @@
 //! The life cycle of channels, and of the connection around them, at the server's end.
 //!
-//! For every frame ask [`ConnectionLife::frame`] first; what it calls [`ConnectionStep::Channel`] goes to
-//! [`ChannelTable::method`] or [`ChannelTable::content`]. Neither sends anything: the caller does, and reports back by
-//! [`ChannelTable::open`], [`ChannelTable::start_closing`] and [`ChannelTable::remove`].
+//! For every frame call [`ConnectionLife::frame`] first; pass frames for which it returns [`ConnectionStep::Channel`]
+//! to [`ChannelTable::method`] or [`ChannelTable::content`]. Neither sends anything: the caller does, and reports
+//! back by [`ChannelTable::open`], [`ChannelTable::start_closing`] and [`ChannelTable::remove`].
 //!
 //! A channel is closed, open, or closing. It is closing from the server's `channel.close` to the client's `close-ok`;
-//! whatever comes in between was sent by a client that did not know yet, and is discarded.
+//! frames in between were sent by a client that did not know yet, and are discarded.
 
 mod connection;
 #[cfg(test)]
@@ -16,8 +16,8 @@ pub use connection::{ConnectionLife, ConnectionStep};
 use crate::error::{Fault, ReplyCode};
 use crate::method::Method;
 
-/// The channels of a connection; `T` is what the caller keeps for an open one. Best boxed when it is large, for the
-/// table is one contiguous piece.
+/// The channels of a connection; `T` is the caller's state of an open one. Box it if it is large, since the table is
+/// one contiguous allocation.
 #[derive(Debug)]
 pub struct ChannelTable<T> {
     /// Sorted by number.
@@ -33,7 +33,7 @@ struct Slot<T> {
     open: Option<T>,
 }
 
-/// What to do about a method on a channel.
+/// The action to take for a method on a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChannelStep {
     /// `channel.open`: call [`ChannelTable::open`] and send `channel.open-ok`.
@@ -42,25 +42,25 @@ pub enum ChannelStep {
     Deliver,
     /// The client closes an open channel: clean up, call [`ChannelTable::remove`], send `channel.close-ok`.
     Close,
-    /// Send `channel.close-ok`: both ends closed at the same time. The client's `close-ok` is still to come.
+    /// Send `channel.close-ok`: both ends closed at the same time. The client's `close-ok` has yet to arrive.
     AnswerClose,
     /// The client confirmed; the channel is closed now.
     Closed,
-    /// Nothing: it was sent before the client knew that the channel is closing.
+    /// Ignore it: it was sent before the client knew that the channel is closing.
     Discard,
 }
 
 impl<T> ChannelTable<T> {
-    /// No channel is open; `channel_max` (0: no limit) of them may be.
+    /// A table without open channels; at most `channel_max` (0: no limit) can be opened.
     pub const fn new(channel_max: u16) -> Self {
         Self { slots: Vec::new(), channel_max }
     }
 
-    /// Judges a method frame.
+    /// Validates a method frame and returns the action to take.
     ///
     /// # Errors
-    /// 504 CHANNEL_ERROR for a method on a closed channel or a second `channel.open`; 530 NOT_ALLOWED when all
-    /// channels are taken. Both end the connection, with RabbitMQ's texts.
+    /// 504 CHANNEL_ERROR for a method on a closed channel or a second `channel.open`; 530 NOT_ALLOWED if all channels
+    /// are in use. Both end the connection, with RabbitMQ's texts.
     #[inline]
     pub fn method(&mut self, channel: u16, method: &Method<'_>) -> Result<ChannelStep, Fault> {
         let Ok(at) = self.find(channel) else { return self.on_closed(method) };
@@ -81,7 +81,7 @@ impl<T> ChannelTable<T> {
         })
     }
 
-    /// Judges a header or body frame: `None` means that it is to be discarded.
+    /// Validates a header or body frame: `None` means that it is to be discarded.
     ///
     /// # Errors
     /// 505 UNEXPECTED_FRAME on a closed channel.
@@ -109,26 +109,26 @@ impl<T> ChannelTable<T> {
         self.slots[at].open.insert(state)
     }
 
-    /// The server closes a channel, and sends `channel.close`: returns what was kept for it.
+    /// Marks a channel as closing when the server sends `channel.close`: returns its state.
     pub fn start_closing(&mut self, channel: u16) -> Option<T> {
         let at = self.find(channel).ok()?;
         self.slots[at].open.take()
     }
 
-    /// The client closes a channel: returns what was kept for it.
+    /// Removes a channel that the client closes: returns its state.
     pub fn remove(&mut self, channel: u16) -> Option<T> {
         let at = self.find(channel).ok()?;
         self.slots.remove(at).open
     }
 
-    /// What is kept for an open channel.
+    /// The state of an open channel.
     #[inline]
     pub fn get_mut(&mut self, channel: u16) -> Option<&mut T> {
         let at = self.find(channel).ok()?;
         self.slots[at].open.as_mut()
     }
 
-    /// What is kept for an open channel.
+    /// The state of an open channel.
     #[inline]
     pub fn get(&self, channel: u16) -> Option<&T> {
         let at = self.find(channel).ok()?;
@@ -145,7 +145,7 @@ impl<T> ChannelTable<T> {
         self.slots.iter_mut().filter_map(|slot| Some((slot.number, slot.open.as_mut()?)))
     }
 
-    /// Empties the table and returns what was kept for open channels: the connection is over.
+    /// Empties the table and returns the state of all open channels: the connection is over.
     pub fn drain(&mut self) -> impl Iterator<Item = (u16, T)> {
         self.slots.drain(..).filter_map(|slot| Some((slot.number, slot.open?)))
     }
@@ -160,7 +160,7 @@ impl<T> ChannelTable<T> {
         self.slots.is_empty()
     }
 
-    /// Clients number their channels from 1 on, so a channel mostly stands where its number says.
+    /// Clients number their channels from 1 on, so a channel is usually at the index of its number.
     #[inline]
     fn find(&self, channel: u16) -> Result<usize, usize> {
         let guess = usize::from(channel).wrapping_sub(1);
@@ -179,7 +179,7 @@ impl<T> ChannelTable<T> {
         Err(Fault::new(ReplyCode::ChannelError, "expected 'channel.open'").caused_by(method.ids()))
     }
 
-    /// RabbitMQ counts channels and does not look at their numbers.
+    /// Like RabbitMQ, counts channels and ignores their numbers.
     fn check_room(&self) -> Result<(), Fault> {
         let (count, max) = (self.slots.len(), self.channel_max);
         if max == 0 || count < usize::from(max) {

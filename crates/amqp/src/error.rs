@@ -58,22 +58,22 @@ reply_codes! {
     541 InternalError "INTERNAL_ERROR" true,
 }
 
-/// An error as it is told to the peer: in `channel.close`, or in `connection.close` when [`Fault::is_hard`].
+/// An error as it is sent to the peer: in `channel.close`, or in `connection.close` if [`Fault::is_hard`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Why.
+    /// The reply code.
     pub code: ReplyCode,
-    /// What, without the code's name in front.
+    /// The explanation, without the code's name in front.
     pub text: Cow<'static, str>,
-    /// Class and method id of the offending method; (0, 0) when the fault is not one method's.
+    /// Class and method id of the offending method; (0, 0) if no single method caused the fault.
     pub method: (u16, u16),
-    /// Ends the connection though the code by itself would end the channel only, as RabbitMQ does while a
-    /// connection is being opened.
+    /// Ends the connection even if the code by itself would end only the channel, as RabbitMQ does while a connection
+    /// is being opened.
     pub on_connection: bool,
 }
 
 impl Fault {
-    /// A fault that no method is to blame for, or whose method is added by [`Fault::caused_by`].
+    /// A fault that no method caused, or whose method [`Fault::caused_by`] adds.
     pub fn new(code: ReplyCode, text: impl Into<Cow<'static, str>>) -> Self {
         Self { code, text: text.into(), method: (0, 0), on_connection: code.is_hard() }
     }
@@ -85,7 +85,7 @@ impl Fault {
         self
     }
 
-    /// Makes the fault end the connection, whatever its code.
+    /// Makes the fault end the connection, regardless of its code.
     #[must_use]
     pub fn on_connection(mut self) -> Self {
         self.on_connection = true;
@@ -100,7 +100,7 @@ impl Fault {
     /// `NAME - text`, cut to the 255 bytes of a short string.
     pub fn reply_text(&self) -> String {
         let name = self.code.name();
-        // As RabbitMQ says INTERNAL_ERROR, of which it says no more.
+        // Like RabbitMQ's INTERNAL_ERROR, which has no explanation.
         let mut text = if self.text.is_empty() { name.to_owned() } else { format!("{name} - {}", self.text) };
         text.truncate(truncate_to_short(&text).len());
         text

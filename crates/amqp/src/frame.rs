@@ -3,11 +3,11 @@
 use crate::error::{Fault, ReplyCode};
 use crate::method::{BASIC_CLASS, Method};
 
-/// What a client sends first, and what a server answers to anything else: `AMQP`, 0, version 0-9-1.
+/// The client's first bytes, and a server's answer to any others: `AMQP`, 0, version 0-9-1.
 pub const PROTOCOL_HEADER: [u8; 8] = *b"AMQP\x00\x00\x09\x01";
 /// Bytes before a frame's payload: type, channel, payload length.
 pub const HEADER_LEN: usize = 7;
-/// Bytes of a frame around its payload: the header and the end byte.
+/// Bytes of a frame besides its payload: the header and the end byte.
 pub const OVERHEAD: usize = HEADER_LEN + 1;
 /// The byte that ends every frame.
 pub const FRAME_END: u8 = 0xCE;
@@ -16,7 +16,7 @@ pub const MIN_FRAME_MAX: u32 = 4096;
 /// A whole heartbeat frame.
 pub const HEARTBEAT: [u8; OVERHEAD] = [8, 0, 0, 0, 0, 0, 0, FRAME_END];
 
-/// The first byte of a frame.
+/// The type of a frame, its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -26,27 +26,27 @@ pub enum FrameKind {
     Header = 2,
     /// A piece of a content body.
     Body = 3,
-    /// A sign of life.
+    /// A heartbeat.
     Heartbeat = 8,
 }
 
 /// A complete frame inside a receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What the payload is.
+    /// The type of the payload.
     pub kind: FrameKind,
     /// The channel; 0 is the connection itself.
     pub channel: u16,
-    /// What stands between header and end byte.
+    /// The bytes between header and end byte.
     pub payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// Takes the frame at the start of `input`, or `None` when it is not complete yet. A frame found takes
+    /// Parses the frame at the start of `input`, or returns `None` if it is not complete yet. A parsed frame takes
     /// [`Frame::wire_len`] bytes of `input`.
     ///
-    /// The announced length is judged as soon as the header is there, before anybody waits for, or allocates, the
-    /// payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit.
+    /// The announced length is validated as soon as the header is there, before the caller waits for, or allocates,
+    /// the payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit.
     ///
     /// # Errors
     /// 501 FRAME_ERROR for an unknown type, a frame longer than `frame_max`, or a wrong end byte.
@@ -80,13 +80,13 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Bytes that the frame takes on the wire.
+    /// Bytes of the frame on the wire.
     #[inline]
     pub fn wire_len(&self) -> usize {
         OVERHEAD + self.payload.len()
     }
 
-    /// The 505 UNEXPECTED_FRAME for a frame that has no place on its channel at this time, with RabbitMQ's text.
+    /// The 505 UNEXPECTED_FRAME for a frame that is not allowed on its channel at this time, with RabbitMQ's text.
     pub fn unexpected(&self) -> Fault {
         let (which, snippet) = match self.payload.get(..SNIPPET_LEN) {
             Some(first) if self.payload.len() > SNIPPET_LEN => ("first 16", first),
@@ -98,7 +98,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// How much of an unexpected payload RabbitMQ shows: enough to recognise it, too little to leak much.
+/// Bytes of an unexpected payload that RabbitMQ shows: enough to recognise it, too little to leak much.
 const SNIPPET_LEN: usize = 16;
 
 fn kind_of(byte: u8) -> Result<FrameKind, Fault> {
@@ -111,7 +111,7 @@ fn kind_of(byte: u8) -> Result<FrameKind, Fault> {
     }
 }
 
-/// Appends a frame around what `payload` writes.
+/// Appends a frame around the bytes that `payload` writes.
 #[inline]
 pub fn write_frame(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
@@ -131,7 +131,7 @@ pub fn write_method<'a>(out: &mut Vec<u8>, channel: u16, method: impl Into<Metho
     write_frame(out, FrameKind::Method, channel, |out| method.encode(out));
 }
 
-/// Appends a content header frame. `properties` are the property flags and list as they stand on the wire.
+/// Appends a content header frame. `properties` are the property flags and list as they are on the wire.
 #[inline]
 pub fn write_content_header(out: &mut Vec<u8>, channel: u16, body_size: u64, properties: &[u8]) {
     write_frame(out, FrameKind::Header, channel, |out| {

@@ -1,16 +1,16 @@
 //! Heartbeat timing (specification section 4.2.7) on a clock that the caller reads.
 //!
-//! A heartbeat is sent after half an interval in which nothing else was sent, so that the peer sees several within
-//! its patience; the peer counts as dead after two whole intervals without a single byte from it.
+//! A heartbeat is sent after half an interval without other output, so that the peer sees several before it gives up;
+//! the peer counts as dead after two whole intervals without a single byte from it.
 
 use std::time::{Duration, Instant};
 
-/// What [`Heartbeat::poll`] asks for.
+/// The action that [`Heartbeat::poll`] asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeartbeatAction {
-    /// Nothing until [`Heartbeat::next_deadline`].
+    /// None until [`Heartbeat::next_deadline`].
     None,
-    /// Send [`crate::frame::HEARTBEAT`]. It counts as sent.
+    /// Send [`crate::frame::HEARTBEAT`]. It already counts as sent.
     SendHeartbeat,
     /// Close the socket.
     PeerDead,
@@ -31,24 +31,24 @@ impl Heartbeat {
         Self { last_received: now, last_sent: now, interval_secs }
     }
 
-    /// Bytes came, of whatever kind.
+    /// Notes that bytes of any kind were received.
     #[inline]
     pub fn received(&mut self, now: Instant) {
         self.last_received = now;
     }
 
-    /// Bytes were sent, of whatever kind.
+    /// Notes that bytes of any kind were sent.
     #[inline]
     pub fn sent(&mut self, now: Instant) {
         self.last_sent = now;
     }
 
-    /// When to call [`Self::poll`] next; `None` when heartbeats are off.
+    /// When to call [`Self::poll`] next; `None` if heartbeats are off.
     pub fn next_deadline(&self) -> Option<Instant> {
         (self.interval_secs != 0).then(|| self.send_at().min(self.dead_at()))
     }
 
-    /// What is due at `now`.
+    /// The action due at `now`.
     pub fn poll(&mut self, now: Instant) -> HeartbeatAction {
         if self.interval_secs == 0 {
             HeartbeatAction::None
@@ -71,7 +71,7 @@ impl Heartbeat {
     }
 }
 
-/// How many silent intervals a peer may have: one heartbeat may be lost or late.
+/// Silent intervals after which a peer counts as dead: one heartbeat may be lost or late.
 const SILENT_INTERVALS: u32 = 2;
 
 #[cfg(test)]

@@ -8,25 +8,25 @@
 //!   messages to and from frames; [`heartbeat`] when to send one and when the peer is dead.
 //!
 //! # Order of the calls
-//! `handle_*` takes what came in, `poll_*` gives what is to be done or sent. A server's session, for each read:
+//! `handle_*` takes input, `poll_*` returns actions and output. A server's session, for each read:
 //! 1. [`handshake::ServerHandshake::handle_input`] until it is open; `poll_event`, decide, `poll_output`.
-//! 2. From then on [`Frame::parse`] at the front of the buffer, and for each frame [`channel::ConnectionLife::frame`].
-//!    What belongs to a channel and is a method: [`content::Assembler::check_method`], [`Method::decode`],
-//!    [`channel::ChannelTable::method`]. When it carries content: [`content::Whole::peek`] at the bytes behind it, else
-//!    [`content::Assembler::expect`].
-//! 3. What is a header or body: [`channel::ChannelTable::content`], then [`content::Assembler::header`] or
+//! 2. From then on [`Frame::parse`] at the front of the buffer, and for each frame
+//!    [`channel::ConnectionLife::frame`]. For a method on a channel: [`content::Assembler::check_method`],
+//!    [`Method::decode`], [`channel::ChannelTable::method`]. If it carries content: [`content::Whole::peek`] at the
+//!    bytes behind it, else [`content::Assembler::expect`].
+//! 3. For a header or body: [`channel::ChannelTable::content`], then [`content::Assembler::header`] or
 //!    [`content::Assembler::body`].
 //! 4. [`heartbeat::Heartbeat::received`] once per read and `sent` once per write; `poll` at `next_deadline`.
 //!
 //! A [`Fault`] that [`is_hard`](Fault::is_hard) becomes `connection.close`, any other `channel.close`, with its
-//! [`reply_text`](Fault::reply_text); then the machine in question is told `start_closing`.
+//! [`reply_text`](Fault::reply_text); then call `start_closing` of the state machine in question.
 //!
-//! # What always holds
-//! No input panics, or makes more be allocated than it carries; lengths are checked before anything is allocated for
-//! them; decoding borrows; a secret is neither printed nor cloned; an idle machine takes a few words.
+//! # Invariants
+//! No input causes a panic, or an allocation larger than itself; lengths are checked before anything is allocated for
+//! them; decoding borrows; a secret is neither printed nor cloned; an idle state machine takes a few words.
 //!
-//! # What must never be added
-//! Sockets, threads, async, logging, and clocks that are read here: time comes in as an argument.
+//! # Out of scope
+//! Sockets, threads, async, logging, and reading clocks: time comes in as an argument.
 
 pub mod channel;
 pub mod content;

@@ -1,6 +1,6 @@
 //! The methods of AMQP 0-9-1 with RabbitMQ's extensions, generated from one table of the specification.
 //!
-//! Received methods borrow from the frame they came in; a method to be sent borrows from wherever its parts live.
+//! Received methods borrow from their frame; a method to be sent borrows from wherever its parts live.
 
 use crate::table::RawTable;
 use crate::wire::{DecodeError, Field, Reader, Writer};

@@ -5,16 +5,16 @@ use crate::method::BASIC_CLASS;
 use crate::table::RawTable;
 use crate::wire::{DecodeError, Field, Reader, Writer};
 
-/// A decoded content header whose properties are still on the wire.
+/// A decoded content header whose properties are still in wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContentHeader<'a> {
     /// The class id; 60 (basic) in every valid header.
     pub class_id: u16,
     /// Not used by any version of the protocol, and 0 in every valid header.
     pub weight: u16,
-    /// Bytes of body that follow.
+    /// Bytes of the body that follows.
     pub body_size: u64,
-    /// Property flags and property list, not checked yet.
+    /// Property flags and property list, not yet validated.
     pub properties: &'a [u8],
 }
 
@@ -22,7 +22,7 @@ impl<'a> ContentHeader<'a> {
     /// Decodes the payload of a header frame.
     ///
     /// # Errors
-    /// [`DecodeError::Truncated`] when it is shorter than its fixed part.
+    /// [`DecodeError::Truncated`] if it is shorter than its fixed part.
     #[inline]
     pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload);
@@ -30,16 +30,16 @@ impl<'a> ContentHeader<'a> {
         Ok(Self { class_id, weight, body_size: reader.read()?, properties: reader.rest() })
     }
 
-    /// Judges class and weight, as RabbitMQ does (`rabbit_command_assembler`).
+    /// Validates class and weight, as RabbitMQ does (`rabbit_command_assembler`).
     ///
     /// # Errors
-    /// 505 UNEXPECTED_FRAME for any class but basic, and for a weight.
+    /// 505 UNEXPECTED_FRAME for any class but basic, and for a weight other than 0.
     #[inline]
     pub fn check(&self) -> Result<(), Fault> {
         if self.is_valid() { Ok(()) } else { Err(self.unexpected()) }
     }
 
-    /// Whether [`Self::check`] has nothing against the header.
+    /// Whether [`Self::check`] accepts the header.
     #[inline]
     pub fn is_valid(&self) -> bool {
         self.class_id == BASIC_CLASS && self.weight == 0
@@ -49,7 +49,7 @@ impl<'a> ContentHeader<'a> {
     fn unexpected(&self) -> Fault {
         let instead = match self.weight {
             0 => format!("got one for class {} instead", self.class_id),
-            // RabbitMQ takes it for no content header at all.
+            // RabbitMQ does not regard it as a content header at all.
             _ => "got non content header frame instead".to_owned(),
         };
         let text = format!("expected content header for class {BASIC_CLASS}, {instead}");
@@ -65,7 +65,7 @@ macro_rules! properties {
         pub struct Properties<'a> { $(pub $name: Option<$kind>),* }
 
         impl<'a> Properties<'a> {
-            /// Decodes flags and list as they stand in a content header.
+            /// Decodes flags and list as they are in a content header.
             ///
             /// # Errors
             /// Malformed fields, unknown flags (as [`DecodeError::TrailingData`]), or bytes left over.
@@ -121,13 +121,13 @@ properties! {
     2 cluster_id with_cluster_id &'a str,
 }
 
-/// The delivery_mode of a message that is to survive a restart.
+/// The delivery_mode of a message that must survive a restart.
 pub const PERSISTENT: u8 = 2;
 
 /// Property flags and list of a message without properties.
 pub const NO_PROPERTIES: &[u8] = &[0, 0];
 
-/// A short string that applications also use for binary identifiers, so that it is not held to UTF-8.
+/// A short string that applications also use for binary identifiers, so it need not be UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShortBytes<'a>(pub &'a [u8]);
 

@@ -8,7 +8,7 @@ use std::fmt;
 use crate::error::{Fault, ReplyCode};
 use crate::table::{FieldTable, FieldValue, RawTable};
 
-/// How a client proves who it is.
+/// The mechanism by which a client authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "named as on the wire")]
 pub enum Mechanism {
@@ -37,7 +37,7 @@ impl Mechanism {
         Self::ALL.into_iter().find(|mechanism| mechanism.name() == name)
     }
 
-    /// RabbitMQ's text for a refused login, without `ACCESS_REFUSED - ` in front. It does not say why, on purpose.
+    /// RabbitMQ's text for a refused login, without `ACCESS_REFUSED - ` in front. It deliberately gives no reason.
     pub fn refusal_text(self) -> String {
         format!(
             "Login was refused using authentication mechanism {}. For details see the broker logfile.",
@@ -61,13 +61,13 @@ impl Secret {
         Self(bytes.into())
     }
 
-    /// The bytes themselves, for whoever checks or forwards them.
+    /// The bytes themselves, for code that checks or forwards them.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Takes the same time wherever the first difference is; only the lengths can be told apart.
+/// Takes the same time wherever the first difference is; only a difference in length is observable.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         let difference = self.0.iter().zip(&other.0).fold(0, |sum, (a, b)| sum | (a ^ b));
@@ -86,36 +86,36 @@ impl fmt::Debug for Secret {
 impl Drop for Secret {
     fn drop(&mut self) {
         self.0.fill(0);
-        // Keeps the compiler from dropping a write that nobody reads.
+        // Keeps the compiler from removing a write that is never read.
         std::hint::black_box(&self.0);
     }
 }
 
-/// What a client presented, or is to present. Share it in an `Arc` where several need it.
+/// Credentials that a client presents. Share them in an `Arc` where several parties need them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// How they are presented.
+    /// The mechanism that presents them.
     pub mechanism: Mechanism,
     /// The authentication identity; empty for EXTERNAL and ANONYMOUS.
     pub username: String,
-    /// The identity to act as (SASL authzid), when the client named one.
+    /// The identity to act as (SASL authzid), if the client named one.
     pub authorize_as: Option<String>,
     /// The password or token; empty for EXTERNAL and ANONYMOUS.
     pub secret: Secret,
 }
 
 impl Credentials {
-    /// User and password by PLAIN.
+    /// User name and password, by PLAIN.
     pub fn plain(username: impl Into<String>, password: impl Into<Vec<u8>>) -> Self {
         Self::with_password(Mechanism::Plain, username.into(), password.into())
     }
 
-    /// User and password by AMQPLAIN.
+    /// User name and password, by AMQPLAIN.
     pub fn amqplain(username: impl Into<String>, password: impl Into<Vec<u8>>) -> Self {
         Self::with_password(Mechanism::AmqPlain, username.into(), password.into())
     }
 
-    /// The transport's proof, optionally to act as another identity.
+    /// The identity proven by the transport, optionally to act as another one.
     pub fn external(authorize_as: Option<String>) -> Self {
         Self { authorize_as, ..Self::with_password(Mechanism::External, String::new(), Vec::new()) }
     }
@@ -132,7 +132,7 @@ impl Credentials {
     /// Reads the response of a `connection.start-ok`.
     ///
     /// # Errors
-    /// What is malformed; never with a piece of the response in it.
+    /// The fault of the response; never with a piece of the response in it.
     pub fn parse(mechanism: Mechanism, response: &[u8]) -> Result<Self, SaslError> {
         match mechanism {
             Mechanism::Plain => parse_plain(response),
@@ -141,7 +141,7 @@ impl Credentials {
                 let identity = utf8(mechanism, response)?;
                 Ok(Self::external((!identity.is_empty()).then_some(identity)))
             }
-            // The response is a trace for people (RFC 4505), worth nothing to a broker.
+            // The response is trace information for people (RFC 4505), and of no use to a broker.
             Mechanism::Anonymous => Ok(Self::anonymous()),
         }
     }
@@ -166,7 +166,7 @@ impl Credentials {
 /// A response that does not follow its mechanism. RabbitMQ treats it as a 502 SYNTAX_ERROR, unlike a wrong password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SaslError {
-    /// The parts of the response are not separated as the mechanism asks.
+    /// The parts of the response are not separated as the mechanism requires.
     Malformed(Mechanism),
     /// A user name or identity is not UTF-8.
     NotUtf8(Mechanism),
@@ -211,7 +211,7 @@ fn parse_plain(response: &[u8]) -> Result<Credentials, SaslError> {
     Ok(credentials)
 }
 
-/// A field table without its length.
+/// Parses a field table without its length.
 fn parse_amqplain(response: &[u8]) -> Result<Credentials, SaslError> {
     let table = RawTable::check(response).map_err(|_| SaslError::Malformed(Mechanism::AmqPlain))?;
     let mut table = table.decode();

@@ -47,7 +47,7 @@ impl FieldValue {
         Self::LongString(text.into().into_bytes())
     }
 
-    /// The value as an integer, whatever width it was sent in.
+    /// The value as an integer, whatever its width on the wire.
     pub fn as_integer(&self) -> Option<i64> {
         Some(match self {
             Self::I8(v) => i64::from(*v),
@@ -61,7 +61,7 @@ impl FieldValue {
         })
     }
 
-    /// The value as text, when it is a long string of UTF-8.
+    /// The value as text, if it is a long string of UTF-8.
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::LongString(bytes) => std::str::from_utf8(bytes).ok(),
@@ -69,7 +69,7 @@ impl FieldValue {
         }
     }
 
-    /// RabbitMQ's name for the type, as it stands in its error texts.
+    /// RabbitMQ's name for the type, as it appears in its error texts.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Boolean(_) => "bool",
@@ -178,7 +178,7 @@ impl FieldTable {
         self.0.iter().find(|(name, _)| &**name == key).map(|(_, value)| value)
     }
 
-    /// Sets `key`, in place of an earlier value. Keys are cut to 255 bytes, the most that the format holds.
+    /// Sets `key`, replacing an earlier value. Keys are cut to 255 bytes, the longest that the format allows.
     pub fn insert(&mut self, key: &str, value: FieldValue) {
         let key = truncate_to_short(key);
         match self.0.iter_mut().find(|(name, _)| &**name == key) {
@@ -215,7 +215,7 @@ impl FieldTable {
         writer.put(&encoded);
     }
 
-    /// The table's entries on the wire, without the length in front: what [`RawTable`] borrows.
+    /// The table's entries on the wire, without the length in front, as [`RawTable`] borrows them.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = Writer::new(&mut bytes);
@@ -227,7 +227,7 @@ impl FieldTable {
     }
 }
 
-/// As with [`FieldTable::insert`] the last value of a key holds, in the place of its first one; but what it costs goes
+/// As with [`FieldTable::insert`] the last value of a key counts, at the index of its first one; but the cost grows
 /// with the number of entries, not with its square.
 impl<K: AsRef<str>> FromIterator<(K, FieldValue)> for FieldTable {
     fn from_iter<I: IntoIterator<Item = (K, FieldValue)>>(entries: I) -> Self {
@@ -252,10 +252,10 @@ impl<K: AsRef<str>> FromIterator<(K, FieldValue)> for FieldTable {
     }
 }
 
-/// Entries that are searched one after the other when a table is collected or read: for so few a map would cost more.
+/// Up to this number of entries a table is searched linearly when it is collected or read: a map would cost more.
 const SEARCHED: usize = 16;
 
-/// A table as it stands in a received frame: checked, not yet decoded.
+/// A table as it is in a received frame: validated, not yet decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct RawTable<'a>(&'a [u8]);
 
@@ -266,7 +266,7 @@ impl<'a> RawTable<'a> {
     /// Accepts `bytes` (without the length in front) if they are a well-formed table.
     ///
     /// # Errors
-    /// What is malformed, or nested deeper than [`MAX_TABLE_DEPTH`].
+    /// The fault of the table, or nesting deeper than [`MAX_TABLE_DEPTH`].
     pub fn check(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         check_entries(bytes, MAX_TABLE_DEPTH)?;
         Ok(Self(bytes))
@@ -282,16 +282,16 @@ impl<'a> RawTable<'a> {
         self.0.is_empty()
     }
 
-    /// Whether no number in it is infinite or NaN. RabbitMQ cannot read those, for Erlang has none: the process that tries
-    /// to ends.
+    /// Whether no number in it is infinite or NaN. Erlang has no such numbers, so the RabbitMQ process that tries to
+    /// read one terminates.
     pub fn is_finite(&self) -> bool {
-        // `check` has seen every byte, so nothing is left that could fail.
+        // `check` has validated every byte, so this cannot fail.
         check_entries(self.0, MAX_TABLE_DEPTH).unwrap_or_default()
     }
 
     /// An owned copy.
     pub fn decode(&self) -> FieldTable {
-        // `check` has seen every byte, so nothing is left that could fail.
+        // `check` has validated every byte, so this cannot fail.
         read_entries(self.0).unwrap_or_default()
     }
 }
@@ -302,8 +302,8 @@ impl fmt::Debug for RawTable<'_> {
     }
 }
 
-/// Of several entries with one name the first counts, as in RabbitMQ, and only that one is taken: a reader that looks for a
-/// name and one that goes through all entries find the same value.
+/// Of several entries with one name the first counts, as in RabbitMQ, and only that one is decoded: a lookup by name
+/// and an iteration over all entries find the same value.
 fn read_entries(bytes: &[u8]) -> Result<FieldTable, DecodeError> {
     let mut reader = Reader::new(bytes);
     let mut entries = Vec::new();
@@ -315,7 +315,7 @@ fn read_entries(bytes: &[u8]) -> Result<FieldTable, DecodeError> {
     Ok(FieldTable(entries))
 }
 
-/// Removes entries whose name an earlier one has, at a cost that does not go with the square of their number.
+/// Removes entries whose name an earlier one has, at a cost that does not grow with the square of their number.
 fn keep_first(entries: &mut Vec<(Box<str>, FieldValue)>) {
     let is_first: Vec<bool> = if entries.len() <= SEARCHED {
         let earlier = |at: usize| entries[..at].iter().any(|(name, _)| *name == entries[at].0);
@@ -331,7 +331,7 @@ fn keep_first(entries: &mut Vec<(Box<str>, FieldValue)>) {
     entries.retain(|_| is_first.next().unwrap_or(true));
 }
 
-/// Walks over a table; returns whether all its numbers are finite.
+/// Validates a table; returns whether all its numbers are finite.
 fn check_entries(bytes: &[u8], depth: usize) -> Result<bool, DecodeError> {
     let mut reader = Reader::new(bytes);
     let mut is_finite = true;

@@ -1,7 +1,7 @@
 //! Reading and writing the elementary types of AMQP 0-9-1 (section 4.2.5 of the specification).
 //!
-//! Consecutive `bit` fields share bytes; [`Reader`] and [`Writer`] keep track of that, so that generated code
-//! only names the fields in order.
+//! Consecutive `bit` fields share bytes; [`Reader`] and [`Writer`] keep track of that, so generated code only names
+//! the fields in order.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub enum DecodeError {
     Truncated,
     /// A short string is not UTF-8 (specification, section 4.2.5.3).
     NotUtf8,
-    /// A field value starts with a type letter that neither the specification nor RabbitMQ knows.
+    /// A field value starts with a type letter unknown to both the specification and RabbitMQ.
     UnknownFieldType(u8),
     /// Tables or arrays are nested deeper than [`crate::table::MAX_TABLE_DEPTH`].
     TooDeep,
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         Self { input, bits: 0, bits_left: 0 }
     }
 
-    /// What has not been read yet.
+    /// The bytes that have not been read yet.
     pub fn rest(&self) -> &'a [u8] {
         self.input
     }
@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
     /// Takes `n` bytes.
     ///
     /// # Errors
-    /// [`DecodeError::Truncated`] when fewer are left.
+    /// [`DecodeError::Truncated`] if fewer are left.
     #[inline]
     pub fn take(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
         let (head, tail) = self.input.split_at_checked(n).ok_or(DecodeError::Truncated)?;
@@ -85,10 +85,10 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
-    /// Reads the next field as the type that the context asks for.
+    /// Reads the next field as the type that the context requires.
     ///
     /// # Errors
-    /// Whatever that type's encoding can get wrong.
+    /// Any error of that type's encoding.
     #[inline]
     pub fn read<F: Field<'a>>(&mut self) -> Result<F, DecodeError> {
         F::read(self)
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
 #[derive(Debug)]
 pub struct Writer<'o> {
     out: &'o mut Vec<u8>,
-    /// Number of bits already used in the last byte of `out`; 0 when no bit field is open.
+    /// Number of bits already used in the last byte of `out`; 0 if no bit field is open.
     bits_used: u8,
 }
 
@@ -136,7 +136,7 @@ pub trait Field<'a>: Sized {
     /// Takes the field from the reader.
     ///
     /// # Errors
-    /// When the input ends too early or is not of this type.
+    /// If the input ends too early or is not of this type.
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError>;
     /// Appends the field to the writer.
     fn write(&self, writer: &mut Writer<'_>);
@@ -194,8 +194,7 @@ impl<'a> Field<'a> for &'a str {
         std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8)
     }
 
-    /// Writes at most 255 bytes; what is longer is cut at a character boundary, for a longer short string
-    /// cannot be expressed.
+    /// Writes at most 255 bytes, the longest possible short string; longer text is cut at a character boundary.
     #[inline]
     fn write(&self, writer: &mut Writer<'_>) {
         let bytes = truncate_to_short(self).as_bytes();

@@ -167,7 +167,7 @@ pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
         }
         io::Result::Ok(())
     };
-    // Whatever happens now, the connection is over.
+    // Every outcome is fine: the connection is over.
     let _ = tokio::time::timeout(LINGER, Box::pin(closing)).await;
 }
 

@@ -1,11 +1,11 @@
-//! Why a connection ends: close codes and close frames (RFC 6455, 5.5.1 and 7.4).
+//! Close codes and close frames (RFC 6455, 5.5.1 and 7.4).
 
 use std::fmt;
 
 use crate::fault::Fault;
 use crate::frame::MAX_CONTROL_PAYLOAD;
 
-/// Bytes of the longest reason: what a control frame can carry behind the code.
+/// Bytes of the longest reason: the space in a control frame behind the code.
 pub const MAX_REASON: usize = MAX_CONTROL_PAYLOAD - 2;
 
 /// A code that a close frame may carry.
@@ -15,7 +15,7 @@ pub struct CloseCode(u16);
 impl CloseCode {
     /// The purpose of the connection is fulfilled.
     pub const NORMAL: Self = Self(1000);
-    /// The server goes down, or the browser leaves the page.
+    /// The server shuts down, or the browser leaves the page.
     pub const GOING_AWAY: Self = Self(1001);
     /// The peer broke RFC 6455.
     pub const PROTOCOL_ERROR: Self = Self(1002);
@@ -27,13 +27,13 @@ impl CloseCode {
     pub const POLICY: Self = Self(1008);
     /// A message that is too big.
     pub const TOO_BIG: Self = Self(1009);
-    /// The server, or what stands behind it, failed.
+    /// The server, or its backend, failed.
     pub const INTERNAL: Self = Self(1011);
-    /// The server is at a limit.
+    /// The server has reached a limit.
     pub const TRY_AGAIN_LATER: Self = Self(1013);
 
-    /// The code of this number, if a close frame may carry it: not 1004, 1005, 1006 and 1015, which are reserved, nor
-    /// what nobody has registered (7.4.1, 7.4.2 and the IANA registry).
+    /// The code of this number, if a close frame may carry it: excludes 1004, 1005, 1006 and 1015, which are
+    /// reserved, and unregistered codes (7.4.1, 7.4.2 and the IANA registry).
     pub const fn new(code: u16) -> Option<Self> {
         match code {
             1000..=1003 | 1007..=1014 | 3000..=4999 => Some(Self(code)),
@@ -56,14 +56,14 @@ impl fmt::Display for CloseCode {
 /// The body of a close frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloseFrame {
-    /// Why.
+    /// The close code.
     pub code: CloseCode,
-    /// The same for humans; often empty.
+    /// The explanation for humans; often empty.
     pub reason: String,
 }
 
 impl CloseFrame {
-    /// Reads an unmasked payload; an empty one tells nothing.
+    /// Parses an unmasked payload; `None` for an empty one.
     ///
     /// # Errors
     /// 1002 for half a code or one that must not be sent, 1007 for a reason that is not UTF-8.

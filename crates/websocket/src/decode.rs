@@ -1,4 +1,4 @@
-//! Frames as they come in.
+//! Decoding of incoming frames.
 
 use crate::close::{CloseCode, CloseFrame};
 use crate::deflate::{Inflated, Inflater};
@@ -7,20 +7,20 @@ use crate::frame::{Header, MAX_CONTROL_PAYLOAD, Opcode};
 use crate::mask::mask;
 use crate::utf8::Utf8;
 
-/// Which end of the connection this is.
+/// This end of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Takes masked frames only (RFC 6455, 5.1).
+    /// Accepts masked frames only (RFC 6455, 5.1).
     Server,
-    /// Takes unmasked frames only.
+    /// Accepts unmasked frames only.
     Client,
 }
 
-/// What a peer may send.
+/// Limits on the messages of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a message's payload. Judged by the headers alone, and what is inflated before it is. For whoever passes
-    /// payload on as it comes there is no need of a limit.
+    /// Bytes of a message's payload. Checked by the headers alone, and for compressed messages before the bytes are
+    /// inflated. A caller that passes payload on as it comes needs no limit.
     pub message: u64,
 }
 
@@ -29,7 +29,7 @@ impl Limits {
     pub const NONE: Self = Self { message: u64::MAX };
 }
 
-/// What a message is made of.
+/// The payload type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageKind {
     /// UTF-8.
@@ -38,20 +38,20 @@ pub enum MessageKind {
     Binary,
 }
 
-/// What was met, apart from payload.
+/// An item found in the input, apart from payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A message begins; its payload follows.
     MessageStart(MessageKind),
     /// The message has ended.
     MessageEnd,
-    /// As much was inflated as a call may give; to be called again, with the rest of the input even if there is none.
+    /// A call has inflated as much as it may; call again with the rest of the input, even if that is empty.
     More,
-    /// To be answered with a pong of the same payload.
+    /// Answer it with a pong of the same payload.
     Ping(Control),
-    /// A sign of life.
+    /// An answer to a ping, or an unsolicited pong.
     Pong(Control),
-    /// The peer's last frame; what follows it is thrown away.
+    /// The peer's last frame; any further input is discarded.
     Close(Option<CloseFrame>),
 }
 
@@ -68,7 +68,7 @@ impl Control {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Unmasks a payload, which its header has been checked to fit.
+    /// Unmasks a payload, which is known to fit from its header.
     fn new(payload: &[u8], key: Option<[u8; 4]>) -> Self {
         let mut bytes = [0; MAX_CONTROL_PAYLOAD];
         bytes[..payload.len()].copy_from_slice(payload);
@@ -93,46 +93,46 @@ impl PartialEq for Control {
 
 impl Eq for Control {}
 
-/// How far [`Decoder::decode`] came.
+/// Progress of [`Decoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// What was met there. `None` when the input is used up, but for less than a header or a control frame, which is to be
-    /// shown again with more behind it.
+    /// The event at that point. `None` if the input is used up, except for an incomplete header or control frame,
+    /// which must be passed again with more bytes behind it.
     pub event: Option<Event>,
 }
 
-/// Bytes that a call of [`Decoder::decode`] inflates at most: a thousand bytes may come of one, so that whoever takes
-/// them has to be asked in between.
+/// Most bytes that a call of [`Decoder::decode`] inflates: one byte may inflate to a thousand, so the caller needs a
+/// chance to stop in between.
 pub const MAX_INFLATED: usize = 64 * 1024;
 
-/// Bytes that are unmasked at once for being inflated.
+/// Bytes that are unmasked at once before they are inflated.
 const UNMASKED: usize = 4096;
 
-/// Reads a peer's frames. Holds no payload, so an idle one costs its own few words.
+/// Decodes a peer's frames. Buffers no payload, so an idle decoder takes only a few words.
 #[derive(Debug)]
 pub struct Decoder {
     role: Role,
     limits: Limits,
-    /// Messages may be compressed.
+    /// Whether messages may be compressed.
     deflate: bool,
-    /// Of the message under way, if that is compressed.
+    /// The inflater of the current message, if that is compressed.
     inflater: Option<Box<Inflater>>,
-    /// The message under way.
+    /// The current message.
     message: Option<MessageKind>,
     /// Bytes that the frames of `message` have announced.
     message_len: u64,
-    /// The data frame under way.
+    /// The current data frame.
     frame: Option<DataFrame>,
     utf8: Utf8,
-    /// The peer has closed or broken the protocol: nothing more is looked at.
+    /// The peer has closed or broken the protocol: all further input is discarded.
     over: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct DataFrame {
-    /// Bytes of payload that have not come.
+    /// Bytes of payload that have not arrived yet.
     remaining: u64,
     fin: bool,
     /// The masking key for the next byte.
@@ -155,19 +155,19 @@ impl Decoder {
         }
     }
 
-    /// The same where permessage-deflate was negotiated, if it was.
+    /// Allows compressed messages if permessage-deflate was negotiated.
     #[must_use]
     pub fn with_deflate(mut self, negotiated: bool) -> Self {
         self.deflate = negotiated;
         self
     }
 
-    /// Reads from the front of `input` to the next event, or to the end; unmasked payload on the way is appended to
-    /// `out`. To be called again until there is no event.
+    /// Decodes from the front of `input` to the next event, or to the end; unmasked payload on the way is appended to
+    /// `out`. Call again until there is no event.
     ///
     /// # Errors
-    /// The peer broke the protocol. What this call appended to `out` is not to be used; whatever else comes is thrown
-    /// away.
+    /// The peer broke the protocol. Discard the bytes that this call appended to `out`; all further input is
+    /// discarded.
     pub fn decode(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step, Fault> {
         if self.over {
             return Ok(Step { taken: input.len(), event: None });
@@ -239,7 +239,7 @@ impl Decoder {
         }
     }
 
-    /// Enters a data frame; the event is that its message begins.
+    /// Enters a data frame; returns an event if a message begins with it.
     fn begin_frame(&mut self, header: &Header) -> Result<Option<Event>, Fault> {
         let kind = match (header.opcode, self.message) {
             (Opcode::Continuation, None) => return Err(Fault::protocol("continuation of no message")),
@@ -272,8 +272,8 @@ impl Decoder {
 const NOT_TEXT: Fault = Fault { code: CloseCode::INVALID_DATA, reason: "text that is not UTF-8" };
 
 impl DataFrame {
-    /// Takes payload of a compressed message, as far as there is room for what comes of it, and ends the message if the
-    /// frame does. Nothing of the frame is left when that is not full.
+    /// Consumes payload of a compressed message, as far as there is room for the inflated bytes, and ends the message
+    /// if the frame does. If the result is not full, no payload of the frame is left in the input.
     fn inflate(
         &mut self,
         input: &[u8],

@@ -1,8 +1,8 @@
-//! permessage-deflate (RFC 7692), without context takeover in either direction: each message is compressed by itself, so
-//! that nothing is kept between messages, and no secret of one message shows in the length of another.
+//! permessage-deflate (RFC 7692), without context takeover in either direction: each message is compressed by itself,
+//! so that no state is kept between messages, and no secret of one message affects the length of another.
 //!
-//! Compressors and decompressors belong to the thread. A connection holds a decompressor, some 40 KiB, only while a
-//! compressed message of its peer is under way.
+//! Compressors and decompressors belong to the thread. A connection holds a decompressor, some 40 KiB, only in the
+//! middle of a compressed message of its peer.
 
 use std::cell::{Cell, RefCell};
 
@@ -18,37 +18,37 @@ const NAME: &str = "permessage-deflate";
 /// The largest window, as a power of two.
 const MAX_WINDOW_BITS: u8 = 15;
 
-/// The smallest that can be compressed with; the RFC knows 8 as well, which is declined.
+/// The smallest window with which compression works; the RFC also has 8, which is declined.
 const MIN_WINDOW_BITS: u8 = 9;
 
-/// What ends every flushed block, and is left out of messages (7.2.1).
+/// The end of every flushed block, which messages leave out (7.2.1).
 const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
 
-/// Of 1 to 9. Below it the codes of a block are fixed, and above it time is what is mostly spent.
+/// From 1 to 9. Lower levels use fixed codes for a block, and higher ones mostly cost time.
 const LEVEL: u32 = 3;
 
-/// Bytes of a payload from which on compressing it is tried.
+/// Bytes of a payload from which on compression is attempted.
 const WORTHWHILE: usize = 64;
 
 /// Bytes that are inflated at once.
 const CHUNK: usize = 16 * 1024;
 
-/// The extension as it was agreed on.
+/// The extension as negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deflate {
-    /// The window of what the server compresses, as a power of two.
+    /// The window of the server's compressor, as a power of two.
     window_bits: u8,
-    /// Whether the client asked for the window to be no larger than that.
+    /// Whether the client asked for a window no larger than that.
     limited: bool,
 }
 
 impl Deflate {
-    /// The first of a request's offers that can be accepted.
+    /// Accepts the first acceptable offer of a request.
     pub fn negotiate(head: &Head<'_>) -> Option<Self> {
         head.elements("sec-websocket-extensions").find_map(Self::accept)
     }
 
-    /// Judges one offer; none that has parameters which are unknown, doubled or out of bounds (7.1).
+    /// Checks one offer; declines parameters that are unknown, repeated or out of bounds (7.1).
     fn accept(offer: &str) -> Option<Self> {
         let mut parts = offer.split(';').map(str::trim);
         if !parts.next()?.eq_ignore_ascii_case(NAME) {
@@ -77,8 +77,8 @@ impl Deflate {
         (window_bits >= MIN_WINDOW_BITS).then_some(Self { window_bits, limited: server_bits.is_some() })
     }
 
-    /// The value of the answer's Sec-WebSocket-Extensions. Both sides have to forget each message, whether the client
-    /// offered that or not (7.1.1).
+    /// The value of the answer's Sec-WebSocket-Extensions. Neither side may keep context between messages, whether or
+    /// not the client offered that (7.1.1).
     pub fn answer(&self) -> String {
         let mut answer = format!("{NAME}; server_no_context_takeover; client_no_context_takeover");
         if self.limited {
@@ -87,7 +87,8 @@ impl Deflate {
         answer
     }
 
-    /// Appends the compressed payload of a message to `out`; or nothing, where that would not be shorter.
+    /// Appends the compressed payload of a message to `out`; or nothing, and returns false, if that would not be
+    /// shorter.
     pub fn compress<'p>(&self, payload: impl Iterator<Item = &'p [u8]> + Clone, out: &mut Vec<u8>) -> bool {
         let len: usize = payload.clone().map(<[u8]>::len).sum();
         if len < WORTHWHILE {
@@ -118,9 +119,9 @@ impl Deflate {
 }
 
 thread_local! {
-    /// By window.
+    /// Compressors by window size.
     static COMPRESSORS: RefCell<Vec<(u8, Compress)>> = const { RefCell::new(Vec::new()) };
-    /// A decompressor that nobody uses.
+    /// A decompressor that is not in use.
     static SPARE: Cell<Option<Decompress>> = const { Cell::new(None) };
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; CHUNK].into_boxed_slice());
 }
@@ -129,10 +130,10 @@ fn push(compressor: &mut Compress, mut piece: &[u8], flush: FlushCompress, out: 
     loop {
         out.reserve(piece.len() / 2 + CHUNK / 16);
         let before = compressor.total_in();
-        // Cannot fail: nothing is given to it after an end.
+        // Cannot fail: it receives no input after an end.
         let _ = compressor.compress_vec(piece, out, flush);
         piece = &piece[(compressor.total_in() - before) as usize..];
-        // Room that is left means that nothing waits.
+        // Room that is left means that no output is pending.
         if piece.is_empty() && out.len() < out.capacity() {
             return;
         }
@@ -151,11 +152,11 @@ fn window_bits(value: &str) -> Option<u8> {
 
 /// Inflates one message.
 pub(crate) struct Inflater {
-    /// There until it is dropped.
+    /// Set until it is dropped.
     stream: Option<Decompress>,
-    /// Bytes of [`TAIL`] that it has seen.
+    /// Bytes of [`TAIL`] that it has consumed.
     tail: usize,
-    /// Bytes that have come out.
+    /// Bytes that it has inflated.
     total: u64,
 }
 
@@ -165,9 +166,9 @@ impl std::fmt::Debug for Inflater {
     }
 }
 
-/// How far inflating came.
+/// Progress of inflating.
 pub(crate) struct Inflated {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub(crate) taken: usize,
     /// There was no room for more, and there may be more.
     pub(crate) full: bool,
@@ -180,7 +181,7 @@ impl Inflater {
     }
 
     /// Inflates `input`, appending at most `room` bytes to `out`. A message of more than `limit` bytes is refused
-    /// before they exist.
+    /// before they are inflated.
     pub(crate) fn inflate(
         &mut self,
         input: &[u8],
@@ -208,9 +209,9 @@ impl Inflater {
                 }
                 out.extend_from_slice(&scratch[..written]);
                 match status {
-                    // A last block may be followed by others all the same (7.2.3.4).
+                    // A last block may nevertheless be followed by others (7.2.3.4).
                     Status::StreamEnd => stream.reset(false),
-                    // All that was to be had, where there was room left.
+                    // All available output, since there was room left.
                     Status::Ok | Status::BufError
                         if written < size && (taken == input.len() || read + written == 0) =>
                     {
@@ -222,7 +223,7 @@ impl Inflater {
         })
     }
 
-    /// Ends the message; whether that is done, or more room is needed.
+    /// Ends the message; returns false if that needs more room.
     pub(crate) fn finish(&mut self, out: &mut Vec<u8>, room: usize, limit: u64) -> Result<bool, Fault> {
         let Inflated { taken, full } = self.inflate(&TAIL[self.tail..], out, room, limit)?;
         self.tail += taken;
@@ -237,7 +238,7 @@ impl Drop for Inflater {
     fn drop(&mut self) {
         let Some(mut stream) = self.stream.take() else { return };
         stream.reset(false);
-        // Where the thread is ending, nobody needs it.
+        // While the thread is ending, nobody needs it.
         let _ = SPARE.try_with(|spare| spare.set(Some(stream)));
     }
 }

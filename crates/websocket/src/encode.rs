@@ -1,5 +1,5 @@
-//! Frames to be sent. A client gives a masking key, fresh and unpredictable for each frame (RFC 6455, 5.3); a server
-//! gives none.
+//! Encoding of outgoing frames. A client passes a masking key, fresh and unpredictable for each frame (RFC 6455,
+//! 5.3); a server passes none.
 
 use crate::close::{CloseCode, fitting};
 use crate::decode::MessageKind;
@@ -12,7 +12,7 @@ pub fn message(out: &mut Vec<u8>, key: Option<[u8; 4]>, kind: MessageKind, paylo
     fragment(out, key, Some(kind), true, payload);
 }
 
-/// Appends a whole message in one frame, compressed where that makes it shorter.
+/// Appends a whole message in one frame, compressed if that makes it shorter.
 pub fn deflated_message(
     out: &mut Vec<u8>,
     key: Option<[u8; 4]>,
@@ -30,7 +30,8 @@ pub fn deflated_message(
     }
 }
 
-/// Appends one frame of a message: with a kind the first, without one a continuation; `fin` makes it the last.
+/// Appends one frame of a message: the first one if `kind` is given, and otherwise a continuation; `fin` makes it the
+/// last.
 pub fn fragment(
     out: &mut Vec<u8>,
     key: Option<[u8; 4]>,
@@ -63,7 +64,7 @@ pub fn close(out: &mut Vec<u8>, key: Option<[u8; 4]>, code: CloseCode, reason: &
     control(out, key, Opcode::Close, &payload);
 }
 
-/// Appends a close frame that says nothing.
+/// Appends a close frame without code and reason.
 pub fn empty_close(out: &mut Vec<u8>, key: Option<[u8; 4]>) {
     control(out, key, Opcode::Close, &[]);
 }

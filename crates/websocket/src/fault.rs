@@ -1,4 +1,4 @@
-//! What a peer did wrong.
+//! Protocol violations of a peer.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::close::CloseCode;
 pub struct Fault {
     /// 1002, 1007 or 1009.
     pub code: CloseCode,
-    /// What was wrong, for the peer and for the log.
+    /// Description of the violation, for the peer and for the log.
     pub reason: &'static str,
 }
 

@@ -1,18 +1,18 @@
-//! Who is behind a reverse proxy: `Forwarded` (RFC 7239), `X-Forwarded-For`, `X-Real-IP`.
+//! The client behind a reverse proxy: `Forwarded` (RFC 7239), `X-Forwarded-For`, `X-Real-IP`.
 //!
-//! Anybody can send these headers. They are believed only as far as trusted proxies wrote them: the addresses are read
-//! from the last to the first, and the first one that is not a trusted proxy's own is the client's.
+//! Any client can send these headers. They are trusted only as far as trusted proxies wrote them: the addresses are
+//! read from the last to the first, and the first one that is not a trusted proxy's own is the client's.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::handshake::Head;
 
-/// Addresses looked at; proxies in a row are few, and a longer list is somebody's invention.
+/// Most addresses examined; proxies in a row are few, and a longer list is forged.
 const MAX_HOPS: usize = 16;
 
-/// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent them,
-/// so that nobody can say which is true.
+/// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent
+/// them, so there is no way to tell which is true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contradiction;
 
@@ -24,11 +24,11 @@ impl fmt::Display for Contradiction {
 
 impl std::error::Error for Contradiction {}
 
-/// The address of the client, as told by a trusted peer: one for which `is_trusted`, which the caller has asked. `None`
-/// when it tells nothing, or what cannot be understood: then the peer itself is all that is known.
+/// The address of the client, according to a trusted peer: the caller has checked that `is_trusted` holds for it.
+/// `None` if there is no such header, or one that cannot be understood: then only the peer itself is known.
 ///
 /// # Errors
-/// When two headers tell different clients.
+/// If two headers name different clients.
 pub fn client(head: &Head<'_>, is_trusted: impl Fn(IpAddr) -> bool) -> Result<Option<IpAddr>, Contradiction> {
     let plain = |element: &str| Some(element.to_owned());
     let told = [
@@ -45,11 +45,11 @@ pub fn client(head: &Head<'_>, is_trusted: impl Fn(IpAddr) -> bool) -> Result<Op
     Ok(client.or(told.iter().flatten().next()).copied())
 }
 
-/// The first hop that is not a trusted proxy's own, or else the last one that is.
+/// The first hop that is not a trusted proxy's own, or else the last one examined.
 fn first_stranger(hops: Vec<Option<String>>, is_trusted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
     let mut client = None;
     for hop in hops {
-        // Beyond something unknown (`unknown`, `_hidden`, nonsense) nothing can be believed.
+        // Beyond something unknown (`unknown`, `_hidden`, nonsense) nothing can be trusted.
         let Some(address) = hop.as_deref().and_then(node_address) else { break };
         client = Some(address);
         if !is_trusted(address) {
@@ -73,7 +73,7 @@ fn forwarded_for(element: &str) -> Option<String> {
     })
 }
 
-/// The pieces of `text` between separators that do not stand in a quoted string.
+/// The pieces of `text` between separators that are not in a quoted string.
 fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let (mut quoted, mut escaped) = (false, false);
     text.split(move |character: char| {
@@ -88,7 +88,7 @@ fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &st
     })
 }
 
-/// The content of a quoted string, or the token as it is.
+/// The content of a quoted string, or the token unchanged.
 fn unquoted(value: &str) -> String {
     let Some(inner) = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')) else {
         return value.to_owned();
@@ -162,7 +162,7 @@ mod tests {
             let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();
             client(&head, is_proxy).map(|address| address.map(|address| address.to_string()))
         };
-        // What the client made up, and what its proxy wrote.
+        // A header forged by the client, and one written by its proxy.
         for made_up in ["Forwarded: for=127.0.0.1\r\n", "X-Real-IP: 127.0.0.1\r\n"] {
             assert_eq!(judged(&format!("{made_up}X-Forwarded-For: 192.0.2.7\r\n")), Err(Contradiction));
         }

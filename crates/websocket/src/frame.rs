@@ -13,30 +13,30 @@ const RESERVED: u8 = 0x70;
 /// The reserved bit that permessage-deflate uses (RFC 7692, 6).
 const COMPRESSED: u8 = 0x40;
 const MASKED: u8 = 0x80;
-/// A length in the two bytes that follow.
+/// The length is in the next two bytes.
 const LENGTH_16: u8 = 126;
-/// A length in the eight bytes that follow.
+/// The length is in the next eight bytes.
 const LENGTH_64: u8 = 127;
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opcode {
-    /// More of the message that was begun.
+    /// Continues a message.
     Continuation = 0,
-    /// Text begins.
+    /// Begins a text message.
     Text = 1,
-    /// Bytes begin.
+    /// Begins a binary message.
     Binary = 2,
     /// The last frame of a side.
     Close = 8,
     /// To be answered with a pong.
     Ping = 9,
-    /// The answer to a ping, or a sign of life.
+    /// The answer to a ping, or an unsolicited heartbeat.
     Pong = 10,
 }
 
 impl Opcode {
-    /// Whether it may stand between the frames of a message, unfragmented and short.
+    /// Whether it may come between the frames of a message, unfragmented and short.
     pub const fn is_control(self) -> bool {
         self as u8 & 8 != 0
     }
@@ -54,10 +54,10 @@ impl Opcode {
     }
 }
 
-/// Everything of a frame but its payload.
+/// Everything of a frame except its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What it is.
+    /// The type of the frame.
     pub opcode: Opcode,
     /// Whether its message ends with it.
     pub fin: bool,
@@ -70,12 +70,12 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header and its length from the front of `input`. `None` asks for more bytes, and what is wrong is told as
-    /// soon as the byte is there that makes it so. Messages may be compressed where `deflate` was negotiated.
+    /// Parses a header from the front of `input`, and returns it with its length. `None` asks for more bytes; a fault
+    /// is reported with the first byte that shows it. Messages may be compressed if `deflate` was negotiated.
     ///
     /// # Errors
-    /// 1002 for reserved bits, unknown opcodes, fragmented or long control frames, and lengths that are not written as
-    /// shortly as possible or exceed 63 bits.
+    /// 1002 for reserved bits, unknown opcodes, fragmented or long control frames, and lengths that are not in their
+    /// shortest encoding or exceed 63 bits.
     pub fn parse(input: &[u8], deflate: bool) -> Result<Option<(Self, usize)>, Fault> {
         let Some(&first) = input.first() else { return Ok(None) };
         let compressed = deflate && first & COMPRESSED != 0;
@@ -122,7 +122,7 @@ impl Header {
         Ok(Some((Self { opcode, fin, compressed, mask, len }, input.len() - rest.len())))
     }
 
-    /// The bytes.
+    /// The header in wire format.
     pub fn encode(&self) -> HeaderBytes {
         let mut bytes = [0; MAX_HEADER_LEN];
         let short = short_length(self.len);
@@ -149,7 +149,7 @@ impl Header {
     }
 }
 
-/// A header as it is sent.
+/// A header in wire format.
 #[derive(Debug, Clone, Copy)]
 pub struct HeaderBytes {
     bytes: [u8; MAX_HEADER_LEN],
@@ -162,7 +162,7 @@ impl AsRef<[u8]> for HeaderBytes {
     }
 }
 
-/// The seven bits in which a length is written, or which tell where it is.
+/// The seven bits that encode a short length, or that say where the length is.
 fn short_length(len: u64) -> u8 {
     match len {
         0..=125 => len as u8,

@@ -1,10 +1,11 @@
 //! Masking (RFC 6455, 5.3).
 
-/// Bytes taken in one step. A multiple of the key's length, and wide enough for the compiler to use whole registers.
+/// Bytes processed in one step. A multiple of the key's length, and wide enough for the compiler to use whole
+/// registers.
 const STEP: usize = 64;
 
-/// Applies `key` to `bytes`, the first of which is masked with the key's first byte. Masking twice changes nothing.
-/// Returns the key for the byte that follows.
+/// Applies `key` to `bytes`, the first of which is masked with the key's first byte. Masking twice restores the
+/// input. Returns the key for the byte that follows.
 #[inline]
 pub fn mask(key: [u8; 4], bytes: &mut [u8]) -> [u8; 4] {
     let wide: [u8; STEP] = std::array::from_fn(|i| key[i % 4]);

@@ -1,11 +1,11 @@
-//! Checking text that comes in pieces.
+//! Validates text that arrives in pieces.
 
-/// The check of one text, piece by piece. What can no longer become UTF-8 is refused at once, not at the end.
+/// Validates one text, piece by piece. Bytes that can no longer become UTF-8 are refused at once, not at the end.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Utf8 {
-    /// A character of which the rest has not come.
+    /// The first bytes of a character whose rest has not arrived.
     partial: [u8; 4],
-    /// Bytes of `partial` that count.
+    /// Number of bytes used in `partial`.
     len: u8,
 }
 
@@ -14,10 +14,10 @@ pub struct Utf8 {
 pub struct NotUtf8;
 
 impl Utf8 {
-    /// Takes the next piece.
+    /// Validates the next piece.
     ///
     /// # Errors
-    /// It is not, or cannot become, UTF-8.
+    /// The text is not, or cannot become, UTF-8.
     pub fn push(&mut self, mut piece: &[u8]) -> Result<(), NotUtf8> {
         while self.len > 0 {
             let Some((&byte, rest)) = piece.split_first() else { return Ok(()) };
@@ -27,7 +27,7 @@ impl Utf8 {
             match std::str::from_utf8(&self.partial[..usize::from(self.len)]) {
                 Ok(_) => self.len = 0,
                 Err(error) if error.error_len().is_some() => return Err(NotUtf8),
-                // Four bytes are a character or none, so there is room for the next one.
+                // Four bytes are a character or invalid, so there is room for the next one.
                 Err(_) => {}
             }
         }

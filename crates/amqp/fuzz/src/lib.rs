@@ -1,6 +1,7 @@
-//! What the fuzz targets check. `tests/fuzz_corpus.rs` includes this file and runs the same bodies without nightly.
+//! The checks of the fuzz targets. `tests/fuzz_corpus.rs` includes this file and runs the same bodies without
+//! nightly.
 //!
-//! Run one for real with `cargo +nightly fuzz run frame_stream` in `crates/amqp`.
+//! Run one with the real fuzzer: `cargo +nightly fuzz run frame_stream` in `crates/amqp`.
 
 use amqp::channel::{ChannelStep, ChannelTable, ConnectionLife, ConnectionStep};
 use amqp::content::{Assembler, Progress, Whole};
@@ -24,7 +25,7 @@ pub const TARGETS: [Target; 7] = [
     ("content", content),
 ];
 
-/// Frames found in a stream do not depend on how it was cut into reads.
+/// The frames found in a stream do not depend on how it was cut into reads.
 pub fn frame_stream(input: &[u8]) {
     let whole = frames(input, input.len().max(1));
     for step in [1, 7, 64] {
@@ -32,7 +33,7 @@ pub fn frame_stream(input: &[u8]) {
     }
 }
 
-/// What decodes, encodes to something that decodes to the same.
+/// A method that decodes, encodes to bytes that decode to the same.
 pub fn method(input: &[u8]) {
     let Ok(method) = Method::decode(input) else { return };
     let mut bytes = Vec::new();
@@ -42,20 +43,20 @@ pub fn method(input: &[u8]) {
     let _ = format!("{method:?}");
 }
 
-/// Tables keep their meaning, and decoding makes no more of them than is there.
+/// Tables keep their meaning, and decoding produces no more entries than the input has.
 pub fn table(input: &[u8]) {
     let Ok(raw) = RawTable::check(input) else { return };
     let decoded = raw.decode();
     assert!(decoded.len() <= input.len() / 2);
-    // Compared as bytes, for a NaN does not equal itself; and `L`, `U` and odd booleans have several spellings.
+    // Compared as bytes, since a NaN does not equal itself; and `L`, `U` and odd booleans have several spellings.
     let bytes = decoded.encode();
-    // Of entries with the same name the first alone is left.
+    // Of entries with the same name only the first remains.
     assert!(bytes.len() <= input.len());
     let again = RawTable::check(&bytes).expect("what was encoded is well-formed").decode();
     assert_eq!(again.encode(), bytes);
 }
 
-/// What decodes, encodes to the same bytes.
+/// Properties that decode, encode to the same bytes.
 pub fn properties(input: &[u8]) {
     let Ok(properties) = Properties::decode(input) else { return };
     let mut bytes = Vec::new();
@@ -63,7 +64,7 @@ pub fn properties(input: &[u8]) {
     assert_eq!(bytes, input);
 }
 
-/// Whatever a client sends, and however it is cut, the server does the same, and comes to an end at the end.
+/// The server's behaviour does not depend on how the input is cut into reads, and it ends with the stream.
 pub fn server_handshake(input: &[u8]) {
     let whole = serve(input, input.len().max(1));
     for step in [1, 7, 64] {
@@ -71,7 +72,7 @@ pub fn server_handshake(input: &[u8]) {
     }
 }
 
-/// Whatever a server sends, and however it is cut, the client does the same, and comes to an end at the end.
+/// The client's behaviour does not depend on how the input is cut into reads, and it ends with the stream.
 pub fn client_handshake(input: &[u8]) {
     let whole = connect(input, input.len().max(1));
     for step in [1, 7, 64] {
@@ -79,7 +80,7 @@ pub fn client_handshake(input: &[u8]) {
     }
 }
 
-/// Messages are the same whether lent whole from the buffer or put together frame by frame.
+/// Messages are the same whether borrowed whole from the buffer or assembled frame by frame.
 pub fn content(input: &[u8]) {
     let (lent, lent_fault) = messages(input, true);
     let (assembled, fault) = messages(input, false);
@@ -116,7 +117,7 @@ fn frames(input: &[u8], step: usize) -> (Vec<OwnedFrame>, Result<usize, Fault>) 
     }
 }
 
-/// Events and output of a server that lets everybody in whose name has an even length.
+/// Events and output of a server that accepts every user whose name has an even length.
 fn serve(input: &[u8], step: usize) -> (Vec<String>, Vec<u8>) {
     let mut server = ServerHandshake::new(ServerOffer {
         server_properties: FieldTable::new(),
@@ -233,7 +234,7 @@ fn on_channel(
             ChannelStep::Close => drop(channels.remove(channel)),
             ChannelStep::Deliver if method.has_content() => {
                 if let Some(rest) = rest {
-                    // A fault in a frame that is merely looked at is found again when its turn comes.
+                    // A fault in a frame that is only peeked at is found again when the frame is processed.
                     if let Ok(Some(whole)) = Whole::peek(rest, channel, FRAME_MAX, MAX_SIZE) {
                         *rest = &rest[whole.wire_len..];
                         found.push((channel, whole.properties.to_vec(), whole.body.to_vec()));

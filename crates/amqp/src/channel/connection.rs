@@ -4,7 +4,7 @@ use crate::error::{Fault, ReplyCode};
 use crate::frame::{Frame, FrameKind};
 use crate::method::Method;
 
-/// Where a connection stands, at the server's end.
+/// The state of a connection, at the server's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConnectionLife {
     /// Open.
@@ -12,36 +12,36 @@ pub enum ConnectionLife {
     Running,
     /// The server sent `connection.close`: everything but close and close-ok is discarded.
     Closing,
-    /// Over; the socket is to be closed once everything is sent.
+    /// Over; close the socket once all output is sent.
     Closed,
 }
 
-/// What to do about a frame.
+/// The action to take for a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionStep<'a> {
-    /// It belongs to a channel, and is no heartbeat.
+    /// The frame belongs to a channel, and is no heartbeat.
     Channel,
-    /// A sign of life.
+    /// A heartbeat.
     Heartbeat,
-    /// A method for the connection, of those that a client may send at any time: `update-secret`.
+    /// A method for the connection that a client may send at any time: `update-secret`.
     Deliver(Method<'a>),
     /// The client closes: clean up, send `connection.close-ok`, close the socket.
     Close,
-    /// Send `connection.close-ok`: both ends closed at the same time. The client's `close-ok` is still to come.
+    /// Send `connection.close-ok`: both ends closed at the same time. The client's `close-ok` has yet to arrive.
     AnswerClose,
     /// The client confirmed: close the socket.
     Closed,
-    /// Nothing: it was sent before the client knew that the connection is closing.
+    /// Ignore it: it was sent before the client knew that the connection is closing.
     Discard,
 }
 
 impl ConnectionLife {
-    /// Judges a frame.
+    /// Validates a frame and returns the action to take.
     ///
     /// # Errors
-    /// While running: 504 CHANNEL_ERROR for a method that has no place on channel 0, 505 UNEXPECTED_FRAME for a
-    /// heartbeat elsewhere or content on channel 0, 501 FRAME_ERROR for a heartbeat that carries something, 502 and
-    /// 503 for methods that cannot be decoded. Answer with `connection.close` and [`Self::start_closing`].
+    /// While running: 504 CHANNEL_ERROR for a method that is not allowed on channel 0, 505 UNEXPECTED_FRAME for a
+    /// heartbeat elsewhere or content on channel 0, 501 FRAME_ERROR for a heartbeat with a payload, 502 and 503 for
+    /// methods that cannot be decoded. Answer with `connection.close` and [`Self::start_closing`].
     #[inline]
     pub fn frame<'a>(&mut self, frame: &Frame<'a>) -> Result<ConnectionStep<'a>, Fault> {
         if *self == Self::Running && frame.channel != 0 && frame.kind != FrameKind::Heartbeat {
@@ -50,7 +50,7 @@ impl ConnectionLife {
         self.seldom(frame)
     }
 
-    /// The server sent `connection.close`.
+    /// Call it when the server has sent `connection.close`.
     pub fn start_closing(&mut self) {
         if *self == Self::Running {
             *self = Self::Closing;

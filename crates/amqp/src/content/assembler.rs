@@ -1,4 +1,4 @@
-//! Putting a message together from its frames.
+//! Assembles a message from its frames.
 
 use std::borrow::Cow;
 
@@ -6,15 +6,15 @@ use super::check_size;
 use crate::error::{Fault, ReplyCode};
 use crate::properties::ContentHeader;
 
-/// The content assembly of one channel. `M` is what the caller wants to keep of the method until its content is
-/// there, such as exchange and routing key. One word while idle.
+/// The content assembly of one channel. `M` is the part of the method that the caller needs once the content is
+/// complete, such as exchange and routing key. One word while idle.
 #[derive(Debug)]
 pub struct Assembler<M>(Option<Box<Pending<M>>>);
 
 #[derive(Debug)]
 struct Pending<M> {
     method: M,
-    /// Class and method id, to blame it for what follows.
+    /// Class and method id, to attribute later faults to the method.
     ids: (u16, u16),
     /// `None` until the header is there.
     body: Option<PendingBody>,
@@ -27,28 +27,28 @@ struct PendingBody {
     size: usize,
 }
 
-/// A complete message. Lent from the frame that completed it where possible.
+/// A complete message, borrowed from the frame that completed it where possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content<'a, M> {
     /// As given to [`Assembler::expect`].
     pub method: M,
-    /// Property flags and list as they stand on the wire, not checked.
+    /// Property flags and list as they are on the wire, not validated.
     pub properties: Cow<'a, [u8]>,
     /// The whole body.
     pub body: Cow<'a, [u8]>,
 }
 
-/// What a frame led to.
+/// The result of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress<'a, M> {
-    /// Frames are missing.
+    /// More frames are needed.
     More,
     /// The message is complete, and the assembler idle.
     Complete(Content<'a, M>),
 }
 
 impl<M> Assembler<M> {
-    /// Idle.
+    /// An idle assembler.
     pub const fn new() -> Self {
         Self(None)
     }
@@ -59,13 +59,13 @@ impl<M> Assembler<M> {
         self.0.is_none()
     }
 
-    /// Bytes of memory that the body takes so far.
+    /// Bytes of memory used by the body so far.
     pub fn held(&self) -> usize {
         let body = self.0.as_ref().and_then(|pending| pending.body.as_ref());
         body.map_or(0, |body| body.bytes.capacity())
     }
 
-    /// Starts on the content of `method`, whose class and method id are `ids`. Call [`Self::check_method`] first.
+    /// Begins the content of `method`, whose class and method id are `ids`. Call [`Self::check_method`] first.
     pub fn expect(&mut self, method: M, ids: (u16, u16)) {
         self.0 = Some(Box::new(Pending { method, ids, body: None }));
     }
@@ -101,7 +101,7 @@ impl<M> Assembler<M> {
                 body: Cow::Borrowed(&[]),
             }));
         }
-        // check_size has bounded it far below what usize holds.
+        // `check_size` has bounded it far below `usize::MAX`.
         let size = header.body_size as usize;
         pending.body = Some(PendingBody { properties: header.properties.to_vec(), bytes: Vec::new(), size });
         self.0 = Some(pending);
@@ -147,7 +147,7 @@ impl<M> Default for Assembler<M> {
 }
 
 impl PendingBody {
-    /// Appends `piece`; the space grows with what has come, to at most the announced size.
+    /// Appends `piece`; the buffer grows with the received bytes, to at most the announced size.
     fn keep(&mut self, piece: &[u8]) {
         let needed = self.bytes.len() + piece.len();
         if needed > self.bytes.capacity() {
@@ -174,8 +174,8 @@ fn expected_method() -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, "expected method frame, got non method frame instead")
 }
 
-/// Space for a body's first pieces: the whole body up to this many bytes, so that common messages are allocated once,
-/// while a peer that announces much and sends little costs little.
+/// Buffer for a body's first pieces: the whole body up to this number of bytes, so that common messages are allocated
+/// once, while a peer that announces much and sends little costs little.
 const INITIAL_CAPACITY: usize = 64 * 1024;
 
 #[cfg(test)]

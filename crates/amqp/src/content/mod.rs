@@ -1,9 +1,9 @@
 //! Content: a method that carries a message, then a header frame, then body frames, on one channel
 //! (specification section 4.2.6).
 //!
-//! Reading, fast: after a content-carrying method, [`Whole::peek`] finds a message whose other frames already lie in
-//! the receive buffer, and lends it without a copy. Reading, always: an [`Assembler`] per channel takes the frames one
-//! by one. Writing: [`write_content`].
+//! Reading, fast: after a content-carrying method, [`Whole::peek`] finds a message whose other frames are already in
+//! the receive buffer, and borrows it without a copy. Reading, always: an [`Assembler`] per channel takes the frames
+//! one by one. Writing: [`write_content`].
 
 mod assembler;
 mod whole;
@@ -15,14 +15,14 @@ pub use write::{body_frames, content_wire_len, max_properties_len, write_content
 
 use crate::error::{Fault, ReplyCode};
 
-/// The largest message that any configuration allows, in bytes; RabbitMQ's bound, too.
+/// The largest message that any configuration allows, in bytes; also RabbitMQ's bound.
 pub const MAX_MESSAGE_SIZE: u64 = 512 * 1024 * 1024;
 
-/// Judges an announced body size before anything is allocated for it. `limit` is the configured one, in bytes.
+/// Validates an announced body size before anything is allocated for it. `limit` is the configured one, in bytes.
 ///
 /// # Errors
-/// Past the configured limit 406 PRECONDITION_FAILED, which ends the channel; past [`MAX_MESSAGE_SIZE`]
-/// 501 FRAME_ERROR, which ends the connection. Both with RabbitMQ's texts.
+/// Above the configured limit 406 PRECONDITION_FAILED, which ends the channel; above [`MAX_MESSAGE_SIZE`] 501
+/// FRAME_ERROR, which ends the connection. Both with RabbitMQ's texts.
 #[inline]
 pub fn check_size(body_size: u64, limit: u64) -> Result<(), Fault> {
     if body_size <= limit && body_size <= MAX_MESSAGE_SIZE {

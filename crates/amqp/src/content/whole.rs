@@ -1,18 +1,18 @@
-//! A message whose frames lie next to each other in the receive buffer, as those of small messages mostly do.
+//! A message whose frames are next to each other in the receive buffer, as those of small messages usually are.
 
 use super::check_size;
 use crate::error::Fault;
 use crate::frame::{Frame, FrameKind};
 use crate::properties::ContentHeader;
 
-/// Header and body of a message, lent from the receive buffer.
+/// Header and body of a message, borrowed from the receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Whole<'a> {
-    /// Property flags and list as they stand on the wire, not checked.
+    /// Property flags and list as they are on the wire, not validated.
     pub properties: &'a [u8],
     /// The whole body.
     pub body: &'a [u8],
-    /// Bytes that header and body frame take.
+    /// Bytes of the header and body frame on the wire.
     pub wire_len: usize,
 }
 
@@ -20,11 +20,11 @@ impl<'a> Whole<'a> {
     /// Looks at `input`, which starts after a content-carrying method on `channel`, for a header frame and, unless
     /// the message is empty, one frame with the whole body.
     ///
-    /// Returns `None` whenever that is not what is there, be it incomplete, split, interleaved or wrong: the frames
-    /// then go through an [`super::Assembler`], which waits or finds the fault.
+    /// Returns `None` if the input is anything else, be it incomplete, split, interleaved or wrong: the frames then
+    /// go through an [`super::Assembler`], which waits or finds the fault.
     ///
     /// # Errors
-    /// A body that is too large ([`check_size`]), or what [`Frame::parse`] refuses.
+    /// A body that is too large ([`check_size`]), or an error of [`Frame::parse`].
     #[inline]
     pub fn peek(input: &'a [u8], channel: u16, frame_max: u32, max_size: u64) -> Result<Option<Self>, Fault> {
         let Some(frame) = Frame::parse(input, frame_max)? else { return Ok(None) };

@@ -7,7 +7,7 @@ use crate::frame::{
 use crate::method::Method;
 
 /// Appends a content-carrying method, the content header, and the body in as many frames as `frame_max` (0: no limit)
-/// asks for. `properties` are flags and list as they stand on the wire.
+/// requires. `properties` are flags and list as they are on the wire.
 ///
 /// The header frame cannot be split: properties must fit `frame_max`, as those received within the same limit do.
 #[inline]
@@ -33,33 +33,33 @@ pub fn max_properties_len(frame_max: u32) -> usize {
     max_body_payload(frame_max).saturating_sub(FIXED_HEADER_LEN)
 }
 
-/// Bytes that header and body frames take on the wire.
+/// Bytes of the header and body frames on the wire.
 #[inline]
 pub fn content_wire_len(properties_len: usize, body_len: usize, frame_max: u32) -> usize {
     let pieces = body_len.div_ceil(piece_len(frame_max));
     OVERHEAD + FIXED_HEADER_LEN + properties_len + body_len + pieces * OVERHEAD
 }
 
-/// The frames of a body, each as the bytes to send before it and the piece itself, for bodies that are sent without
-/// being copied. [`FRAME_END`] follows each piece.
+/// The frames of a body, each as the header bytes and the piece itself, for bodies that are sent without being
+/// copied. [`FRAME_END`] follows each piece.
 pub fn body_frames(
     channel: u16,
     body: &[u8],
     frame_max: u32,
 ) -> impl ExactSizeIterator<Item = ([u8; HEADER_LEN], &[u8], u8)> {
-    // A piece is at most a u32 long, see piece_len.
+    // A piece is at most `u32::MAX` bytes long, see `piece_len`.
     body.chunks(piece_len(frame_max))
         .map(move |piece| (header(FrameKind::Body, channel, piece.len() as u32), piece, FRAME_END))
 }
 
-/// Bytes of body in a full frame. Without a limit the 32-bit length field is one.
+/// Bytes of body in a full frame. Without a limit the 32-bit length field is the limit.
 fn piece_len(frame_max: u32) -> usize {
     max_body_payload(frame_max).min(u32::MAX as usize)
 }
 
 /// Bytes of a content header before the properties: class, weight, body size.
 const FIXED_HEADER_LEN: usize = 12;
-/// Bytes that most content-carrying methods fit into; a guess to reserve space once, no limit.
+/// Most content-carrying methods fit into this many bytes; a guess to reserve space once, no limit.
 const METHOD_ESTIMATE: usize = 128;
 
 #[cfg(test)]

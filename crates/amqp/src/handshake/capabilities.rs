@@ -4,7 +4,7 @@ use crate::table::{FieldTable, FieldValue};
 
 macro_rules! capabilities {
     ($($name:ident $wire:literal $doc:literal),* $(,)?) => {
-        /// Which extensions a peer knows.
+        /// The extensions that a peer supports.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct Capabilities { $(#[doc = $doc] pub $name: bool),* }
 
@@ -12,14 +12,14 @@ macro_rules! capabilities {
             /// All nine, as RabbitMQ announces them.
             pub const ALL: Self = Self { $($name: true),* };
 
-            /// Reads the table `capabilities` inside client or server properties; what is absent, or no boolean, is
-            /// not supported.
+            /// Reads the table `capabilities` inside client and server properties; an entry that is absent, or no
+            /// boolean, is not supported.
             pub fn from_properties(properties: &FieldTable) -> Self {
                 let Some(FieldValue::Table(table)) = properties.get(KEY) else { return Self::default() };
                 Self { $($name: table.get($wire) == Some(&FieldValue::Boolean(true))),* }
             }
 
-            /// The table with the supported ones set to true.
+            /// The table with the supported capabilities set to true.
             pub fn to_table(self) -> FieldTable {
                 let mut table = FieldTable::new();
                 $(if self.$name { table.insert($wire, FieldValue::Boolean(true)); })*
@@ -43,7 +43,7 @@ capabilities! {
 }
 
 impl Capabilities {
-    /// Puts the table where [`Self::from_properties`] looks for it.
+    /// Adds the table where [`Self::from_properties`] looks for it.
     pub fn add_to(self, properties: &mut FieldTable) {
         properties.insert(KEY, FieldValue::Table(self.to_table()));
     }

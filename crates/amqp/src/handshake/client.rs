@@ -12,15 +12,14 @@ use crate::method::{Method, connection};
 use crate::sasl::{Credentials, Mechanism};
 use crate::table::{FieldTable, RawTable};
 
-/// What a client presents and asks for.
+/// The credentials, properties and limits that a client presents.
 #[derive(Debug, Clone)]
 pub struct ClientOffer {
-    /// Shared, for many connections may present the same.
+    /// Shared, since many connections may present the same.
     pub credentials: Arc<Credentials>,
     /// The vhost's name, such as `/`.
     pub virtual_host: String,
-    /// Product, version, `connection_name` and so on. Its `capabilities` are the caller's to add
-    /// ([`Capabilities::add_to`]).
+    /// Product, version, `connection_name` and so on. The caller adds the `capabilities` ([`Capabilities::add_to`]).
     pub client_properties: FieldTable,
     /// The most channels wanted; 0 leaves it to the server.
     pub channel_max: u16,
@@ -30,25 +29,25 @@ pub struct ClientOffer {
     pub heartbeat: u16,
 }
 
-/// What the client's end has to tell its caller. Each but the challenge is the last.
+/// Events of the client's end. Each except the challenge is the last one.
 #[derive(Debug)]
 pub enum ClientEvent {
     /// The mechanism needs another step: answer with [`ClientHandshake::respond`].
     Challenge(Vec<u8>),
     /// The connection is open.
     Opened(Box<Opened>),
-    /// The server said no. Send what `poll_output` gives, then close the socket.
+    /// The server refused. Send the bytes of `poll_output`, then close the socket.
     Refused(ServerClose),
-    /// The handshake cannot go on. Send what `poll_output` gives, then close the socket.
+    /// The handshake cannot go on. Send the bytes of `poll_output`, then close the socket.
     Failed(ClientFailure),
 }
 
-/// What is known of an open connection.
+/// Description of an open connection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Opened {
     /// The limits of this connection.
     pub negotiated: Negotiated,
-    /// As the server sent them.
+    /// The properties as the server sent them.
     pub server_properties: FieldTable,
     /// Taken from the server properties.
     pub capabilities: Capabilities,
@@ -57,11 +56,11 @@ pub struct Opened {
 /// A server's `connection.close`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerClose {
-    /// The number on the wire; [`ReplyCode::from_code`] may know it.
+    /// The reply code on the wire; [`ReplyCode::from_code`] may know it.
     pub code: u16,
-    /// As the server sent it, with the code's name in front.
+    /// The text as the server sent it, with the code's name in front.
     pub text: String,
-    /// Class and method id that the server blames.
+    /// Class and method id to which the server attributes the error.
     pub method: (u16, u16),
 }
 
@@ -71,15 +70,15 @@ impl fmt::Display for ServerClose {
     }
 }
 
-/// Why a handshake failed without the server saying so.
+/// The reason of a failed handshake, if the server did not send one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientFailure {
     /// The server answered with another protocol header: it does not speak AMQP 0-9-1.
     WrongProtocol([u8; 8]),
-    /// The server does not offer the mechanism of the credentials; here is what it offers.
+    /// The server does not offer the mechanism of the credentials; these are the ones it offers.
     MechanismNotOffered(String),
-    /// The server closed the stream after it saw the credentials: how servers refuse a login to clients without
-    /// `authentication_failure_close`.
+    /// The server closed the stream after it saw the credentials: this is how servers refuse a login of clients
+    /// without `authentication_failure_close`.
     ClosedDuringLogin,
     /// The server closed the stream at any other time.
     Eof,
@@ -108,13 +107,13 @@ impl std::error::Error for ClientFailure {}
 pub struct ClientHandshake {
     offer: ClientOffer,
     state: State,
-    /// What is to be sent; taken by [`Self::poll_output`].
+    /// Bytes to be sent; taken by [`Self::poll_output`].
     output: Vec<u8>,
-    /// At most one event is pending, for each needs an answer or is the last.
+    /// At most one event is pending, since each needs an answer or is the last.
     event: Option<ClientEvent>,
-    /// From `start` on; moved out when the connection is open.
+    /// Set from `start` on; moved out when the connection is open.
     server_properties: FieldTable,
-    /// The offer at first, the outcome after `tune`.
+    /// The offer at first, the negotiated limits after `tune`.
     negotiated: Negotiated,
 }
 
@@ -123,7 +122,7 @@ enum State {
     Starting,
     /// The credentials were sent.
     LoggingIn,
-    /// The caller is to answer a challenge.
+    /// The caller has to answer a challenge.
     ChallengePending,
     Opening,
     Open,
@@ -131,7 +130,7 @@ enum State {
 }
 
 impl ClientHandshake {
-    /// Has the protocol header ready to be sent.
+    /// A handshake that has the protocol header ready to be sent.
     pub fn new(offer: ClientOffer) -> Self {
         Self {
             negotiated: Negotiated {
@@ -147,7 +146,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes what it can from the front of `input` and returns how many bytes that were.
+    /// Takes as much as it can from the front of `input` and returns that number of bytes.
     pub fn handle_input(&mut self, input: &[u8]) -> usize {
         let mut taken = 0;
         loop {
@@ -158,7 +157,7 @@ impl ClientHandshake {
         }
     }
 
-    /// The server closed the stream.
+    /// Call it when the server has closed the stream.
     pub fn handle_eof(&mut self) {
         match self.state {
             State::Open | State::Ended => {}
@@ -172,12 +171,12 @@ impl ClientHandshake {
         self.event.take()
     }
 
-    /// Appends what is to be sent.
+    /// Appends the bytes to be sent.
     pub fn poll_output(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.output);
     }
 
-    /// Answers a challenge. Without effect when none is pending.
+    /// Answers a challenge. Without effect if none is pending.
     pub fn respond(&mut self, response: &[u8]) {
         if self.state == State::ChallengePending {
             self.state = State::LoggingIn;
@@ -185,12 +184,12 @@ impl ClientHandshake {
         }
     }
 
-    /// Whether the connection is open, so that the handshake is over.
+    /// Whether the connection is open, and so the handshake is over.
     pub fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
-    /// Takes one frame; 0 when there is nothing to take.
+    /// Takes one frame and returns its length; 0 if there is nothing to take.
     fn step(&mut self, input: &[u8]) -> usize {
         if matches!(self.state, State::ChallengePending | State::Open | State::Ended) {
             return 0;
@@ -255,7 +254,7 @@ impl ClientHandshake {
         let properties = self.offer.client_properties.encode();
         let response = self.offer.credentials.response();
         self.send(connection::StartOk {
-            // What was just encoded is well-formed unless the caller nested it too deeply.
+            // The bytes were just encoded, so they are well-formed unless the caller nested the table too deeply.
             client_properties: RawTable::check(&properties).unwrap_or_default(),
             mechanism: mechanism.name(),
             response: response.expose(),
@@ -265,7 +264,7 @@ impl ClientHandshake {
         Ok(())
     }
 
-    /// Sends `open` right after `tune-ok`: the server answers only the second.
+    /// Sends `open` right after `tune-ok`: the server answers only `open`.
     fn tune(&mut self, tune: &connection::Tune) -> Result<(), Fault> {
         self.negotiated = Negotiated::answer(self.negotiated, tune)?;
         let Negotiated { channel_max, frame_max, heartbeat_secs } = self.negotiated;
@@ -295,7 +294,8 @@ impl ClientHandshake {
         }));
     }
 
-    /// Tells the server, but does not wait for its `close-ok`: it has already shown that it does not follow.
+    /// Notifies the server, but does not wait for its `close-ok`: it has already shown that it does not follow the
+    /// protocol.
     fn fail(&mut self, fault: Fault) {
         self.send(connection::Close {
             reply_code: fault.code.code(),

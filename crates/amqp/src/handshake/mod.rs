@@ -1,14 +1,13 @@
 //! Opening a connection, from the protocol header to `connection.open-ok`, at either end.
 //!
-//! Both ends have the same verbs. Call them in this order, for every chunk of input:
+//! Both ends have the same methods. Call them in this order, for every chunk of input:
 //! 1. `handle_input(&received)`: returns how many bytes it took; the rest belongs to a frame that is not complete
-//!    yet, or to what follows the handshake, and stays with the caller.
+//!    yet, or comes after the handshake, and stays with the caller.
 //! 2. `poll_event()` until `None`; answer the events that ask for a decision.
-//! 3. `poll_output(&mut out)`: appends what is to be sent.
-//! 4. After a decision, `handle_input` again with the bytes that were left: nothing is taken while a decision is
-//!    pending.
+//! 3. `poll_output(&mut out)`: appends the bytes to be sent.
+//! 4. After a decision, `handle_input` again with the remaining bytes: nothing is taken while a decision is pending.
 //!
-//! The end of the stream is told by `handle_eof()`. Time-outs are the caller's: it simply drops the machine.
+//! Report the end of the stream with `handle_eof()`. Time-outs are the caller's: it simply drops the state machine.
 
 mod capabilities;
 mod client;

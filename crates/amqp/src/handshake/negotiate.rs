@@ -1,4 +1,4 @@
-//! What `connection.tune` and `connection.tune-ok` settle.
+//! The limits negotiated by `connection.tune` and `connection.tune-ok`.
 
 use crate::error::{Fault, ReplyCode};
 use crate::frame::MIN_FRAME_MAX;
@@ -9,15 +9,15 @@ use crate::method::connection;
 pub struct Negotiated {
     /// How many channels may be open at once; 0 means no limit.
     pub channel_max: u16,
-    /// Bytes that a frame may take, with its header and end byte; 0 means no limit.
+    /// Bytes of the largest frame, with its header and end byte; 0 means no limit.
     pub frame_max: u32,
-    /// Seconds between signs of life; 0 means none are sent or expected.
+    /// Heartbeat interval in seconds; 0 means that none are sent or expected.
     pub heartbeat_secs: u16,
 }
 
 impl Negotiated {
-    /// Judges a client's `tune-ok` as RabbitMQ does: the client may lower channel_max and frame_max, not raise
-    /// them, and "no limit" (0) is higher than any limit; the heartbeat is the client's to choose.
+    /// Validates a client's `tune-ok` as RabbitMQ does: the client may lower channel_max and frame_max, not raise
+    /// them, and "no limit" (0) is higher than any limit; the client chooses the heartbeat.
     ///
     /// # Errors
     /// 530 NOT_ALLOWED.
@@ -35,7 +35,7 @@ impl Negotiated {
     /// A client's answer to a server's `tune`: of each pair the lower one, where 0 means "no opinion".
     ///
     /// # Errors
-    /// 530 NOT_ALLOWED when the server's frame_max is below the minimum of the specification.
+    /// 530 NOT_ALLOWED if the server's frame_max is below the minimum of the specification.
     pub(super) fn answer(wanted: Self, tune: &connection::Tune) -> Result<Self, Fault> {
         if tune.frame_max != 0 && tune.frame_max < MIN_FRAME_MAX {
             return Err(refusal("frame_max", tune.frame_max, "", "lower", "minimum", MIN_FRAME_MAX));
@@ -66,7 +66,7 @@ fn refusal(field: &str, answer: u32, detail: &str, relation: &str, bound: &str, 
             "negotiated {field} = {answer}{detail} is {relation} than the {bound} allowed value ({allowed})"
         ),
     )
-    // RabbitMQ blames connection.tune, its own method, for these.
+    // RabbitMQ attributes these to connection.tune, its own method.
     .caused_by((10, 30))
 }
 

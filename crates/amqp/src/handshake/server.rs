@@ -12,58 +12,58 @@ use crate::method::{Method, connection};
 use crate::sasl::{Credentials, Mechanism, Secret};
 use crate::table::{FieldTable, RawTable};
 
-/// What a server announces; one is shared by all connections of a listener.
+/// The properties and limits that a server announces; all connections of a listener share one.
 #[derive(Debug, Clone)]
 pub struct ServerOffer {
-    /// Product, version and so on. Its `capabilities` are the caller's to add ([`Capabilities::add_to`]).
+    /// Product, version and so on. The caller adds the `capabilities` ([`Capabilities::add_to`]).
     pub server_properties: FieldTable,
-    /// In order of preference.
+    /// The mechanisms, in order of preference.
     pub mechanisms: Vec<Mechanism>,
     /// The most channels that a client may have open; 0 means no limit.
     pub channel_max: u16,
     /// Bytes of the largest frame; 0 means no limit.
     pub frame_max: u32,
-    /// The heartbeat interval that is suggested to clients, in seconds; 0 means none.
+    /// The heartbeat interval suggested to clients, in seconds; 0 means none.
     pub heartbeat: u16,
 }
 
-/// What the server's end has to tell its caller.
+/// Events of the server's end.
 #[derive(Debug)]
 pub enum ServerEvent {
     /// Answer with [`ServerHandshake::accept_login`], [`ServerHandshake::refuse_login`] or
     /// [`ServerHandshake::challenge`].
     Authenticate(Credentials),
-    /// The client's answer to a challenge; to be answered like [`ServerEvent::Authenticate`].
+    /// The client's answer to a challenge; answer it like [`ServerEvent::Authenticate`].
     Response(Secret),
     /// Answer with [`ServerHandshake::accept_open`] or [`ServerHandshake::refuse_open`].
     Open(Box<OpenRequest>),
-    /// The connection will not be opened. Send what `poll_output` gives, then close the socket.
+    /// The connection will not be opened. Send the bytes of `poll_output`, then close the socket.
     Ended(ServerEnd),
 }
 
-/// What an authenticated client asks for.
+/// The request of an authenticated client to open its vhost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpenRequest {
     /// The vhost's name.
     pub virtual_host: String,
     /// The limits of this connection.
     pub negotiated: Negotiated,
-    /// As the client sent them.
+    /// The properties as the client sent them.
     pub client_properties: FieldTable,
     /// Taken from the client properties.
     pub capabilities: Capabilities,
 }
 
-/// Why a connection was not opened.
+/// The reason why a connection was not opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerEnd {
-    /// The peer does not speak AMQP 0-9-1; it was answered with the protocol header that it should have sent.
+    /// The peer does not speak AMQP 0-9-1; the answer was the protocol header that it should have sent.
     BadProtocolHeader,
-    /// By [`ServerHandshake::refuse_login`].
+    /// [`ServerHandshake::refuse_login`] was called.
     LoginRefused,
     /// The client broke the protocol, or [`ServerHandshake::refuse_open`] was called.
     Faulted(Fault),
-    /// The client changed its mind and sent `connection.close`.
+    /// The client gave up and sent `connection.close`.
     ClosedByPeer,
     /// The client closed its socket.
     Eof,
@@ -74,17 +74,17 @@ pub enum ServerEnd {
 pub struct ServerHandshake {
     offer: Arc<ServerOffer>,
     state: State,
-    /// What is to be sent; taken by [`Self::poll_output`].
+    /// Bytes to be sent; taken by [`Self::poll_output`].
     output: Vec<u8>,
-    /// At most one event is pending, for each needs an answer or is the last.
+    /// At most one event is pending, since each needs an answer or is the last.
     event: Option<ServerEvent>,
     mechanism: Mechanism,
-    /// From `start-ok` on; moved out into the open request.
+    /// Set from `start-ok` on; moved out into the open request.
     client_properties: FieldTable,
     capabilities: Capabilities,
-    /// The offer at first, the outcome after `tune-ok`.
+    /// The offer at first, the negotiated limits after `tune-ok`.
     negotiated: Negotiated,
-    /// Set when the state becomes `Closing`; told when the peer has confirmed or gone.
+    /// Set when the state becomes `Closing`; reported when the peer has confirmed or disconnected.
     end: Option<ServerEnd>,
 }
 
@@ -92,23 +92,23 @@ pub struct ServerHandshake {
 enum State {
     ProtocolHeader,
     Starting,
-    /// The caller is to judge the login.
+    /// The caller has to decide on the login.
     LoginPending,
     Securing,
     Tuning,
     Opening,
-    /// The caller is to judge the vhost.
+    /// The caller has to decide on the vhost.
     OpenPending,
     Open,
-    /// `connection.close` was sent: everything but the answer to it is discarded.
+    /// `connection.close` was sent: everything except the answer to it is discarded.
     Closing,
-    /// As `Closing`, but frame boundaries are lost: everything is discarded until the stream ends.
+    /// Like `Closing`, but frame boundaries are lost: everything is discarded until the stream ends.
     Draining,
     Ended,
 }
 
 impl ServerHandshake {
-    /// Waits for a protocol header.
+    /// A handshake that waits for a protocol header.
     pub fn new(offer: impl Into<Arc<ServerOffer>>) -> Self {
         let offer = offer.into();
         Self {
@@ -128,8 +128,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes what it can from the front of `input` and returns how many bytes that were. Protocol errors are
-    /// answered by the machine itself.
+    /// Takes as much as it can from the front of `input` and returns that number of bytes. The state machine itself
+    /// answers protocol errors.
     pub fn handle_input(&mut self, input: &[u8]) -> usize {
         let mut taken = 0;
         loop {
@@ -140,7 +140,7 @@ impl ServerHandshake {
         }
     }
 
-    /// The client closed the stream.
+    /// Call it when the client has closed the stream.
     pub fn handle_eof(&mut self) {
         if !matches!(self.state, State::Open | State::Ended) {
             let end = self.end.take().unwrap_or(ServerEnd::Eof);
@@ -153,12 +153,12 @@ impl ServerHandshake {
         self.event.take()
     }
 
-    /// Appends what is to be sent.
+    /// Appends the bytes to be sent.
     pub fn poll_output(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.output);
     }
 
-    /// The credentials are good: sends `connection.tune`. Without effect when no login is pending.
+    /// Accepts the credentials: sends `connection.tune`. Without effect if no login is pending.
     pub fn accept_login(&mut self) {
         if self.state == State::LoginPending {
             self.state = State::Tuning;
@@ -167,8 +167,8 @@ impl ServerHandshake {
         }
     }
 
-    /// The credentials are not good. A client that understands it is told `403 ACCESS_REFUSED - text`
-    /// ([`Mechanism::refusal_text`] is RabbitMQ's); any other finds its socket closed.
+    /// Refuses the credentials. A client with that capability receives `403 ACCESS_REFUSED - text`
+    /// ([`Mechanism::refusal_text`] is RabbitMQ's); for any other the socket is closed.
     pub fn refuse_login(&mut self, text: impl Into<Cow<'static, str>>) {
         if self.state != State::LoginPending {
             return;
@@ -188,7 +188,7 @@ impl ServerHandshake {
         }
     }
 
-    /// The client may enter its vhost: sends `connection.open-ok`. What it sends from now on is not the handshake's.
+    /// Lets the client enter its vhost: sends `connection.open-ok`. Later input does not belong to the handshake.
     pub fn accept_open(&mut self) {
         if self.state == State::OpenPending {
             self.state = State::Open;
@@ -196,7 +196,7 @@ impl ServerHandshake {
         }
     }
 
-    /// The client may not enter its vhost: sends `connection.close` with `fault`, whatever its code.
+    /// Refuses the vhost: sends `connection.close` with `fault`, regardless of its code.
     pub fn refuse_open(&mut self, mut fault: Fault) {
         if self.state == State::OpenPending {
             if fault.method == (0, 0) {
@@ -211,22 +211,22 @@ impl ServerHandshake {
         self.mechanism
     }
 
-    /// The limits: what was offered until `tune-ok`, what was agreed on from then on.
+    /// The limits: the offer until `tune-ok`, the negotiated ones from then on.
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated
     }
 
-    /// Whether the connection is open, so that the handshake is over.
+    /// Whether the connection is open, and so the handshake is over.
     pub fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
-    /// Whether `connection.close` was sent and only its answer, or the stream's end, is waited for.
+    /// Whether `connection.close` was sent and only its answer, or the end of the stream, is still expected.
     pub fn is_closing(&self) -> bool {
         matches!(self.state, State::Closing | State::Draining)
     }
 
-    /// Takes one protocol header or frame; 0 when there is nothing to take.
+    /// Takes one protocol header or frame and returns its length; 0 if there is nothing to take.
     fn step(&mut self, input: &[u8]) -> usize {
         match self.state {
             State::ProtocolHeader => return self.protocol_header(input),
@@ -250,7 +250,8 @@ impl ServerHandshake {
         }
     }
 
-    /// Judges byte by byte, for a peer that speaks another protocol may wait for us after fewer than eight.
+    /// Validates byte by byte, since a peer that speaks another protocol may wait for an answer after fewer than
+    /// eight.
     fn protocol_header(&mut self, input: &[u8]) -> usize {
         let length = input.len().min(PROTOCOL_HEADER.len());
         let start = &input[..length];
@@ -358,7 +359,7 @@ impl ServerHandshake {
         self.send(connection::Start {
             version_major: 0,
             version_minor: 9,
-            // What was just encoded is well-formed unless the caller nested it too deeply.
+            // The bytes were just encoded, so they are well-formed unless the caller nested the table too deeply.
             server_properties: RawTable::check(&properties).unwrap_or_default(),
             mechanisms: mechanisms.as_bytes(),
             locales: LOCALE.as_bytes(),
@@ -393,7 +394,7 @@ impl ServerHandshake {
     }
 }
 
-/// AMQP 0-9 announces itself so; RabbitMQ treats it as 0-9-1, and some old clients still send it.
+/// Protocol header of AMQP 0-9; RabbitMQ treats it as 0-9-1, and some old clients still send it.
 const PROTOCOL_HEADER_0_9: [u8; 8] = *b"AMQP\x01\x01\x00\x09";
 /// Class and method id of `connection.open`.
 const OPEN_IDS: (u16, u16) = (10, 40);

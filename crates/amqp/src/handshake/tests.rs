@@ -35,7 +35,7 @@ fn client_offer(credentials: Credentials) -> ClientOffer {
     }
 }
 
-/// A server that knows one user and one vhost.
+/// Decides like a server that knows one user and one vhost.
 fn judge(server: &mut ServerHandshake, event: ServerEvent) -> Option<ServerEnd> {
     match event {
         ServerEvent::Authenticate(credentials) if credentials.username == "token" => {
@@ -70,7 +70,7 @@ struct Outcome {
     client: Option<ClientEvent>,
 }
 
-/// Runs both ends until neither has anything to say; each direction carries at most `chunk` bytes a step.
+/// Runs both ends until neither has output; each direction carries at most `chunk` bytes a step.
 fn run(client_offer: ClientOffer, server_offer: ServerOffer, chunk: usize) -> Outcome {
     let mut client = ClientHandshake::new(client_offer);
     let mut outcome = Outcome { server: ServerHandshake::new(server_offer), server_end: None, client: None };
@@ -226,7 +226,7 @@ fn a_client_does_not_present_credentials_in_a_way_that_is_not_offered() {
 
 // From here on a hand-made peer talks to one end.
 
-/// Sends the protocol header and `methods` to a server that judges as [`judge`] does.
+/// Sends the protocol header and `methods` to a server that decides as [`judge`] does.
 fn serve(methods: &[Method<'_>]) -> (ServerHandshake, Option<ServerEnd>, Vec<u8>) {
     let mut input = PROTOCOL_HEADER.to_vec();
     methods.iter().for_each(|method| write_method(&mut input, 0, *method));
@@ -254,7 +254,7 @@ const OPEN: Method<'static> =
     Method::ConnectionOpen(connection::Open { virtual_host: "/", reserved_1: "", reserved_2: false });
 const CLOSE_OK: Method<'static> = Method::ConnectionCloseOk(connection::CloseOk {});
 
-/// The fault that a hand-made client is told, once it has confirmed.
+/// The fault that a hand-made client receives, once it has confirmed.
 fn fault(methods: &[Method<'_>]) -> String {
     let methods: Vec<_> = methods.iter().copied().chain([OPEN, CLOSE_OK]).collect();
     match serve(&methods).1 {

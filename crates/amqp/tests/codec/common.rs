@@ -11,16 +11,16 @@ pub fn golden_lines(kind: &'static str) -> impl Iterator<Item = Vec<String>> {
     })
 }
 
-/// A method as pika sees it.
+/// A method as pika describes it.
 #[derive(Debug, Clone)]
 pub struct GoldenMethod {
-    /// As in the specification.
+    /// The method's name in the specification.
     pub name: String,
-    /// The name and the kind of each argument, such as `queue` and `shortstr`.
+    /// The name and the type of each argument, such as `queue` and `shortstr`.
     pub arguments: Vec<(String, String)>,
     /// The payload of its frame.
     pub payload: Vec<u8>,
-    /// What Rust's `Debug` is to show.
+    /// The expected output of Rust's `Debug`.
     pub shown: String,
 }
 
@@ -53,8 +53,8 @@ pub fn any_table() -> impl Strategy<Value = FieldTable> {
     table_of(any_value().boxed())
 }
 
-/// Payloads of method frames: any method with any arguments, as an independent writer lays them out. Reserved
-/// arguments are empty unless they are asked for.
+/// Payloads of method frames: any method with any arguments, as encoded by an independent writer. Reserved arguments
+/// are empty unless requested.
 pub fn any_method_payload(wanted: fn(&str) -> bool) -> impl Strategy<Value = Vec<u8>> {
     let methods: Vec<GoldenMethod> = golden_methods().collect();
     prop::sample::select(methods).prop_flat_map(move |method| {
@@ -79,7 +79,7 @@ pub fn any_method_payload(wanted: fn(&str) -> bool) -> impl Strategy<Value = Vec
     })
 }
 
-/// Property flags and list: any of the fourteen, as an independent writer lays them out.
+/// Property flags and list: any of the fourteen, as encoded by an independent writer.
 pub fn any_properties() -> impl Strategy<Value = Vec<u8>> {
     let kinds = [
         "shortstr", "shortstr", "table", "octet", "octet", "shortstr", "shortstr", "shortstr", "shortstr",

@@ -1,5 +1,5 @@
-//! Agreement with the crate `amq-protocol`, in both directions: what this crate accepts, that one reads; what that one
-//! writes from it is, byte for byte, what this one wrote. Arguments that nobody uses, which that one drops, are left empty.
+//! Agreement with the crate `amq-protocol`, in both directions: it reads everything that this crate accepts, and
+//! encodes it to the same bytes as this crate. Unused arguments, which it drops, are left empty.
 
 use amq_protocol::frame::{WriteContext, gen_frame, parse_frame};
 use amqp::frame::{self, FrameKind};
@@ -26,7 +26,7 @@ proptest! {
     #[test]
     fn methods(payload in any_method_payload(is_kept_there)) {
         let method = Method::decode(&payload).unwrap();
-        // Its reserved argument is always 1 there.
+        // Its reserved argument is always 1 in amq-protocol.
         prop_assume!(!matches!(method, Method::AccessRequestOk(_)));
         let mut bytes = Vec::new();
         frame::write_method(&mut bytes, 3, method);
@@ -39,7 +39,7 @@ proptest! {
     #[test]
     fn tables(table in any_table()) {
         let bytes = table.encode();
-        // As client properties, for amq-protocol reads tables within methods.
+        // As client properties, since amq-protocol reads tables within methods.
         let mut written = Vec::new();
         let start_ok = amqp::method::connection::StartOk {
             client_properties: RawTable::check(&bytes).unwrap(),

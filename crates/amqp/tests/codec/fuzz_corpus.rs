@@ -1,4 +1,4 @@
-//! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
+//! The fuzz targets on a small corpus and some thousand deterministic mutations of it, without nightly.
 
 use amqp::content::write_content;
 use amqp::frame::{PROTOCOL_HEADER, write_frame};
@@ -12,10 +12,10 @@ use crate::common::{golden_lines, golden_methods, unhex};
 /// Per target; enough to reach every branch of the bodies, within a second in a debug build.
 const MUTATIONS: usize = 3000;
 
-/// Bytes that mean something.
+/// Bytes with a special meaning.
 const TELLING: [u8; 7] = [0, 1, 4, 0x7f, 0x80, 0xce, 0xff];
 
-/// What the mutations of a target start from: bytes of other implementations, and whole conversations.
+/// The seeds of a target's mutations: bytes of other implementations, and whole conversations.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let hex = |kind| golden_lines(kind).map(|fields| unhex(&fields[0])).collect::<Vec<_>>();
     match target {
@@ -51,7 +51,7 @@ fn the_targets_hold_on_the_corpus_and_its_mutations() {
 
 #[test]
 fn the_corpus_reaches_the_end_of_every_conversation() {
-    // Else the mutations would start from conversations that fail at their first frame.
+    // Otherwise the mutations would start from conversations that fail at their first frame.
     for (target, wanted) in [("server_handshake", "Open("), ("client_handshake", "Opened(")] {
         let seeds = corpus(target);
         let reached =

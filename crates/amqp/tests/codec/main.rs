@@ -1,4 +1,4 @@
-//! The codec as a whole: against other implementations, against itself, and against nonsense.
+//! The codec as a whole: against other implementations, against itself, and with random input.
 
 pub mod common;
 mod differential;

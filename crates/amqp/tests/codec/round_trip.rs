@@ -1,4 +1,4 @@
-//! Whatever is written is read back the same, whole or in pieces; whatever is read does no harm.
+//! All output is read back unchanged, whole or in pieces, and no input does harm.
 
 use amqp::content::write_content;
 use amqp::method::basic;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::bodies;
 use crate::common::{any_method_payload, any_properties, any_table, golden_methods};
 
-/// A stream of one frame each: method, header with properties, body.
+/// A stream of one frame of each type: method, header with properties, body.
 fn any_stream() -> impl Strategy<Value = Vec<u8>> {
     let frame = (any::<u16>(), 0..4, any_method_payload(|_| true), any_properties(), 0..300usize).prop_map(
         |(channel, kind, method, properties, length)| {

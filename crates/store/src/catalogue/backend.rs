@@ -1,7 +1,7 @@
-//! The database on a [`Disk`], so that it can be tested on one that fails.
+//! The database's backend on a [`Disk`], so that it can be tested on one that fails.
 //!
-//! After a failed sync the kernel takes for clean what it has not written, and what is read of the file may not be on disk,
-//! then or ever. The file is in doubt, also for a later process, until all of it has been written again.
+//! After a failed sync the kernel considers unwritten data clean, so data read from the file may never reach the
+//! disk. The file is in doubt, also for a later process, until all of it has been written again.
 
 use std::fmt;
 use std::io;
@@ -18,14 +18,14 @@ pub(super) struct Backend {
     doubt: Arc<Doubt>,
 }
 
-/// Whether the file may not be on disk as it is read.
+/// Whether the data on disk may differ from the data that is read.
 pub(super) struct Doubt {
     disk: Arc<dyn Disk>,
     in_doubt: AtomicBool,
 }
 
 impl Doubt {
-    /// What an earlier process has left.
+    /// The state that an earlier process has left.
     pub(super) fn of(disk: Arc<dyn Disk>) -> io::Result<Arc<Self>> {
         let in_doubt = disk.list("")?.iter().any(|name| name == IN_DOUBT).into();
         Ok(Arc::new(Self { disk, in_doubt }))
@@ -33,7 +33,7 @@ impl Doubt {
 
     fn begin(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
-        // Only for the case that this process is killed, and the power fails after that: it cannot do more.
+        // Only needed if this process is killed, and the power fails after that: it cannot do more.
         let _ = (0..ATTEMPTS).find(|_| self.disk.open(IN_DOUBT).is_ok());
     }
 
@@ -62,7 +62,7 @@ impl Backend {
     pub(super) fn open(doubt: &Arc<Doubt>) -> io::Result<Self> {
         let backend = Self::at(FILE, doubt)?;
         doubt.clear(&*backend.file)?;
-        // One of an earlier version may have holes. On a full disk they stay.
+        // The file of an earlier version may have holes. On a full disk they stay.
         drop(backend.file.reserve(backend.file.len()?));
         Ok(backend)
     }
@@ -85,8 +85,8 @@ impl StorageBackend for Backend {
         Ok(())
     }
 
-    /// The database lengthens the file in large steps and writes to it much later. There must be room for that even when the
-    /// disk is full by then: nothing is given back that is not struck off here first.
+    /// The database extends the file in large steps and writes to it much later. There must be space for that even if
+    /// the disk is full by then: the store removes no file without first taking it off the list in this database.
     fn set_len(&self, len: u64) -> io::Result<()> {
         if len > self.file.len()?
             && let Err(error) = self.file.reserve(len)
@@ -112,9 +112,9 @@ impl fmt::Debug for Backend {
     }
 }
 
-/// There while the file is in doubt.
+/// This file exists while the database file is in doubt.
 const IN_DOUBT: &str = "definitions.in-doubt";
 /// A disk that has just failed may do so again.
 const ATTEMPTS: usize = 10;
-/// Bytes that are written at once.
+/// Bytes written at once.
 const STEP: usize = 1 << 20;

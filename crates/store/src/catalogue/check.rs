@@ -1,4 +1,4 @@
-//! Looking at the definitions' file without changing it, and mending it.
+//! Inspects the definitions' file without changing it, and repairs it.
 
 use std::io;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use crate::disk::Disk;
 use crate::journal;
 use crate::pages::DURABLE_FOLDER as QUEUES;
 
-/// What was found in the definitions' file.
+/// Findings about the definitions' file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DefinitionsReport {
-    /// Whether there is one.
+    /// Whether the file exists.
     pub exists: bool,
-    /// Whether there is none beside messages that need it.
+    /// Whether the file is missing although there are messages that need it.
     pub missing: bool,
-    /// Definitions of each section.
+    /// Number of definitions in each section.
     pub entries: Vec<(Section, u64)>,
     /// Whether the database's own structure is damaged.
     pub damaged: bool,
-    /// Whether it was beyond mending, and a repair has made a new file of what can be read.
+    /// Whether it was beyond repair, and a new file was made of the readable definitions.
     pub rebuilt: bool,
 }
 
 /// Verifies all of the definitions' file, in a copy in memory.
 ///
 /// # Errors
-/// A file that cannot be read or is of a newer version; damage that cannot be mended.
+/// A file that cannot be read or is of a newer version; damage that cannot be repaired.
 pub fn check(disk: &dyn Disk) -> Result<DefinitionsReport, CatalogueError> {
     if !exists(disk).map_err(redb::Error::Io)? {
         let missing = is_missing(disk).map_err(redb::Error::Io)?;
@@ -44,7 +44,8 @@ pub fn check(disk: &dyn Disk) -> Result<DefinitionsReport, CatalogueError> {
     guarded(|| verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(copy)?)?))
 }
 
-/// Shows each definition of a section, changing nothing; none if there is no file, or it cannot be read.
+/// Calls `each` with every definition of a section, changing nothing; with none if there is no file, or it cannot be
+/// read.
 pub(crate) fn entries(disk: &dyn Disk, section: Section, mut each: impl FnMut(&[u8], &[u8])) {
     let read = guarded(|| {
         if !exists(disk).map_err(redb::Error::Io)? {
@@ -59,12 +60,12 @@ pub(crate) fn entries(disk: &dyn Disk, section: Section, mut each: impl FnMut(&[
         }
         Ok(())
     });
-    // What is wrong with the file is told by who checks it.
+    // `check` reports damage of the file.
     drop(read);
 }
 
-/// Mends the structure of the definitions' file, or makes a new one of what can be read, be it nothing, and reports what was
-/// wrong and what is left. The damaged file is kept, under another name.
+/// Repairs the structure of the definitions' file, or makes a new one of the readable definitions, even if there are
+/// none, and reports the damage and the remaining definitions. The damaged file is kept, under another name.
 ///
 /// # Errors
 /// A file that cannot be read or written or is of a newer version.
@@ -76,7 +77,7 @@ pub fn repair(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> 
         rebuild(&disk)?;
         return Ok(DefinitionsReport { missing: true, rebuilt: true, ..check(&*disk)? });
     }
-    // In a copy at first: what is beyond mending is to be left as it is.
+    // In a copy at first: a file beyond repair must be left as it is.
     match check(&*disk) {
         Ok(report) if !report.damaged => Ok(report),
         Err(error) if !error.is_damage() => Err(error),
@@ -108,12 +109,12 @@ fn verify(mut database: Database) -> Result<DefinitionsReport, CatalogueError> {
     Ok(DefinitionsReport { exists: true, missing: false, entries, damaged, rebuilt: false })
 }
 
-/// Whether there is a file with anything in it.
+/// Whether there is a file that is not empty.
 pub(super) fn exists(disk: &dyn Disk) -> io::Result<bool> {
     Ok(disk.list("")?.iter().any(|name| name == FILE) && disk.open(FILE)?.len()? > 0)
 }
 
-/// Whether there is no file of definitions, or an empty one, though there are messages, which never came before it.
+/// Whether the file of definitions is missing or empty although there are messages, which never precede it.
 pub(super) fn is_missing(disk: &dyn Disk) -> io::Result<bool> {
     Ok(!exists(disk)? && (journal::has_segments(disk)? || !disk.list(QUEUES)?.is_empty()))
 }
@@ -131,5 +132,5 @@ pub(super) fn copy(disk: &dyn Disk) -> io::Result<InMemoryBackend> {
     Ok(memory)
 }
 
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 const STEP: usize = 1 << 20;

@@ -1,11 +1,11 @@
-//! The database library panics on some damaged files instead of saying that they are damaged.
+//! The database library panics on some damaged files instead of reporting the damage.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::CatalogueError;
 
-/// Does what may come across a damaged file, and makes an error of a panic. Nothing that `work` leaves half done may be used
-/// afterwards.
+/// Runs `work`, which may read a damaged file, and turns a panic into an error. Nothing that `work` leaves half done
+/// may be used afterwards.
 ///
 /// # Errors
 /// Those of `work`, and [`redb::Error::Corrupted`] for a panic.

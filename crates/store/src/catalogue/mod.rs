@@ -1,9 +1,9 @@
-//! Definitions that survive a restart: keys and values, whose meaning is the broker's business, in one redb file.
+//! Definitions that survive a restart: keys and values, which only the broker interprets, in one redb file.
 //!
-//! A change is noted at once and gets a [`Ticket`]; whoever made it answers its client when the ticket is committed.
-//! [`Catalogue::commit_pending`] writes everything that was noted in one transaction, so that many declarations share
-//! one sync. It is called in each round of the journal's committer, see [`crate::Store`]; when it fails the changes are kept for
-//! the next time.
+//! A change is noted at once and gets a [`Ticket`]; the caller answers its client when the ticket is committed.
+//! [`Catalogue::commit_pending`] writes all noted changes in one transaction, so that many declarations share one
+//! sync. It is called in each round of the journal's committer, see [`crate::Store`]; if it fails the changes are
+//! kept for the next call.
 
 mod backend;
 mod check;
@@ -37,9 +37,9 @@ pub struct Catalogue {
     committed: AtomicU64,
     commits: AtomicU64,
     waiters: Waiters,
-    /// The last number given out.
+    /// The last id assigned.
     last_id: AtomicU64,
-    /// Rung when there is something to commit.
+    /// Called when there is something to commit.
     bell: OnceLock<Bell>,
     was_empty: bool,
 }
@@ -48,26 +48,26 @@ pub struct Catalogue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Ticket(u64);
 
-/// Why the catalogue cannot be opened, read or written.
+/// The reason why the catalogue cannot be opened, read or written.
 #[derive(Debug)]
 pub enum CatalogueError {
-    /// The file was written by a newer version of Leveret: its schema, and the newest that this one knows.
+    /// The file was written by a newer version of Leveret.
     Newer {
-        /// In the file.
+        /// Schema version of the file.
         found: u64,
-        /// The newest one known here.
+        /// The newest schema version known here.
         known: u64,
     },
-    /// There is no file, though there are messages of queues that it would tell.
+    /// The file is missing, though there are messages of queues that it would declare.
     Missing,
-    /// The database says no.
+    /// The database's error.
     Database(redb::Error),
 }
 
-/// Called by whoever makes a change.
+/// Called when a change is noted.
 type Bell = Box<dyn Fn() + Send + Sync>;
 
-/// Changes that nobody has begun to write, in order.
+/// Changes that no transaction has taken yet, in order.
 #[derive(Default)]
 struct Pending {
     changes: Vec<Change>,
@@ -83,12 +83,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// A definition, in place of one with the same key. Keys are at most [`MAX_KEY`] bytes long.
+    /// Puts a definition, in place of any with the same key. Keys are at most [`MAX_KEY`] bytes long.
     pub fn put(section: Section, key: Vec<u8>, value: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: Deed::Put(value.into()) }
     }
 
-    /// A definition is gone.
+    /// Deletes a definition.
     pub fn delete(section: Section, key: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: Deed::Delete }
     }
@@ -97,14 +97,14 @@ impl Change {
 enum Deed {
     Put(Box<[u8]>),
     Delete,
-    /// All that begins with the key.
+    /// Deletes all definitions whose keys begin with this key.
     DeleteAll,
 }
 
 struct Writer {
-    /// `None` after a failure: redb wants to be opened anew then.
+    /// `None` after a failure: redb must be opened anew then.
     database: Option<Database>,
-    /// Changes that a failed transaction has left, to be written before any others.
+    /// Changes of a failed transaction, to be written before any others.
     left: Vec<Change>,
 }
 
@@ -112,7 +112,8 @@ impl Catalogue {
     /// Opens the catalogue in a data folder, and creates it if it is missing.
     ///
     /// # Errors
-    /// A newer schema; a file that is damaged or cannot be read or written, or is missing beside messages.
+    /// A newer schema; a file that is damaged or cannot be read or written, or that is missing although there are
+    /// messages.
     pub fn open(disk: Arc<dyn Disk>) -> Result<Self, CatalogueError> {
         if is_missing(&*disk).map_err(redb::Error::Io)? {
             return Err(CatalogueError::Missing);
@@ -138,7 +139,8 @@ impl Catalogue {
         })
     }
 
-    /// Lets `ring` be called when there is something to commit, without any of the catalogue's locks held. Set once.
+    /// Sets the function that is called when there is something to commit, without any of the catalogue's locks held.
+    /// Set once.
     pub(crate) fn on_change(&self, ring: Bell) {
         let _ = self.bell.set(ring);
     }
@@ -148,7 +150,7 @@ impl Catalogue {
         self.was_empty
     }
 
-    /// Shows each definition of a section, ascending by key.
+    /// Calls `each` with every definition of a section, ascending by key.
     ///
     /// # Errors
     /// A damaged file, or one that cannot be read.
@@ -169,32 +171,33 @@ impl Catalogue {
         })
     }
 
-    /// A number that was never given out before, not even before a restart, if anything is committed after this.
+    /// A new id: never assigned before, not even before a restart, provided that a later commit succeeds.
     pub fn new_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Never gives out this number, nor any below: something bears it, though the file of definitions may not know.
+    /// Prevents this id and all below from being assigned: it is in use, though the file of definitions may not have
+    /// it.
     pub(crate) fn reserve_ids(&self, highest: u64) {
         self.last_id.fetch_max(highest, Ordering::Relaxed);
     }
 
-    /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] bytes long.
+    /// Notes a definition, in place of any with the same key. Keys are at most [`MAX_KEY`] bytes long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
         self.note([Change::put(section, key, value)])
     }
 
-    /// Notes that a definition is gone.
+    /// Notes the deletion of a definition.
     pub fn delete(&self, section: Section, key: Vec<u8>) -> Ticket {
         self.note([Change::delete(section, key)])
     }
 
-    /// Notes that all definitions are gone whose keys begin with `prefix`: those that were noted before this, too.
+    /// Notes the deletion of all definitions whose keys begin with `prefix`, including those noted before this call.
     pub fn delete_all(&self, section: Section, prefix: Vec<u8>) -> Ticket {
         self.note([Change { section, key: prefix.into(), deed: Deed::DeleteAll }])
     }
 
-    /// The last change noted so far.
+    /// Ticket of the last change noted so far.
     pub fn last_noted(&self) -> Ticket {
         Ticket(self.pending.lock().last)
     }
@@ -204,7 +207,7 @@ impl Catalogue {
         ticket.0 <= self.committed.load(Ordering::Acquire)
     }
 
-    /// Transactions that were committed since the start.
+    /// Number of transactions committed since the start.
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
     }
@@ -214,12 +217,12 @@ impl Catalogue {
         self.waiters.wait(ticket.0, waiter);
     }
 
-    /// Commits what was noted before the call, and wakes who waits for it. Does nothing when there is nothing.
+    /// Commits all changes noted before the call, and wakes their waiters. Does nothing if there are none.
     ///
     /// # Errors
-    /// What the disk says. The changes stay noted, in their order; call again.
+    /// The disk's error. The changes stay noted, in their order; call again.
     pub fn commit_pending(&self) -> Result<(), CatalogueError> {
-        // Whoever has nothing to write does not wait for one who does something else.
+        // A caller with nothing to write does not wait for another's transaction.
         let last = self.pending.lock().last;
         if self.committed.load(Ordering::Acquire) == last {
             return Ok(());
@@ -244,7 +247,7 @@ impl Catalogue {
     fn commit(&self, writer: &mut Writer) -> Result<(), CatalogueError> {
         let last_id = self.last_id.load(Ordering::Relaxed);
         let Writer { database: slot, left } = writer;
-        // Given back only if all goes well.
+        // Put back only on success.
         let database = match slot.take() {
             Some(database) => database,
             None => open_database(&self.doubt)?,
@@ -277,9 +280,9 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Notes changes that belong together: all of them get to the disk, or none does.
+    /// Notes changes that belong together: either all of them get to the disk, or none does.
     pub fn note(&self, changes: impl IntoIterator<Item = Change>) -> Ticket {
-        // Made beforehand: what makes them may take a while.
+        // Collected before taking the lock: producing the changes may take a while.
         let changes: Vec<Change> = changes.into_iter().collect();
         for Change { key, .. } in &changes {
             debug_assert!(key.len() <= MAX_KEY, "a key of {} bytes", key.len());
@@ -302,12 +305,12 @@ impl Writer {
         if self.database.is_none() {
             self.database = Some(open_database(doubt)?);
         }
-        // Just set.
+        // The branch above has just set it.
         self.database.as_ref().ok_or(CatalogueError::Database(redb::Error::DatabaseClosed))
     }
 }
 
-/// The first key behind those that begin with `prefix`, if there can be one.
+/// The first key behind those that begin with `prefix`, if such a key can exist.
 fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
     let mut end = prefix[..=last].to_vec();
@@ -315,7 +318,7 @@ fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(end)
 }
 
-/// Opens the file.
+/// Opens the database file, and creates it if it is missing.
 fn open_database(doubt: &Arc<Doubt>) -> Result<Database, CatalogueError> {
     let backend = Backend::open(doubt).map_err(redb::Error::Io)?;
     guarded(|| prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?))
@@ -342,18 +345,21 @@ fn prepare(database: Database) -> Result<Database, CatalogueError> {
     Ok(database)
 }
 
-/// Longest key: a binding's, with two names and a routing key of 255 bytes each, and arguments of up to a frame.
+/// Longest key in bytes: a binding's, with two names and a routing key of 255 bytes each, and arguments of up to a
+/// frame.
 pub const MAX_KEY: usize = 1 << 20;
 
 const FILE: &str = "definitions.redb";
 const META: TableDefinition<'static, &'static str, u64> = TableDefinition::new("meta");
 const SCHEMA: &str = "schema";
-/// Raised with every change of what lies in the file. 1 had no list of the store's files; it is raised with the first change.
+/// Raised with every change of the file's contents. Version 1 had no list of the store's files; the first change of
+/// such a file raises it.
 const KNOWN_SCHEMA: u64 = 2;
 const LAST_ID: &str = "last_id";
-/// There once something has been committed.
+/// Present once something has been committed.
 const CREATED: &str = "created";
-/// Bytes that redb may keep of the file. Definitions are read once, at start; what is changed is in memory anyway.
+/// Bytes of the file that redb may cache. Definitions are read once, at start; everything that changes is in memory
+/// anyway.
 const CACHE: usize = 16 << 20;
 
 impl<E: Into<redb::Error>> From<E> for CatalogueError {
@@ -363,11 +369,11 @@ impl<E: Into<redb::Error>> From<E> for CatalogueError {
 }
 
 impl CatalogueError {
-    /// Whether the file is not as it was written: a repair may help.
+    /// Whether the file has changed since it was written: a repair may help.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Newer { .. } => false,
-            // A file that is too short, or no database at all, is told as an error of the file system.
+            // redb reports a file that is too short, or that is no database at all, as an I/O error.
             Self::Database(redb::Error::Io(error)) => {
                 matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
             }

@@ -1,4 +1,4 @@
-//! A new file of definitions from what can be read of one that is damaged, cut off or gone.
+//! Builds a new file of definitions from the readable parts of one that is damaged, cut off or missing.
 
 use std::io;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::guard::guarded;
 use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, META, Section, prepare};
 use crate::disk::Disk;
 
-/// Puts a new file in the place of the damaged one, which is kept as [`DAMAGED`]; or of none. Returns how many definitions it
-/// has.
+/// Replaces a damaged file, which is kept as [`DAMAGED`], or a missing one by a new file. Returns how many
+/// definitions that has.
 ///
 /// # Errors
-/// What the disk says.
+/// The disk's error.
 pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<u64, CatalogueError> {
     disk.remove(REBUILT).map_err(redb::Error::Io)?;
     let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
@@ -31,7 +31,7 @@ pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<u64, CatalogueError> {
     Ok(kept)
 }
 
-/// The damaged database, as far as it can be opened at all.
+/// The damaged database, if it can be opened at all.
 fn source(disk: &dyn Disk) -> Result<Option<Database>, CatalogueError> {
     if !exists(disk).map_err(redb::Error::Io)? {
         return Ok(None);
@@ -42,15 +42,15 @@ fn source(disk: &dyn Disk) -> Result<Option<Database>, CatalogueError> {
     if let Some(database) = open(copy(disk).map_err(redb::Error::Io)?) {
         return Ok(Some(database));
     }
-    // Of a file that is cut off, what is left can be read once it is as long as its header says.
+    // The rest of a file that is cut off can be read once it is as long as its header says.
     let padded = copy(disk).map_err(redb::Error::Io)?;
     let Some(len) = promised_len(&padded) else { return Ok(None) };
     let longer = padded.len().is_ok_and(|now| now < len) && padded.set_len(len).is_ok();
     Ok(if longer { open(padded) } else { None })
 }
 
-/// How long the file's header says that it is (the design document of redb, "File format": all regions are full but for the
-/// last one).
+/// The file's length according to its header (the design document of redb, "File format": all regions are full except
+/// for the last one).
 fn promised_len(file: &InMemoryBackend) -> Option<u64> {
     let mut header = [0; HEADER];
     file.read(0, &mut header).ok()?;
@@ -68,7 +68,7 @@ fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError>
     let (mut kept, mut users) = (0, 0);
     for section in Section::ALL {
         let mut found = Vec::new();
-        // What was found before a damaged page stays found.
+        // Definitions found before a damaged page are kept.
         drop(guarded(|| read_section(source, section, &mut found)));
         let mut into = write.open_table(section.table())?;
         let mut new = 0;
@@ -84,7 +84,7 @@ fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError>
     });
     let mut meta = write.open_table(META)?;
     meta.insert(LAST_ID, known.ok().flatten().unwrap_or(UNUSED_ID))?;
-    // Without any user nobody could ever log in again: the next start then adds what a new broker has.
+    // Without any user nobody could ever log in again: the next start then adds the definitions of a new broker.
     if users > 0 {
         meta.insert(CREATED, 1)?;
     }
@@ -101,7 +101,7 @@ fn read_section(source: &Database, section: Section, found: &mut Found) -> Resul
         Err(TableError::TableDoesNotExist(_)) => return Ok(()),
         table => table?,
     };
-    // Up to a damaged page from the front, and up to it from the end.
+    // From the front up to a damaged page, and from the end back to it.
     let whole = found.len();
     for entry in table.iter()?.map_while(Result::ok) {
         found.push((entry.0.value().to_vec(), entry.1.value().to_vec()));
@@ -115,7 +115,7 @@ fn read_section(source: &Database, section: Section, found: &mut Found) -> Resul
     Ok(())
 }
 
-/// Nothing can be read: the next start finds a file to which nothing was ever committed, but gives out no number again.
+/// For a file of which nothing can be read: the next start finds it without any commit, but assigns no id again.
 fn begin_anew(target: &Database) -> Result<u64, CatalogueError> {
     let write = target.begin_write()?;
     write.open_table(META)?.insert(LAST_ID, UNUSED_ID)?;
@@ -123,7 +123,7 @@ fn begin_anew(target: &Database) -> Result<u64, CatalogueError> {
     Ok(0)
 }
 
-/// At no time is there no file: a broker would begin with none, and forget the messages.
+/// The file exists at all times: without it a broker would begin with no definitions, and drop the messages.
 fn put_in_place(disk: &dyn Disk) -> io::Result<()> {
     disk.sync_folder("")?;
     if exists(disk)? {
@@ -143,14 +143,15 @@ fn put_in_place(disk: &dyn Disk) -> io::Result<()> {
     disk.sync_folder("")
 }
 
-/// What a damaged file is kept as.
+/// Name under which a damaged file is kept.
 pub(crate) const DAMAGED: &str = "definitions.redb.damaged";
 const REBUILT: &str = "definitions.redb.rebuilt";
-/// Above any number that a queue ever had.
+/// Above any id that a queue ever had.
 const UNUSED_ID: u64 = 1 << 48;
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 const STEP: usize = 1 << 20;
 /// Bytes of the header that are read.
 const HEADER: usize = 32;
-/// A file of definitions that is longer is not made whole in memory: its header is more likely to be wrong.
+/// Most bytes that a cut-off file is extended to in memory: a header with a greater length is more likely to be
+/// wrong.
 const MOST_SALVAGED: u64 = 4 << 30;

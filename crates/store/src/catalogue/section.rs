@@ -1,4 +1,4 @@
-//! The sections of the catalogue, each a table of its own.
+//! The sections of the catalogue, each a separate table.
 
 use redb::TableDefinition;
 
@@ -9,9 +9,9 @@ pub enum Section {
     Users,
     /// Virtual hosts.
     VirtualHosts,
-    /// What users may do.
+    /// Permissions of users in virtual hosts.
     Permissions,
-    /// With which routing keys.
+    /// Permissions of users for routing keys.
     TopicPermissions,
     /// Parameters of virtual hosts: operator policies and limits.
     Parameters,
@@ -23,24 +23,24 @@ pub enum Section {
     Exchanges,
     /// Durable queues.
     Queues,
-    /// Bindings between durable ends.
+    /// Bindings between durable exchanges and queues.
     Bindings,
     /// Sessions of MQTT clients that outlive their connections.
     MqttSessions,
-    /// Messages of QoS 2 from them that they have not released.
+    /// Messages of QoS 2 from MQTT clients, which these have not released.
     MqttReceived,
     /// Retained messages of MQTT.
     MqttRetained,
-    /// Of which topics a session is still owed the retained message.
+    /// Topics of which a session has yet to receive the retained message.
     MqttOwed,
-    /// Files of the store, for none to go missing unnoticed. The store's own.
+    /// List of the store's files, so that a missing one is noticed. Used by the store only.
     StoreFiles,
 }
 
 pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
-    /// All of them, in the order in which they can be loaded: nothing needs what comes after it.
+    /// All sections, in an order in which they can be loaded: none depends on a later one.
     pub const ALL: [Self; 15] = [
         Self::Users,
         Self::VirtualHosts,

@@ -20,7 +20,7 @@ fn real_disk(folder: &tempfile::TempDir) -> Arc<dyn Disk> {
     Arc::new(RealDisk::new(folder.path()).expect("a data folder"))
 }
 
-/// A disk whose files fail to sync while told so.
+/// A disk whose files fail to sync while a flag is set.
 struct Failing {
     disk: Arc<dyn Disk>,
     fails: Arc<AtomicBool>,

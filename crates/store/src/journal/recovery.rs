@@ -26,7 +26,7 @@ use crate::waiters::Waiters;
 pub struct Recovered {
     /// Every queue that a record names, including those deleted since: see `Journal::forget`.
     pub queues: Vec<RecoveredQueue>,
-    /// What the scan has found.
+    /// Findings of the scan.
     pub report: Report,
 }
 

@@ -1,4 +1,4 @@
-//! Looking at a queue's folder without changing it.
+//! Inspects a queue's folder without changing it.
 
 use super::companions::{Index, decode_index, newest_sidecar};
 use super::envelope;
@@ -8,35 +8,35 @@ use super::record::{self, Header, SEGMENT_HEADER};
 use super::recover::{Names, names};
 use super::walk::{Found, Walk};
 
-/// What was found in a queue's folder.
+/// Findings about a queue's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FolderReport {
     /// Each segment, in order.
     pub segments: Vec<SegmentReport>,
-    /// Files of segments that are not there any more. They are harmless, and removed at the next start.
+    /// Files of segments that no longer exist. They are harmless, and removed at the next start.
     pub leftovers: usize,
 }
 
-/// What was found in a segment.
+/// Findings about a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SegmentReport {
     /// Its file, relative to the data folder.
     pub file: String,
     /// Length in bytes.
     pub length: u64,
-    /// Whole records, settled ones included.
+    /// Intact records, settled ones included.
     pub records: u64,
-    /// Of these, transient ones: a restart forgets them.
+    /// How many of these are transient: a restart drops them.
     pub transient: u64,
     /// Persistent messages that are not settled.
     pub live: u64,
     /// Positions of the first and the last record.
     pub positions: Option<(u64, u64)>,
-    /// Whether it has an index that is whole.
+    /// Whether it has an intact index.
     pub indexed: bool,
-    /// What is wrong: with what was durable, so that a start is refused.
+    /// Damage to data that was durable, so that a start is refused.
     pub damage: Vec<String>,
-    /// A torn end that had not been synced: where it starts. A start cuts it off.
+    /// Offset of a torn end that had not been synced. A start cuts it off.
     pub torn: Option<u64>,
 }
 
@@ -96,7 +96,8 @@ fn check_segment(
     if let Some(index) = &index {
         let missing = index.survivors.ranges().flat_map(|(from, to)| from..=to);
         let missing = missing.filter(|position| survivors.binary_search(position).is_err()).count();
-        // Otherwise it was settled, or a repair has given it up: a start passes over it too.
+        // If none is missing, the damaged messages were settled, or a repair has skipped them: a start ignores the
+        // damage too.
         if missing > 0 {
             report.damage.append(&mut passed_over);
             report.damage.push(format!("{missing} messages that the index knows are missing"));
@@ -116,8 +117,8 @@ fn check_segment(
     Ok(report)
 }
 
-/// Goes through the records, and returns the positions of the persistent ones. Damage that may be to records which the index
-/// knows nothing of goes to `passed_over`.
+/// Goes through the records, and returns the positions of the persistent ones. Damage to records that the index may
+/// not know goes to `passed_over`.
 fn walk(
     body: Vec<u8>,
     salt: u64,

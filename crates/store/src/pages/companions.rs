@@ -1,12 +1,12 @@
-//! The two small files beside a segment: its index, and what of it is settled.
+//! The two small files beside a segment: its index, and its settled positions.
 //!
 //! ```text
 //! index    first, last, records, persistent, weight, length, expires | survivors | number of blocks, blocks
-//! sidecar  generation | highest position that it speaks of | live ones | number of marks, marks
+//! sidecar  generation | highest position that it covers | live ones | number of marks, marks
 //! ```
 //!
-//! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written after
-//! its segment was synced, and not synced itself: without it the segment is read instead.
+//! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written
+//! after its segment was synced, and not synced itself: without it the segment is read instead.
 
 use super::envelope::{self, Kind, Numbers, put};
 use super::error::{PagesError, at};
@@ -15,7 +15,7 @@ use super::marks::Marks;
 use super::positions::PositionSet;
 use super::segment::{Block, Segment, Shape};
 
-/// What an index file says.
+/// The contents of an index file.
 pub(super) struct Index {
     pub(super) salt: u64,
     pub(super) first: u64,
@@ -25,11 +25,11 @@ pub(super) struct Index {
     pub(super) blocks: Vec<Block>,
 }
 
-/// What a sidecar says.
+/// The contents of a sidecar.
 pub(super) struct Sidecar {
     pub(super) salt: u64,
     pub(super) generation: u64,
-    /// Positions up to here that are not live are settled.
+    /// Positions up to this one that are not live are settled.
     pub(super) through: u64,
     pub(super) live: Vec<(u64, u64)>,
     pub(super) marks: Vec<(u64, u64, u32)>,
@@ -56,7 +56,7 @@ pub(super) fn encode_index(queue: u64, segment: &Segment) -> Vec<u8> {
     envelope::seal(Kind::INDEX, queue, segment.file.salt, &body)
 }
 
-/// What a whole index file of this queue says.
+/// The contents of an index file of this queue, if it is intact.
 pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<Index> {
     let (salt, body) = envelope::open(bytes, Kind::INDEX, queue)?;
     let mut numbers = Numbers(body);
@@ -85,7 +85,7 @@ pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<Index> {
 pub(super) fn encode_sidecar(queue: u64, segment: &Segment, generation: u64) -> Vec<u8> {
     let mut body = Vec::new();
     put(generation, &mut body);
-    // What was cut off a sealed segment may still be in its file: settled as well.
+    // Records cut off a sealed segment may still be in its file: they count as settled as well.
     put(if segment.sealed { u64::MAX } else { segment.shape.last }, &mut body);
     put_ranges(segment.live.ranges(), segment.first, &mut body);
     put(segment.marks.runs().len() as u64, &mut body);
@@ -97,7 +97,7 @@ pub(super) fn encode_sidecar(queue: u64, segment: &Segment, generation: u64) -> 
     envelope::seal(Kind::SIDECAR, queue, segment.file.salt, &body)
 }
 
-/// What a whole sidecar says, for a segment that starts at `first`.
+/// The contents of an intact sidecar, for a segment that starts at `first`.
 pub(super) fn decode_sidecar(bytes: &[u8], queue: u64, first: u64) -> Option<Sidecar> {
     let (salt, body) = envelope::open(bytes, Kind::SIDECAR, queue)?;
     let mut numbers = Numbers(body);
@@ -112,7 +112,7 @@ pub(super) fn decode_sidecar(bytes: &[u8], queue: u64, first: u64) -> Option<Sid
     Some(Sidecar { salt, generation, through, live, marks })
 }
 
-/// The newest whole sidecar of a segment.
+/// The newest intact sidecar of a segment.
 pub(super) fn newest_sidecar(
     files: &Files,
     file: &SegmentFile,
@@ -136,7 +136,7 @@ pub(super) fn newest_sidecar(
     Ok(newest)
 }
 
-/// Takes what a sidecar says is settled out of a segment that was just read.
+/// Removes positions that a sidecar has as settled from a segment that was just read.
 pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut Segment) {
     let mut from = segment.first;
     for &(first, last) in &sidecar.live {
@@ -156,12 +156,12 @@ pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut Segment) {
     }
     segment.marks = marks;
     segment.sidecar.generation = sidecar.generation;
-    // It may not have been synced: another one follows before anyone relies on it.
+    // It may not have been synced: another one follows before anything relies on it.
     segment.sidecar.found = true;
     segment.sidecar.version += 1;
 }
 
-/// Writes a small file at once, and syncs it if that is asked.
+/// Writes a small file at once, and syncs it if `sync` is set.
 pub(super) fn write_whole(files: &Files, path: &str, bytes: &[u8], sync: bool) -> Result<(), PagesError> {
     let write = || {
         let file = files.disk().open(path)?;

@@ -1,4 +1,4 @@
-//! Small files that are written whole: a header, and a checksum over everything.
+//! Small files that are written at once: a header, and a checksum over everything.
 //!
 //! ```text
 //! magic (7), version u8 | crc u32 of all that follows | body length u32 | queue u64 | salt u64 | body
@@ -10,7 +10,7 @@ use super::error::{PagesError, at};
 use super::record::{VERSION, u32_at, u64_at};
 use crate::disk::{Disk, DiskFile};
 
-/// What stands in front of each kind of file.
+/// The magic bytes in front of each kind of file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kind(&'static [u8; 7]);
 
@@ -19,7 +19,7 @@ impl Kind {
     pub(super) const SIDECAR: Self = Self(b"LVSET\0\0");
 }
 
-/// A file's bytes around `body`.
+/// The bytes of a file that contains `body`.
 pub(super) fn seal(kind: Kind, queue: u64, salt: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + body.len());
     bytes.extend_from_slice(kind.0);
@@ -33,7 +33,7 @@ pub(super) fn seal(kind: Kind, queue: u64, salt: u64, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The salt and the body of a file; nothing if it is torn, damaged or another queue's.
+/// The salt and the body of a file; `None` if it is torn, damaged or another queue's.
 pub(super) fn open(bytes: &[u8], kind: Kind, queue: u64) -> Option<(u64, &[u8])> {
     let header = bytes.get(..HEADER)?;
     let whole = bytes.get(..HEADER.checked_add(u32_at(header, 12) as usize)?)?;
@@ -42,7 +42,7 @@ pub(super) fn open(bytes: &[u8], kind: Kind, queue: u64) -> Option<(u64, &[u8])>
         .then(|| (u64_at(header, 24), &whole[HEADER..]))
 }
 
-/// All of a small file.
+/// All bytes of a small file.
 pub(super) fn read(disk: &dyn Disk, path: &str) -> Result<Vec<u8>, PagesError> {
     let read = || {
         let file = disk.open(path)?;
@@ -59,7 +59,7 @@ pub(super) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> std::io::Re
     Ok(bytes)
 }
 
-/// Writes what a file holds from one offset to another once more, and syncs it. Syncing alone would not do: bytes that a
+/// Rewrites the contents of a file from one offset to another, and syncs it. Syncing alone would not do: bytes that a
 /// failed sync has left in the kernel's memory are read like all others, and never written.
 pub(super) fn write_again(file: &dyn DiskFile, from: u64, to: u64) -> std::io::Result<()> {
     file.write_at(&read_range(file, from, to)?, from)?;
@@ -75,7 +75,7 @@ pub(super) fn put(number: u64, into: &mut Vec<u8>) {
     into.push(rest as u8);
 }
 
-/// Numbers that were [`put`].
+/// Reads numbers that were written by [`put`].
 pub(super) struct Numbers<'a>(pub(super) &'a [u8]);
 
 impl Numbers<'_> {

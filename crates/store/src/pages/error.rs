@@ -1,31 +1,31 @@
-//! What can go wrong with queue segments.
+//! Errors of queue segments.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 
-/// Why something could not be done.
+/// The reason why an operation failed.
 #[derive(Debug)]
 pub enum PagesError {
-    /// The file system refused. To be tried again later: nothing synced was harmed.
+    /// The file system refused. Try again later: no synced data was harmed.
     Io {
-        /// Which file, relative to the data folder.
+        /// The file, relative to the data folder.
         file: String,
-        /// What it said.
+        /// The file system's error.
         error: io::Error,
     },
-    /// Bytes that were durable once are not what was written.
+    /// Bytes that were once durable are not as they were written.
     Damaged(Damage),
     /// Written by a newer version of this program.
     Newer {
-        /// Which file.
+        /// The file.
         file: String,
         /// Its version.
         version: u8,
     },
-    /// A position that is not above all that were appended, and that is not live. Positions ascend: the caller's fault,
-    /// or the message was settled meanwhile.
+    /// A position that is neither above all that were appended nor live. Positions ascend: the caller's fault, or the
+    /// message was settled meanwhile.
     OutOfOrder {
         /// The position.
         position: u64,
@@ -39,16 +39,16 @@ pub enum PagesError {
     },
 }
 
-/// A place where a segment is not what was written, and the messages that are lost there.
+/// A location where a segment is not as it was written, and the messages that are lost there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Which file, relative to the data folder.
+    /// The file, relative to the data folder.
     pub file: String,
-    /// Where in it.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// What is wrong.
+    /// Description of the fault.
     pub what: &'static str,
-    /// Positions of which some are lost. Settling them lets reading go on behind the damage.
+    /// Positions of which some are lost. After settling them, reads continue behind the damage.
     pub lost: RangeInclusive<u64>,
 }
 
@@ -86,7 +86,7 @@ impl Error for PagesError {
     }
 }
 
-/// Says which file an error of the file system is about.
+/// Adds the file's name to an error of the file system.
 pub(super) fn at(file: &str) -> impl FnOnce(io::Error) -> PagesError + '_ {
     move |error| PagesError::Io { file: file.to_owned(), error }
 }

@@ -1,4 +1,4 @@
-//! Open files: few, however many queues there are.
+//! Limits the number of open files, however many queues there are.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use super::error::{PagesError, at};
 use crate::disk::{Disk, DiskFile};
 
-/// The files that all queues hold open together: the most recently used ones. A file that is pushed out is closed when
-/// the reads that use it end. (A file with persistent messages that are not synced is held by its queue besides, from
-/// the write to the sync: closing it could lose the news of a failed write.)
+/// The files that all queues keep open together: the most recently used ones. A file that is evicted is closed when
+/// the reads that use it end. (The queue of a file with persistent messages that are not synced also keeps it open
+/// from the write to the sync: closing it could lose the error of a failed write.)
 pub(super) struct Files {
     pub(super) sizes: Sizes,
     disk: Arc<dyn Disk>,
@@ -21,14 +21,14 @@ pub(super) struct Files {
     open: Mutex<Open>,
 }
 
-/// How large things grow, in bytes. Tests take smaller ones.
+/// Sizes in bytes. Tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// A segment ends before it would be longer, unless a single message is.
+    /// A segment is sealed before it would become longer, unless a single message is.
     pub(super) segment: u64,
-    /// So much is written at once.
+    /// Bytes that are written at once.
     pub(super) buffer: usize,
-    /// After so much of a segment an entry of the sparse index follows.
+    /// Bytes of a segment between entries of the sparse index.
     pub(super) block: u32,
 }
 
@@ -103,10 +103,10 @@ pub(super) struct SegmentFile {
     id: u64,
     /// Order among the segments of its queue.
     pub(super) sequence: u64,
-    /// Told from every other segment by this.
+    /// Distinguishes it from every other segment.
     pub(super) salt: u64,
     stem: String,
-    /// Set before the file is removed, so that nobody opens (and so creates) it again.
+    /// Set before the file is removed, so that it is not opened (and so created) again.
     removed: Mutex<bool>,
 }
 
@@ -119,12 +119,12 @@ impl SegmentFile {
         format!("{}{INDEX}", self.stem)
     }
 
-    /// Of slot 0 or 1.
+    /// Path of the sidecar in slot 0 or 1.
     pub(super) fn sidecar_path(&self, slot: usize) -> String {
         format!("{}{}", self.stem, SIDECARS[slot])
     }
 
-    /// The open file; nothing if it was removed.
+    /// The open file; `None` if it was removed.
     pub(super) fn open(&self, files: &Files) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
         let removed = self.removed.lock();
         if *removed {
@@ -142,7 +142,7 @@ impl SegmentFile {
         files.disk().remove(&path).map_err(at(&path))
     }
 
-    /// Removes what [`SegmentFile::remove`] left.
+    /// Removes the files that [`SegmentFile::remove`] left.
     pub(super) fn remove_companions(&self, files: &Files) -> Result<(), PagesError> {
         for path in [self.index_path(), self.sidecar_path(0), self.sidecar_path(1)] {
             files.disk().remove(&path).map_err(at(&path))?;
@@ -153,12 +153,12 @@ impl SegmentFile {
 
 pub(super) const SEGMENT: &str = ".segment";
 pub(super) const INDEX: &str = ".index";
-/// Written in turn, so that a torn one leaves the other.
+/// Written alternately, so that a torn one leaves the other.
 pub(super) const SIDECARS: [&str; 2] = [".settled0", ".settled1"];
-/// Space comes back in steps of this, and this much is read again at a start after a crash; ten million messages of
-/// 1 KiB are 1,300 files.
+/// Space is freed in steps of this size, and this much is read again at a start after a crash; ten million messages
+/// of 1 KiB are 1,300 files.
 pub const SEGMENT_BYTES: u64 = 8 << 20;
-/// System calls are few from here on, and as many queues may hold so much at a time as are being written to.
+/// Large enough for few system calls; each queue that is being written to may hold this much.
 const BUFFER_BYTES: usize = 256 << 10;
 /// A read from an arbitrary position reads at most this much in vain, and ten million messages of 1 KiB need 160,000
 /// entries (2.5 MiB).

@@ -1,14 +1,14 @@
-//! How often messages were delivered, where that is more than their records say.
+//! Delivery counts of messages that are higher than in their records.
 
-/// Runs of positions with the same count of deliveries. Messages are delivered mostly in order, so runs are few.
+/// Runs of positions with the same delivery count. Messages are mostly delivered in order, so runs are few.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks {
-    /// First, last (both inside) and count; ascending.
+    /// First, last (inclusive) and count; ascending.
     runs: Vec<(u64, u64, u32)>,
 }
 
 impl Marks {
-    /// Gives the positions from `from` to `to`, both inside, this count.
+    /// Sets the delivery count of the positions from `from` to `to`, inclusive.
     pub(super) fn set(&mut self, from: u64, to: u64, count: u32) {
         let mut at = self.clear(from, to);
         let (mut from, mut to) = (from, to);
@@ -25,7 +25,7 @@ impl Marks {
         self.runs.insert(at, (from, to, count));
     }
 
-    /// Forgets the positions from `from` to `to`, both inside, and returns where a run for them belongs.
+    /// Removes the positions from `from` to `to`, inclusive, and returns the index at which a run for them belongs.
     pub(super) fn clear(&mut self, from: u64, to: u64) -> usize {
         let start = self.runs.partition_point(|run| run.1 < from);
         let end = self.runs.partition_point(|run| run.0 <= to);

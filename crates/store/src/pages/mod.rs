@@ -11,13 +11,13 @@
 //!
 //! A segment is sealed when it is full and never changes again; when all of its messages are settled it is removed whole.
 //!
-//! What always holds:
-//! - What was synced is found after a crash, and what was persisted as settled stays settled.
+//! Invariants:
+//! - Synced data is found after a crash, and messages persisted as settled stay settled.
 //! - A torn end is cut off only where nothing proves that it was durable (an index, or a sync mark behind it);
 //!   otherwise it is damage, and a start is refused with file and offset.
 //! - Memory is a few hundred bytes per segment and 16 per 64 KiB of messages, and open files are few
 //!   ([`Pages::new`]), however many queues and messages there are.
-//! - Memory and disk are locked apart: `settle` and its like never wait for the disk.
+//! - Memory and disk have separate locks: `settle` and similar methods never wait for the disk.
 
 mod check;
 mod companions;
@@ -58,7 +58,7 @@ use files::{Files, Sizes};
 /// Whether a queue's segments survive a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// They do, what is synced.
+    /// They do, as far as they are synced.
     Durable,
     /// They do not: nothing is ever synced, and the folder is wiped at the start.
     Transient,
@@ -71,8 +71,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The segments on a disk, which together hold at most `open_files` files open (beside those that are being written
-    /// or read at this moment).
+    /// The segments on a disk, which together keep at most `open_files` files open (not counting those being written
+    /// or read at the moment).
     pub fn new(disk: Arc<dyn Disk>, open_files: usize) -> Self {
         Self::with_segments_of(disk, open_files, SEGMENT_BYTES)
     }
@@ -89,10 +89,10 @@ impl Pages {
         QueueSegments::new(self.files.clone(), folder, queue, kind == Kind::Durable)
     }
 
-    /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes what is left over.
+    /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes leftover files.
     ///
     /// # Errors
-    /// When files cannot be read, are of a newer version, or are damaged (unless that is to be skipped).
+    /// If files cannot be read, are of a newer version, or are damaged (unless damage is to be skipped).
     pub fn open(&self, queue: u64, repair: Repair) -> Result<(QueueSegments, Recovered), PagesError> {
         self.queue(Kind::Durable, queue).recover(repair)
     }
@@ -100,16 +100,16 @@ impl Pages {
     /// The queues that have a folder.
     ///
     /// # Errors
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     pub fn queues(&self, kind: Kind) -> Result<Vec<u64>, PagesError> {
         let names = self.files.disk().list(kind.folder()).map_err(at(kind.folder()))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// A durable queue's segment that is gone or has become shorter than it is known to have been, if there is one.
+    /// A durable queue's segment that is missing or shorter than it is known to have been, if there is one.
     ///
     /// # Errors
-    /// When the folder or a file in it cannot be read.
+    /// If the folder or a file in it cannot be read.
     pub(crate) fn missing(
         &self,
         queue: u64,
@@ -118,26 +118,26 @@ impl Pages {
         recover::missing(&self.files, &format!("{}/{queue}", Kind::Durable.folder()), promised)
     }
 
-    /// Removes everything of transient queues: for the start, before any of them is used.
+    /// Removes everything of transient queues. Call it at the start, before any of them is used.
     ///
     /// # Errors
-    /// When something cannot be removed.
+    /// If something cannot be removed.
     pub fn wipe_transient(&self) -> Result<(), PagesError> {
         let folder = Kind::Transient.folder();
         self.files.disk().remove_folder(folder).map_err(at(folder))
     }
 
-    /// Reads everything in a durable queue's folder, which nobody may have open, and verifies all checksums. Changes
+    /// Reads everything in a durable queue's folder, which must not be open, and verifies all checksums. Changes
     /// nothing.
     ///
     /// # Errors
-    /// When files cannot be read, or are of a newer version. Damage is no error: the report tells it.
+    /// If files cannot be read, or are of a newer version. Damage is no error: it is in the report.
     pub fn check(&self, queue: u64) -> Result<FolderReport, PagesError> {
         check::check(&self.files, &format!("{}/{queue}", Kind::Durable.folder()), queue)
     }
 }
 
-/// Of the queues whose segments survive a restart.
+/// Folder of the queues whose segments survive a restart.
 pub(crate) const DURABLE_FOLDER: &str = "queues";
 
 impl Kind {

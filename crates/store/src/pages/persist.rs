@@ -1,4 +1,4 @@
-//! Making durable what was settled, and giving files back.
+//! Makes settled positions durable, and removes files.
 
 use std::sync::Arc;
 
@@ -20,18 +20,19 @@ struct Dirty {
 }
 
 impl QueueSegments {
-    /// Makes durable which messages are settled and what was marked: to be called before the journal forgets it. Costs
-    /// a sync for each segment in which something changed, nothing when nothing did. Reaps as well.
+    /// Makes settled positions and delivery counts durable: call it before the journal drops them. Costs a sync for
+    /// each segment in which something changed, and nothing if nothing did. Reaps as well.
     ///
     /// # Errors
-    /// When a file cannot be written, synced or removed. What was durable before still is; to be called again.
+    /// If a file cannot be written, synced or removed. Data that was durable before still is; call it again.
     pub fn persist_settled(&self) -> Result<(), PagesError> {
         self.persist_settled_if(|_| true, || true).map(drop)
     }
 
-    /// The same, if `may` says so. It is asked after it was noted what is settled and before any of that is written, and
-    /// only when there is something: whoever settles has written it down elsewhere, and that may have to be durable
-    /// first. Returns what `may` said. Files are removed only of segments whose number `may_remove`, the others another time.
+    /// The same, if `may` returns true. It is called after the settled positions were collected and before any of
+    /// them is written, and only if there are some: they have been recorded elsewhere, and that record may have to be
+    /// durable first. Returns the result of `may`. Only segments whose number passes `may_remove` have their files
+    /// removed, the others another time.
     ///
     /// # Errors
     /// See [`persist_settled`](Self::persist_settled).
@@ -75,7 +76,7 @@ impl QueueSegments {
             state.persisted(&dirty);
         }
         drop(state);
-        // Their segments are gone for good now.
+        // The removal of their segments is durable now.
         while let Some(orphan) = writer.orphans.last() {
             orphan.remove_companions(&self.files)?;
             writer.orphans.pop();
@@ -86,16 +87,15 @@ impl QueueSegments {
     /// Removes the files of segments that have no live messages, the open one included.
     ///
     /// # Errors
-    /// When a file cannot be removed. To be called again.
+    /// If a file cannot be removed. Call it again then.
     pub fn reap(&self) -> Result<(), PagesError> {
         self.reap_dead(&mut self.writer.lock())
     }
 
-    /// Removes the queue's folder with everything in it. The queue is gone: nothing may be appended any more.
+    /// Removes the queue's folder with everything in it. The queue is deleted: no message may be appended any more.
     ///
     /// # Errors
-    /// When something cannot be removed. What is left is found by [`Pages::queues`](super::Pages::queues) after a
-    /// restart.
+    /// If something cannot be removed. After a restart [`Pages::queues`](super::Pages::queues) finds the rest.
     pub fn remove(&self) -> Result<(), PagesError> {
         let mut writer = self.writer.lock();
         self.purge();
@@ -115,7 +115,7 @@ impl QueueSegments {
         self.remove_dead(writer, &dead)
     }
 
-    /// The segments whose files are of no use any more, the open one included.
+    /// The segments whose files are no longer needed, including the open one.
     fn take_dead(&self, writer: &mut Writer) -> Vec<Arc<SegmentFile>> {
         let mut state = self.state.lock();
         if state.open_segment().is_some_and(|open| open.live.count() == 0) {
@@ -141,7 +141,7 @@ impl QueueSegments {
         Ok(())
     }
 
-    /// Makes the sidecar durable that a restart found, before the other one is overwritten.
+    /// Makes the sidecar that a restart found durable, before the other one is overwritten.
     fn sync_found(&self, writer: &mut Writer, dirty: &Dirty) -> Result<(), PagesError> {
         let path = dirty.file.sidecar_path(((dirty.generation - 1) & 1) as usize);
         let again = |file: Box<dyn DiskFile>| envelope::write_again(&*file, 0, file.len()?);

@@ -1,7 +1,7 @@
-//! A set of positions: ranges while they are few, a bitmap when that is smaller.
+//! A set of positions: ranges while they are few, a bitmap if that is smaller.
 //!
 //! A queue that is consumed in order costs one range per segment; whatever the pattern of acknowledgements, a message
-//! costs at most eight bytes, and a byte for every eight positions when they lie close together.
+//! costs at most eight bytes, and a byte for every eight positions if they lie close together.
 
 /// Positions at or above a base, at most [`MAX_SPAN`] apart.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub(super) struct PositionSet {
 
 #[derive(Clone, Debug)]
 enum Form {
-    /// First and last, both relative to the base and both inside; ascending and not touching.
+    /// First and last, both relative to the base and inclusive; ascending and not touching.
     Ranges(Vec<(u32, u32)>),
     /// One bit per position.
     Bits(Vec<u64>),
@@ -24,7 +24,7 @@ impl PositionSet {
         Self { base, count: 0, form: Form::Ranges(Vec::new()) }
     }
 
-    /// Whether `position` can be put into a set with this base.
+    /// Whether `position` can be added to a set with this base.
     pub(super) fn reaches(base: u64, position: u64) -> bool {
         position >= base && position - base < MAX_SPAN
     }
@@ -33,7 +33,7 @@ impl PositionSet {
         self.count
     }
 
-    /// Puts in a position above all that ever were in. [`PositionSet::reaches`] must hold.
+    /// Adds a position above all that were ever in the set. [`PositionSet::reaches`] must hold.
     pub(super) fn push(&mut self, position: u64) {
         let relative = (position - self.base) as u32;
         self.count += 1;
@@ -72,7 +72,7 @@ impl PositionSet {
         Some(self.base + u64::from(found))
     }
 
-    /// Positions from `from` to `to`, both inside.
+    /// Number of positions from `from` to `to`, inclusive.
     pub(super) fn count_in(&self, from: u64, to: u64) -> u64 {
         let Some((from, to)) = self.clamp(from, to) else { return 0 };
         match &self.form {
@@ -87,7 +87,7 @@ impl PositionSet {
         }
     }
 
-    /// Takes out the positions from `from` to `to`, both inside, and returns how many were in.
+    /// Removes the positions from `from` to `to`, inclusive, and returns how many there were.
     pub(super) fn remove(&mut self, from: u64, to: u64) -> u64 {
         let removed = self.count_in(from, to);
         let Some((from, to)) = self.clamp(from, to).filter(|_| removed > 0) else { return 0 };
@@ -113,12 +113,12 @@ impl PositionSet {
         removed
     }
 
-    /// The positions as ranges, both ends inside.
+    /// The positions as ranges, both ends inclusive.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.ranges_from(self.base)
     }
 
-    /// The same, of those at or above `from`.
+    /// The ranges of the positions at or above `from`.
     pub(super) fn ranges_from(&self, from: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let mut from = Some(from);
         std::iter::from_fn(move || {
@@ -129,7 +129,7 @@ impl PositionSet {
         })
     }
 
-    /// Bytes of memory beside the struct itself.
+    /// Heap memory in bytes.
     pub(super) fn memory(&self) -> usize {
         match &self.form {
             Form::Ranges(ranges) => ranges.capacity() * 8,
@@ -155,7 +155,7 @@ impl PositionSet {
         self.base + u64::from(last)
     }
 
-    /// A position relative to the base; nothing above the span.
+    /// A position relative to the base; `None` above the span.
     fn relative(&self, position: u64) -> Option<u32> {
         let relative = position.saturating_sub(self.base);
         (relative < MAX_SPAN).then_some(relative as u32)
@@ -168,7 +168,7 @@ impl PositionSet {
         Some((self.relative(from)?, (to - self.base).min(MAX_SPAN - 1) as u32))
     }
 
-    /// Changes ranges into a bitmap when it takes less memory.
+    /// Changes ranges into a bitmap if that takes less memory.
     fn shrink(&mut self) {
         let Form::Ranges(ranges) = &self.form else { return };
         let Some(last) = ranges.last().filter(|_| ranges.len() > FEW_RANGES) else { return };
@@ -206,10 +206,10 @@ fn next_bit(words: &[u64], from: u32) -> Option<u32> {
     Some((word * 64) as u32 + rest.trailing_zeros())
 }
 
-/// Furthest that positions of a segment lie apart: a bitmap over them never takes more than 2 MiB, and relative
+/// Greatest distance between positions of a segment: a bitmap over them never takes more than 2 MiB, and relative
 /// positions fit in four bytes.
 const MAX_SPAN: u64 = 1 << 24;
-/// So few ranges are never worth a bitmap.
+/// Up to this number of ranges a bitmap is never worth it.
 const FEW_RANGES: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The segments of one queue: what is in memory.
+//! The in-memory state of one queue's segments.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
@@ -16,22 +16,23 @@ use crate::disk::DiskFile;
 
 /// The messages of one queue that are in segments.
 ///
-/// Calls that change or ask what is in memory ([`settle`](Self::settle), [`mark_delivered`](Self::mark_delivered),
-/// [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk and may be made under a queue's lock. All
-/// others read or write files and must not. Reads go on while others write; writers wait for each other.
+/// Methods that change or query the in-memory state ([`settle`](Self::settle),
+/// [`mark_delivered`](Self::mark_delivered), [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk
+/// and may be called under a queue's lock. All others read or write files and must not. Reads continue during writes;
+/// writers wait for each other.
 pub struct QueueSegments {
     pub(super) files: Arc<Files>,
     pub(super) folder: String,
     pub(super) queue: u64,
-    /// Whether anything survives a restart.
+    /// Whether the segments survive a restart.
     pub(super) durable: bool,
     /// Held across I/O. Comes before `state`.
     pub(super) writer: Mutex<Writer>,
-    /// A leaf: nothing else is locked and no file is touched while it is held.
+    /// A leaf: no other lock is taken and no file is touched while it is held.
     pub(super) state: Mutex<State>,
 }
 
-/// What only those who write need.
+/// State that only writers need.
 #[derive(Default)]
 pub(super) struct Writer {
     /// Whether the folder was created.
@@ -40,44 +41,44 @@ pub(super) struct Writer {
     pub(super) names: bool,
     /// The same for the folders above.
     pub(super) parents: bool,
-    /// The open segment's file, while it holds what is not synced: an error of the kernel's own writing is told to
-    /// those who had the file open.
+    /// The open segment's file, while it has unsynced data: the kernel reports an error of its own write-back to
+    /// those that had the file open.
     pub(super) pinned: Option<Arc<dyn DiskFile>>,
     /// Removed segments whose index and sidecars stay until their removal is durable.
     pub(super) orphans: Vec<Arc<SegmentFile>>,
 }
 
-/// What is known of the messages.
+/// The state of the messages.
 #[derive(Default)]
 pub(super) struct State {
     /// Ascending in position and in sequence. The last one may be open.
     pub(super) segments: VecDeque<Segment>,
     pub(super) next_sequence: u64,
-    /// What was appended to the open segment and not yet given to its file.
+    /// Records appended to the open segment and not yet written to its file.
     pub(super) buffer: Vec<u8>,
-    /// What is being written to it now, before the buffer's bytes.
+    /// Records being written to it now, which come before the buffer's bytes.
     pub(super) flushing: Option<Arc<Vec<u8>>>,
     /// The highest position that was ever appended.
     pub(super) last: Option<u64>,
     pub(super) live: u64,
     /// Segments without live messages, whose files are still there.
     pub(super) dead: Vec<Arc<SegmentFile>>,
-    /// Where the last read ended.
+    /// Position and offset at which the last read ended.
     pub(super) cursor: Option<Cursor>,
 }
 
-/// How much a queue has in segments.
+/// Size of a queue's segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Messages that are not settled.
     pub live: u64,
     /// Their weight: exact, except where in 64 KiB of a segment some messages are settled and weights differ.
     pub weight: u64,
-    /// Bytes of the files (and of what will be written to them), settled messages included.
+    /// Bytes of the files (and of the data still to be written to them), settled messages included.
     pub disk: u64,
     /// Bytes of memory.
     pub memory: u64,
-    /// Segments.
+    /// Number of segments.
     pub segments: usize,
 }
 
@@ -86,21 +87,21 @@ impl QueueSegments {
         Self { files, folder, queue, durable, writer: Mutex::default(), state: Mutex::default() }
     }
 
-    /// Takes messages out for good: acknowledged, dropped, expired or dead-lettered. Positions that are not here are
-    /// passed over. Returns how many were taken out. Never touches the disk: see
-    /// [`persist_settled`](Self::persist_settled) and [`reap`](Self::reap).
+    /// Removes messages for good: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not
+    /// here. Returns how many were removed. Never touches the disk: see [`persist_settled`](Self::persist_settled)
+    /// and [`reap`](Self::reap).
     pub fn settle(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>) -> u64 {
         let mut state = self.state.lock();
         positions.into_iter().map(|range| state.settle(*range.start(), *range.end())).sum()
     }
 
-    /// Takes out all messages, and returns how many there were. Never touches the disk.
+    /// Removes all messages, and returns how many there were. Never touches the disk.
     pub fn purge(&self) -> u64 {
         self.state.lock().settle(0, u64::MAX)
     }
 
-    /// Sets the count of deliveries of messages: reads tell it from now on, and so does a restart after
-    /// [`persist_settled`](Self::persist_settled). Positions that are not here are passed over. Never touches the disk.
+    /// Sets the delivery count of messages: reads return it from now on, and so does a restart after
+    /// [`persist_settled`](Self::persist_settled). Ignores positions that are not here. Never touches the disk.
     pub fn mark_delivered(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>, deliveries: u32) {
         let mut state = self.state.lock();
         for range in positions {
@@ -111,7 +112,7 @@ impl QueueSegments {
         }
     }
 
-    /// Messages that are not settled.
+    /// Number of messages that are not settled.
     pub fn live(&self) -> u64 {
         self.state.lock().live
     }
@@ -128,18 +129,19 @@ impl QueueSegments {
         state.segments.range(start..).find_map(|segment| segment.live.next(from))
     }
 
-    /// Live messages in a range of positions.
+    /// Number of live messages in a range of positions.
     pub fn live_in(&self, positions: RangeInclusive<u64>) -> u64 {
         let (from, to) = positions.into_inner();
         self.state.lock().overlapping(from, to).map(|segment| segment.live.count_in(from, to)).sum()
     }
 
-    /// The highest position that was ever appended, as far as a restart could tell. Later ones must be above.
+    /// The highest position that was ever appended, as far as a restart could tell. Later ones must be higher.
     pub fn last_position(&self) -> Option<u64> {
         self.state.lock().last
     }
 
-    /// Counts. Takes time in proportion to the segments that are partly settled: for metrics, not for every message.
+    /// Sums up the segments. Takes time in proportion to the segments that are partly settled: meant for metrics, not
+    /// for every message.
     pub fn usage(&self) -> Usage {
         let state = self.state.lock();
         let mut usage = Usage { live: state.live, segments: state.segments.len(), ..Usage::default() };
@@ -164,7 +166,7 @@ impl State {
         settled
     }
 
-    /// Gives up sealed segments in a range of positions that have no live messages any more.
+    /// Drops sealed segments in a range of positions that no longer have live messages.
     pub(super) fn drop_settled(&mut self, from: u64, to: u64) {
         let start = self.segments.partition_point(|segment| segment.shape.last < from);
         let end = self.segments.partition_point(|segment| segment.first <= to);
@@ -196,7 +198,7 @@ impl State {
         self.segments.back_mut().filter(|segment| !segment.sealed)
     }
 
-    /// Puts a live record at the end of the open segment, in the buffer, and opens a segment if there is none.
+    /// Appends a live record to the open segment, in the buffer, and opens a segment if there is none.
     pub(super) fn push(&mut self, record: &Record<'_>, owner: &QueueSegments) {
         if self.open_segment().is_none() {
             let salt = RandomState::new().build_hasher().finish();

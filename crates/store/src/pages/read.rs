@@ -10,19 +10,19 @@ use super::walk::{Found, Walk};
 /// A message that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Place in the queue.
+    /// Position in the queue.
     pub position: u64,
     /// When it expires, in milliseconds since 1970.
     pub expires: Option<u64>,
-    /// How often it was delivered before, as marked last.
+    /// How often it was delivered before, as last marked.
     pub deliveries: u32,
-    /// Whether it is forgotten when the broker starts again.
+    /// Whether it is dropped when the broker starts again.
     pub transient: bool,
-    /// As it was appended.
+    /// The payload as it was appended.
     pub payload: Vec<u8>,
 }
 
-/// How far a read has come: records of this segment in front of `offset` are below `position`.
+/// The state of a read: records of this segment before `offset` have positions below `position`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cursor {
     position: u64,
@@ -34,12 +34,12 @@ pub(super) struct Cursor {
 struct Plan {
     file: Arc<SegmentFile>,
     offset: u64,
-    /// Live positions to take, as ranges.
+    /// Live positions to read, as ranges.
     wanted: Vec<(u64, u64)>,
     /// Highest position of the segment.
     last: u64,
     source: Source,
-    /// Whether nothing of the segment comes after the source.
+    /// Whether the source reaches the end of the segment.
     complete: bool,
 }
 
@@ -50,22 +50,22 @@ enum Source {
     Memory(Vec<u8>),
 }
 
-/// What is still wanted.
+/// Limits on the messages still to be read.
 struct Room {
     messages: usize,
     bytes: usize,
-    /// Whether nothing was taken yet: then one message is taken, however large.
+    /// Whether no message was taken yet: then one message is taken, however large.
     empty: bool,
 }
 
 impl QueueSegments {
-    /// Live messages from a position on, in order: at most `max_messages`, and so many that their payloads have at most
-    /// `max_bytes` (but one in any case). Fewer only when there are no more. Reads go on where the last one ended
-    /// without searching.
+    /// Live messages from a position on, in order: at most `max_messages`, with payloads of at most `max_bytes`
+    /// together (but at least one message). Fewer only if there are no more. A read continues where the last one
+    /// ended without searching.
     ///
     /// # Errors
-    /// When a file cannot be read, or [`PagesError::Damaged`] when the next message is in a damaged place: settling
-    /// the positions that the error names leads behind it. Messages before it are returned first.
+    /// If a file cannot be read, or [`PagesError::Damaged`] if the next message is at a damaged location: settling
+    /// the positions in the error lets reads continue behind it. Messages before it are returned first.
     pub fn read(&self, from: u64, max_messages: usize, max_bytes: usize) -> Result<Vec<Stored>, PagesError> {
         let mut taken: Vec<Stored> = Vec::new();
         let mut bytes = 0;
@@ -84,7 +84,7 @@ impl QueueSegments {
                 Err(PagesError::Damaged(damage))
                     if !self.state.lock().is_at(*damage.lost.start(), &plan.file) =>
                 {
-                    // Settled or moved to another segment meanwhile: nothing is lost.
+                    // Settled or moved to another segment meanwhile: no message is lost.
                     cursor.sequence = u64::MAX;
                     continue;
                 }
@@ -102,7 +102,8 @@ impl QueueSegments {
         Ok(taken)
     }
 
-    /// Reads what a plan says, moves the cursor behind it, and tells whether there is no room for the next message.
+    /// Reads the stretch of a plan, moves the cursor behind it, and returns whether there is no room for the next
+    /// message.
     fn follow(
         &self,
         plan: &mut Plan,
@@ -115,7 +116,7 @@ impl QueueSegments {
             Source::Memory(bytes) => Walk::memory(std::mem::take(bytes), salt, plan.offset),
             Source::File(end) => {
                 let Some(open) = plan.file.open(&self.files)? else {
-                    // Dropped or moved meanwhile: the next plan knows.
+                    // Dropped or moved meanwhile: the next plan takes account of that.
                     cursor.sequence = u64::MAX;
                     return Ok((Vec::new(), false));
                 };
@@ -171,7 +172,7 @@ impl QueueSegments {
     }
 }
 
-/// What a walk has collected.
+/// The messages that a walk has collected.
 struct Taken<'p> {
     wanted: &'p [(u64, u64)],
     found: Vec<Stored>,
@@ -239,7 +240,7 @@ impl State {
             .is_some_and(|segment| segment.file.salt == file.salt && segment.live.contains(position))
     }
 
-    /// Leaves out what was settled while it was read, and tells the marked counts of the rest.
+    /// Removes messages that were settled while they were read, and sets the marked delivery counts of the rest.
     fn keep_live(&self, messages: &mut Vec<Stored>) {
         messages.retain_mut(|message| {
             let Some(segment) = self.holding(message.position) else { return false };
@@ -249,5 +250,5 @@ impl State {
     }
 }
 
-/// Ranges that are looked up for one stretch: messages that are settled here and there do not make it long.
+/// Most ranges that are looked up for one stretch: scattered settled messages do not make it long.
 const MAX_RANGES: usize = 1024;

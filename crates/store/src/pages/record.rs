@@ -6,29 +6,29 @@
 //!                      then the payload
 //! ```
 //!
-//! The rest is what of the payload does not count for its weight.
+//! The rest is the part of the payload, in bytes, that does not count for its weight.
 //!
 //! A record's checksum covers the segment's salt, the record's offset, its header and its payload, so that a stale or
-//! copied record never passes for one of this place. A sync mark is a record without payload that is written *after* a
-//! sync succeeded (and holds the salt instead of an expiry): where one stands, everything before it was durable, and
-//! what is bad there is damage, not a torn tail.
+//! copied record never passes for one at this offset. A sync mark is a record without payload that is written *after*
+//! a sync succeeded (and holds the salt instead of an expiry): everything before a mark was durable, and a bad record
+//! there is damage, not a torn tail.
 
 use std::fmt;
 
 /// A message as it is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Place in the queue, ascending.
+    /// Position in the queue, ascending.
     pub position: u64,
     /// When it expires, in milliseconds since 1970.
     pub expires: Option<u64>,
     /// How often it was delivered before.
     pub deliveries: u32,
-    /// Whether it is to be forgotten when the broker starts again.
+    /// Whether it is to be dropped when the broker starts again.
     pub transient: bool,
     /// How many bytes the message counts for in sums, up to the length of its payload.
     pub weight: u32,
-    /// The message, opaque here.
+    /// The message, not interpreted here.
     pub payload: &'a [u8],
 }
 
@@ -38,15 +38,15 @@ impl fmt::Debug for Record<'_> {
     }
 }
 
-/// What stands at a place of a segment.
+/// The item found at an offset of a segment.
 pub(super) enum Step<'a> {
     /// A record, and its length with the header.
     Record(Record<'a>, usize),
     /// A sync mark.
     Mark,
-    /// Not all of it is in the bytes given.
+    /// A record that is not completely in the given bytes.
     Short,
-    /// Nothing that was ever written whole.
+    /// Bytes that were never written as a whole record.
     Bad(&'static str),
 }
 
@@ -62,11 +62,11 @@ pub(super) fn segment_header(queue: u64, salt: u64) -> [u8; SEGMENT_HEADER] {
     header
 }
 
-/// What a segment's header says.
+/// The contents of a segment's header.
 pub(super) enum Header {
     /// The salt.
     Good(u64),
-    /// Written by a version that this one does not know.
+    /// Written by a version that is not known here.
     Newer(u8),
     /// Torn or damaged, or of another queue.
     Bad,
@@ -84,7 +84,7 @@ pub(super) fn decode_segment_header(bytes: &[u8], queue: u64) -> Header {
     }
 }
 
-/// Appends a record that will stand at `offset` of the segment with this salt.
+/// Appends a record that will be at `offset` of the segment with this salt.
 pub(super) fn encode(record: &Record<'_>, salt: u64, offset: u64, into: &mut Vec<u8>) {
     let mut flags = 0;
     if record.transient {
@@ -123,7 +123,7 @@ fn put(
     into.extend_from_slice(payload);
 }
 
-/// What stands at the start of `bytes`, which is `offset` of the segment with this salt.
+/// Decodes the start of `bytes`, which is `offset` of the segment with this salt.
 pub(super) fn decode(bytes: &[u8], salt: u64, offset: u64) -> Step<'_> {
     let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else { return Step::Short };
     let (len, flags) = (u32_at(header, 0) as usize, header[28]);
@@ -151,14 +151,14 @@ pub(super) fn decode(bytes: &[u8], salt: u64, offset: u64) -> Step<'_> {
     Step::Record(record, RECORD_HEADER + len)
 }
 
-/// Bytes that have to be looked at to judge the record with this header.
+/// Number of bytes needed to validate the record with this header.
 pub(super) fn needed(header: &[u8]) -> u64 {
     let len = u32_at(header, 0) as usize;
     if len > MAX_PAYLOAD { RECORD_HEADER as u64 } else { (RECORD_HEADER + len) as u64 }
 }
 
-/// Looks for a sync mark in `bytes`, which start at `offset` of a segment, and returns the salt it holds. With a salt
-/// given only a mark with that one counts.
+/// Looks for a sync mark in `bytes`, which start at `offset` of a segment, and returns the salt it holds. If a salt
+/// is given, only a mark with that one counts.
 pub(super) fn find_mark(bytes: &[u8], offset: u64, salt: Option<u64>) -> Option<u64> {
     bytes.windows(RECORD_HEADER).enumerate().find_map(|(at, window)| {
         if window[28] != MARK || window[..4] != [0; 4] || window[29..] != [0; 3] {
@@ -170,7 +170,7 @@ pub(super) fn find_mark(bytes: &[u8], offset: u64, salt: Option<u64>) -> Option<
     })
 }
 
-/// Looks for the first whole record in `bytes`, which start at `offset` of the segment with this salt: its place in
+/// Looks for the first intact record in `bytes`, which start at `offset` of the segment with this salt: its index in
 /// `bytes` and its position.
 pub(super) fn find_record(bytes: &[u8], salt: u64, offset: u64) -> Option<(usize, u64)> {
     (0..bytes.len()).find_map(|at| match decode(&bytes[at..], salt, offset + at as u64) {
@@ -201,11 +201,11 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 pub(super) const SEGMENT_HEADER: usize = 32;
 pub(super) const RECORD_HEADER: usize = 32;
-/// Bytes of a stored message at most: twice the largest body that can be configured, with room for its properties.
+/// Most bytes of a stored message: twice the largest body that can be configured, with room for its properties.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
-/// Of the segment, index and sidecar files.
+/// Version of the segment, index and sidecar files.
 pub(super) const VERSION: u8 = 2;
-/// What three bytes can say: more than the properties of any message have.
+/// Largest number in three bytes: more than the properties of any message have.
 const MAX_REST: u32 = (1 << 24) - 1;
 const MAGIC: &[u8; 7] = b"LVSEG\0\0";
 const TRANSIENT: u8 = 1;

@@ -13,19 +13,19 @@ use super::segment::Segment;
 use super::walk::{Found, Walk};
 use crate::disk::DiskFile;
 
-/// What to do about damage in the middle of a segment.
+/// How to handle damage in the middle of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// Refuse to open, and say where it is.
+    /// Refuse to open, and report its location.
     Refuse,
-    /// Read everything, leave out damaged records, and say which.
+    /// Read everything, skip damaged records, and report them.
     Skip,
 }
 
-/// What a queue's folder held.
+/// The recovered contents of a queue's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Live messages.
+    /// Number of live messages.
     pub live: u64,
     /// Their weight, as exact as [`Usage::weight`](super::Usage::weight).
     pub weight: u64,
@@ -33,20 +33,20 @@ pub struct Recovered {
     pub first: Option<u64>,
     /// The highest position in any file, live or not: new ones must be above.
     pub last: Option<u64>,
-    /// Segments of which the bodies were read, because they had no index.
+    /// Segments whose bodies were read, because they had no index.
     pub scanned: usize,
     /// Ends of segments that had not been synced and were torn: the expected trace of a crash.
     pub cut: Vec<Cut>,
-    /// Damage that was passed over, with [`Repair::Skip`].
+    /// Damage that was skipped, with [`Repair::Skip`].
     pub damaged: Vec<Damage>,
 }
 
 /// A torn end that was cut off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Which file.
+    /// The file.
     pub file: String,
-    /// Its length now.
+    /// Its length now, in bytes.
     pub offset: u64,
     /// Bytes that were cut off.
     pub bytes: u64,
@@ -60,7 +60,7 @@ pub(super) struct Names {
     pub(super) sidecars: [bool; 2],
 }
 
-/// What belongs to which segment in a folder. Other files are none of ours.
+/// The files in a folder by segment. Ignores other files.
 pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>, PagesError> {
     let mut found: BTreeMap<u64, Names> = BTreeMap::new();
     for name in files.disk().list(folder).map_err(at(folder))? {
@@ -79,7 +79,7 @@ pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>,
     Ok(found)
 }
 
-/// Which of the promised segments, each with the bytes that it had at least, are gone or shorter.
+/// Promised segments, each given with its minimum length in bytes, that are missing or shorter.
 pub(super) fn missing(
     files: &Files,
     folder: &str,
@@ -103,12 +103,12 @@ pub(super) fn missing(
 }
 
 impl QueueSegments {
-    /// The segments' numbers, with the bytes of each that are on disk for good.
+    /// The segments' numbers, with the bytes of each that are durable.
     pub(crate) fn files_on_disk(&self) -> Vec<(u64, u64)> {
         let state = self.state.lock();
         let synced = state.segments.iter().filter_map(|segment| Some((segment, segment.synced?)));
         let persistent = synced.filter(|(_, synced)| synced.persistent > 0);
-        // A sync mark at the end may not be.
+        // A sync mark at the end may not be durable.
         persistent
             .map(|(segment, synced)| {
                 (segment.file.sequence, synced.length.saturating_sub(record::RECORD_HEADER as u64))
@@ -141,14 +141,15 @@ impl QueueSegments {
             state.segments.iter_mut().filter(|older| older.shape.last >= first).for_each(|older| {
                 older.settle(first, u64::MAX);
             });
-            // What the older one has behind the newer one's end was never synced: it may be appended again.
+            // Records of the older segment behind the newer one's end were never synced: their positions may be
+            // appended again.
             state.last = Some(segment.shape.last);
             state.segments.push_back(segment);
         }
         let unsynced = opening.unsynced;
         let mut ceiling = u64::MAX;
         for segment in state.segments.iter_mut().rev() {
-            // Segments do not overlap in memory, so that a position leads to one of them.
+            // Segments do not overlap in memory, so a position leads to one of them.
             segment.shape.last = segment.shape.last.min(ceiling.saturating_sub(1));
             ceiling = segment.first;
         }
@@ -160,7 +161,7 @@ impl QueueSegments {
         let writer = self.writer.get_mut();
         writer.folder = !names.is_empty();
         for orphan in orphans {
-            // Empty or without segment: the rest goes with the next `persist_settled`.
+            // Empty or without segment: the other files are removed with the next `persist_settled`.
             orphan.remove(&self.files)?;
             writer.names = true;
             writer.orphans.push(orphan);
@@ -180,12 +181,12 @@ struct Opening<'q> {
     queue: &'q QueueSegments,
     repair: Repair,
     recovered: &'q mut Recovered,
-    /// Whether something was found that may not be durable yet.
+    /// Whether records were found that may not be durable yet.
     unsynced: bool,
 }
 
 impl Opening<'_> {
-    /// Reads what a restart keeps of a segment; nothing if that is nothing.
+    /// Reads the part of a segment that a restart keeps; `None` if it keeps nothing.
     fn load(&mut self, sequence: u64, names: Names) -> Result<Option<Segment>, PagesError> {
         let files = &self.queue.files;
         let unknown = files.segment(&self.queue.folder, sequence, 0);
@@ -208,7 +209,8 @@ impl Opening<'_> {
                 segment.shape = index.shape;
                 segment.live = index.survivors;
                 segment.blocks = index.blocks;
-                // What the index leaves out was settled, and only the index, which may not be durable, knows it.
+                // Messages that the index leaves out were settled, which only the index records, and that may not be
+                // durable.
                 segment.sidecar.version += u64::from(segment.live.count() < segment.shape.persistent);
                 Some(segment)
             }
@@ -229,7 +231,7 @@ impl Opening<'_> {
         Ok((segment.shape.persistent > 0).then_some(segment))
     }
 
-    /// The salt of a segment; nothing if it was never synced and has not even a header.
+    /// The salt of a segment; `None` if it was never synced and does not even have a header.
     fn salt(
         &mut self,
         file: &dyn DiskFile,
@@ -261,7 +263,7 @@ impl Opening<'_> {
         Ok(durable)
     }
 
-    /// Goes through a segment's records. `promised` is how long it was when it was known to be on disk.
+    /// Goes through a segment's records. `promised` is its length when it was known to be on disk.
     fn scan(
         &mut self,
         file: &dyn DiskFile,
@@ -318,7 +320,7 @@ impl Opening<'_> {
         };
         let Some(mut segment) = segment else { return Ok(None) };
         if unsynced {
-            // Found, but perhaps only in the kernel's memory: the journal may forget it once it is counted as here.
+            // Perhaps only in the kernel's memory: the journal may drop the messages once they are counted as here.
             envelope::write_again(file, proven, end).map_err(at(&path))?;
             self.unsynced = true;
         }
@@ -327,7 +329,7 @@ impl Opening<'_> {
         Ok(Some(segment))
     }
 
-    /// Spares the next start the reading, and meeting again what was `repaired`.
+    /// Writes an index, so that the next start need not read the segment, or meet `repaired` damage again.
     fn save_index(&mut self, segment: &Segment, repaired: bool) -> Result<(), PagesError> {
         if repaired || segment.shape.length >= INDEX_FROM {
             let bytes = encode_index(self.queue.queue, segment);
@@ -355,5 +357,5 @@ impl Opening<'_> {
     }
 }
 
-/// A shorter segment is read again in less than a millisecond, which an index would not save.
+/// A shorter segment can be read again in less than a millisecond, so an index would save nothing.
 const INDEX_FROM: u64 = 256 << 10;

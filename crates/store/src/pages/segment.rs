@@ -1,4 +1,4 @@
-//! What is known in memory of a segment.
+//! The in-memory state of a segment.
 
 use std::sync::Arc;
 
@@ -7,46 +7,46 @@ use super::marks::Marks;
 use super::positions::PositionSet;
 use super::record::{RECORD_HEADER, Record, SEGMENT_HEADER};
 
-/// A segment: its file, which of its messages are live, and where to look for them.
+/// A segment: its file, its live messages, and the offsets at which to look for them.
 pub(super) struct Segment {
     pub(super) file: Arc<SegmentFile>,
     /// Position of the first record.
     pub(super) first: u64,
     pub(super) shape: Shape,
-    /// The shape of what is known to be on disk; nothing before the first sync.
+    /// The shape of the part that is known to be on disk; `None` before the first sync.
     pub(super) synced: Option<Shape>,
-    /// Bytes that were given to the file; the rest of the shape's length is in the write buffer.
+    /// Bytes that were written to the file; the rest of the shape's length is in the write buffer.
     pub(super) written: u64,
-    /// Whether nothing more is appended.
+    /// Whether no more records are appended.
     pub(super) sealed: bool,
     pub(super) live: PositionSet,
-    /// The positions of transient messages, as long as it is not sealed.
+    /// The positions of transient messages, until it is sealed.
     pub(super) transients: PositionSet,
     pub(super) marks: Marks,
-    /// Where to start looking, ascending.
+    /// The sparse index, ascending.
     pub(super) blocks: Vec<Block>,
     pub(super) sidecar: SidecarState,
 }
 
-/// How much is in a segment, settled or not.
+/// Totals of a segment's records, settled or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) last: u64,
     pub(super) records: u64,
-    /// Of these, how many a restart keeps.
+    /// How many of these a restart keeps.
     pub(super) persistent: u64,
-    /// Weight of all.
+    /// Weight of all records.
     pub(super) weight: u64,
     /// Bytes of the file.
     pub(super) length: u64,
-    /// When the first of them expires; the highest number if none ever does.
+    /// When the first of them expires; `u64::MAX` if none ever does.
     pub(super) expires: u64,
 }
 
 /// An entry of the sparse index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Position of its first record, counted from the segment's first.
+    /// Position of its first record, relative to the segment's first.
     pub(super) position: u32,
     pub(super) offset: u32,
     pub(super) records: u32,
@@ -54,7 +54,7 @@ pub(super) struct Block {
     pub(super) weight: u32,
 }
 
-/// What of the settled positions and marks is on disk.
+/// How far settled positions and marks are on disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SidecarState {
     /// Counts changes in memory.
@@ -63,12 +63,12 @@ pub(super) struct SidecarState {
     pub(super) persisted: u64,
     /// Generation of the newest sidecar on disk; its slot is the generation's lowest bit. 0: there is none.
     pub(super) generation: u64,
-    /// Whether that one was found by a restart: it may not have been synced.
+    /// Whether a restart found that sidecar: it may not have been synced.
     pub(super) found: bool,
 }
 
 impl Segment {
-    /// A segment whose first record will be at this position.
+    /// A segment whose first record will have this position.
     pub(super) fn new(file: Arc<SegmentFile>, first: u64) -> Self {
         let length = SEGMENT_HEADER as u64;
         Self {
@@ -86,8 +86,8 @@ impl Segment {
         }
     }
 
-    /// Counts a record that stands at the end, with an entry in the sparse index every `block` bytes. Whether it is
-    /// live is the caller's to say.
+    /// Counts a record at the end, with an entry in the sparse index every `block` bytes. The caller decides whether
+    /// it is live.
     pub(super) fn count(&mut self, record: &Record<'_>, block: u32) {
         let offset = self.shape.length as u32;
         if self.blocks.last().is_none_or(|last| offset - last.offset >= block) {
@@ -106,7 +106,7 @@ impl Segment {
         self.shape.length += (RECORD_HEADER + record.payload.len()) as u64;
     }
 
-    /// Where to start reading to find `position`.
+    /// Offset at which to start reading to find `position`.
     pub(super) fn locate(&self, position: u64) -> u64 {
         let relative = position.saturating_sub(self.first);
         let after = self.blocks.partition_point(|block| u64::from(block.position) <= relative);
@@ -115,7 +115,7 @@ impl Segment {
             .map_or(SEGMENT_HEADER as u64, |block| u64::from(block.offset))
     }
 
-    /// Takes positions out, and returns how many were live.
+    /// Removes positions, and returns how many were live.
     pub(super) fn settle(&mut self, from: u64, to: u64) -> u64 {
         let settled = self.live.remove(from, to);
         if settled > 0 {
@@ -125,7 +125,7 @@ impl Segment {
         settled
     }
 
-    /// Gives the live ones among these positions a count of deliveries.
+    /// Sets the delivery count of the live messages among these positions.
     pub(super) fn mark(&mut self, from: u64, to: u64, deliveries: u32) {
         let (from, to) = (from.max(self.first), to.min(self.shape.last));
         if self.live.count_in(from, to) > 0 {
@@ -134,7 +134,7 @@ impl Segment {
         }
     }
 
-    /// Weight of what is live: exact for blocks of which all or nothing is live, or whose messages have the same
+    /// Weight of the live messages: exact for blocks of which all or none are live, or whose messages have the same
     /// weight, and in proportion for others.
     pub(super) fn live_weight(&self) -> u64 {
         if self.live.count() == self.shape.records {
@@ -152,7 +152,7 @@ impl Segment {
             .sum()
     }
 
-    /// Forgets everything that is not known to be on disk. Nothing may be left.
+    /// Drops everything that is not known to be on disk. Returns the shape of the rest; `None` if nothing was synced.
     pub(super) fn cut_to_synced(&mut self) -> Option<Shape> {
         let shape = self.synced?;
         self.live.remove(shape.last + 1, u64::MAX);
@@ -169,14 +169,14 @@ impl Segment {
         Some(shape)
     }
 
-    /// Nothing more is appended: memory that is only for that is given back.
+    /// Marks the segment as complete: memory used only for appending is freed.
     pub(super) fn seal(&mut self) {
         self.sealed = true;
         self.transients = PositionSet::new(self.first);
         self.blocks.shrink_to_fit();
     }
 
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub(super) fn memory(&self) -> usize {
         let heap = self.live.memory() + self.transients.memory() + self.marks.memory();
         size_of::<Self>() + heap + self.blocks.capacity() * size_of::<Block>()

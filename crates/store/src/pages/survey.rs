@@ -1,4 +1,4 @@
-//! What a queue holds, to the byte: for a restart.
+//! The exact size of a queue's segments, for a restart.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use super::walk::{Found, Walk};
 /// The live messages of a queue's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// How many.
+    /// How many there are.
     pub live: u64,
     /// Their weight.
     pub weight: u64,
-    /// Position of the first and of the last one; nothing if there are none.
+    /// Positions of the first and of the last one; `None` if there are none.
     pub positions: Option<(u64, u64)>,
-    /// A time before which none of them expires, in milliseconds since 1970; the highest number if none ever does.
+    /// A time before which none of them expires, in milliseconds since 1970; `u64::MAX` if none ever does.
     pub expires: u64,
 }
 
-/// A stretch of a segment in which some messages are settled, and the others have to be looked at.
+/// A stretch of a segment in which some messages are settled, so that the others have to be read.
 struct Mixed {
     file: Arc<SegmentFile>,
     offset: u64,
     end: u64,
-    /// Positions above are another segment's.
+    /// Higher positions belong to another segment.
     last: u64,
 }
 
@@ -37,11 +37,11 @@ impl Default for Survey {
 }
 
 impl QueueSegments {
-    /// Counts what is live. Where in 64 KiB of a segment some messages are settled, the others are read; nothing may be
-    /// appended or settled meanwhile.
+    /// Counts the live messages. Where some messages in 64 KiB of a segment are settled, the others are read; no
+    /// message may be appended or settled meanwhile.
     ///
     /// # Errors
-    /// When a file cannot be read.
+    /// If a file cannot be read.
     pub fn survey(&self) -> Result<Survey, PagesError> {
         let (mut survey, mixed) = self.state.lock().survey();
         for stretch in mixed {
@@ -54,7 +54,7 @@ impl QueueSegments {
         let Some(handle) = stretch.file.open(&self.files)? else { return Ok(0) };
         let mut walk = Walk::file(&*handle, stretch.file.salt, stretch.offset, stretch.end, u64::MAX);
         let mut weight = 0;
-        // What is damaged has been judged when the segment was opened, or is found out when it is read.
+        // Damage was handled when the segment was opened, or will be found when it is read.
         loop {
             match walk.next().map_err(at(&stretch.file.path()))? {
                 Found::Record(record) if record.position <= stretch.last && self.is_live(record.position) => {
@@ -82,7 +82,8 @@ impl State {
 }
 
 impl Segment {
-    /// Weight of what is live in blocks of which nothing is settled; those of which something is are added to `mixed`.
+    /// Weight of the live messages in blocks without settled ones; blocks with some settled messages are added to
+    /// `mixed`.
     fn weight_of_whole_blocks(&self, mixed: &mut Vec<Mixed>) -> u64 {
         if self.live.count() == self.shape.records {
             return self.shape.weight;

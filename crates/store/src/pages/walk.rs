@@ -1,4 +1,4 @@
-//! Reading a segment from record to record.
+//! Reads a segment record by record.
 
 use std::io;
 
@@ -10,18 +10,18 @@ use crate::disk::DiskFile;
 pub(super) struct Walk<'f> {
     file: Option<&'f dyn DiskFile>,
     salt: u64,
-    /// Where the next record starts.
+    /// Offset of the next record.
     offset: u64,
-    /// Where the segment ends.
+    /// Offset at which the segment ends.
     end: u64,
-    /// How much is read at once.
+    /// Bytes to read at once.
     piece: u64,
     buffer: Vec<u8>,
     /// Offset of the buffer's first byte.
     start: u64,
 }
 
-/// What stands at the place where a walk is.
+/// The item at the current offset of a walk.
 pub(super) enum Found<'w> {
     Record(Record<'w>),
     Mark,
@@ -30,24 +30,24 @@ pub(super) enum Found<'w> {
 }
 
 impl<'f> Walk<'f> {
-    /// Through a file, from the record at `offset` up to `end`.
+    /// Walks through a file, from the record at `offset` up to `end`.
     pub(super) fn file(file: &'f dyn DiskFile, salt: u64, offset: u64, end: u64, piece: u64) -> Self {
         let piece = piece.clamp(SMALLEST_PIECE, LARGEST_PIECE);
         Self { file: Some(file), salt, offset, end, piece, buffer: Vec::new(), start: offset }
     }
 
-    /// Through bytes that start with the record at `offset`.
+    /// Walks through bytes that start with the record at `offset`.
     pub(super) fn memory(bytes: Vec<u8>, salt: u64, offset: u64) -> Self {
         let end = offset + bytes.len() as u64;
         Self { file: None, salt, offset, end, piece: 0, buffer: bytes, start: offset }
     }
 
-    /// Where the next record starts.
+    /// Offset of the next record.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next record. At a bad one the walk stays.
+    /// The next record. The walk stays in front of a bad one.
     pub(super) fn next(&mut self) -> io::Result<Found<'_>> {
         if self.offset >= self.end {
             return Ok(Found::End);
@@ -82,7 +82,7 @@ impl<'f> Walk<'f> {
         }
     }
 
-    /// Behind a bad record: goes to the next whole one, and returns its position.
+    /// Call it in front of a bad record: goes to the next intact one, and returns its position.
     pub(super) fn skip_damage(&mut self) -> io::Result<Option<u64>> {
         let rest = self.rest()?;
         let from = self.offset + 1;
@@ -96,7 +96,8 @@ impl<'f> Walk<'f> {
         Ok(found.map(|(_, position)| position))
     }
 
-    /// Makes sure that `needed` bytes from the next record on are in the buffer; false if the segment has fewer.
+    /// Makes sure that `needed` bytes from the next record on are in the buffer; returns false if the segment has
+    /// fewer.
     fn fill(&mut self, needed: u64) -> io::Result<bool> {
         let have = self.start + self.buffer.len() as u64 - self.offset;
         if have >= needed {
@@ -110,7 +111,7 @@ impl<'f> Walk<'f> {
     }
 }
 
-/// Less is not worth a system call.
+/// Smaller reads are not worth a system call.
 const SMALLEST_PIECE: u64 = 64 << 10;
-/// Sequential reads are no faster in larger ones, and each reader holds one.
+/// Sequential reads are no faster in larger pieces, and each reader has one in memory.
 const LARGEST_PIECE: u64 = 1 << 20;

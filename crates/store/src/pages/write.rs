@@ -1,9 +1,9 @@
 //! Appending and syncing.
 //!
-//! An append goes to a buffer, which is written when it is large, when a segment is full, and when asked. When a write
-//! fails the buffer stays and is written again at the same place. When a *sync* fails nothing is known of what was
-//! written since the last one, and asking the kernel again proves nothing: what can still be read back of it moves to
-//! a new segment, and the old one ends where it was last synced.
+//! An append goes to a buffer, which is written when it is large, when a segment is full, and on request. If a write
+//! fails the buffer stays and is written again at the same offset. If a *sync* fails the state of everything written
+//! since the last one is unknown, and asking the kernel again proves nothing: all of it that can still be read back
+//! moves to a new segment, and the old one ends where it was last synced.
 
 use std::error::Error;
 use std::fmt;
@@ -18,12 +18,12 @@ use super::queue::{QueueSegments, State, Writer};
 use super::record::{self, MAX_PAYLOAD, RECORD_HEADER, Record, SEGMENT_HEADER, Step};
 use crate::disk::DiskFile;
 
-/// Why an append stopped, and after how many records.
+/// An error that stopped an append, and the number of records before it.
 #[derive(Debug)]
 pub struct AppendError {
-    /// So many of the records were taken in, as if the others had not been there.
+    /// Number of records that were appended, as if the others had not been given.
     pub taken: usize,
-    /// Why not the next one.
+    /// Why the next record was not appended.
     pub error: PagesError,
 }
 
@@ -39,7 +39,7 @@ impl Error for AppendError {
     }
 }
 
-/// What has to be done before the next record can be taken in.
+/// Work to be done before the next record can be appended.
 enum Need {
     Nothing,
     Flush,
@@ -47,12 +47,12 @@ enum Need {
 }
 
 impl QueueSegments {
-    /// Appends messages, in ascending order of position and above all before. Those that are here and live already are
-    /// passed over, so a caller may repeat what it is not sure of. They can be read at once; they are safe after
-    /// [`sync`](Self::sync). Up to 256 KiB stay in memory until [`flush`](Self::flush) or `sync`.
+    /// Appends messages, in ascending order of position and above all earlier ones. Messages that are already here
+    /// and live are skipped, so a caller may repeat those it is not sure of. They can be read at once; they are safe
+    /// after [`sync`](Self::sync). Up to 256 KiB stay in memory until [`flush`](Self::flush) or `sync`.
     ///
     /// # Errors
-    /// When a file cannot be written or a position or a length is wrong; the records before it were taken in.
+    /// If a file cannot be written or a position or a length is wrong; the records before it were appended.
     pub fn append(&self, records: &[Record<'_>]) -> Result<(), AppendError> {
         let mut writer = self.writer.lock();
         let mut taken = 0;
@@ -67,20 +67,21 @@ impl QueueSegments {
         }
     }
 
-    /// Gives what is in the write buffer to the file, so that it takes no memory here.
+    /// Writes the write buffer to the file, so that it takes no memory.
     ///
     /// # Errors
-    /// When the file cannot be written. The buffer stays.
+    /// If the file cannot be written. The buffer stays.
     pub fn flush(&self) -> Result<(), PagesError> {
         self.write_out(&mut self.writer.lock())
     }
 
-    /// Makes everything that was appended durable, transient messages aside. Costs nothing when nothing is new.
+    /// Makes everything that was appended durable, except for transient messages. Costs nothing if there is nothing
+    /// new.
     ///
     /// # Errors
-    /// When a file cannot be written or synced. What was synced before is not harmed. The rest is tried again,
-    /// elsewhere, by the next call; but as some of it may have been lost with the file, a caller that has the messages
-    /// appends them again first (those that are still here are passed over).
+    /// If a file cannot be written or synced. Data synced before is not harmed. The next call tries the rest again,
+    /// elsewhere; but as some of it may have been lost with the file, a caller that has the messages appends them
+    /// again first (those that are still here are skipped).
     pub fn sync(&self) -> Result<(), PagesError> {
         let mut writer = self.writer.lock();
         if !self.durable || !self.state.lock().has_unsynced() {
@@ -89,7 +90,7 @@ impl QueueSegments {
         self.write_out(&mut writer)?;
         self.sync_open(&mut writer)?;
         self.state.lock().put_mark();
-        // The mark tells recovery that what is before it was durable. If it cannot be written now, it is later.
+        // The mark tells recovery that everything before it was durable. If it cannot be written now, it is later.
         let _ = self.write_out(&mut writer);
         Ok(())
     }
@@ -171,7 +172,7 @@ impl QueueSegments {
         }
     }
 
-    /// Ends the open segment.
+    /// Seals the open segment.
     fn seal(&self, writer: &mut Writer) -> Result<(), PagesError> {
         self.write_out(writer)?;
         if self.durable && self.state.lock().open_segment().is_some_and(|open| open.shape.persistent > 0) {
@@ -182,7 +183,8 @@ impl QueueSegments {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
             let synced = segment.synced.is_some_and(|synced| synced == segment.shape);
-            // An index tells what was settled, and that is not to be known to a restart before `persist_settled`.
+            // An index records which messages were settled, and a restart must not know that before
+            // `persist_settled`.
             let whole = self.durable && synced && segment.live.count() == segment.shape.records;
             let index = whole.then(|| (segment.file.index_path(), encode_index(self.queue, segment)));
             segment.seal();
@@ -192,13 +194,13 @@ impl QueueSegments {
         };
         if let Some((path, bytes)) = index {
             writer.names = true;
-            // It only saves time at the next start: a segment without one is read instead.
+            // It only saves time at the next start: a segment without an index is read instead.
             let _ = write_whole(&self.files, &path, &bytes, false);
         }
         Ok(())
     }
 
-    /// Syncs the open segment, all of which was written.
+    /// Syncs the open segment, which must be completely written.
     fn sync_open(&self, writer: &mut Writer) -> Result<(), PagesError> {
         let file = self.state.lock().open_segment().map(|segment| segment.file.clone());
         let Some(file) = file else { return Ok(()) };
@@ -216,7 +218,7 @@ impl QueueSegments {
         Ok(())
     }
 
-    /// Makes the names in the folder durable, and its own.
+    /// Makes the names in the folder durable, and the folder's own.
     pub(super) fn sync_names(&self, writer: &mut Writer) -> Result<(), PagesError> {
         let sync = |folder: &str| self.files.disk().sync_folder(folder).map_err(at(folder));
         if writer.names {
@@ -231,7 +233,7 @@ impl QueueSegments {
         Ok(())
     }
 
-    /// After a failed sync: moves what is not known to be on disk from the open segment to a new one.
+    /// After a failed sync: moves records that are not known to be on disk from the open segment to a new one.
     fn rescue(&self, handle: &dyn DiskFile) {
         let (from, to, salt) = {
             let mut state = self.state.lock();
@@ -243,7 +245,7 @@ impl QueueSegments {
         let records = whole_records(&bytes, salt, from);
         let cut = self.state.lock().move_unsynced(&records, self);
         if let Some(length) = cut {
-            // Recovery prefers the newer segment where both hold a position: this only tidies up.
+            // Recovery prefers the newer segment for positions that both have: this only tidies up.
             let _ = handle.set_len(length);
         }
     }
@@ -271,8 +273,8 @@ impl State {
         segment.shape.length += RECORD_HEADER as u64;
     }
 
-    /// Ends the open segment where it was synced, and appends `records`, which stood behind that, to a new one. Returns
-    /// the length that the old one has now, if it is of any use.
+    /// Ends the open segment where it was synced, and appends `records`, which came after that, to a new one. Returns
+    /// the new length of the old one, if it is of any use.
     fn move_unsynced(&mut self, records: &[Record<'_>], owner: &QueueSegments) -> Option<u64> {
         let old = self.segments.back_mut()?;
         let end = (records.last().map(|record| record.position), old.shape.last);
@@ -299,7 +301,7 @@ impl State {
         self.buffer.clear();
         moved.iter().for_each(|record| self.push(record, owner));
         if end.0 != Some(end.1) {
-            // Some could not be read back: their positions may come again.
+            // Some could not be read back: their positions may be used again.
             self.last =
                 end.0.or(shape.map(|shape| shape.last)).or(self.segments.back().map(|old| old.shape.last));
         }
@@ -307,7 +309,7 @@ impl State {
     }
 }
 
-/// The records at the start of `bytes`, up to the first that is not whole.
+/// The records at the start of `bytes`, up to the first that is not intact.
 fn whole_records(bytes: &[u8], salt: u64, offset: u64) -> Vec<Record<'_>> {
     let (mut records, mut at) = (Vec::new(), 0);
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {

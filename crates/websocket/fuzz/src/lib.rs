@@ -1,11 +1,12 @@
-//! What the fuzz targets check. `tests/codec/fuzz_corpus.rs` includes this file and runs the same bodies without nightly.
+//! The checks of the fuzz targets. `tests/codec/fuzz_corpus.rs` includes this file and runs the same bodies without
+//! nightly.
 //!
-//! Run one for real with `cargo +nightly fuzz run frames` in `crates/websocket`.
+//! Run one with the real fuzzer: `cargo +nightly fuzz run frames` in `crates/websocket`.
 
 use websocket::handshake::{ClientRequest, Head, HeadError, MAX_HEAD, OriginPattern, Upgrade};
 use websocket::{Decoder, Deflate, Event, Fault, Header, Limits, MAX_INFLATED, Role, forwarded};
 
-/// Of messages, in bytes.
+/// Limit of messages, in bytes.
 const LIMITS: Limits = Limits { message: 10_000 };
 
 /// A target's name and body.
@@ -14,8 +15,8 @@ pub type Target = (&'static str, fn(&[u8]));
 /// Every target.
 pub const TARGETS: [Target; 3] = [("frames", frames), ("deflated", deflated), ("request", request)];
 
-/// Payload, events and faults do not depend on how a stream was cut into reads, and payload is never longer than what
-/// came.
+/// Payload, events and faults do not depend on how a stream was cut into reads, and the payload is never longer than
+/// the input.
 pub fn frames(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
         let told = |step| told(Decoder::new(role, LIMITS), input, step);
@@ -30,8 +31,8 @@ pub fn frames(input: &[u8]) {
     }
 }
 
-/// The same where messages may be compressed, but that what is wrong first may depend on the cut. None is larger than the
-/// limit.
+/// The same with compression allowed, except that the first fault may depend on the cut. No message is larger than
+/// the limit.
 pub fn deflated(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
         let told = |step| {
@@ -53,8 +54,8 @@ pub fn deflated(input: &[u8]) {
     }
 }
 
-/// A request is complete at one length only, its answer carries nothing that the client did not offer, and whoever
-/// asks for it is told apart from trusted proxies.
+/// A request is complete at one length only, its answer has nothing that the client did not offer, and the client is
+/// distinguished from trusted proxies.
 pub fn request(input: &[u8]) {
     let head = Head::parse(input);
     for cut in [1, 7, 64].map(|step| input.len() / step) {
@@ -91,7 +92,7 @@ fn judge(head: Head<'_>) {
     assert!(fields.split("\r\n").count() < 10, "no field was smuggled in: {answer}");
 }
 
-/// Events with the bytes of payload before them, all payload up to a fault, and the fault.
+/// Events with the number of payload bytes before them, all payload up to a fault, and the fault.
 fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<(usize, Event)>, Vec<u8>, Option<Fault>) {
     let (mut events, mut payload) = (Vec::new(), Vec::new());
     let (mut start, mut end) = (0, 0);
@@ -106,7 +107,7 @@ fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<(usize, Event)>
                     continue;
                 }
             }
-            // How much of a bad message is handed out before its fault does depend on the cut.
+            // The amount of a bad message that is returned before its fault does depend on the cut.
             Err(fault) => {
                 payload.truncate(events.last().map_or(0, |(len, _)| *len).min(before));
                 return (events, payload, Some(fault));

@@ -1,4 +1,4 @@
-//! The client's side: the request, and the judgement of its answer (RFC 6455, 4.1).
+//! The client's side: the request, and the validation of its answer (RFC 6455, 4.1).
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use super::head::{MAX_HEAD, MAX_HEADERS};
 use super::key;
 use super::server::is_token;
 
-/// What a client asks for.
+/// A client's upgrade request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientRequest {
-    /// The host, with its port unless that is the usual one.
+    /// The host, with its port unless that is the default one.
     pub host: String,
     /// The path and query: `/ws/amqp`.
     pub target: String,
-    /// The page that connects; only browsers have one.
+    /// The origin of the connecting page; only browsers have one.
     pub origin: Option<String>,
-    /// The subprotocols offered, the dearest first.
+    /// The subprotocols offered, in order of preference.
     pub protocols: Vec<String>,
-    /// Random, and new for each request.
+    /// Random bytes, new for each request.
     pub nonce: [u8; 16],
 }
 
 /// The server has upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
-    /// The subprotocol, one of those offered.
+    /// The selected subprotocol, one of those offered.
     pub protocol: Option<String>,
     /// Bytes of the answer; frames follow.
     pub len: usize,
@@ -33,7 +33,7 @@ pub struct Accepted {
 /// The server has not upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientError {
-    /// Another status than 101.
+    /// A status other than 101.
     Status(u16),
     /// Something is missing or wrong in the answer.
     Broken(&'static str),
@@ -51,7 +51,7 @@ impl fmt::Display for ClientError {
 impl std::error::Error for ClientError {}
 
 impl ClientRequest {
-    /// The request's bytes.
+    /// The request in wire format.
     pub fn bytes(&self) -> Vec<u8> {
         let mut request = format!(
             "GET {} HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -70,10 +70,10 @@ impl ClientRequest {
         request.into_bytes()
     }
 
-    /// Judges the answer at the front of `input`; `None` asks for more of it.
+    /// Validates the answer at the front of `input`; `None` asks for more of it.
     ///
     /// # Errors
-    /// The server refuses, or does not know the protocol.
+    /// The server refuses, or does not speak the protocol.
     pub fn judge(&self, input: &[u8]) -> Result<Option<Accepted>, ClientError> {
         let looked_at = &input[..input.len().min(MAX_HEAD)];
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];

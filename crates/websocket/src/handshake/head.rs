@@ -5,24 +5,24 @@ use std::fmt;
 /// Bytes of the largest head. Browsers send every cookie of the host along, so 8 KiB is not always enough.
 pub const MAX_HEAD: usize = 16 * 1024;
 
-/// Header fields of a request; browsers send some fifteen, and proxies add a few.
+/// Most header fields of a request; browsers send some fifteen, and proxies add a few.
 pub const MAX_HEADERS: usize = 64;
 
-/// A request without its body, as it stands in the buffer.
+/// A request without its body, borrowed from the buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head<'a> {
-    /// `GET`.
+    /// The method, such as `GET`.
     pub method: &'a str,
     /// The path, beginning with `/` and not decoded.
     pub path: &'a str,
-    /// What follows the first `?`.
+    /// The query, after the first `?`.
     pub query: Option<&'a str>,
     /// 0 or 1: HTTP/1.0 or HTTP/1.1.
     pub minor_version: u8,
     headers: Vec<(&'a str, &'a [u8])>,
 }
 
-/// Why bytes are no head.
+/// The reason why bytes are no head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadError {
     /// Not HTTP/1.
@@ -43,10 +43,10 @@ impl fmt::Display for HeadError {
 impl std::error::Error for HeadError {}
 
 impl<'a> Head<'a> {
-    /// Reads a head, and its length, from the front of `input`; `None` asks for more.
+    /// Parses a head from the front of `input`, and returns it with its length; `None` asks for more.
     ///
     /// # Errors
-    /// What stands there cannot become a head, or one that is too large.
+    /// The bytes cannot become a head, or it is too large.
     pub fn parse(input: &'a [u8]) -> Result<Option<(Self, usize)>, HeadError> {
         let looked_at = &input[..input.len().min(MAX_HEAD)];
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
@@ -82,31 +82,31 @@ impl<'a> Head<'a> {
             .filter_map(|(_, value)| std::str::from_utf8(value).ok().map(str::trim))
     }
 
-    /// The header of that name. `None` unless there is exactly one, and that is text.
+    /// The header of that name. `None` unless there is exactly one, and its value is text.
     pub fn single(&self, name: &str) -> Option<&'a str> {
         let mut values = self.headers.iter().filter(|(candidate, _)| candidate.eq_ignore_ascii_case(name));
         let (_, value) = values.next()?;
         if values.next().is_some() { None } else { std::str::from_utf8(value).ok().map(str::trim) }
     }
 
-    /// The elements of all headers of that name, which are lists by commas.
+    /// The elements of all headers of that name, each of which is a comma-separated list.
     pub fn elements(&self, name: &str) -> impl Iterator<Item = &'a str> {
         self.all(name).flat_map(|value| value.split(',')).map(str::trim).filter(|element| !element.is_empty())
     }
 
-    /// Whether a list has this element, in whichever case.
+    /// Whether a list has this element, ignoring case.
     pub fn lists(&self, name: &str, element: &str) -> bool {
         self.elements(name).any(|candidate| candidate.eq_ignore_ascii_case(element))
     }
 
-    /// Whether something follows the head that belongs to it.
+    /// Whether the request has a body behind the head.
     pub fn has_body(&self) -> bool {
         self.all("transfer-encoding").next().is_some()
             || self.all("content-length").any(|length| length != "0")
     }
 }
 
-/// Takes `/path?query` apart, or the same behind `http://host` (RFC 9112, 3.2.2).
+/// Splits `/path?query`, or the same behind `http://host` (RFC 9112, 3.2.2).
 fn path_and_query(target: &str) -> Option<(&str, Option<&str>)> {
     let target = match target.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("ws") => {

@@ -1,4 +1,4 @@
-//! The proof that the server understood the question (RFC 6455, 4.2.2).
+//! The proof that the server understood the request (RFC 6455, 4.2.2).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,13 +1,13 @@
-//! Which pages may connect (RFC 6455, 10.2).
+//! Origins whose pages may connect (RFC 6455, 10.2).
 //!
-//! A browser lets any page connect anywhere and merely tells where the page comes from. A server on this machine would be
-//! open to every page that its user visits, were it not for this.
+//! A browser lets any page connect anywhere and merely sends the page's origin. Without these rules, a server on this
+//! machine would be open to every page that its user visits.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// One rule: `*`, `null`, or `[scheme://]host[:port]` where the host may begin with `*.`, which stands for one or more
-/// names before the rest. What is left out may be anything, but an origin's usual port counts as its port.
+/// One rule: `*`, `null`, or `[scheme://]host[:port]` where the host may begin with `*.`, which stands for one or
+/// more labels before the rest. An omitted part matches anything, but an origin's default port counts as its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginPattern {
     text: String,
@@ -33,7 +33,7 @@ enum Host {
     Under(String),
 }
 
-/// The rules of a server. A client that tells no origin is no browser, and is not judged.
+/// The rules of a server. A client that sends no origin is no browser, and is always allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OriginRules(pub Vec<OriginPattern>);
 
@@ -45,7 +45,7 @@ impl OriginRules {
 }
 
 impl OriginPattern {
-    /// Whether the rule speaks of this origin, as a browser writes it.
+    /// Whether the rule matches this origin, as a browser writes it.
     pub fn matches(&self, origin: &str) -> bool {
         let (scheme, host, port) = match &self.rule {
             Rule::Any => return true,
@@ -108,7 +108,7 @@ impl fmt::Display for OriginPattern {
     }
 }
 
-/// An origin taken apart, in lower case.
+/// The parts of an origin, in lower case.
 struct Parts {
     scheme: Option<String>,
     /// A name or address; IPv6 in brackets.

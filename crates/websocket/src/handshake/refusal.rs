@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// The status of such an answer.
+/// The status code of such an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// 400: the request is wrong.
@@ -19,11 +19,11 @@ pub enum Status {
     UpgradeRequired = 426,
     /// 431: the head is too large.
     HeadTooLarge = 431,
-    /// 502: the server behind refuses.
+    /// 502: the backend refuses.
     BadGateway = 502,
-    /// 503: a limit is reached, or the server goes down.
+    /// 503: a limit is reached, or the server shuts down.
     Unavailable = 503,
-    /// 504: the server behind does not answer.
+    /// 504: the backend does not answer.
     GatewayTimeout = 504,
 }
 
@@ -43,7 +43,7 @@ impl Status {
         }
     }
 
-    /// The header fields that go with it.
+    /// Additional header fields of the answer.
     fn fields(self) -> &'static str {
         match self {
             Self::UpgradeRequired => "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
@@ -53,22 +53,22 @@ impl Status {
     }
 }
 
-/// Why a request is not upgraded.
+/// The reason why a request is not upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The status.
+    /// The HTTP status.
     pub status: Status,
-    /// One line for whoever looks.
+    /// One line of explanation for humans.
     pub text: Cow<'static, str>,
 }
 
 impl Refusal {
-    /// A refusal.
+    /// A refusal with this status and text.
     pub fn new(status: Status, text: impl Into<Cow<'static, str>>) -> Self {
         Self { status, text: text.into() }
     }
 
-    /// The whole answer; the connection is to be closed behind it.
+    /// The whole answer; close the connection after it.
     pub fn response(&self) -> Vec<u8> {
         // 426 must name the upgrade in Connection (RFC 9110, 7.8).
         let connection = if self.status == Status::UpgradeRequired { "Upgrade, close" } else { "close" };

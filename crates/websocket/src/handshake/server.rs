@@ -1,4 +1,4 @@
-//! The server's side: is this an upgrade, and the answer that makes it one.
+//! The server's side: validates an upgrade request, and writes the answer.
 
 use super::head::{Head, HeadError};
 use super::key;
@@ -11,22 +11,22 @@ const VERSION: &str = "13";
 /// A request that may be upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upgrade<'a> {
-    /// Where to, and everything else of the request.
+    /// The path and all other parts of the request.
     pub head: Head<'a>,
-    /// The host that the client means, with its port if that is not the usual one.
+    /// The host that the client asks for, with its port if that is not the default one.
     pub host: &'a str,
-    /// Where the page comes from that connects; only browsers tell.
+    /// The origin of the connecting page; only browsers send one.
     pub origin: Option<&'a str>,
-    /// The subprotocols that the client offers, the dearest first.
+    /// The subprotocols that the client offers, in order of preference.
     pub offered: Vec<&'a str>,
     key: &'a str,
 }
 
 impl<'a> Upgrade<'a> {
-    /// Judges a head by section 4.2.1.
+    /// Validates a head by section 4.2.1.
     ///
     /// # Errors
-    /// 405 for another method, 426 for what is not an upgrade to version 13, 400 for one that is broken.
+    /// 405 for another method, 426 for a request that is not an upgrade to version 13, 400 for one that is malformed.
     pub fn judge(head: Head<'a>) -> Result<Self, Refusal> {
         let bad = |text| Err(Refusal::new(Status::BadRequest, text));
         if head.method != "GET" {
@@ -65,9 +65,9 @@ impl<'a> Upgrade<'a> {
         known.iter().copied().find(|protocol| self.offered.contains(protocol))
     }
 
-    /// The answer that upgrades. `protocol` must be one that was offered: anything else is left out, for a client has to
-    /// fail a connection with a subprotocol that it did not ask for (4.1). `deflate` must have been negotiated with this
-    /// request.
+    /// The answer that upgrades. `protocol` must be one that was offered: any other is left out, since a client has
+    /// to fail a connection with a subprotocol that it did not ask for (4.1). `deflate` must have been negotiated
+    /// with this request.
     pub fn accept(&self, protocol: Option<&str>, deflate: Option<Deflate>) -> Vec<u8> {
         let mut response = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -99,7 +99,7 @@ impl From<HeadError> for Refusal {
     }
 }
 
-/// Whether `text` is a token (RFC 9110, 5.6.2); anything else could break the answer apart.
+/// Whether `text` is a token (RFC 9110, 5.6.2); anything else could inject into the answer.
 pub(super) fn is_token(text: &str) -> bool {
     !text.is_empty()
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))

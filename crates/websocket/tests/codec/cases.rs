@@ -12,12 +12,12 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// Frames one after another.
+/// Concatenates frames.
 fn frames(frames: &[(u8, &[u8])]) -> Vec<u8> {
     frames.iter().flat_map(|(first, payload)| masked(*first, payload)).collect()
 }
 
-/// What is heard of frames that are all in order, whatever the cut.
+/// The messages of frames that are all valid, whatever the cut.
 fn fine(list: &[(u8, &[u8])]) -> Vec<Heard> {
     let bytes = frames(list);
     let (heard, fault) = hear_client(&bytes);
@@ -28,7 +28,7 @@ fn fine(list: &[(u8, &[u8])]) -> Vec<Heard> {
     heard
 }
 
-/// The code with which frames are refused, and what was heard before.
+/// The messages before frames that are refused, and the code.
 fn refused(list: &[(u8, &[u8])]) -> (Vec<Heard>, u16) {
     let bytes = frames(list);
     let (heard, fault) = hear_client(&bytes);
@@ -219,7 +219,8 @@ fn messages_above_the_limit_are_refused_by_their_headers_alone() {
         None
     );
     assert_eq!(code(&frames(&[(BINARY, &[0; 6]), (FIN | CONTINUATION, &[0; 5])])), Some(1009));
-    // Half of what can be announced, at no cost, and then the sum of two that exceeds 64 bits.
+    // The largest length that can be announced, of 63 bits, is refused by its header; without a limit it costs
+    // nothing.
     let huge = [0x02, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
     assert_eq!(code(&huge), Some(1009));
     assert_eq!(hear_client(&huge), (vec![], None));
@@ -249,7 +250,7 @@ fn large_messages_are_heard_in_frames_and_reads_of_every_size() {
     }
 }
 
-/// What is shown again and again would make the cost of a message grow with its square.
+/// Payload that was passed in again and again would make the cost of a message grow with its square.
 #[test]
 fn nothing_but_a_header_or_a_control_frame_is_ever_shown_twice() {
     let mut bytes = Vec::new();

@@ -1,8 +1,8 @@
-//! A decoder fed in pieces, and what it told.
+//! Feeds a decoder in pieces and collects its events.
 
 use websocket::{CloseFrame, Decoder, Event, Fault, Limits, MAX_INFLATED, MessageKind, Role};
 
-/// What a peer said, in messages.
+/// A peer's messages and control frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
     /// A text message.
@@ -17,12 +17,12 @@ pub enum Heard {
     Close(Option<CloseFrame>),
 }
 
-/// Everything in `input`, shown `step` bytes more at a time, up to the first fault.
+/// Decodes everything in `input`, passing in `step` more bytes at a time, up to the first fault.
 pub fn hear(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
     hear_with(Decoder::new(role, limits), input, step)
 }
 
-/// The same where permessage-deflate was negotiated.
+/// The same with permessage-deflate negotiated.
 pub fn hear_deflated(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
     hear_with(Decoder::new(role, limits).with_deflate(true), input, step)
 }
@@ -69,7 +69,7 @@ pub fn hear_client(input: &[u8]) -> (Vec<Heard>, Option<Fault>) {
     hear(Role::Server, Limits::NONE, input, input.len().max(1))
 }
 
-/// A client's frame with these first byte and payload.
+/// A client's frame with this first byte and payload.
 pub fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     let key = [0x37, 0xfa, 0x21, 0x3d];
     let mut bytes = vec![first];

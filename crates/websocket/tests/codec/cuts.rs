@@ -1,11 +1,11 @@
-//! Whatever peers say, and however it is cut into frames and reads, the same is heard.
+//! The result does not depend on how a peer's messages are cut into frames and reads.
 
 use proptest::prelude::*;
 use websocket::{CloseCode, CloseFrame, Limits, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear};
 
-/// Something to say, and bytes that decide how it is cut into frames.
+/// A message or control frame, and bytes that determine how it is cut into frames.
 fn utterance() -> impl Strategy<Value = (Heard, Vec<u8>)> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
     let short = || proptest::collection::vec(any::<u8>(), 0..=125);

@@ -1,4 +1,4 @@
-//! permessage-deflate (RFC 7692): what is negotiated, the RFC's own examples, every cut, and messages that blow up.
+//! permessage-deflate (RFC 7692): negotiation, the RFC's own examples, every cut, and messages that blow up.
 
 use websocket::handshake::{Head, Upgrade};
 use websocket::{Deflate, Limits, MessageKind, Role, encode};
@@ -10,7 +10,7 @@ const BINARY: u8 = 0x82;
 const COMPRESSED: u8 = 0x40;
 const KEY: Option<[u8; 4]> = Some([0xde, 0xad, 0xbe, 0xef]);
 
-/// The answer's extensions to a request that offers these, if any are accepted.
+/// The extensions in the answer to a request with these offers, if any are accepted.
 fn negotiated(offers: &[&str]) -> Option<String> {
     let fields: String =
         offers.iter().map(|offer| format!("Sec-WebSocket-Extensions: {offer}\r\n")).collect();
@@ -32,7 +32,7 @@ fn deflate(window_bits: u8) -> Deflate {
     Deflate::negotiate(&Head::parse(request.as_bytes()).unwrap().unwrap().0).unwrap()
 }
 
-/// What a server hears, whatever the cut.
+/// The messages that a server decodes, whatever the cut.
 fn heard(bytes: &[u8]) -> (Vec<Heard>, Option<u16>) {
     let code = |(heard, fault): (_, Option<websocket::Fault>)| (heard, fault.map(|fault| fault.code.get()));
     let whole = code(hear_deflated(Role::Server, Limits::NONE, bytes, bytes.len()));
@@ -62,7 +62,7 @@ fn no_memory_is_asked_of_either_side_whatever_is_offered() {
     // The default of Python's `websockets`.
     let offer = "permessage-deflate; server_max_window_bits=12; client_max_window_bits=12";
     assert_eq!(negotiated(&[offer]).as_deref(), Some(&*limited));
-    // The first that is acceptable, in one list or in several.
+    // The first acceptable offer, in one list or in several.
     let later =
         ["permessage-deflate; server_max_window_bits=8", "permessage-deflate; server_max_window_bits=12"];
     assert_eq!(negotiated(&later).as_deref(), Some(&*limited));
@@ -106,7 +106,7 @@ fn the_rfcs_examples_are_heard() {
     assert_eq!(heard(&masked(TEXT | COMPRESSED, &two)), text("Hello"));
     // 7.2.3.6: nothing.
     assert_eq!(heard(&masked(TEXT | COMPRESSED, &[0])), text(""));
-    // Messages that are not compressed may stand between.
+    // Uncompressed messages may come between.
     let mixed = [masked(TEXT, b"plain"), masked(TEXT | COMPRESSED, &hello)].concat();
     assert_eq!(heard(&mixed).0, [text("plain").0, text("Hello").0].concat());
 }
@@ -148,7 +148,7 @@ fn a_message_that_blows_up_is_refused_before_it_exists() {
     compressed.truncate(compressed.len() - 4);
     let bytes = masked(BINARY | COMPRESSED, &compressed);
     assert!(bytes.len() * 900 < bomb.len(), "{}", bytes.len());
-    // `hear` asserts what each call gives.
+    // `hear` asserts the limit for each call.
     for step in [1000, bytes.len()] {
         let (heard, fault) = hear_deflated(Role::Server, Limits { message: 1 << 20 }, &bytes, step);
         assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1009)));
@@ -159,12 +159,12 @@ fn a_message_that_blows_up_is_refused_before_it_exists() {
 
 #[test]
 fn what_is_not_deflate_or_not_text_is_refused() {
-    // A block of a type that does not exist.
+    // A block of an undefined type.
     assert_eq!(heard(&masked(BINARY | COMPRESSED, &[0x07, 0xff])), (vec![], Some(1007)));
     let mut not_text = Vec::new();
     encode::deflated_message(&mut not_text, KEY, MessageKind::Text, deflate(15), &[0xff; 100]);
     assert_eq!(heard(&not_text), (vec![], Some(1007)));
-    // A decompressor that was left in the middle serves the next all the same.
+    // A decompressor that was left in the middle still works for the next message.
     assert_eq!(heard(&masked(TEXT | COMPRESSED, &[0xf2, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00])), text("Hello"));
 }
 

@@ -1,4 +1,4 @@
-//! Against tokio-websockets, both roles: what one says, the other hears, and both refuse the same.
+//! Against tokio-websockets, in both roles: each reads the other's output, and both refuse the same input.
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
@@ -60,7 +60,7 @@ async fn accept(pipe: &mut DuplexStream) {
     }
 }
 
-/// Our client's handshake; returns what came behind it.
+/// Our client's handshake; returns the bytes that came behind it.
 async fn connect(pipe: &mut DuplexStream) -> Vec<u8> {
     let request = ClientRequest {
         host: "localhost".into(),

@@ -1,4 +1,4 @@
-//! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
+//! The fuzz targets on a small corpus and some thousand deterministic mutations of it, without nightly.
 
 use websocket::handshake::{ClientRequest, Head, Upgrade};
 use websocket::{CloseCode, Deflate, MessageKind, encode};
@@ -8,10 +8,10 @@ use crate::bodies;
 /// Per target; enough to reach every branch of the bodies, within a second in a debug build.
 const MUTATIONS: usize = 3000;
 
-/// Bytes that mean something.
+/// Bytes with a special meaning.
 const TELLING: [u8; 9] = [0, 0x7e, 0x7f, 0x80, 0xfe, 0xff, b',', b'"', b'\r'];
 
-/// What the mutations of a target start from.
+/// The seeds of a target's mutations.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     if target == "frames" {
         return KEYS.map(conversation).to_vec();
@@ -42,7 +42,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     vec![bytes, answer]
 }
 
-/// A server's frames, and a client's.
+/// The masking keys of a server's frames (none) and of a client's.
 const KEYS: [Option<[u8; 4]>; 2] = [None, Some([0x37, 0xfa, 0x21, 0x3d])];
 
 fn compressed(key: Option<[u8; 4]>, most: usize) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! The codec as a whole: the RFC's own examples, a list of cases, another implementation, and nonsense.
+//! The codec as a whole: the RFC's own examples, a list of cases, another implementation, and random input.
 
 mod cases;
 pub mod common;

@@ -1,5 +1,5 @@
-//! Power failures at any moment, on a disk that fails now and then: what was synced is there, what was persisted as
-//! settled is not.
+//! Power failures at any moment, on a disk that sometimes fails: synced messages are there, and messages persisted as
+//! settled are not.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use super::*;
 use crate::disk::simulated::{Dice, Faults};
 use crate::pages::PagesError;
 
-/// A queue and what must be true of it after a crash.
+/// A queue and the state it must have after a crash.
 struct Life {
     disk: SimDisk,
     segments: QueueSegments,
     next: u64,
     /// Persistent messages that the caller has not settled.
     live: BTreeSet<u64>,
-    /// Of these, those that are not synced: the caller has them elsewhere.
+    /// The live messages that are not synced: the caller has them elsewhere.
     unsynced: BTreeSet<u64>,
     /// Settled, and not known to be persisted.
     settled: BTreeSet<u64>,
@@ -75,7 +75,7 @@ impl Life {
         }
     }
 
-    /// As the owner of a journal would: what is not synced is appended again before each attempt.
+    /// As the owner of a journal would: unsynced messages are appended again before each attempt.
     fn sync(&mut self) {
         for position in &self.unsynced {
             if let Err(failed) = append_one(&self.segments, *position, false) {
@@ -112,8 +112,8 @@ impl Life {
             );
         }
         assert!(recovered.last.is_none_or(|last| last < self.next));
-        // What is not found was neither synced nor promised: as positions are given anew after a restart, so here. And
-        // as a journal would, what is not persisted is settled again.
+        // Messages that are not found were neither synced nor promised: as after a real restart, their positions are
+        // assigned anew. And as a journal would, settle again the positions whose settling was not persisted.
         segments.settle(self.settled.iter().map(|position| *position..=*position));
         let last = recovered.last.max(self.gone.last().copied()).max(self.settled.last().copied());
         let live = found.difference(&self.settled).copied().collect();

@@ -1,4 +1,4 @@
-//! What is torn is cut off, and what is damaged is reported, never passed over.
+//! Torn ends are cut off, and damage is reported, never ignored.
 
 use super::*;
 use crate::pages::PagesError;

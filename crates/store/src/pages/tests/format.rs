@@ -1,4 +1,4 @@
-//! The bytes of today's files, which every later version has to read.
+//! The bytes of the current file formats, which every later version has to read.
 
 use super::*;
 use crate::pages::companions::{decode_index, decode_sidecar, encode_index, encode_sidecar};

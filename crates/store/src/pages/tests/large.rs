@@ -1,4 +1,4 @@
-//! With the sizes that are really used, on a real file system.
+//! With the sizes used in production, on a real file system.
 
 use super::*;
 use crate::disk::RealDisk;

@@ -1,4 +1,4 @@
-//! Promises of queue segments, on disks that keep everything and on one that does not.
+//! The guarantees of queue segments, on disks that keep everything and on one that does not.
 
 mod crash;
 mod damage;
@@ -27,7 +27,7 @@ fn sim() -> SimDisk {
     SimDisk::new(1, 1 << 30)
 }
 
-/// What the message of a position consists of.
+/// The payload of the message at a position.
 fn payload(position: u64) -> Vec<u8> {
     let len = (position * 37 % 150) as usize;
     format!("{position}:").bytes().cycle().take(len).collect()
@@ -46,12 +46,12 @@ fn append_one(segments: &QueueSegments, position: u64, transient: bool) -> Resul
     segments.append(&[Record { position, expires, deliveries: 0, transient, weight, payload: &payload }])
 }
 
-/// What it counts for.
+/// The weight of the message at a position.
 fn weight(position: u64) -> u32 {
     payload(position).len() as u32 / 2
 }
 
-/// Everything that is live, read in pieces, each message proven to be what was appended.
+/// Reads all live messages in pieces, and verifies that each is as it was appended.
 fn read_all(segments: &QueueSegments) -> Vec<(u64, u32)> {
     let mut read: Vec<Stored> = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Random programs give what a map gives.
+//! Random programs have the same results as a map.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ enum Op {
     Persist,
     Reap,
     Purge,
-    /// Everything is given to the files first, then the process is killed.
+    /// Everything is flushed to the files first, then the process is killed.
     Restart,
 }
 
@@ -44,7 +44,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 struct Model {
     disk: SimDisk,
     segments: QueueSegments,
-    /// Position to whether it is transient, and deliveries.
+    /// By position: whether it is transient, and its delivery count.
     live: BTreeMap<u64, (bool, u32)>,
     next: u64,
 }

@@ -1,4 +1,4 @@
-//! What an owner of segments relies on, one test each.
+//! Guarantees to the owner of segments, one test each.
 
 use super::*;
 use crate::disk::simulated::Faults;
