@@ -1,8 +1,8 @@
 //! The life cycle of channels, and of the connection around them, at the server's end.
 //!
 //! For every frame call [`ConnectionLife::frame`] first; pass frames for which it returns [`ConnectionStep::Channel`]
-//! to [`ChannelTable::method`] or [`ChannelTable::content`]. Neither sends anything: the caller does, and reports
-//! back by [`ChannelTable::open`], [`ChannelTable::start_closing`] and [`ChannelTable::remove`].
+//! to [`ChannelTable::method`] or [`ChannelTable::content`]. Neither sends anything: the caller does, and reports back
+//! by [`ChannelTable::open`], [`ChannelTable::start_closing`] and [`ChannelTable::remove`].
 //!
 //! A channel is closed, open, or closing. It is closing from the server's `channel.close` to the client's `close-ok`;
 //! frames in between were sent by a client that did not know yet, and are discarded.

@@ -45,8 +45,8 @@ impl<'a> Frame<'a> {
     /// Parses the frame at the start of `input`, or returns `None` if it is not complete yet. A parsed frame takes
     /// [`Frame::wire_len`] bytes of `input`.
     ///
-    /// The announced length is validated as soon as the header is there, before the caller waits for, or allocates,
-    /// the payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit.
+    /// The announced length is validated as soon as the header is there, before the caller waits for, or allocates, the
+    /// payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit.
     ///
     /// # Errors
     /// 501 FRAME_ERROR for an unknown type, a frame longer than `frame_max`, or a wrong end byte.

@@ -10,10 +10,10 @@
 //! # Order of the calls
 //! `handle_*` takes input, `poll_*` returns actions and output. A server's session, for each read:
 //! 1. [`handshake::ServerHandshake::handle_input`] until it is open; `poll_event`, decide, `poll_output`.
-//! 2. From then on [`Frame::parse`] at the front of the buffer, and for each frame
-//!    [`channel::ConnectionLife::frame`]. For a method on a channel: [`content::Assembler::check_method`],
-//!    [`Method::decode`], [`channel::ChannelTable::method`]. If it carries content: [`content::Whole::peek`] at the
-//!    bytes behind it, else [`content::Assembler::expect`].
+//! 2. From then on [`Frame::parse`] at the front of the buffer, and for each frame [`channel::ConnectionLife::frame`].
+//!    For a method on a channel: [`content::Assembler::check_method`], [`Method::decode`],
+//!    [`channel::ChannelTable::method`]. If it carries content: [`content::Whole::peek`] at the bytes behind it, else
+//!    [`content::Assembler::expect`].
 //! 3. For a header or body: [`channel::ChannelTable::content`], then [`content::Assembler::header`] or
 //!    [`content::Assembler::body`].
 //! 4. [`heartbeat::Heartbeat::received`] once per read and `sent` once per write; `poll` at `next_deadline`.

@@ -1,7 +1,7 @@
 //! SASL as AMQP 0-9-1 uses it: `connection.start-ok` names a mechanism and carries its response.
 //!
-//! PLAIN is RFC 4616; AMQPLAIN is a field table with LOGIN and PASSWORD; EXTERNAL leaves the proof to the transport
-//! (a client certificate); ANONYMOUS (RFC 4505) proves nothing. None of them needs a challenge.
+//! PLAIN is RFC 4616; AMQPLAIN is a field table with LOGIN and PASSWORD; EXTERNAL leaves the proof to the transport (a
+//! client certificate); ANONYMOUS (RFC 4505) proves nothing. None of them needs a challenge.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Field tables (specification section 4.2.5.5) with RabbitMQ's reading of the type letters.
 //!
-//! The specification and RabbitMQ disagree on some letters; every client follows RabbitMQ, and so does this module:
-//! `s` is a signed 16-bit integer (not a short string), `l` a signed 64-bit one, `x` a byte array.
+//! The specification and RabbitMQ disagree on some letters; every client follows RabbitMQ, and so does this module: `s`
+//! is a signed 16-bit integer (not a short string), `l` a signed 64-bit one, `x` a byte array.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};

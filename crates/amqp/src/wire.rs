@@ -1,7 +1,7 @@
 //! Reading and writing the elementary types of AMQP 0-9-1 (section 4.2.5 of the specification).
 //!
-//! Consecutive `bit` fields share bytes; [`Reader`] and [`Writer`] keep track of that, so generated code only names
-//! the fields in order.
+//! Consecutive `bit` fields share bytes; [`Reader`] and [`Writer`] keep track of that, so generated code only names the
+//! fields in order.
 
 use std::fmt;
 

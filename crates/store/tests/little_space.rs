@@ -1,6 +1,6 @@
-//! A disk with little space: however much is published until publishers are blocked, once all of it is consumed they
-//! go on, again and again, and settled messages stay away. The log never goes below the limit of free space by more
-//! than the messages already accepted.
+//! A disk with little space: however much is published until publishers are blocked, once all of it is consumed they go
+//! on, again and again, and settled messages stay away. The log never goes below the limit of free space by more than
+//! the messages already accepted.
 //!
 //! `LEVERET_SPACE_SEEDS=10000` runs more seeds.
 

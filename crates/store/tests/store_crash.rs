@@ -1,6 +1,6 @@
 //! The whole store on a disk that fails on purpose, against a model: journal, queues' own segments, continuous
-//! retirement, and definitions. After every crash the store has exactly the state of a prefix of the log, and that
-//! has everything that was ever reported to be on disk.
+//! retirement, and definitions. After every crash the store has exactly the state of a prefix of the log, and that has
+//! everything that was ever reported to be on disk.
 //!
 //! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` begins at another.
 

@@ -1,5 +1,5 @@
-//! Damage in each part of a data folder: it is reported with its location, it costs only itself, and the folder can
-//! be opened again.
+//! Damage in each part of a data folder: it is reported with its location, it costs only itself, and the folder can be
+//! opened again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -8,8 +8,7 @@ use std::io::IoSlice;
 use bytes::{Buf, Bytes};
 
 /// Pieces shorter than this are copied; copying them costs less than another entry in a vectored write. The value is
-/// well below the smallest frame that may be negotiated (4096), so large bodies are never copied, however they are
-/// cut.
+/// well below the smallest frame that may be negotiated (4096), so large bodies are never copied, however they are cut.
 const COPY_BELOW: usize = 2048;
 
 /// Most slices handed to one vectored write; Linux takes up to 1,024, and beyond 64 nothing is gained.

@@ -21,12 +21,12 @@ use crate::turn::{next_busy_turn, turn_to_end};
 /// Size of the per-thread read buffer in bytes: unconsumed input comes first, newly read bytes after it.
 const SCRATCH: usize = 256 * 1024;
 
-/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half
-/// of the scratch buffer is always free to read into.
+/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half of
+/// the scratch buffer is always free to read into.
 pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 
-/// Fewest bytes that a read asks for after an earlier read could not be processed in one turn: less would cost more
-/// in system calls than it saves in bytes that wait here and not with the peer.
+/// Fewest bytes that a read asks for after an earlier read could not be processed in one turn: less would cost more in
+/// system calls than it saves in bytes that wait here and not with the peer.
 const MIN_READ: usize = 16 * 1024;
 
 /// Picoseconds charged for a byte that is read.
@@ -50,10 +50,10 @@ pub enum Intent {
 /// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
 pub trait Protocol {
     /// Takes bytes from the front of `input`, and returns how many. Input that it leaves is shown again. It may leave
-    /// at most [`MAX_UNCONSUMED`] bytes to wait for more; they are then shown with the new bytes behind them. Input
-    /// is shown again as it is if the protocol left it because it paused, because the backlog had reached the read
-    /// limit, or because the connection's turn was over ([`work::is_turn_over`], which it checks after each frame),
-    /// and can go on.
+    /// at most [`MAX_UNCONSUMED`] bytes to wait for more; they are then shown with the new bytes behind them. Input is
+    /// shown again as it is if the protocol left it because it paused, because the backlog had reached the read limit,
+    /// or because the connection's turn was over ([`work::is_turn_over`], which it checks after each frame), and can go
+    /// on.
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
     /// The peer will send nothing more.
     fn handle_eof(&mut self);

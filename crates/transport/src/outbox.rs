@@ -22,7 +22,7 @@ pub struct Outbox {
     backlog: AtomicUsize,
     /// Bytes that the peer's socket has ever taken.
     sent: AtomicU64,
-    /// Sum of the backlogs of several outboxes, if this one counts in it.
+    /// Sum of several outboxes' backlogs, if this one is counted in it.
     tally: OnceLock<Arc<Tally>>,
     /// Wakes the connection's task.
     waker: AtomicWaker,
@@ -58,8 +58,8 @@ impl Outbox {
         }
     }
 
-    /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect;
-    /// no write may be in progress at that time.
+    /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect; no
+    /// write may be in progress at that time.
     pub fn count_in(&self, tally: &Arc<Tally>) {
         // Under the lock, so that the present backlog is counted once, and not at all if the connection has ended.
         let inner = self.inner.lock();
@@ -69,8 +69,8 @@ impl Outbox {
     }
 
     /// Runs `write` to append to the buffer, and schedules the connection's task to write it out. `write` runs under
-    /// the outbox's lock: it must be short and take no lock. Returns `None`, without calling `write`, if the
-    /// connection has ended.
+    /// the outbox's lock: it must be short and take no lock. Returns `None`, without calling `write`, if the connection
+    /// has ended.
     #[inline]
     pub fn append<R>(&self, write: impl FnOnce(&mut OutBuf) -> R) -> Option<R> {
         let mut inner = self.inner.lock();
@@ -97,23 +97,21 @@ impl Outbox {
     }
 
     /// Whether the backlog is below the limit. A sender that can wait (a queue with deliveries, a relay) appends only
-    /// then; after a `false`, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the
-    /// limit.
+    /// then; after a `false`, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the limit.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.has_room_below(self.limit)
     }
 
-    /// Like `has_room` with a lower limit than the outbox's own; after a `false` the backlog has to fall to half of
-    /// it.
+    /// Like `has_room` with a lower limit than the outbox's own; after a `false` the backlog has to fall to half of it.
     #[inline]
     pub fn has_room_below(&self, limit: usize) -> bool {
         if self.backlog() < limit {
             return true;
         }
         // Set `starved` first, then look again: the writer writes first, then checks `starved`. Both sides change the
-        // backlog in between, this side by nothing. The side whose change comes second sees what the other did
-        // before, so no sender waits for a call that never comes.
+        // backlog in between, this side by nothing. The side whose change comes second sees what the other did before,
+        // so no sender waits for a call that never comes.
         self.starved.fetch_max(limit.max(1), Ordering::Relaxed);
         self.backlog.fetch_add(0, Ordering::AcqRel) < limit
     }
@@ -170,8 +168,8 @@ impl Outbox {
         self.waker.register(waker);
     }
 
-    /// Moves the gathered bytes into the writer's empty `taken`, whose memory serves the next burst. Returns false,
-    /// and re-arms the wake-up, when there are none.
+    /// Moves the gathered bytes into the writer's empty `taken`, whose memory serves the next burst. Returns false, and
+    /// re-arms the wake-up, when there are none.
     pub(crate) fn take(&self, taken: &mut OutBuf) -> bool {
         debug_assert!(taken.is_empty());
         let mut inner = self.inner.lock();

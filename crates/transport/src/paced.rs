@@ -24,8 +24,8 @@ use pace::{Pace, WAIT};
 
 /// A stream that is read at a pace. Only TCP is; other streams are read as data arrives.
 ///
-/// While it is busy, received data may wait for two milliseconds, and so may the end of the stream. It is busy when
-/// its peer itself gathers several things in each of many writes, and sends as much while reads are delayed.
+/// While it is busy, received data may wait for two milliseconds, and so may the end of the stream. It is busy when its
+/// peer itself gathers several things in each of many writes, and sends as much while reads are delayed.
 #[derive(Debug)]
 pub struct Paced {
     source: Source,

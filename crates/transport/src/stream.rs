@@ -65,8 +65,8 @@ impl std::fmt::Display for Peer {
 pub struct ConnectOptions {
     /// Time after which an attempt to connect to one address is abandoned.
     pub timeout: Duration,
-    /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would
-    /// end a connection whose peer lives but does not read for a while, such as a RabbitMQ in a memory alarm.
+    /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would end
+    /// a connection whose peer lives but does not read for a while, such as a RabbitMQ in a memory alarm.
     pub keepalive: Duration,
 }
 

@@ -32,8 +32,8 @@ impl CloseCode {
     /// The server has reached a limit.
     pub const TRY_AGAIN_LATER: Self = Self(1013);
 
-    /// The code of this number, if a close frame may carry it: excludes 1004, 1005, 1006 and 1015, which are
-    /// reserved, and unregistered codes (7.4.1, 7.4.2 and the IANA registry).
+    /// The code of this number, if a close frame may carry it: excludes 1004, 1005, 1006 and 1015, which are reserved,
+    /// and unregistered codes (7.4.1, 7.4.2 and the IANA registry).
     pub const fn new(code: u16) -> Option<Self> {
         match code {
             1000..=1003 | 1007..=1014 | 3000..=4999 => Some(Self(code)),

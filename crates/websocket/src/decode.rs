@@ -98,8 +98,8 @@ impl Eq for Control {}
 pub struct Step {
     /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// The event at that point. `None` if the input is used up, except for an incomplete header or control frame,
-    /// which must be passed again with more bytes behind it.
+    /// The event at that point. `None` if the input is used up, except for an incomplete header or control frame, which
+    /// must be passed again with more bytes behind it.
     pub event: Option<Event>,
 }
 
@@ -166,8 +166,7 @@ impl Decoder {
     /// `out`. Call again until there is no event.
     ///
     /// # Errors
-    /// The peer broke the protocol. Discard the bytes that this call appended to `out`; all further input is
-    /// discarded.
+    /// The peer broke the protocol. Discard the bytes that this call appended to `out`; all further input is discarded.
     pub fn decode(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step, Fault> {
         if self.over {
             return Ok(Step { taken: input.len(), event: None });

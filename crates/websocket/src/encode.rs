@@ -1,5 +1,5 @@
-//! Encoding of outgoing frames. A client passes a masking key, fresh and unpredictable for each frame (RFC 6455,
-//! 5.3); a server passes none.
+//! Encoding of outgoing frames. A client passes a masking key, fresh and unpredictable for each frame (RFC 6455, 5.3);
+//! a server passes none.
 
 use crate::close::{CloseCode, fitting};
 use crate::decode::MessageKind;

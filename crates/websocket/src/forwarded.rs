@@ -11,8 +11,8 @@ use crate::handshake::Head;
 /// Most addresses examined; proxies in a row are few, and a longer list is forged.
 const MAX_HOPS: usize = 16;
 
-/// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent
-/// them, so there is no way to tell which is true.
+/// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent them,
+/// so there is no way to tell which is true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contradiction;
 

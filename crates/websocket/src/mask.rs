@@ -4,8 +4,8 @@
 /// registers.
 const STEP: usize = 64;
 
-/// Applies `key` to `bytes`, the first of which is masked with the key's first byte. Masking twice restores the
-/// input. Returns the key for the byte that follows.
+/// Applies `key` to `bytes`, the first of which is masked with the key's first byte. Masking twice restores the input.
+/// Returns the key for the byte that follows.
 #[inline]
 pub fn mask(key: [u8; 4], bytes: &mut [u8]) -> [u8; 4] {
     let wide: [u8; STEP] = std::array::from_fn(|i| key[i % 4]);

@@ -1,5 +1,4 @@
-//! The checks of the fuzz targets. `tests/fuzz_corpus.rs` includes this file and runs the same bodies without
-//! nightly.
+//! The checks of the fuzz targets. `tests/fuzz_corpus.rs` includes this file and runs the same bodies without nightly.
 //!
 //! Run one with the real fuzzer: `cargo +nightly fuzz run frame_stream` in `crates/amqp`.
 

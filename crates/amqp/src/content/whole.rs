@@ -20,8 +20,8 @@ impl<'a> Whole<'a> {
     /// Looks at `input`, which starts after a content-carrying method on `channel`, for a header frame and, unless
     /// the message is empty, one frame with the whole body.
     ///
-    /// Returns `None` if the input is anything else, be it incomplete, split, interleaved or wrong: the frames then
-    /// go through an [`super::Assembler`], which waits or finds the fault.
+    /// Returns `None` if the input is anything else, be it incomplete, split, interleaved or wrong: the frames then go
+    /// through an [`super::Assembler`], which waits or finds the fault.
     ///
     /// # Errors
     /// A body that is too large ([`check_size`]), or an error of [`Frame::parse`].

@@ -40,8 +40,8 @@ pub fn content_wire_len(properties_len: usize, body_len: usize, frame_max: u32) 
     OVERHEAD + FIXED_HEADER_LEN + properties_len + body_len + pieces * OVERHEAD
 }
 
-/// The frames of a body, each as the header bytes and the piece itself, for bodies that are sent without being
-/// copied. [`FRAME_END`] follows each piece.
+/// The frames of a body, each as the header bytes and the piece itself, for bodies that are sent without being copied.
+/// [`FRAME_END`] follows each piece.
 pub fn body_frames(
     channel: u16,
     body: &[u8],

@@ -77,8 +77,8 @@ pub enum ClientFailure {
     WrongProtocol([u8; 8]),
     /// The server does not offer the mechanism of the credentials; these are the ones it offers.
     MechanismNotOffered(String),
-    /// The server closed the stream after it saw the credentials: this is how servers refuse a login of clients
-    /// without `authentication_failure_close`.
+    /// The server closed the stream after it saw the credentials: this is how servers refuse a login of clients without
+    /// `authentication_failure_close`.
     ClosedDuringLogin,
     /// The server closed the stream at any other time.
     Eof,

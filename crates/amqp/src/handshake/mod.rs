@@ -1,8 +1,8 @@
 //! Opening a connection, from the protocol header to `connection.open-ok`, at either end.
 //!
 //! Both ends have the same methods. Call them in this order, for every chunk of input:
-//! 1. `handle_input(&received)`: returns how many bytes it took; the rest belongs to a frame that is not complete
-//!    yet, or comes after the handshake, and stays with the caller.
+//! 1. `handle_input(&received)`: returns how many bytes it took; the rest belongs to a frame that is not complete yet,
+//!    or comes after the handshake, and stays with the caller.
 //! 2. `poll_event()` until `None`; answer the events that ask for a decision.
 //! 3. `poll_output(&mut out)`: appends the bytes to be sent.
 //! 4. After a decision, `handle_input` again with the remaining bytes: nothing is taken while a decision is pending.

@@ -16,8 +16,8 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// Validates a client's `tune-ok` as RabbitMQ does: the client may lower channel_max and frame_max, not raise
-    /// them, and "no limit" (0) is higher than any limit; the client chooses the heartbeat.
+    /// Validates a client's `tune-ok` as RabbitMQ does: the client may lower channel_max and frame_max, not raise them,
+    /// and "no limit" (0) is higher than any limit; the client chooses the heartbeat.
     ///
     /// # Errors
     /// 530 NOT_ALLOWED.

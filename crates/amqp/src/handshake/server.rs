@@ -250,8 +250,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Validates byte by byte, since a peer that speaks another protocol may wait for an answer after fewer than
-    /// eight.
+    /// Validates byte by byte, since a peer that speaks another protocol may wait for an answer after fewer than eight.
     fn protocol_header(&mut self, input: &[u8]) -> usize {
         let length = input.len().min(PROTOCOL_HEADER.len());
         let start = &input[..length];

@@ -1,7 +1,7 @@
 //! The database's backend on a [`Disk`], so that it can be tested on one that fails.
 //!
-//! After a failed sync the kernel considers unwritten data clean, so data read from the file may never reach the
-//! disk. The file is in doubt, also for a later process, until all of it has been written again.
+//! After a failed sync the kernel considers unwritten data clean, so data read from the file may never reach the disk.
+//! The file is in doubt, also for a later process, until all of it has been written again.
 
 use std::fmt;
 use std::io;

@@ -1,9 +1,9 @@
 //! Definitions that survive a restart: keys and values, which only the broker interprets, in one redb file.
 //!
 //! A change is noted at once and gets a [`Ticket`]; the caller answers its client when the ticket is committed.
-//! [`Catalogue::commit_pending`] writes all noted changes in one transaction, so that many declarations share one
-//! sync. It is called in each round of the journal's committer, see [`crate::Store`]; if it fails the changes are
-//! kept for the next call.
+//! [`Catalogue::commit_pending`] writes all noted changes in one transaction, so that many declarations share one sync.
+//! It is called in each round of the journal's committer, see [`crate::Store`]; if it fails the changes are kept for
+//! the next call.
 
 mod backend;
 mod check;

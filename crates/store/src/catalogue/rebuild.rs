@@ -12,8 +12,8 @@ use super::guard::guarded;
 use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, META, Section, prepare};
 use crate::disk::Disk;
 
-/// Replaces a damaged file, which is kept as [`DAMAGED`], or a missing one by a new file. Returns how many
-/// definitions that has.
+/// Replaces a damaged file, which is kept as [`DAMAGED`], or a missing one by a new file. Returns how many definitions
+/// that has.
 ///
 /// # Errors
 /// The disk's error.
@@ -152,6 +152,5 @@ const UNUSED_ID: u64 = 1 << 48;
 const STEP: usize = 1 << 20;
 /// Bytes of the header that are read.
 const HEADER: usize = 32;
-/// Most bytes that a cut-off file is extended to in memory: a header with a greater length is more likely to be
-/// wrong.
+/// Most bytes that a cut-off file is extended to in memory: a header with a greater length is more likely to be wrong.
 const MOST_SALVAGED: u64 = 4 << 30;

@@ -71,8 +71,8 @@ pub trait DiskFile: Send + Sync {
     /// # Errors
     /// The file system's error.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Makes written data durable. After an error the state of all data written since the last success is unknown,
-    /// and it has to be written again, elsewhere (a second call may well succeed without having written anything).
+    /// Makes written data durable. After an error the state of all data written since the last success is unknown, and
+    /// it has to be written again, elsewhere (a second call may well succeed without having written anything).
     ///
     /// # Errors
     /// The file system's error.

@@ -1,6 +1,6 @@
 //! Pauses publishers while the journal is far longer than its budget: a disk that keeps up with publishing may be too
-//! busy with it to write the messages a second time, to the queues' own segments. Without a bound the next start
-//! would have to read all of it.
+//! busy with it to write the messages a second time, to the queues' own segments. Without a bound the next start would
+//! have to read all of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,8 +71,8 @@ impl Brake {
     }
 }
 
-/// Multiple of its budget that the journal may reach: a burst is accepted at the journal's own pace, and a start
-/// still reads half a gigabyte at most.
+/// Multiple of its budget that the journal may reach: a burst is accepted at the journal's own pace, and a start still
+/// reads half a gigabyte at most.
 const LEEWAY: usize = 2;
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     Ok(report)
 }
 
-/// Discards the damaged parts of a data folder, and nothing else, so that a broker starts on it again. The caller
-/// must hold the [lock](crate::FolderLock) of the folder. Returns a line for each change.
+/// Discards the damaged parts of a data folder, and nothing else, so that a broker starts on it again. The caller must
+/// hold the [lock](crate::FolderLock) of the folder. Returns a line for each change.
 ///
 /// # Errors
 /// A part that cannot be read or written, and definitions that cannot be repaired.

@@ -1,14 +1,13 @@
 //! Lists the store's files, so that the next start notices one that is missing or has become shorter: otherwise the
 //! rest would pass for everything.
 //!
-//! The list lies in the catalogue. A file is listed once its promised content is on disk, and before the journal
-//! drops the only other copy of it; it leaves the list, durably, before it is removed. So there may be more files
-//! than are listed, never fewer.
+//! The list lies in the catalogue. A file is listed once its promised content is on disk, and before the journal drops
+//! the only other copy of it; it leaves the list, durably, before it is removed. So there may be more files than are
+//! listed, never fewer.
 //!
 //! | key | value |
 //! |---|---|
-//! | `journal` | LSN of the first record that is needed; LSN up to which all records were on disk; first LSN and
-//! number of each file |
+//! | `journal` | first LSN that is needed; LSN up to which all were on disk; first LSN and number of each file |
 //! | queue and number of a segment | bytes of the segment's file that were on disk |
 //!
 //! Numbers have eight bytes, in big-endian order.

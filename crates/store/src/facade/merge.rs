@@ -18,8 +18,8 @@ pub(super) struct Found {
     pub(super) survey: Survey,
 }
 
-/// Opens the segments of all queues, and settles there what the journal has settled. Includes queues that the
-/// catalogue no longer has.
+/// Opens the segments of all queues, and settles there what the journal has settled. Includes queues that the catalogue
+/// no longer has.
 ///
 /// # Errors
 /// Segments that cannot be read, that are damaged, or that are missing although the inventory lists them.

@@ -41,7 +41,7 @@ use retire::Mover;
 use rounds::Definitions;
 use shelf::{Shelf, Shelves};
 
-/// An open data folder. All threads may call its methods, none of which waits for the disk except where noted.
+/// An open data folder. All threads may call its methods, and none of them waits for the disk.
 pub struct Store {
     journal: Arc<Journal>,
     shelves: Arc<Shelves>,
@@ -208,8 +208,8 @@ impl Store {
         self.journal.needs_space()
     }
 
-    /// Sets how many bytes of the disk are to stay free: the store prepares and keeps no segment that leaves less,
-    /// and frees dispensable space early. Messages that it has accepted are written nevertheless.
+    /// Sets how many bytes of the disk are to stay free: the store prepares and keeps no segment that leaves less, and
+    /// frees dispensable space early. Messages that it has accepted are written nevertheless.
     pub fn set_disk_free_limit(&self, bytes: u64) {
         self.journal.set_disk_free_limit(bytes);
     }
@@ -249,8 +249,8 @@ impl StoredQueue {
         self.shelves.journal.release(message);
     }
 
-    /// Removes messages from the queue for good. Returns the LSN to [wait](Store::wait) for if they must not come
-    /// back after a crash.
+    /// Removes messages from the queue for good. Returns the LSN to [wait](Store::wait) for if they must not come back
+    /// after a crash.
     pub fn settle(&self, ranges: &[Range]) -> Lsn {
         self.shelf.settle(&self.shelves.journal, ranges)
     }
@@ -261,8 +261,8 @@ impl StoredQueue {
         self.shelf.delivered(&self.shelves.journal, ranges, count);
     }
 
-    /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but
-    /// at least one. It waits for the disk: do not call it under a lock.
+    /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but at
+    /// least one. It waits for the disk: do not call it under a lock.
     ///
     /// # Errors
     /// A message that cannot be read.

@@ -53,9 +53,9 @@ impl Recovered {
         })
     }
 
-    /// Calls `each` with every message of the queues that are not forgotten, and all its entries, in no order: all
-    /// that are in the journal, and those in segments of the queues that `whole` names; a message that was moved
-    /// there comes once for each queue.
+    /// Calls `each` with every message of the queues that are not forgotten, and all its entries, in no order: all that
+    /// are in the journal, and those in segments of the queues that `whole` names; a message that was moved there comes
+    /// once for each queue.
     ///
     /// # Errors
     /// A message that cannot be read.

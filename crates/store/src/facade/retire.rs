@@ -1,11 +1,11 @@
-//! Retirement: when the journal is longer than its budget, live messages in its oldest segment move to the queues'
-//! own segments, and the file is overwritten.
+//! Retirement: when the journal is longer than its budget, live messages in its oldest segment move to the queues' own
+//! segments, and the file is overwritten.
 //!
 //! Settled positions are written to the segments' files, and messages are dropped with a retired file, only when the
 //! records that say so are on disk: a dead-lettered message is on disk elsewhere before it is gone here.
 //!
-//! A message that has become unreadable is logged, counted, and dropped: otherwise it would keep the journal from
-//! ever getting shorter, and so fill the disk.
+//! A message that has become unreadable is logged, counted, and dropped: otherwise it would keep the journal from ever
+//! getting shorter, and so fill the disk.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -128,8 +128,8 @@ impl Mover {
         }
     }
 
-    /// Makes settled positions durable in the queues' segments, and removes segments without live messages. `false`
-    /// if the log is not on disk as far as that requires.
+    /// Makes settled positions durable in the queues' segments, and removes segments without live messages. `false` if
+    /// the log is not on disk as far as that requires.
     fn persist_settled(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<bool, StoreError> {
         let journal = &self.shelves.journal;
         let shelves = self.shelves.with_segments();

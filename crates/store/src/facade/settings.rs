@@ -14,8 +14,8 @@ pub struct StoreSettings {
     pub queue_segment_size: u64,
     /// Files of queues' own segments that are kept open, for all queues together.
     pub open_files: usize,
-    /// How many bytes a message counts for, up to the length of its payload: the weight that
-    /// [`super::RecoveredQueue`] sums up.
+    /// How many bytes a message counts for, up to the length of its payload: the weight that [`super::RecoveredQueue`]
+    /// sums up.
     pub weigh: fn(&[u8]) -> u32,
 }
 

@@ -33,8 +33,7 @@ pub(super) struct Shelf {
     /// know every record that is in the journal. Taken after the queue's own lock and before those of either part.
     order: Mutex<()>,
     forgotten: AtomicBool,
-    /// The first message at the location in the segments that was read last and found damaged, and how often in a
-    /// row.
+    /// The first message at the location in the segments that was read last and found damaged, and how often in a row.
     damaged: Mutex<(u64, u32)>,
 }
 

@@ -14,8 +14,8 @@ use crate::disk::is_full;
 
 /// Additional work of each round.
 pub trait Hooks: Send {
-    /// Called after a round's records were gathered and before they are written, so that everything it makes durable
-    /// is durable before they are. A message in a new queue is thus never on disk before the queue.
+    /// Called after a round's records were gathered and before they are written, so that everything it makes durable is
+    /// durable before they are. A message in a new queue is thus never on disk before the queue.
     ///
     /// # Errors
     /// The round fails, and is repeated.
@@ -61,8 +61,8 @@ impl Committer {
         &self.journal
     }
 
-    /// Runs one round: gathers, calls the hook, writes, syncs, and wakes the waiters. After a failure it continues
-    /// with the group that failed.
+    /// Runs one round: gathers, calls the hook, writes, syncs, and wakes the waiters. After a failure it continues with
+    /// the group that failed.
     pub fn step(&mut self) -> Step {
         let Some(group) = self.gather() else { return Step::Idle };
         match self.commit(&group) {

@@ -46,8 +46,8 @@ impl Slot {
 }
 
 impl Index {
-    /// Adds a message. If its position is not behind all others it is inserted in order; it is ignored if that
-    /// position is taken.
+    /// Adds a message. If its position is not behind all others it is inserted in order; it is ignored if that position
+    /// is taken.
     pub(super) fn push(&mut self, entry: &Entry) -> bool {
         let slot = Slot { key: entry.position, message: entry.message.to_u64() };
         let at = match self.slots.back() {

@@ -5,8 +5,8 @@
 //!   [waits](Journal::wait): everything appended during one sync is in the next group.
 //! - An LSN is a number of bytes since the log began. The log lies in segment files; the oldest is retired once its
 //!   messages are settled or live elsewhere, and its file is overwritten.
-//! - After a failure to write or sync, nothing of the group counts as written, and all of it goes to a new file,
-//!   which begins at the LSN up to which the old one is known to be good. Where files overlap, the later one counts.
+//! - After a failure to write or sync, nothing of the group counts as written, and all of it goes to a new file, which
+//!   begins at the LSN up to which the old one is known to be good. Where files overlap, the later one counts.
 //! - [`open`] reads it all back. A torn end is cut off; damage before it is an error, or discarded by [`repair`].
 //!
 //! Locks: the rounds ([`Journal::together`], before any queue's lock), a queue's index, then the pending records; the
@@ -116,7 +116,7 @@ pub struct Failing {
     pub error: String,
     /// Whether the last error was that the disk is full.
     pub full: bool,
-    /// How many attempts have failed.
+    /// How many attempts to write have failed.
     pub attempts: u64,
 }
 
@@ -186,8 +186,8 @@ impl Journal {
         self.pending.lock().bytes() <= self.pending_limit()
     }
 
-    /// Adds messages to a queue, at ascending positions behind all that it has had. Call it under the queue's own
-    /// lock. Returns the LSN to [wait](Journal::wait) for; the messages themselves are on disk then too.
+    /// Adds messages to a queue, at ascending positions behind all that it has had. Call it under the queue's own lock.
+    /// Returns the LSN to [wait](Journal::wait) for; the messages themselves are on disk then too.
     pub fn enqueue(&self, queue: &QueueLog, entries: &[Entry]) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
@@ -199,8 +199,8 @@ impl Journal {
         lsn
     }
 
-    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one: after a crash they are here only
-    /// if [`Journal::transfer`] has been called with the same transfer, and its record is on disk. It must be called.
+    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one: after a crash they are here only if
+    /// [`Journal::transfer`] has been called with the same transfer, and its record is on disk. It must be called.
     pub fn enqueue_in_transfer(&self, queue: &QueueLog, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
@@ -233,9 +233,8 @@ impl Journal {
         self.pending.lock().drop_live(message.to_u64());
     }
 
-    /// Removes messages from a queue for good. Positions that the journal does not know (messages that live
-    /// elsewhere, or are not persistent) do no harm, and are reported in [`Recovered`] if the journal still has the
-    /// record.
+    /// Removes messages from a queue for good. Positions that the journal does not know (messages that live elsewhere,
+    /// or are not persistent) do no harm, and are reported in [`Recovered`] if the journal still has the record.
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();

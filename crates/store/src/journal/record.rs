@@ -10,8 +10,8 @@
 //! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that old
 //! bytes in a recycled file never pass for a record.
 //!
-//! A group begins only when everything before it is on disk. So a damaged record is the torn end of the log if no
-//! group begins after it, and damage otherwise.
+//! A group begins only when everything before it is on disk. So a damaged record is the torn end of the log if no group
+//! begins after it, and damage otherwise.
 
 use smallvec::SmallVec;
 

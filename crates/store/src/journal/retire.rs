@@ -15,8 +15,7 @@ pub struct Segment {
     pub first: Lsn,
     /// LSN behind its last record.
     pub end: Lsn,
-    /// How many messages are still needed from it: counted once for each queue, and those on their way to their
-    /// queues.
+    /// How many messages are still needed from it: counted once for each queue, and those on their way to their queues.
     pub live: u64,
     /// Whether all of it is on disk and nothing will be added.
     pub sealed: bool,
@@ -50,8 +49,8 @@ impl Journal {
         })
     }
 
-    /// The messages of a segment that queues still need, by queue: in order of position, with all messages before
-    /// them. The bodies come from [`Journal::reader`].
+    /// The messages of a segment that queues still need, by queue: in order of position, with all messages before them.
+    /// The bodies come from [`Journal::reader`].
     pub fn live_messages(&self, segment: Segment) -> impl Iterator<Item = (Arc<QueueLog>, Vec<LiveMessage>)> {
         let mut queues: Vec<_> = self.queues.lock().values().cloned().collect();
         queues.sort_unstable_by_key(|queue| queue.id());
@@ -81,8 +80,8 @@ impl Journal {
         settled
     }
 
-    /// Drops the oldest segment. All its messages must be settled or [moved](Journal::moved); where its records
-    /// settled messages that are stored elsewhere, that must be on disk there.
+    /// Drops the oldest segment. All its messages must be settled or [moved](Journal::moved); where its records settled
+    /// messages that are stored elsewhere, that must be on disk there.
     ///
     /// # Errors
     /// See [`RetireError`].
@@ -106,8 +105,8 @@ impl Journal {
 }
 
 impl QueueLog {
-    /// All messages up to the last one that lies before `end`: a queue's order may differ a little from the log's,
-    /// and messages are moved in the queue's order.
+    /// All messages up to the last one that lies before `end`: a queue's order may differ a little from the log's, and
+    /// messages are moved in the queue's order.
     fn live_before(&self, end: Lsn) -> Vec<LiveMessage> {
         let mut last = None;
         self.each(|live| {

@@ -248,8 +248,8 @@ impl Scan {
     }
 }
 
-/// Whether a file was to repeat the end of the log, and does not have all of it: the power failed before, and the
-/// copy in an earlier file is still good.
+/// Whether a file was to repeat the end of the log, and does not have all of it: the power failed before, and the copy
+/// in an earlier file is still good.
 fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
     let SegmentHeader { first, incarnation, repeats_until, .. } = file.header;
     if repeats_until <= first {

@@ -1,9 +1,9 @@
 //! Segment files: their names and headers.
 //!
-//! A file's name is its number in the order of writing. A header says where in the log its records begin; a file
-//! whose header names another number (or that begins with zeros) is spare: it is kept to be overwritten, since syncs
-//! are faster into bytes that are already allocated. The header exists twice, in two sectors, so that a damaged byte
-//! does not cost a segment.
+//! A file's name is its number in the order of writing. A header says where in the log its records begin; a file whose
+//! header names another number (or that begins with zeros) is spare: it is kept to be overwritten, since syncs are
+//! faster into bytes that are already allocated. The header exists twice, in two sectors, so that a damaged byte does
+//! not cost a segment.
 
 use std::io;
 use std::sync::Arc;

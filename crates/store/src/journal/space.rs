@@ -2,9 +2,9 @@
 //!
 //! | free space above the limit | the log |
 //! |---|---|
-//! | free space above the limit | what the log does |
+//! | more than three segments | puts a segment aside in advance, and keeps retired ones to be overwritten |
 //! | less than two segments ("short") | gives those back, and takes small segments as it needs them |
-//! | nothing | publishers are blocked by the alarm; what settles messages and declares goes on |
+//! | nothing | publishers are blocked by the alarm; acknowledgements and declarations go on |
 //!
 //! There is also a reserve of small segments, which are used when the disk is full although it should not be:
 //! acknowledgements must get to the disk, or the space of consumed messages could never be freed.
@@ -72,6 +72,5 @@ impl Space {
 const ENOUGH: u64 = 2;
 /// One more, so that giving one back is not the reason to put it aside again.
 const ENOUGH_AGAIN: u64 = 3;
-/// A small segment is this fraction of a segment: 4 MiB. It is given back soon, and still holds thousands of
-/// messages.
+/// A small segment is this fraction of a segment: 4 MiB. It is given back soon, and still holds thousands of messages.
 const SMALL: u64 = 16;

@@ -1,8 +1,8 @@
 //! Segment files that are ready to be overwritten, and retired ones that will be.
 //!
 //! Numbers are assigned in the order of use, so that the order of names is the order of the log. A name is durable
-//! before its file is used, and the removal of a retired file is durable before the next one is removed: after a
-//! crash at most the one that was retired last is there again, never one from the middle.
+//! before its file is used, and the removal of a retired file is durable before the next one is removed: after a crash
+//! at most the one that was retired last is there again, never one from the middle.
 
 use std::collections::VecDeque;
 use std::io;
@@ -81,8 +81,7 @@ impl Spares {
     }
 
     /// Opens a file with room for `needed` bytes to begin a segment in, under a durable name. If it is not used, it
-    /// must be removed. While space is short the file is small, and grows only with the records that are written to
-    /// it.
+    /// must be removed. While space is short the file is small, and grows only with the records that are written to it.
     pub(super) fn take(&self, needed: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut size = self.segment_size;
         if self.space.look() {
@@ -100,8 +99,8 @@ impl Spares {
         }
     }
 
-    /// Like `take` in a reserved segment, after an error: the disk is full. The file is renamed and its space is
-    /// never freed in between, when another process might take it.
+    /// Like `take` in a reserved segment, after an error: the disk is full. The file is renamed and its space is never
+    /// freed in between, when another process might take it.
     fn begin_reserved(&self, needed: u64, error: io::Error) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let size = self.space.small_segment();
         let mut state = self.state.lock();
@@ -237,8 +236,7 @@ impl Spares {
     pub(super) fn recycle(&self, files: impl IntoIterator<Item = SharedFile>) -> io::Result<()> {
         let mut state = self.state.lock();
         state.retiring.extend(files);
-        // The removal of earlier files must be durable first, or they may be back after a crash when this file is
-        // not.
+        // The removal of earlier files must be durable first, or they may be back after a crash when this file is not.
         if !state.retiring.is_empty() {
             while let Some(sequence) = state.leftover.last() {
                 self.disk.remove(&segment::path(*sequence))?;

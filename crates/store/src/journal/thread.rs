@@ -91,8 +91,8 @@ fn prepare(spares: &Spares) {
 }
 
 impl Journal {
-    /// Sleeps until there is a waiter, much was gathered, or the gathered records have waited long enough. `false`
-    /// when it is time to stop.
+    /// Sleeps until there is a waiter, much was gathered, or the gathered records have waited long enough. `false` when
+    /// it is time to stop.
     fn wait_for_work(&self) -> bool {
         let mut pending = self.pending.lock();
         loop {

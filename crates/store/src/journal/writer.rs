@@ -70,8 +70,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins a segment. Its header is on disk before any record is written: otherwise a later run might take the
-    /// same incarnation, and find records of this one.
+    /// Begins a segment. Its header is on disk before any record is written: otherwise a later run might take the same
+    /// incarnation, and find records of this one.
     fn begin(&self, first: u64, needed: u64) -> io::Result<SharedFile> {
         let (sequence, file, len) = self.spares.take(needed)?;
         let (incarnation, repeats_until) = (self.incarnation, self.repeats_until);

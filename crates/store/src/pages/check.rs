@@ -117,8 +117,8 @@ fn check_segment(
     Ok(report)
 }
 
-/// Goes through the records, and returns the positions of the persistent ones. Damage to records that the index may
-/// not know goes to `passed_over`.
+/// Goes through the records, and returns the positions of the persistent ones. Damage to records that the index may not
+/// know goes to `passed_over`.
 fn walk(
     body: Vec<u8>,
     salt: u64,

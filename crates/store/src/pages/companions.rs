@@ -5,8 +5,8 @@
 //! sidecar  generation | highest position that it covers | live ones | number of marks, marks
 //! ```
 //!
-//! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written
-//! after its segment was synced, and not synced itself: without it the segment is read instead.
+//! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written after
+//! its segment was synced, and not synced itself: without it the segment is read instead.
 
 use super::envelope::{self, Kind, Numbers, put};
 use super::error::{PagesError, at};

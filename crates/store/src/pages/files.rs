@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use super::error::{PagesError, at};
 use crate::disk::{Disk, DiskFile};
 
-/// The files that all queues keep open together: the most recently used ones. A file that is evicted is closed when
-/// the reads that use it end. (The queue of a file with persistent messages that are not synced also keeps it open
-/// from the write to the sync: closing it could lose the error of a failed write.)
+/// The files that all queues keep open together: the most recently used ones. A file that is evicted is closed when the
+/// reads that use it end. (The queue of a file with persistent messages that are not synced also keeps it open from the
+/// write to the sync: closing it could lose the error of a failed write.)
 pub(super) struct Files {
     pub(super) sizes: Sizes,
     disk: Arc<dyn Disk>,
@@ -155,8 +155,8 @@ pub(super) const SEGMENT: &str = ".segment";
 pub(super) const INDEX: &str = ".index";
 /// Written alternately, so that a torn one leaves the other.
 pub(super) const SIDECARS: [&str; 2] = [".settled0", ".settled1"];
-/// Space is freed in steps of this size, and this much is read again at a start after a crash; ten million messages
-/// of 1 KiB are 1,300 files.
+/// Space is freed in steps of this size, and this much is read again at a start after a crash; ten million messages of
+/// 1 KiB are 1,300 files.
 pub const SEGMENT_BYTES: u64 = 8 << 20;
 /// Large enough for few system calls; each queue that is being written to may hold this much.
 const BUFFER_BYTES: usize = 256 << 10;

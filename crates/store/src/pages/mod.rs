@@ -15,8 +15,8 @@
 //! - Synced data is found after a crash, and messages persisted as settled stay settled.
 //! - A torn end is cut off only where nothing proves that it was durable (an index, or a sync mark behind it);
 //!   otherwise it is damage, and a start is refused with file and offset.
-//! - Memory is a few hundred bytes per segment and 16 per 64 KiB of messages, and open files are few
-//!   ([`Pages::new`]), however many queues and messages there are.
+//! - Memory is a few hundred bytes per segment and 16 per 64 KiB of messages, and open files are few ([`Pages::new`]),
+//!   however many queues and messages there are.
 //! - Memory and disk have separate locks: `settle` and similar methods never wait for the disk.
 
 mod check;
@@ -71,8 +71,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The segments on a disk, which together keep at most `open_files` files open (not counting those being written
-    /// or read at the moment).
+    /// The segments on a disk, which together keep at most `open_files` files open (not counting those being written or
+    /// read at the moment).
     pub fn new(disk: Arc<dyn Disk>, open_files: usize) -> Self {
         Self::with_segments_of(disk, open_files, SEGMENT_BYTES)
     }

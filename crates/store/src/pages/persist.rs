@@ -29,8 +29,8 @@ impl QueueSegments {
         self.persist_settled_if(|_| true, || true).map(drop)
     }
 
-    /// The same, if `may` returns true. It is called after the settled positions were collected and before any of
-    /// them is written, and only if there are some: they have been recorded elsewhere, and that record may have to be
+    /// The same, if `may` returns true. It is called after the settled positions were collected and before any of them
+    /// is written, and only if there are some: they have been recorded elsewhere, and that record may have to be
     /// durable first. Returns the result of `may`. Only segments whose number passes `may_remove` have their files
     /// removed, the others another time.
     ///

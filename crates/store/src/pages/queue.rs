@@ -17,8 +17,8 @@ use crate::disk::DiskFile;
 /// The messages of one queue that are in segments.
 ///
 /// Methods that change or query the in-memory state ([`settle`](Self::settle),
-/// [`mark_delivered`](Self::mark_delivered), [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk
-/// and may be called under a queue's lock. All others read or write files and must not. Reads continue during writes;
+/// [`mark_delivered`](Self::mark_delivered), [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk and
+/// may be called under a queue's lock. All others read or write files and must not. Reads continue during writes;
 /// writers wait for each other.
 pub struct QueueSegments {
     pub(super) files: Arc<Files>,
@@ -41,8 +41,8 @@ pub(super) struct Writer {
     pub(super) names: bool,
     /// The same for the folders above.
     pub(super) parents: bool,
-    /// The open segment's file, while it has unsynced data: the kernel reports an error of its own write-back to
-    /// those that had the file open.
+    /// The open segment's file, while it has unsynced data: the kernel reports an error of its own write-back to those
+    /// that had the file open.
     pub(super) pinned: Option<Arc<dyn DiskFile>>,
     /// Removed segments whose index and sidecars stay until their removal is durable.
     pub(super) orphans: Vec<Arc<SegmentFile>>,
@@ -87,9 +87,9 @@ impl QueueSegments {
         Self { files, folder, queue, durable, writer: Mutex::default(), state: Mutex::default() }
     }
 
-    /// Removes messages for good: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not
-    /// here. Returns how many were removed. Never touches the disk: see [`persist_settled`](Self::persist_settled)
-    /// and [`reap`](Self::reap).
+    /// Removes messages for good: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not here.
+    /// Returns how many were removed. Never touches the disk: see [`persist_settled`](Self::persist_settled) and
+    /// [`reap`](Self::reap).
     pub fn settle(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>) -> u64 {
         let mut state = self.state.lock();
         positions.into_iter().map(|range| state.settle(*range.start(), *range.end())).sum()

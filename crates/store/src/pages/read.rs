@@ -60,12 +60,12 @@ struct Room {
 
 impl QueueSegments {
     /// Live messages from a position on, in order: at most `max_messages`, with payloads of at most `max_bytes`
-    /// together (but at least one message). Fewer only if there are no more. A read continues where the last one
-    /// ended without searching.
+    /// together (but at least one message). Fewer only if there are no more. A read continues where the last one ended
+    /// without searching.
     ///
     /// # Errors
-    /// If a file cannot be read, or [`PagesError::Damaged`] if the next message is at a damaged location: settling
-    /// the positions in the error lets reads continue behind it. Messages before it are returned first.
+    /// If a file cannot be read, or [`PagesError::Damaged`] if the next message is at a damaged location: settling the
+    /// positions in the error lets reads continue behind it. Messages before it are returned first.
     pub fn read(&self, from: u64, max_messages: usize, max_bytes: usize) -> Result<Vec<Stored>, PagesError> {
         let mut taken: Vec<Stored> = Vec::new();
         let mut bytes = 0;

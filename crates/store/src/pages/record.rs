@@ -9,8 +9,8 @@
 //! The rest is the part of the payload, in bytes, that does not count for its weight.
 //!
 //! A record's checksum covers the segment's salt, the record's offset, its header and its payload, so that a stale or
-//! copied record never passes for one at this offset. A sync mark is a record without payload that is written *after*
-//! a sync succeeded (and holds the salt instead of an expiry): everything before a mark was durable, and a bad record
+//! copied record never passes for one at this offset. A sync mark is a record without payload that is written *after* a
+//! sync succeeded (and holds the salt instead of an expiry): everything before a mark was durable, and a bad record
 //! there is damage, not a torn tail.
 
 use std::fmt;
@@ -157,8 +157,8 @@ pub(super) fn needed(header: &[u8]) -> u64 {
     if len > MAX_PAYLOAD { RECORD_HEADER as u64 } else { (RECORD_HEADER + len) as u64 }
 }
 
-/// Looks for a sync mark in `bytes`, which start at `offset` of a segment, and returns the salt it holds. If a salt
-/// is given, only a mark with that one counts.
+/// Looks for a sync mark in `bytes`, which start at `offset` of a segment, and returns the salt it holds. If a salt is
+/// given, only a mark with that one counts.
 pub(super) fn find_mark(bytes: &[u8], offset: u64, salt: Option<u64>) -> Option<u64> {
     bytes.windows(RECORD_HEADER).enumerate().find_map(|(at, window)| {
         if window[28] != MARK || window[..4] != [0; 4] || window[29..] != [0; 3] {

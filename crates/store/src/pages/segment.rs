@@ -86,8 +86,8 @@ impl Segment {
         }
     }
 
-    /// Counts a record at the end, with an entry in the sparse index every `block` bytes. The caller decides whether
-    /// it is live.
+    /// Counts a record at the end, with an entry in the sparse index every `block` bytes. The caller decides whether it
+    /// is live.
     pub(super) fn count(&mut self, record: &Record<'_>, block: u32) {
         let offset = self.shape.length as u32;
         if self.blocks.last().is_none_or(|last| offset - last.offset >= block) {

@@ -47,9 +47,9 @@ enum Need {
 }
 
 impl QueueSegments {
-    /// Appends messages, in ascending order of position and above all earlier ones. Messages that are already here
-    /// and live are skipped, so a caller may repeat those it is not sure of. They can be read at once; they are safe
-    /// after [`sync`](Self::sync). Up to 256 KiB stay in memory until [`flush`](Self::flush) or `sync`.
+    /// Appends messages, in ascending order of position and above all earlier ones. Messages that are already here and
+    /// live are skipped, so a caller may repeat those it is not sure of. They can be read at once; they are safe after
+    /// [`sync`](Self::sync). Up to 256 KiB stay in memory until [`flush`](Self::flush) or `sync`.
     ///
     /// # Errors
     /// If a file cannot be written or a position or a length is wrong; the records before it were appended.
@@ -80,8 +80,8 @@ impl QueueSegments {
     ///
     /// # Errors
     /// If a file cannot be written or synced. Data synced before is not harmed. The next call tries the rest again,
-    /// elsewhere; but as some of it may have been lost with the file, a caller that has the messages appends them
-    /// again first (those that are still here are skipped).
+    /// elsewhere; but as some of it may have been lost with the file, a caller that has the messages appends them again
+    /// first (those that are still here are skipped).
     pub fn sync(&self) -> Result<(), PagesError> {
         let mut writer = self.writer.lock();
         if !self.durable || !self.state.lock().has_unsynced() {
@@ -183,8 +183,7 @@ impl QueueSegments {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
             let synced = segment.synced.is_some_and(|synced| synced == segment.shape);
-            // An index records which messages were settled, and a restart must not know that before
-            // `persist_settled`.
+            // An index records which messages were settled, and a restart must not know that before `persist_settled`.
             let whole = self.durable && synced && segment.live.count() == segment.shape.records;
             let index = whole.then(|| (segment.file.index_path(), encode_index(self.queue, segment)));
             segment.seal();

@@ -162,8 +162,7 @@ impl Run {
         }
     }
 
-    /// Routes the messages on their way to one queue or to two, some of them later than messages that came after
-    /// them.
+    /// Routes the messages on their way to one queue or to two, some of them later than messages that came after them.
     fn route(&mut self) {
         let Some(first) = self.any_queue() else { return self.change_queues() };
         let mut targets = vec![first];

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 const WATCH: Duration = Duration::from_millis(8);
 /// Reads within that time from which on waiting saves wake-ups.
 const BUSY_READS: u32 = 32;
-/// Average number of things, such as frames, per read from which on the sender itself is gathering them: each waits
-/// for others anyway. Eight small AMQP deliveries.
+/// Average number of things, such as frames, per read from which on the sender itself is gathering them: each waits for
+/// others anyway. Eight small AMQP deliveries.
 const GATHERED: u64 = 24;
 /// Average bytes per read from which on a read is worth its own wake-up.
 const WORTHWHILE: u64 = 16 * 1024;

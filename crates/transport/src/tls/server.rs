@@ -160,8 +160,8 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     config.send_tls13_tickets = 0;
     if files.client_certificates == ClientCertificates::Off {
         // The client keeps its resumption state itself, encrypted: the server keeps nothing. A resumed session would
-        // not show its client's certificate again, so where client certificates are asked for, every connection
-        // starts anew.
+        // not show its client's certificate again, so where client certificates are asked for, every connection starts
+        // anew.
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }

@@ -31,8 +31,8 @@ pub fn frames(input: &[u8]) {
     }
 }
 
-/// The same with compression allowed, except that the first fault may depend on the cut. No message is larger than
-/// the limit.
+/// The same with compression allowed, except that the first fault may depend on the cut. No message is larger than the
+/// limit.
 pub fn deflated(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
         let told = |step| {

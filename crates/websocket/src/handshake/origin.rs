@@ -6,8 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// One rule: `*`, `null`, or `[scheme://]host[:port]` where the host may begin with `*.`, which stands for one or
-/// more labels before the rest. An omitted part matches anything, but an origin's default port counts as its port.
+/// One rule: `*`, `null`, or `[scheme://]host[:port]` where the host may begin with `*.`, which stands for one or more
+/// labels before the rest. An omitted part matches anything, but an origin's default port counts as its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginPattern {
     text: String,

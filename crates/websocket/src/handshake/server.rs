@@ -65,9 +65,9 @@ impl<'a> Upgrade<'a> {
         known.iter().copied().find(|protocol| self.offered.contains(protocol))
     }
 
-    /// The answer that upgrades. `protocol` must be one that was offered: any other is left out, since a client has
-    /// to fail a connection with a subprotocol that it did not ask for (4.1). `deflate` must have been negotiated
-    /// with this request.
+    /// The answer that upgrades. `protocol` must be one that was offered: any other is left out, since a client has to
+    /// fail a connection with a subprotocol that it did not ask for (4.1). `deflate` must have been negotiated with
+    /// this request.
     pub fn accept(&self, protocol: Option<&str>, deflate: Option<Deflate>) -> Vec<u8> {
         let mut response = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\

@@ -219,8 +219,7 @@ fn messages_above_the_limit_are_refused_by_their_headers_alone() {
         None
     );
     assert_eq!(code(&frames(&[(BINARY, &[0; 6]), (FIN | CONTINUATION, &[0; 5])])), Some(1009));
-    // The largest length that can be announced, of 63 bits, is refused by its header; without a limit it costs
-    // nothing.
+    // The largest length that can be announced, of 63 bits, is refused by its header; without a limit it costs nothing.
     let huge = [0x02, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
     assert_eq!(code(&huge), Some(1009));
     assert_eq!(hear_client(&huge), (vec![], None));

@@ -23,8 +23,8 @@ pub(super) struct Content {
     seen: Vec<u8>,
     /// The content on the medium.
     safe: Vec<u8>,
-    /// Versions of sectors that were written since the last sync, oldest first. After a crash any of them, or the
-    /// safe one, may be found.
+    /// Versions of sectors that were written since the last sync, oldest first. After a crash any of them, or the safe
+    /// one, may be found.
     dirty: BTreeMap<u64, Vec<Vec<u8>>>,
     /// The smallest length since the last sync, if the file was cut.
     cut: Option<usize>,

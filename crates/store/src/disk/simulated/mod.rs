@@ -1,9 +1,9 @@
 //! An in-memory disk that behaves as badly as real ones may.
 //!
-//! Data that was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any
-//! version since the last sync may be found, in any combination, and names that were created, changed or removed
-//! since the folder was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does:
-//! a second call succeeds without having written them. A seed determines everything.
+//! Data that was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any version
+//! since the last sync may be found, in any combination, and names that were created, changed or removed since the
+//! folder was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second
+//! call succeeds without having written them. A seed determines everything.
 
 mod dice;
 mod file;
