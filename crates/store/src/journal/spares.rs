@@ -45,7 +45,7 @@ struct State {
     /// Numbers of abandoned files that could not be removed yet.
     leftover: Vec<u64>,
     retiring: VecDeque<SharedFile>,
-    /// Progress with the first file of `retiring`: set once it is renamed, to its new number if it got one.
+    /// Set once the first file of `retiring` is renamed or removed: its new number if it got one.
     renamed: Option<Option<u64>>,
     stopping: bool,
 }
@@ -59,7 +59,7 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
-        // Those of an earlier run. In a copy of its folder they are empty.
+        // Those of an earlier run. In a copy of its folder their space may not be allocated.
         let names = disk.list(FOLDER).unwrap_or_default();
         let size = space.small_segment();
         let is_there = |path: &String| names.iter().any(|name| *path == format!("{FOLDER}/{name}"));
