@@ -1,6 +1,6 @@
 //! Packets and bytes per second of the codec, and messages per second of a connection: `cargo bench -p mqtt`.
 //!
-//! Reading lends the payloads and does not touch them, so messages per second are what counts there.
+//! Decoding borrows the payloads and does not touch them, so messages per second are what counts there.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -18,7 +18,7 @@ const SIZES: [usize; 3] = [16, 1024, 64 * 1024];
 const BUFFER: usize = 256 * 1024;
 const TOPIC: &str = "site/7/sensor/12/temperature";
 
-/// A receive buffer of published messages, and their number.
+/// A receive buffer full of PUBLISH packets, and their number.
 fn published(version: Version, size: usize, qos: QoS) -> (Vec<u8>, usize) {
     let list = PropertyList::new()
         .with(Property::ContentType("application/json"))

@@ -1,4 +1,4 @@
-//! Packets as they come in.
+//! Decodes incoming packets.
 
 use bytes::Bytes;
 
@@ -7,25 +7,25 @@ use crate::packet::{Packet, PacketKind, Version};
 use crate::reason::ReasonCode;
 use crate::wire;
 
-/// Bytes before a packet's body: one for type and flags, and at most four of Remaining Length.
+/// The largest fixed header, in bytes: one for type and flags, and up to four of Remaining Length.
 pub const MAX_HEADER_LEN: usize = 5;
 
-/// The beginning of a packet.
+/// The fixed header of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Type and flags.
+    /// The byte with packet type and flags.
     pub first: u8,
-    /// Bytes of the header itself, 2 to 5.
+    /// Bytes of the header itself, from 2 to 5.
     pub len: usize,
-    /// Bytes that follow it.
+    /// Remaining Length: bytes that follow the header.
     pub remaining: u32,
 }
 
 impl Header {
-    /// The header at the front of `input`; `None` when its end has not come yet.
+    /// Parses the header at the front of `input`; `None` if it is not complete yet.
     ///
     /// # Errors
-    /// A reserved packet type, reserved flags, or a length that is not one. Told as soon as it can be seen.
+    /// A reserved packet type, reserved flags, or a malformed length, reported as soon as it can be detected.
     #[inline]
     pub fn parse(input: &[u8]) -> Result<Option<Self>, Fault> {
         let Some((first, rest)) = input.split_first() else { return Ok(None) };
@@ -33,53 +33,53 @@ impl Header {
         Ok(wire::varint(rest)?.map(|(remaining, len)| Self { first: *first, len: 1 + len, remaining }))
     }
 
-    /// Bytes of the whole packet.
+    /// Bytes of the whole packet, including the header.
     pub fn packet_len(&self) -> usize {
         self.len + self.remaining as usize
     }
 }
 
-/// How far [`Decoder::decode`] came.
+/// The progress of one call of [`Decoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step<'a> {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// The packet that ends there. `None` when there is no whole one; what was not taken is to be shown again with more
-    /// behind it.
+    /// The packet that ends there. `None` if no packet is complete; bytes that were not consumed have to be
+    /// passed again, followed by more.
     pub packet: Option<Packet<'a>>,
 }
 
-/// Takes packets off a stream.
+/// Decodes packets from a stream.
 ///
-/// A packet that lies whole in the input is lent from there. One that does not is left in the input while it is small,
-/// and gathered here when it is large, so that nobody else has to hold it; its payload can then be shared.
+/// A packet that lies whole in the input is borrowed from there. A small packet that is incomplete is left in the input;
+/// a large one is gathered in the decoder, so that no other buffer has to hold it. Its payload can then be shared.
 #[derive(Debug)]
 pub struct Decoder {
     version: Version,
-    /// Bytes of the largest packet.
+    /// The largest packet accepted, in bytes.
     limit: u32,
-    /// A large packet under way: its header and the part of its body that has come.
+    /// A large packet that is incomplete: its header and the part of its body received so far.
     gathering: Option<Box<(Header, Vec<u8>)>>,
-    /// The body of the packet that was handed out last, when it was gathered.
+    /// The body of the last packet returned, if it was gathered.
     gathered: Bytes,
 }
 
 impl Decoder {
-    /// A decoder at the first byte of a stream. `limit` is the size in bytes of the largest packet accepted.
+    /// Creates a decoder at the first byte of a stream. `limit` is the size in bytes of the largest packet accepted.
     pub fn new(version: Version, limit: u32) -> Self {
         Self { version, limit, gathering: None, gathered: Bytes::new() }
     }
 
-    /// Reads on as this version says, and with this limit: for a server, once the CONNECT has come.
+    /// Sets the version and the limit for the packets that follow: for a server, once the CONNECT has been decoded.
     pub fn set(&mut self, version: Version, limit: u32) {
         self.version = version;
         self.limit = limit;
     }
 
-    /// Takes the packet at the front of `input`.
+    /// Decodes the packet at the front of `input`.
     ///
     /// # Errors
-    /// It is no packet, or larger than the limit: judged by its header alone. The stream is of no use any more.
+    /// The packet is malformed, or its header announces more bytes than the limit. The stream is unusable from then on.
     #[inline]
     pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
         if self.gathering.is_some() || !self.gathered.is_empty() {
@@ -110,13 +110,13 @@ impl Decoder {
 
     #[cold]
     fn gather<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
-        // Whoever wanted to keep the payload has his own share of it.
+        // A caller that stored the payload has its own reference to it.
         self.gathered = Bytes::new();
         let Some(gathering) = &mut self.gathering else { return self.decode(input) };
         let (header, body) = &mut **gathering;
         let missing = header.remaining as usize - body.len();
         let taken = missing.min(input.len());
-        // Grows with what has come, and never beyond what was announced.
+        // Grows with the bytes received, and never beyond the announced length.
         if body.capacity() - body.len() < taken {
             let wanted = (body.len() * 2).max(body.len() + taken).min(header.remaining as usize);
             body.reserve_exact(wanted - body.len());
@@ -133,8 +133,8 @@ impl Decoder {
     }
 }
 
-/// Bytes of the largest packet that is left in the input until the rest of it comes. Larger ones are gathered, which
-/// costs a copy, but lets the reader's buffer be small.
+/// The largest packet, in bytes, that is left in the input until the rest of it arrives. Larger ones are
+/// gathered, which costs a copy but keeps the reader's buffer small.
 pub const MAX_LEFT: usize = 8 * 1024;
 
 #[cfg(test)]

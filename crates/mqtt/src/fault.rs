@@ -1,24 +1,24 @@
-//! What a client did wrong.
+//! Errors that are the client's fault.
 
 use std::fmt;
 
 use crate::reason::ReasonCode;
 
-/// The client broke the protocol or asked for too much: its connection ends.
+/// The client violated the protocol or exceeded a limit: its connection ends.
 ///
-/// A client of MQTT 5.0 is told: in a CONNACK before it is connected, in a DISCONNECT afterwards, both with this reason
-/// code and text (section 4.13). Older clients see the connection closed and nothing else, except when they are refused
-/// in a CONNACK.
+/// A client of MQTT 5.0 receives this reason code and text, in a CONNACK before it is connected and in a
+/// DISCONNECT afterwards (section 4.13). Older clients only see the connection closed, unless they are
+/// refused in a CONNACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Why; 0x80 or above.
+    /// The reason code, 0x80 or above.
     pub code: ReasonCode,
-    /// What was wrong, for the client's Reason String and for the log.
+    /// A description of the error, for the client's Reason String and for the log.
     pub text: &'static str,
 }
 
 impl Fault {
-    /// A fault with this code and text.
+    /// Creates a fault with this code and text.
     pub const fn new(code: ReasonCode, text: &'static str) -> Self {
         Self { code, text }
     }
@@ -28,7 +28,7 @@ impl Fault {
         Self::new(ReasonCode::MalformedPacket, text)
     }
 
-    /// The bytes can be parsed, but not at this place or with these contents.
+    /// The bytes can be parsed, but are not allowed here or with these contents.
     pub(crate) const fn protocol(text: &'static str) -> Self {
         Self::new(ReasonCode::ProtocolError, text)
     }

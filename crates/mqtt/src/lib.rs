@@ -1,25 +1,26 @@
 //! MQTT 3.1, 3.1.1 and 5.0: the wire format, and the server's end of a connection, sans-IO.
 //!
 //! # Parts
-//! - The wire format: [`wire`] elementary types; [`Properties`] of 5.0, from one table of the specification; [`packet`]
-//!   all packets, of both ends; [`Decoder`] packets off a stream; [`ReasonCode`] and [`Fault`] what is wrong.
+//! - The wire format: [`wire`] has the elementary types; [`Properties`] those of 5.0, from one table of the
+//!   specification; [`packet`] all packets, of both ends; [`Decoder`] reads packets from a stream;
+//!   [`ReasonCode`] and [`Fault`] describe errors.
 //! - [`topic`]: topic names and filters, shared subscriptions, and their AMQP counterparts.
-//! - [`session`]: what outlives a connection, and how it looks on disk.
-//! - [`server`]: one connection, from CONNECT to its end: windows, packet identifiers, the steps of QoS 1 and 2, topic
-//!   aliases, Keep Alive, wills. It says first in which order it is to be called.
+//! - [`session`]: the state that outlives a connection, and its form on disk.
+//! - [`server`]: one connection, from CONNECT to its end: windows, packet identifiers, the steps of QoS 1 and
+//!   2, topic aliases, Keep Alive, wills. Its documentation begins with the order of the calls.
 //!
-//! # What always holds
-//! No input makes a function panic; the limit on a packet is judged by its header alone, and nothing is allocated for a
-//! length that was merely announced; decoding borrows, and what was decoded is well-formed for its version; packets do
-//! not depend on how the stream was cut into reads; an idle connection takes a few hundred bytes; passwords are not
-//! printed.
+//! # Invariants
+//! No input makes a function panic; the packet size limit is checked on the header alone, and nothing is
+//! allocated for a length that was only announced; decoding borrows, and a decoded packet is well-formed for
+//! its version; packets do not depend on how the stream was cut into reads; an idle connection takes a few
+//! hundred bytes; passwords are not printed.
 //!
 //! # Left out
 //! Enhanced authentication: AUTH is read and written, but a CONNECT that asks for it is refused with 0x8C.
 //!
-//! # What must never be added
-//! Sockets, clocks that are read here, random numbers, knowledge of AMQP beyond the form of its routing keys, or of
-//! the broker.
+//! # Must never be added
+//! Sockets, reading the clock, random numbers, knowledge of AMQP beyond the form of its routing keys,
+//! knowledge of the broker.
 
 mod decode;
 mod fault;

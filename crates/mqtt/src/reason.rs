@@ -1,10 +1,10 @@
-//! Reason codes of MQTT 5.0 (section 2.4), and what the older versions have in their place.
+//! Reason codes of MQTT 5.0 (section 2.4), and their equivalents in older versions.
 
 use std::fmt;
 
 macro_rules! reason_codes {
     ($($code:literal $name:ident $text:literal),* $(,)?) => {
-        /// A reason code of MQTT 5.0 (section 2.4). Below 0x80 it tells of success, from there on of failure.
+        /// A reason code of MQTT 5.0 (section 2.4). Codes below 0x80 mean success, all others failure.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "named as in the specification")]
         pub enum ReasonCode { $($name = $code),* }
@@ -24,7 +24,7 @@ macro_rules! reason_codes {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// The name in the specification.
+            /// The code's name in the specification.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -79,12 +79,12 @@ reason_codes! {
 }
 
 impl ReasonCode {
-    /// Whether it tells of a failure (section 2.4: 0x80 or greater).
+    /// Whether it means failure (section 2.4: 0x80 or greater).
     pub const fn is_error(self) -> bool {
         self as u8 >= 0x80
     }
 
-    /// The return code of a CONNACK of MQTT 3.1 and 3.1.1 (3.1.1, section 3.2.2.3) that comes nearest.
+    /// The closest return code of a CONNACK of MQTT 3.1 and 3.1.1 (3.1.1, section 3.2.2.3).
     pub const fn connect_return_code(self) -> u8 {
         match self {
             Self::Success => 0,

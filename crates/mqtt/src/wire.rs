@@ -2,16 +2,17 @@
 
 use crate::fault::Fault;
 
-/// Largest value of a variable byte integer, which is four bytes long at most (section 1.5.5).
+/// The largest value of a variable byte integer, which has at most four bytes (section 1.5.5).
 pub const MAX_VARINT: u32 = 268_435_455;
 
-/// Bytes that a string or binary datum can have: its length is two bytes.
+/// The largest string or binary datum in bytes: its length field has two bytes.
 pub const MAX_STRING: usize = u16::MAX as usize;
 
-/// A variable byte integer at the front of `input`, and how many bytes it took. `None` when its end has not come yet.
+/// Decodes a variable byte integer at the front of `input`; returns its value and length in bytes. `None` if it
+/// is not complete yet.
 ///
 /// # Errors
-/// It has more than four bytes, or more than it needs (MQTT-1.5.5-1).
+/// It has more than four bytes, or more than necessary (MQTT-1.5.5-1).
 #[inline]
 pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, Fault> {
     let mut value = 0;
@@ -30,7 +31,7 @@ pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, Fault> {
     }
 }
 
-/// Bytes that a variable byte integer takes.
+/// Bytes that a variable byte integer takes on the wire.
 #[inline]
 pub const fn varint_len(value: u32) -> usize {
     match value {
@@ -52,19 +53,19 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u32) {
     out.push(value as u8);
 }
 
-/// Appends binary data with its length. What does not fit into [`MAX_STRING`] is cut off.
+/// Appends binary data with its length. Data beyond [`MAX_STRING`] bytes is cut off.
 pub fn put_binary(out: &mut Vec<u8>, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MAX_STRING)];
     out.extend_from_slice(&(bytes.len() as u16).to_be_bytes());
     out.extend_from_slice(bytes);
 }
 
-/// Appends a string with its length. What does not fit into [`MAX_STRING`] is cut off, between characters.
+/// Appends a string with its length. Text beyond [`MAX_STRING`] bytes is cut off, at a character boundary.
 pub fn put_string(out: &mut Vec<u8>, text: &str) {
     put_binary(out, &text.as_bytes()[..text.floor_char_boundary(MAX_STRING)]);
 }
 
-/// Reads from the front of a packet.
+/// Reads fields from the front of a packet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -81,12 +82,12 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
-    /// Everything that is left.
+    /// Takes all remaining bytes.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.rest
     }
 
-    /// Nothing may be left.
+    /// Fails if bytes are left.
     pub(crate) fn finish(self) -> Result<(), Fault> {
         if self.rest.is_empty() {
             Ok(())
@@ -134,7 +135,7 @@ impl<'a> Reader<'a> {
         self.take(usize::from(len))
     }
 
-    /// A UTF-8 string, which must not hold U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2).
+    /// Reads a UTF-8 string, which must not contain U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2).
     #[inline]
     pub(crate) fn string(&mut self) -> Result<&'a str, Fault> {
         let bytes = self.binary()?;
@@ -145,7 +146,7 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    /// A packet identifier, which is never 0 (section 2.2.1).
+    /// Reads a packet identifier, which is never 0 (section 2.2.1).
     #[inline]
     pub(crate) fn packet_id(&mut self) -> Result<u16, Fault> {
         match self.u16()? {

@@ -1,4 +1,4 @@
-//! Frames off a stream.
+//! Decodes frames from a stream.
 
 use std::borrow::Cow;
 
@@ -12,49 +12,49 @@ use crate::frame::{Frame, Headers, Payload};
 use crate::limits::{MAX_BLANK, MAX_HEAD, MAX_HEADER_LINE, MAX_HEADERS};
 use crate::version::Version;
 
-/// How far [`Decoder::decode`] came.
+/// The progress of one call of [`Decoder::decode`].
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// The frame that ended there, if one did.
+    /// The frame that ended there, if any.
     pub frame: Option<Frame<'a>>,
 }
 
-/// Finds frames in a stream, a piece at a time.
+/// Decodes frames from a stream that arrives in pieces.
 #[derive(Debug)]
 pub struct Decoder {
     commands: &'static [&'static str],
     version: Version,
     body_limit: u64,
     state: State,
-    /// The head of a frame whose body did not come with it.
+    /// The head of a frame whose body arrives in later reads.
     head: Vec<u8>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// At the beginning of a frame. The input was looked at so far, without finding the end of its head.
+    /// At the beginning of a frame. The first `looked_at` bytes were searched and do not contain the end of its head.
     Head { looked_at: usize },
-    /// Within a body, of a length that may be known.
+    /// Within a body, whose length may have been announced.
     Body { announced: Announced, body: Vec<u8> },
 }
 
-/// What the head of a frame says of its body.
+/// The body length that the head of a frame announces, and its limit.
 #[derive(Debug, Clone, Copy)]
 struct Announced {
     len: Option<usize>,
-    /// Bytes.
+    /// The largest body allowed, in bytes.
     limit: u64,
 }
 
 impl Decoder {
-    /// Reads what clients send, with bodies of up to `body_limit` bytes, in the form of 1.0 at first.
+    /// Decodes what clients send, with bodies of up to `body_limit` bytes, initially as STOMP 1.0.
     pub fn of_clients(body_limit: u64) -> Self {
         Self::new(CLIENT_COMMANDS, body_limit)
     }
 
-    /// Reads what servers send.
+    /// Decodes what servers send.
     pub fn of_servers(body_limit: u64) -> Self {
         Self::new(SERVER_COMMANDS, body_limit)
     }
@@ -64,16 +64,16 @@ impl Decoder {
         Self { commands, version: Version::V10, body_limit, state, head: Vec::new() }
     }
 
-    /// What was negotiated, for the frames that follow.
+    /// Sets the negotiated version, which applies to the frames that follow.
     pub fn set_version(&mut self, version: Version) {
         self.version = version;
     }
 
-    /// Takes what it can from the front of `input`, up to the end of one frame. To be called again with the rest until it
-    /// takes nothing; what it leaves is the beginning of a frame's head, [`MAX_HEAD`] bytes at most.
+    /// Consumes input from the front of `input`, up to the end of one frame. Call it again with the rest until it
+    /// consumes nothing; the bytes it leaves are the beginning of a frame's head, [`MAX_HEAD`] bytes at most.
     ///
     /// # Errors
-    /// What came is no frame, or one that is too large. Nothing can be read behind it.
+    /// The input is not a frame, or the frame is too large. The stream cannot be read any further.
     pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
         match &mut self.state {
             State::Head { looked_at } => {
@@ -84,7 +84,7 @@ impl Decoder {
                     Some(end) => self.begin(input, skipped, end),
                     None => {
                         check_begin(input, self.commands)?;
-                        // The end may begin with the last two bytes.
+                        // The end of the head may begin with the last two bytes.
                         *looked_at = input.len().saturating_sub(2);
                         Ok(Step { taken: skipped, frame: None })
                     }
@@ -94,7 +94,7 @@ impl Decoder {
         }
     }
 
-    /// The head of a frame ends at `end`.
+    /// Handles a head that is complete and ends at `end`.
     fn begin<'a>(&'a mut self, input: &'a [u8], skipped: usize, end: usize) -> Result<Step<'a>, Fault> {
         let (head, rest) = input.split_at(end);
         let (command, headers) = self.read_head(head)?;
@@ -117,7 +117,7 @@ impl Decoder {
         Ok(Step { taken: skipped + end + len + 1, frame: Some(frame) })
     }
 
-    /// More of a body.
+    /// Consumes more of a body.
     fn go_on<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
         let State::Body { announced, body } = &mut self.state else {
             return Ok(Step { taken: 0, frame: None });
@@ -142,7 +142,7 @@ impl Decoder {
         Ok(Step { taken: step + 1, frame: Some(frame) })
     }
 
-    /// Takes a head apart.
+    /// Splits a head into command and headers.
     fn read_head<'h>(&self, head: &'h [u8]) -> Result<(&'h str, Headers<'h>), Fault> {
         let head =
             std::str::from_utf8(head).map_err(|_| Fault::frame("command and headers must be UTF-8\n"))?;
@@ -180,7 +180,7 @@ impl Decoder {
 }
 
 impl Announced {
-    /// Whether a body may be as long as announced, and as it is so far.
+    /// Checks the announced length and the bytes received so far against the limit.
     fn check(&self, command: &str, so_far: usize) -> Result<(), Fault> {
         let at_least = self.len.unwrap_or_default().max(so_far);
         let fits = at_least as u64 <= self.limit && at_least < usize::MAX;
@@ -202,13 +202,13 @@ fn unwanted_body(command: &str) -> Fault {
     Fault::frame(format!("'{command}' must not have a body\n"))
 }
 
-/// Clients end other frames with a line, too, before their NUL; as in RabbitMQ that is no body.
+/// Clients end other frames with a line end before their NUL, too; like RabbitMQ, this does not count it as a body.
 fn check_blank(command: &str, body: &[u8]) -> Result<(), Fault> {
     let is_blank = body.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
     if is_blank || may_have_body(command) { Ok(()) } else { Err(unwanted_body(command)) }
 }
 
-/// As RabbitMQ's channel says it.
+/// Worded as in RabbitMQ's channel.
 fn too_large(size: &str, limit: u64) -> Fault {
     let detail = format!("PRECONDITION_FAILED - message {size}is larger than configured max size {limit}");
     Fault::new("precondition_failed", detail)
@@ -219,7 +219,7 @@ fn bad_command(command: &str) -> Fault {
     Fault::new("Bad command", format!("Could not interpret command \"{}\"\n", shown.escape_debug()))
 }
 
-/// Bytes at the front that are between frames: line ends, which are heart-beats, and stray NULs.
+/// Bytes at the front that lie between frames: line ends, which are heart-beats, and stray NULs.
 fn between_frames(input: &[u8]) -> usize {
     let mut at = 0;
     loop {
@@ -231,7 +231,7 @@ fn between_frames(input: &[u8]) -> usize {
     }
 }
 
-/// Where the empty line behind the headers ends, looked for from `from` on.
+/// Finds the end of the empty line after the headers, searching from `from`.
 fn end_of_head(input: &[u8], from: usize) -> Option<usize> {
     memchr_iter(b'\n', &input[from..]).map(|at| from + at + 1).find_map(|at| match &input[at..] {
         [b'\n', ..] => Some(at + 1),
@@ -240,7 +240,7 @@ fn end_of_head(input: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// Whether what has come of a head may become one: a peer that speaks something else hears of it at once.
+/// Checks that an incomplete head can still become a valid one, so that a peer with another protocol is refused at once.
 fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), Fault> {
     if input.len() > MAX_HEAD {
         return Err(Fault::frame(format!("headers of a frame may have {MAX_HEAD} bytes at most\n")));
@@ -261,7 +261,7 @@ fn check_end(byte: u8) -> Result<(), Fault> {
     Err(Fault::frame("no NUL where content-length says that the body ends\n"))
 }
 
-/// Takes a header line apart. Without a version nothing is escaped.
+/// Splits a header line into name and value. Without a version nothing is unescaped.
 fn read_header(line: &str, version: Option<Version>) -> Result<(Cow<'_, str>, Cow<'_, str>), Fault> {
     if line.len() > MAX_HEADER_LINE {
         return Err(Fault::frame(format!("a header may have {MAX_HEADER_LINE} bytes at most\n")));
@@ -276,16 +276,16 @@ fn read_header(line: &str, version: Option<Version>) -> Result<(Cow<'_, str>, Co
     }
     match version {
         None => Ok((name.into(), value.into())),
-        // As RabbitMQ: clients of 1.0 write `name: value`.
+        // As in RabbitMQ: clients of 1.0 write `name: value`.
         Some(Version::V10) => Ok((name.into(), value.trim_start_matches(' ').into())),
         Some(version) => Ok((escape::read(name, version)?, escape::read(value, version)?)),
     }
 }
 
-/// Characters of an unknown command that are told back.
+/// Characters of an unknown command that the ERROR frame quotes.
 const MAX_COMMAND: usize = 32;
 
-/// Characters of a line that are told back.
+/// Characters of a line that the ERROR frame quotes.
 const MAX_SHOWN: usize = 64;
 
 const CLIENT_COMMANDS: &[&str] = &[

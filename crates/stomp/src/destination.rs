@@ -1,59 +1,59 @@
-//! Destinations as RabbitMQ's STOMP adapter has them (<https://www.rabbitmq.com/docs/stomp#d>).
+//! Destinations as RabbitMQ's STOMP adapter defines them (<https://www.rabbitmq.com/docs/stomp#d>).
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::fault::Fault;
 
-/// Where a SEND goes or a SUBSCRIBE comes from.
+/// The target of a SEND or the source of a SUBSCRIBE.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination<'a> {
-    /// `/queue/NAME`, or a name alone: a queue that is declared when it is first used.
+    /// `/queue/NAME`, or a name alone: a queue that is declared on first use.
     Queue(Cow<'a, str>),
-    /// `/exchange/NAME` or `/exchange/NAME/KEY`: an exchange that exists, and a routing or binding key.
+    /// `/exchange/NAME` or `/exchange/NAME/KEY`: an existing exchange, and a routing or binding key.
     Exchange {
         /// The exchange; never empty.
         name: Cow<'a, str>,
         /// The key, which may be empty.
         key: Cow<'a, str>,
     },
-    /// `/topic/KEY`: a key of amq.topic.
+    /// `/topic/KEY`: a routing or binding key of amq.topic.
     Topic(Cow<'a, str>),
-    /// `/amq/queue/NAME`: a queue that exists.
+    /// `/amq/queue/NAME`: an existing queue.
     AmqQueue(Cow<'a, str>),
-    /// `/temp-queue/NAME`: in reply-to only, a queue of the connection's own.
+    /// `/temp-queue/NAME`: in reply-to only, a temporary queue of this connection.
     TempQueue(Cow<'a, str>),
-    /// `/reply-queue/NAME`, where the name may hold slashes: what the receiver of a request finds in its reply-to.
+    /// `/reply-queue/NAME`, where the name may contain slashes: the receiver of a request finds it in its reply-to.
     ReplyQueue(Cow<'a, str>),
 }
 
-/// The exchange of `/topic`.
+/// The exchange that `/topic` destinations use.
 pub const TOPIC_EXCHANGE: &str = "amq.topic";
 
-/// What reply-to has in front of a queue's name when it goes to a client.
+/// Precedes a queue's name in the reply-to that is sent to a client.
 pub const REPLY_QUEUE_PREFIX: &str = "/reply-queue/";
 
-/// What destinations begin with that are passed on as they are when they are found in reply-to.
+/// A reply-to that begins with one of these is passed on unchanged.
 pub const PREFIXES: [&str; 5] = ["/exchange", "/topic", "/queue", "/amq/queue", "/reply-queue/"];
 
 impl<'a> Destination<'a> {
     /// Reads a header `destination` or `reply-to`.
     ///
     /// # Errors
-    /// RabbitMQ's words for what it is not.
+    /// The text is not a valid destination; the fault has RabbitMQ's wording.
     pub fn parse(text: &'a str) -> Result<Self, Fault> {
         let Some(path) = text.strip_prefix('/') else {
             if text.is_empty() {
                 return Err(Fault::new("Invalid destination", "Destination cannot be blank"));
             }
-            // Without any slash it is the name of a queue.
+            // A text without any slash is the name of a queue.
             return if text.contains('/') { Err(unknown(text)) } else { Ok(Self::Queue(unescape(text)?)) };
         };
         let (kind, rest) = match path.strip_prefix("amq/queue") {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => ("amqqueue", rest),
             _ => path.find('/').map_or((path, ""), |slash| path.split_at(slash)),
         };
-        // With its slash, if there is one.
+        // `None` if nothing follows the type, not even a slash.
         let name = rest.strip_prefix('/');
         let one = |name: Option<&'a str>| match name {
             Some(name) if !name.is_empty() && !name.contains('/') => unescape(name),
@@ -68,7 +68,7 @@ impl<'a> Destination<'a> {
             "exchange" => {
                 let name = name.unwrap_or_default();
                 let (exchange, key) = name.split_once('/').unwrap_or((name, ""));
-                // The default exchange means something else for SEND than for SUBSCRIBE, and has no place here.
+                // The default exchange means something else for SEND than for SUBSCRIBE, and is not allowed here.
                 if exchange.is_empty() || key.contains('/') {
                     return Err(invalid(kind, rest));
                 }
@@ -78,7 +78,7 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// The exchange and the routing key of what is sent there.
+    /// The exchange and the routing key of a message sent to this destination.
     pub fn route(&self) -> (&str, &str) {
         match self {
             Self::Exchange { name, key } => (name, key),
@@ -90,10 +90,10 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// The destination of a message that was published to an exchange with a key, for its receiver.
+/// The destination that a receiver sees for a message published to an exchange with a routing key.
 #[derive(Debug, Clone, Copy)]
 pub struct Published<'a> {
-    /// The exchange, empty for the default one.
+    /// The exchange; empty for the default one.
     pub exchange: &'a str,
     /// The routing key.
     pub routing_key: &'a str,
@@ -111,8 +111,8 @@ impl fmt::Display for Published<'_> {
     }
 }
 
-/// A name as part of a destination: slashes, percent signs, control characters and what is not ASCII as `%` and two hex
-/// digits.
+/// A name as part of a destination: slashes, percent signs, control characters and non-ASCII bytes are
+/// written as `%` and two hex digits.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -132,8 +132,8 @@ fn is_escaped(byte: u8) -> bool {
     matches!(byte, b'/' | b'%' | ..=31 | 128..)
 }
 
-/// The name that a part of a destination stands for: what [`Escaped`] writes is read back, and nothing else is changed, as
-/// in RabbitMQ, so that `%20` remains what it is.
+/// The name that a part of a destination stands for. Only the escapes that [`Escaped`] writes are decoded, as
+/// in RabbitMQ; `%20` therefore remains `%20`.
 fn unescape(text: &str) -> Result<Cow<'_, str>, Fault> {
     if !text.contains('%') {
         return Ok(text.into());
@@ -161,7 +161,7 @@ fn from_hex(digits: &[u8; 2]) -> Option<u8> {
 }
 
 fn invalid(kind: &str, rest: &str) -> Fault {
-    // RabbitMQ tells the type as the Erlang atom that it is, and nothing of a path without a name.
+    // RabbitMQ shows the type as an Erlang atom, and nothing for a path without a name.
     let kind = kind.replace('-', "_");
     Fault::new("Invalid destination", format!("'{rest}' is not a valid {kind} destination\n"))
 }

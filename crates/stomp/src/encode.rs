@@ -1,24 +1,24 @@
-//! Writing frames.
+//! Encodes frames.
 
 use std::fmt::{self, Display, Write};
 
 use crate::escape;
 use crate::version::Version;
 
-/// What ends a frame, behind its body. RabbitMQ adds the line end for clients that wait for it; to all others it is a
-/// heart-beat.
+/// Ends a frame, after its body. RabbitMQ adds the line end for clients that wait for one; all others take it
+/// as a heart-beat.
 pub const END_OF_FRAME: &[u8] = b"\0\n";
 
 /// Writes the head of a frame.
 #[derive(Debug)]
 pub struct FrameWriter<'o> {
     out: &'o mut Vec<u8>,
-    /// How it is escaped.
+    /// Decides how headers are escaped.
     version: Version,
 }
 
 impl<'o> FrameWriter<'o> {
-    /// Begins a frame. CONNECT and CONNECTED are written as in 1.0, whatever the version (1.2, "Value Encoding").
+    /// Begins a frame. CONNECT and CONNECTED are written as in 1.0, regardless of the version (1.2, "Value Encoding").
     pub fn new(out: &'o mut Vec<u8>, version: Version, command: &str) -> Self {
         out.extend_from_slice(command.as_bytes());
         out.push(b'\n');
@@ -35,20 +35,20 @@ impl<'o> FrameWriter<'o> {
         self
     }
 
-    /// Adds a header whose value is put together.
+    /// Adds a header whose value is formatted.
     pub fn display(&mut self, name: &str, value: impl Display) -> &mut Self {
         escape::write(self.out, name, self.version, true);
         self.out.push(b':');
-        // Writing into memory does not fail, and a value that cannot be shown stays empty.
+        // Writing into memory does not fail; a value whose `Display` fails is left incomplete.
         let _ = write!(Escaping { out: self.out, version: self.version }, "{value}");
         self.out.push(b'\n');
         self
     }
 
-    /// Ends the head of a frame with a body of so many bytes, which the caller appends, and [`END_OF_FRAME`] behind it.
+    /// Ends the head of a frame whose body has `body_len` bytes; the caller appends the body and [`END_OF_FRAME`].
     pub fn end_head(self, body_len: usize) {
         if body_len > 0 {
-            // A vector takes everything.
+            // Writing into a vector does not fail.
             let _ = std::io::Write::write_fmt(self.out, format_args!("content-length:{body_len}\n"));
         }
         self.out.push(b'\n');

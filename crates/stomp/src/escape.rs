@@ -5,23 +5,23 @@ use std::borrow::Cow;
 use crate::fault::Fault;
 use crate::version::Version;
 
-/// What stands for a byte in a header that cannot stand for itself there. In 1.0, which has no escapes, a line end in a
-/// value would let its author add headers: RabbitMQ escapes it in all versions, and so do we.
+/// The replacement of a byte that cannot be written as itself in a header. In 1.0, which has no escapes, a line end
+/// in a value would let its author inject headers: RabbitMQ escapes it in all versions, and so does this function.
 fn escaped(byte: u8, version: Version, in_name: bool) -> Option<&'static str> {
     match byte {
         b'\n' => Some("\\n"),
         b'\r' if version != Version::V11 => Some("\\r"),
-        // 1.1 has no word for it; alone it would be taken for a part of the line's end.
+        // 1.1 has no escape for it; unescaped it would be taken as part of the line end.
         b'\r' => Some(""),
         b':' if in_name || version != Version::V10 => Some("\\c"),
         b'\\' if version != Version::V10 => Some("\\\\"),
-        // Would end the frame for everybody who looks for its end before its headers.
+        // It would end the frame for peers that look for the end of the frame before they read its headers.
         0 => Some("\u{fffd}"),
         _ => None,
     }
 }
 
-/// Appends a header's name or value as it stands on the wire.
+/// Appends a header's name or value in its wire form.
 pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: Version, in_name: bool) {
     let mut rest = text.as_bytes();
     while let Some(at) = rest.iter().position(|byte| escaped(*byte, version, in_name).is_some()) {
@@ -32,7 +32,7 @@ pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: Version, in_name: bo
     out.extend_from_slice(rest);
 }
 
-/// The text that a header's name or value on the wire stands for.
+/// Decodes a header's name or value from its wire form.
 ///
 /// # Errors
 /// An escape that the version does not have, which ends the connection (1.2, "Value Encoding").

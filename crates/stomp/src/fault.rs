@@ -1,30 +1,30 @@
-//! What a client did wrong.
+//! Errors that are the client's fault.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Why a connection ends, as the ERROR frame tells it: the header `message`, and a body that explains. Where RabbitMQ's
-/// adapter has words for it, these are RabbitMQ's.
+/// The reason why a connection ends, as the ERROR frame reports it: the header `message`, and a body that
+/// explains it. RabbitMQ's wording is used wherever its adapter has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong, in short.
+    /// A short description, for the header `message`.
     pub message: Cow<'static, str>,
-    /// The same at length.
+    /// The explanation in the body of the ERROR frame.
     pub detail: Cow<'static, str>,
 }
 
 impl Fault {
-    /// A fault in these words.
+    /// Creates a fault with this message and explanation.
     pub fn new(message: impl Into<Cow<'static, str>>, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { message: message.into(), detail: detail.into() }
     }
 
-    /// The bytes are no frame.
+    /// The bytes are not a valid frame.
     pub(crate) fn frame(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new("Invalid frame", detail)
     }
 
-    /// A header says something that it cannot say.
+    /// A header has an invalid value.
     pub fn header(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new("Invalid header", detail)
     }

@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 
 use crate::fault::Fault;
 
-/// A frame that has been read.
+/// A decoded frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// The command, whatever it is.
+    /// The command, such as `SEND`.
     pub command: &'a str,
     /// The headers.
     pub headers: Headers<'a>,
@@ -19,36 +19,36 @@ pub struct Frame<'a> {
     pub body: Payload<'a>,
 }
 
-/// The headers of a frame, unescaped, in their order. Of several with one name the first counts (1.2, "Repeated Header
-/// Entries"), so that the others are not kept.
+/// The headers of a frame, unescaped and in order. Of several with one name only the first is stored, as only
+/// the first counts (1.2, "Repeated Header Entries").
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Headers<'a>(pub(crate) SmallVec<[(Cow<'a, str>, Cow<'a, str>); 8]>);
 
 impl Headers<'_> {
-    /// The value of a header.
+    /// The value of the header with this name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(own, _)| own == name).map(|(_, value)| &**value)
     }
 
-    /// Names and values.
+    /// All names and values in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// A header that is a number; spaces around it do not matter.
+    /// Parses a header as a number; spaces around it are ignored.
     ///
     /// # Errors
-    /// It is none, or too large.
+    /// The value is not a number, or is too large.
     pub fn number<N: std::str::FromStr>(&self, name: &'static str) -> Result<Option<N>, Fault> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.trim().parse();
         number.map(Some).map_err(|_| Fault::header(format!("'{name}' must be a number, not '{text}'\n")))
     }
 
-    /// A header that is `true` or `false`.
+    /// Parses a header as `true` or `false`.
     ///
     /// # Errors
-    /// It is neither.
+    /// The value is neither.
     pub fn flag(&self, name: &'static str) -> Result<Option<bool>, Fault> {
         match self.get(name) {
             None => Ok(None),
@@ -59,7 +59,7 @@ impl Headers<'_> {
     }
 }
 
-/// Does not tell passwords.
+/// Hides passwords.
 impl fmt::Debug for Headers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = self.iter().map(|(name, value)| (name, if name == "passcode" { "…" } else { value }));
@@ -70,14 +70,14 @@ impl fmt::Debug for Headers<'_> {
 /// The body of a frame.
 #[derive(Debug, Clone, Eq)]
 pub enum Payload<'a> {
-    /// It lies whole in what was read.
+    /// A slice of the input: the frame arrived whole.
     Borrowed(&'a [u8]),
-    /// It came in several reads.
+    /// A copy: the frame arrived in several reads.
     Owned(Bytes),
 }
 
 impl Payload<'_> {
-    /// Its bytes.
+    /// The bytes of the body.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Borrowed(bytes) => bytes,

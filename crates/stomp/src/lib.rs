@@ -1,25 +1,25 @@
 //! STOMP 1.0, 1.1 and 1.2: the wire format, and the server's end of a connection, sans-IO.
 //!
 //! # Parts
-//! - The wire format: [`Decoder`] frames off a stream; [`Frame`], [`Headers`] and [`Payload`] what is in them;
-//!   [`FrameWriter`] frames onto a stream; [`Version`] what differs; [`Fault`] what is wrong, in the words of an ERROR frame.
-//! - [`limits`]: how much a frame may hold.
-//! - [`destination`]: the forms of destinations that RabbitMQ's STOMP adapter knows, and the way back.
-//! - [`server`]: one connection, from CONNECT to its end: versions, heart-beats, subscriptions, transactions, receipts. It
-//!   says first in which order it is to be called.
+//! - The wire format: [`Decoder`] reads frames from a stream into [`Frame`], [`Headers`] and [`Payload`]; [`FrameWriter`]
+//!   writes them; [`Version`] covers the differences; [`Fault`] holds an error, worded as in an ERROR frame.
+//! - [`limits`]: the size limits of frames and connections.
+//! - [`destination`]: the forms of destinations that RabbitMQ's STOMP adapter knows, parsed and written.
+//! - [`server`]: one connection, from CONNECT to its end: versions, heart-beats, subscriptions, transactions,
+//!   receipts. Its documentation begins with the order of the calls.
 //!
-//! # What always holds
-//! No input makes a function panic; nothing is allocated for a length that was merely announced; decoding borrows
-//! where a frame lies in one read; frames do not depend on how the stream was cut into reads; an idle connection holds no
-//! buffer; passwords are not printed.
+//! # Invariants
+//! No input makes a function panic; nothing is allocated for a length that was only announced; a frame that
+//! lies in one read is decoded without a copy; frames do not depend on how the stream was cut into reads; an
+//! idle connection has no buffer; passwords are not printed.
 //!
-//! # Where it is lenient, as RabbitMQ is
+//! # Lenient like RabbitMQ
 //! Lines may end with CR LF in all versions; NUL bytes between frames are skipped; subscriptions need no id, as in 1.0;
 //! a colon in a header's value need not be escaped. Everything else that the specifications forbid is refused.
 //!
-//! # What must never be added
-//! Sockets, clocks that are read here, random numbers, knowledge of AMQP beyond the names in destinations, or of the
-//! broker.
+//! # Must never be added
+//! Sockets, reading the clock, random numbers, knowledge of AMQP beyond the names in destinations, knowledge
+//! of the broker.
 
 mod decode;
 pub mod destination;

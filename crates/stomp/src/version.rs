@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A version, in rising order.
+/// A version; later versions compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// STOMP 1.0: headers are not escaped.
@@ -17,7 +17,7 @@ impl Version {
     /// All versions, as ERROR frames list them.
     pub const ALL: &str = "1.0,1.1,1.2";
 
-    /// The highest version in a header `accept-version`, which clients of 1.0 do not send.
+    /// The highest supported version in a header `accept-version`; 1.0 without the header, which clients of 1.0 do not send.
     pub fn negotiate(accepted: Option<&str>) -> Option<Self> {
         let Some(accepted) = accepted else { return Some(Self::V10) };
         let known = accepted.split(',').filter_map(|version| match version.trim() {
@@ -29,7 +29,7 @@ impl Version {
         known.max()
     }
 
-    /// As in the header `version`.
+    /// The version as in the header `version`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V10 => "1.0",

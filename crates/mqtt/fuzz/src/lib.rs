@@ -1,4 +1,5 @@
-//! What the fuzz targets check. `tests/codec/fuzz_corpus.rs` includes this file and runs the same bodies without nightly.
+//! The properties that the fuzz targets check. `tests/codec/fuzz_corpus.rs` includes this file and runs the
+//! same bodies without nightly.
 //!
 //! Run one for real with `cargo +nightly fuzz run packets` in `crates/mqtt`.
 
@@ -16,8 +17,8 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: [Target; 4] =
     [("packets", packets), ("connection", connection), ("session", session), ("topics", topics)];
 
-/// Packets and faults do not depend on how a stream was cut into reads, and what was decoded is encoded and decoded to
-/// the same.
+/// Packets and faults do not depend on how a stream was cut into reads, and a decoded packet can be encoded
+/// and decoded again to the same packet.
 pub fn packets(input: &[u8]) {
     for version in [Version::V31, Version::V311, Version::V5] {
         let whole = told(version, input, input.len().max(1));
@@ -27,7 +28,7 @@ pub fn packets(input: &[u8]) {
     }
 }
 
-/// The packets, encoded again, and the fault.
+/// The packets of a stream, encoded again, and the fault that ended it.
 fn told(version: Version, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<Fault>) {
     let mut decoder = Decoder::new(version, 20_000);
     let mut heard = Vec::new();
@@ -59,7 +60,7 @@ fn round_trip(version: Version, packet: &Packet<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Whatever a client sends, the server's end answers in the protocol, stays within the window, and ends once.
+/// The server's end answers any input within the protocol, stays within the window, and ends once.
 pub fn connection(input: &[u8]) {
     let settings = Settings { receive_maximum: 3, in_flight: 3, ..Settings::default() };
     let (mut connection, mut out, now) = (Connection::new(settings), Vec::new(), Instant::now());
@@ -100,7 +101,7 @@ fn copy(bytes: &[u8]) -> bytes::Bytes {
     mqtt::packet::Payload::new(bytes).to_bytes()
 }
 
-/// What a server answers, without a share in the event.
+/// The server's reaction to an event, which no longer borrows from the event.
 enum Answer {
     Accept,
     Accepted(u16),
@@ -179,7 +180,7 @@ fn check_output(version: Version, out: &[u8]) {
     }
 }
 
-/// Whatever is on disk, reading it does not panic, and what could be read is written the same.
+/// Decoding a session from any bytes does not panic, and a session that could be decoded is encoded to the same bytes.
 pub fn session(input: &[u8]) {
     if let Ok(session) = Session::decode(input) {
         session_round_trip(&session);

@@ -6,7 +6,7 @@ use crate::properties::{Holder, Properties};
 use crate::reason::ReasonCode;
 use crate::wire::Reader;
 
-/// Which of the four it is.
+/// The four acknowledgements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum AckKind {
@@ -16,21 +16,21 @@ pub enum AckKind {
     PubComp,
 }
 
-/// An answer to a message of QoS 1 or 2, or to such an answer.
+/// An acknowledgement of a message of QoS 1 or 2, or of another acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack<'a> {
-    /// Which of the four it is.
+    /// The packet type.
     pub kind: AckKind,
-    /// The message's.
+    /// The packet identifier of the message.
     pub packet_id: u16,
-    /// Always success before 5.0.
+    /// The outcome; always success before 5.0.
     pub reason: ReasonCode,
-    /// From 5.0 on.
+    /// Properties; empty before 5.0.
     pub properties: Properties<'a>,
 }
 
 impl<'a> Ack<'a> {
-    /// One without properties.
+    /// Creates an acknowledgement without properties.
     pub const fn new(kind: AckKind, packet_id: u16, reason: ReasonCode) -> Self {
         Self { kind, packet_id, reason, properties: Properties::NONE }
     }
@@ -53,7 +53,7 @@ impl<'a> Ack<'a> {
         Ok(ack)
     }
 
-    /// Appends the packet. Success without properties takes the short form.
+    /// Appends the packet. Success without properties is written in the short form.
     #[inline]
     pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
         let [high, low] = self.packet_id.to_be_bytes();

@@ -9,11 +9,11 @@ use crate::wire::Reader;
 /// The server's answer to a CONNECT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnAck<'a> {
-    /// Whether the server kept the session; never with a refusal.
+    /// Whether the server had a session for the client; never set with a refusal.
     pub session_present: bool,
-    /// Success or why not. Older versions have five refusals only ([`ReasonCode::connect_return_code`]).
+    /// Success or the reason of the refusal. Older versions have five refusals only ([`ReasonCode::connect_return_code`]).
     pub reason: ReasonCode,
-    /// From 5.0 on.
+    /// Properties; empty before 5.0.
     pub properties: Properties<'a>,
 }
 
@@ -25,7 +25,7 @@ impl<'a> ConnAck<'a> {
             1 => true,
             _ => return Err(Fault::malformed("reserved flags of CONNACK are set")),
         };
-        // MQTT 3.1 does not use it.
+        // MQTT 3.1 does not have this flag.
         let session_present = session_present && version != Version::V31;
         let code = reader.u8()?;
         let (reason, properties) = if version.is_5() {
@@ -56,7 +56,7 @@ impl<'a> ConnAck<'a> {
     }
 }
 
-/// By the return code of the older versions.
+/// Indexed by the return code of the older versions.
 const REFUSALS: [ReasonCode; 6] = [
     ReasonCode::Success,
     ReasonCode::UnsupportedProtocolVersion,

@@ -7,53 +7,53 @@ use crate::reason::ReasonCode;
 use crate::topic;
 use crate::wire::{Reader, put_binary, put_string};
 
-/// A client asks to be connected.
+/// A client's request to be connected.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Connect<'a> {
-    /// The version of everything that follows.
+    /// The version, which applies to all packets that follow.
     pub version: Version,
-    /// Whether an earlier session is to be forgotten; Clean Session before 5.0, Clean Start from then on.
+    /// Whether to discard an earlier session; called Clean Session before 5.0, Clean Start from then on.
     pub clean_start: bool,
-    /// Seconds; 0 turns the mechanism off (section 3.1.2.10).
+    /// Keep Alive in seconds; 0 turns it off (section 3.1.2.10).
     pub keep_alive: u16,
-    /// From 5.0 on.
+    /// Properties; empty before 5.0.
     pub properties: Properties<'a>,
-    /// May be empty.
+    /// The client identifier; may be empty.
     pub client_id: &'a str,
-    /// To be published when the connection ends otherwise than by a DISCONNECT.
+    /// The message to publish if the connection ends without a DISCONNECT.
     pub will: Option<Will<'a>>,
-    /// Who the client says it is.
+    /// The user name that the client presents.
     pub user_name: Option<&'a str>,
-    /// A secret; not printed.
+    /// The password; never printed.
     pub password: Option<&'a [u8]>,
-    /// MQTT 3.1 and 3.1.1 from a bridge: the high bit of the protocol level is set, by a convention of brokers. The
-    /// client takes retained messages as they were published.
+    /// Whether an MQTT 3.1 or 3.1.1 client is a bridge: by a convention of brokers, the high bit of the
+    /// protocol level is set. Such a client wants RETAIN as the publisher set it.
     pub is_bridge: bool,
 }
 
 /// A will (section 3.1.2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Will<'a> {
-    /// At which quality it is published.
+    /// The quality at which it is published.
     pub qos: QoS,
     /// Whether it is retained.
     pub retain: bool,
-    /// From 5.0 on.
+    /// Properties; empty before 5.0.
     pub properties: Properties<'a>,
-    /// Where it goes.
+    /// The topic to which it is published.
     pub topic: &'a str,
-    /// What it says.
+    /// The payload of the message.
     pub payload: &'a [u8],
 }
 
 const WILL: u8 = 0b0000_0100;
 const PASSWORD: u8 = 0b0100_0000;
 const USER_NAME: u8 = 0b1000_0000;
-/// On top of the protocol level.
+/// Added to the protocol level.
 const BRIDGE: u8 = 0x80;
 
 impl<'a> Connect<'a> {
-    /// A client that says nothing of itself but its name.
+    /// Creates a CONNECT with Clean Start and a client identifier, and nothing else.
     pub fn new(version: Version, client_id: &'a str) -> Self {
         Self {
             version,
@@ -82,11 +82,11 @@ impl<'a> Connect<'a> {
         };
         let client_id = reader.string()?;
         let will = Will::decode(version, flags, &mut reader)?;
-        // Without a user name there is no password before 5.0 (3.1.1, MQTT-3.1.2-22).
+        // Before 5.0 a password requires a user name (3.1.1, MQTT-3.1.2-22).
         if flags & (USER_NAME | PASSWORD) == PASSWORD && version == Version::V311 {
             return Err(Fault::malformed("password without a user name"));
         }
-        // MQTT 3.1 allows clients to announce what they then leave out.
+        // MQTT 3.1 allows clients to set the flag and omit the field.
         let is_there =
             |flag, reader: &Reader<'_>| flags & flag != 0 && (version != Version::V31 || !reader.is_empty());
         let user_name = if is_there(USER_NAME, &reader) { Some(reader.string()?) } else { None };
@@ -160,7 +160,7 @@ impl std::fmt::Debug for Connect<'_> {
     }
 }
 
-/// The version of a protocol name and level, and whether it is a bridge's.
+/// The version of a protocol name and level, and whether the client is a bridge.
 fn version(name: &[u8], level: u8) -> Result<(Version, bool), Fault> {
     match (name, level) {
         (b"MQTT", 5) => Ok((Version::V5, false)),

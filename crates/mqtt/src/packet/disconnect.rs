@@ -6,17 +6,17 @@ use crate::properties::{Holder, Properties};
 use crate::reason::ReasonCode;
 use crate::wire::Reader;
 
-/// The end of a connection. Before 5.0 only clients send it, and it says nothing.
+/// The end of a connection. Before 5.0 it is sent by clients only and carries no reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Disconnect<'a> {
-    /// Why.
+    /// The reason of the disconnection.
     pub reason: ReasonCode,
-    /// From 5.0 on.
+    /// Properties; empty before 5.0.
     pub properties: Properties<'a>,
 }
 
 impl<'a> Disconnect<'a> {
-    /// One without properties.
+    /// Creates a DISCONNECT without properties.
     pub const fn new(reason: ReasonCode) -> Self {
         Self { reason, properties: Properties::NONE }
     }
@@ -71,7 +71,7 @@ fn is_for_disconnect(reason: ReasonCode) -> bool {
 pub struct Auth<'a> {
     /// Success, Continue authentication or Re-authenticate.
     pub reason: ReasonCode,
-    /// Among them method and data; the data is not printed.
+    /// Properties, including method and data; the data is not printed.
     pub properties: Properties<'a>,
 }
 

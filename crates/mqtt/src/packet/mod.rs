@@ -1,7 +1,7 @@
-//! Control packets (section 3), as they are sent and received by both ends, for all versions.
+//! Control packets (section 3), sent and received by either end, in all versions.
 //!
-//! Decoding lends: strings, properties and payloads point into the bytes that were read. A packet that could be decoded
-//! is well-formed for its version; whether the peer may send it now is for the connection's state to judge.
+//! Decoding borrows: strings, properties and payloads point into the bytes that were read. A decoded packet is well-formed
+//! for its version; whether the peer may send it now depends on the connection's state, which is not known here.
 
 mod ack;
 mod connack;
@@ -27,7 +27,7 @@ use bytes::Bytes;
 use crate::fault::Fault;
 use crate::wire::{put_varint, varint_len};
 
-/// A version of the protocol, which a CONNECT names and all that follows is read and written by.
+/// A version of the protocol; the CONNECT names it, and it applies to all packets that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     /// MQTT 3.1, protocol name `MQIsdp`, level 3.
@@ -74,7 +74,7 @@ impl QoS {
     }
 }
 
-/// What is in the first byte of a packet.
+/// The packet type in the first byte of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum PacketKind {
@@ -117,16 +117,16 @@ impl PacketKind {
         })
     }
 
-    /// Kind and flags of a first byte, as far as they can be judged without knowing the version (section 2.1.3).
+    /// Splits a first byte into type and flags, and checks them as far as the version does not matter (section 2.1.3).
     ///
     /// # Errors
-    /// A reserved kind, or flags that the kind cannot have.
+    /// A reserved type, or flags that the type cannot have.
     pub fn parse(first: u8) -> Result<(Self, u8), Fault> {
         let kind = Self::from_number(first >> 4).ok_or(Fault::malformed("reserved packet type"))?;
         let flags = first & 0x0f;
         let fits = match kind {
             Self::Publish => flags & 0b0110 != 0b0110,
-            // MQTT 3.1 has DUP in the last two of these.
+            // MQTT 3.1 has DUP in SUBSCRIBE and UNSUBSCRIBE, too.
             Self::PubRel | Self::Subscribe | Self::Unsubscribe => flags & 0b0111 == 0b0010,
             _ => flags == 0,
         };
@@ -134,7 +134,7 @@ impl PacketKind {
     }
 }
 
-/// A packet.
+/// A control packet of any type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum Packet<'a> {
@@ -153,13 +153,13 @@ pub enum Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Decodes a whole packet from its first byte and the bytes behind its Remaining Length. `backing` is what `body`
-    /// lies in, when that is shared: payloads are taken from there without a copy.
+    /// Decodes a whole packet from its first byte and the bytes after its Remaining Length. `backing` is the
+    /// buffer that contains `body`, if it is shared: payloads are taken from there without a copy.
     ///
-    /// A CONNECT tells its version itself, whatever `version` is.
+    /// A CONNECT names its own version, and `version` is ignored.
     ///
     /// # Errors
-    /// The packet is not of this version.
+    /// The packet is not valid in this version.
     pub fn decode(
         version: Version,
         first: u8,
@@ -193,7 +193,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Appends the packet.
+    /// Appends the encoded packet.
     pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
         match self {
             Self::Connect(packet) => packet.encode(out),
@@ -211,7 +211,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// What kind it is.
+    /// The type of the packet.
     pub fn kind(&self) -> PacketKind {
         match self {
             Self::Connect(_) => PacketKind::Connect,
@@ -230,13 +230,13 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Appends a packet whose length is known once its body is there.
+/// Appends a packet whose length is known only after its body has been written.
 fn framed(out: &mut Vec<u8>, first: u8, write_body: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(&[first, 0]);
     let start = out.len();
     write_body(out);
     let len = out.len() - start;
-    // Nearly always one byte, for which the room is there.
+    // The length nearly always takes one byte, which is reserved already.
     let extra = varint_len(len as u32) - 1;
     if extra > 0 {
         out.resize(out.len() + extra, 0);

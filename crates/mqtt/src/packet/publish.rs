@@ -16,17 +16,17 @@ use crate::wire::{Reader, put_string, put_varint};
 pub struct Publish<'a> {
     /// Whether it may have been sent before.
     pub dup: bool,
-    /// Its quality.
+    /// The quality at which it is sent.
     pub qos: QoS,
-    /// From a client: keep it for later subscribers. To a client: it was kept, or see Retain As Published.
+    /// From a client: store it for later subscribers. To a client: it was stored, or see Retain As Published.
     pub retain: bool,
-    /// Empty when a Topic Alias stands for it.
+    /// The topic name; empty if a Topic Alias replaces it.
     pub topic: &'a str,
-    /// 0 at QoS 0, and never else.
+    /// The packet identifier; 0 at QoS 0 and only there.
     pub packet_id: u16,
-    /// From 5.0 on.
+    /// Properties; empty before 5.0.
     pub properties: Properties<'a>,
-    /// What it says.
+    /// The payload of the message.
     pub payload: Payload<'a>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Publish<'a> {
             _ => Properties::NONE,
         };
         if topic.is_empty() && properties.topic_alias().is_some() {
-            // The alias stands for it.
+            // The alias replaces it.
         } else {
             topic::check_name(topic)?;
         }
@@ -68,14 +68,14 @@ impl<'a> Publish<'a> {
         2 + self.topic.len() + packet_id + properties + self.payload.len()
     }
 
-    /// Appends the packet.
+    /// Appends the encoded packet.
     #[inline]
     pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
         self.encode_head(version, out);
         out.extend_from_slice(&self.payload);
     }
 
-    /// Appends everything but the payload, which is to follow: large ones need not be copied.
+    /// Appends everything but the payload, which the caller appends: large payloads need not be copied.
     #[inline]
     pub fn encode_head(&self, version: Version, out: &mut Vec<u8>) {
         let len = self.remaining_len(version);
@@ -92,27 +92,27 @@ impl<'a> Publish<'a> {
     }
 }
 
-/// The bytes of a message.
+/// The payload of a message.
 #[derive(Clone, Copy, Default)]
 pub struct Payload<'a> {
     bytes: &'a [u8],
-    /// What the bytes lie in.
+    /// The shared buffer that contains the bytes.
     backing: Option<&'a Bytes>,
 }
 
 impl<'a> Payload<'a> {
-    /// A payload to be sent.
+    /// Creates a payload to be sent.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, backing: None }
     }
 
-    /// The bytes.
+    /// The bytes of the payload.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The bytes for keeping: shared where the packet had to be gathered over several reads, as large ones are, and
-    /// copied otherwise, since a small slice would keep everything that was read with it.
+    /// The bytes as an owned value: shared if the packet was gathered over several reads, as large ones are,
+    /// and copied otherwise, since a small slice would keep the whole receive buffer alive.
     pub fn to_bytes(&self) -> Bytes {
         match self.backing {
             Some(backing) => backing.slice_ref(self.bytes),
@@ -129,7 +129,7 @@ impl Deref for Payload<'_> {
     }
 }
 
-/// The first bytes and how many there are.
+/// Prints the first bytes and the length.
 impl fmt::Debug for Payload<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.bytes[..self.bytes.len().min(32)];

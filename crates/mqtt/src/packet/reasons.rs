@@ -4,14 +4,14 @@ use super::Version;
 use crate::fault::Fault;
 use crate::reason::ReasonCode;
 
-/// Reason codes, one for each line of the request, checked, and lent.
+/// Reason codes, one for each entry of the request; validated and borrowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reasons<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Reasons<'a> {
-    /// Writes `reasons` into `buffer` and lends them from there.
+    /// Writes `reasons` into `buffer` and borrows them from there.
     pub fn write(buffer: &'a mut Vec<u8>, reasons: impl IntoIterator<Item = ReasonCode>) -> Self {
         buffer.extend(reasons.into_iter().map(ReasonCode::code));
         Self { bytes: buffer }
@@ -70,12 +70,12 @@ impl<'a> Reasons<'a> {
         }
     }
 
-    /// The reasons in their order; of an UNSUBACK before 5.0 none.
+    /// The reason codes in order; none in an UNSUBACK before 5.0.
     pub fn iter(&self) -> impl Iterator<Item = ReasonCode> + use<'a> {
         self.bytes.iter().filter_map(|code| ReasonCode::from_code(*code))
     }
 
-    /// Appends what the answer to a SUBSCRIBE holds: before 5.0 there is one failure only.
+    /// Appends the payload of a SUBACK: before 5.0 there is a single failure code.
     pub(super) fn put_subscribed(&self, version: Version, out: &mut Vec<u8>) {
         out.extend(self.bytes.iter().map(|code| match code {
             0x80.. if !version.is_5() => 0x80,
@@ -83,7 +83,7 @@ impl<'a> Reasons<'a> {
         }));
     }
 
-    /// Appends what the answer to an UNSUBSCRIBE holds: before 5.0 nothing.
+    /// Appends the payload of an UNSUBACK: empty before 5.0.
     pub(super) fn put_unsubscribed(&self, version: Version, out: &mut Vec<u8>) {
         if version.is_5() {
             out.extend_from_slice(self.bytes);

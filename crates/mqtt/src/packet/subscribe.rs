@@ -8,7 +8,7 @@ use crate::wire::{Reader, put_string};
 /// When retained messages are sent for a new subscription (section 3.8.3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RetainHandling {
-    /// Each time the client subscribes.
+    /// At each SUBSCRIBE.
     #[default]
     Always,
     /// Only if the subscription is new.
@@ -34,21 +34,21 @@ impl RetainHandling {
     }
 }
 
-/// How messages of a subscription are sent. Before 5.0 there is the quality alone.
+/// Options of a subscription. Before 5.0 there is only the quality.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SubscribeOptions {
-    /// The highest quality.
+    /// The highest quality at which messages are sent.
     pub qos: QoS,
-    /// What the client itself published is not sent to it.
+    /// Whether messages that the client itself published are not sent to it.
     pub no_local: bool,
-    /// RETAIN is kept as the publisher set it.
+    /// Whether RETAIN is passed on as the publisher set it.
     pub retain_as_published: bool,
     /// When retained messages are sent.
     pub retain_handling: RetainHandling,
 }
 
 impl SubscribeOptions {
-    /// The options with this quality and nothing else.
+    /// Options with this quality and the defaults otherwise.
     pub fn of_qos(qos: QoS) -> Self {
         Self { qos, ..Self::default() }
     }
@@ -61,7 +61,7 @@ impl SubscribeOptions {
             | self.retain_handling.number() << 4
     }
 
-    /// The options of a byte.
+    /// Decodes the options from the byte on the wire.
     ///
     /// # Errors
     /// Reserved bits are set, or QoS or retain handling is 3.
@@ -80,23 +80,23 @@ impl SubscribeOptions {
     }
 }
 
-/// One line of a SUBSCRIBE.
+/// One entry of a SUBSCRIBE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscribeRequest<'a> {
-    /// As the client sent it; whether it is valid is judged for each by itself.
+    /// The topic filter as the client sent it; its validity is checked for each entry separately.
     pub filter: &'a str,
-    /// How messages are to be sent.
+    /// The options of the subscription.
     pub options: SubscribeOptions,
 }
 
-/// The lines of a SUBSCRIBE: at least one, checked, and lent.
+/// The entries of a SUBSCRIBE: at least one, validated and borrowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Requests<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Requests<'a> {
-    /// Writes `requests` into `buffer` and lends them from there. There must be one at least.
+    /// Writes `requests` into `buffer` and borrows them from there. There must be at least one.
     pub fn write<'b>(
         buffer: &'a mut Vec<u8>,
         requests: impl IntoIterator<Item = SubscribeRequest<'b>>,
@@ -120,12 +120,12 @@ impl<'a> Requests<'a> {
         Ok(Self { bytes })
     }
 
-    /// The lines in their order.
+    /// The entries in order.
     pub fn iter(&self) -> impl Iterator<Item = SubscribeRequest<'a>> + use<'a> {
         let mut reader = Reader::new(self.bytes);
         std::iter::from_fn(move || {
             let filter = reader.string().ok()?;
-            // What is allowed before 5.0 is so from then on.
+            // Options that are valid before 5.0 are also valid in 5.0.
             let options = SubscribeOptions::from_byte(Version::V5, reader.u8().ok()?).ok()?;
             Some(SubscribeRequest { filter, options })
         })
@@ -138,14 +138,14 @@ impl std::fmt::Debug for Requests<'_> {
     }
 }
 
-/// The topic filters of an UNSUBSCRIBE: at least one, checked, and lent.
+/// The topic filters of an UNSUBSCRIBE: at least one, validated and borrowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Filters<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Filters<'a> {
-    /// Writes `filters` into `buffer` and lends them from there. There must be one at least.
+    /// Writes `filters` into `buffer` and borrows them from there. There must be at least one.
     pub fn write<'b>(buffer: &'a mut Vec<u8>, filters: impl IntoIterator<Item = &'b str>) -> Self {
         filters.into_iter().for_each(|filter| put_string(buffer, filter));
         Self { bytes: buffer }
@@ -162,7 +162,7 @@ impl<'a> Filters<'a> {
         Ok(Self { bytes })
     }
 
-    /// The filters in their order.
+    /// The filters in order.
     pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let mut reader = Reader::new(self.bytes);
         std::iter::from_fn(move || reader.string().ok())
@@ -181,11 +181,11 @@ macro_rules! lists {
             $(#[$doc])*
             #[derive(Debug, Clone, Copy, PartialEq, Eq)]
             pub struct $name<'a> {
-                /// Answers carry that of the question.
+                /// The packet identifier; an answer has that of its request.
                 pub packet_id: u16,
-                /// From 5.0 on.
+                /// Properties; empty before 5.0.
                 pub properties: Properties<'a>,
-                /// One after the other.
+                /// The entries, in order.
                 pub $field: $list<'a>,
             }
 
@@ -217,12 +217,12 @@ macro_rules! lists {
 }
 
 lists! {
-    /// A client subscribes.
+    /// A client's request to subscribe.
     Subscribe 0x82 requests: Requests, Requests::check, |list, _, out| out.extend_from_slice(list.bytes);
-    /// The answer to a SUBSCRIBE: a reason code for each of its lines.
+    /// The answer to a SUBSCRIBE: one reason code for each entry.
     SubAck 0x90 reasons: Reasons, Reasons::subscribed, Reasons::put_subscribed;
-    /// A client unsubscribes.
+    /// A client's request to unsubscribe.
     Unsubscribe 0xa2 filters: Filters, |_, bytes| Filters::check(bytes), |list, _, out| out.extend_from_slice(list.bytes);
-    /// The answer to an UNSUBSCRIBE: from 5.0 on a reason code for each of its filters.
+    /// The answer to an UNSUBSCRIBE: from 5.0 on, one reason code for each filter.
     UnsubAck 0xb0 reasons: Reasons, Reasons::unsubscribed, Reasons::put_unsubscribed;
 }

@@ -1,4 +1,4 @@
-//! Properties of MQTT 5.0 (section 2.2.2): checked when they are decoded, and lent, not copied.
+//! Properties of MQTT 5.0 (section 2.2.2): validated when they are decoded, and borrowed, not copied.
 
 mod table;
 
@@ -10,11 +10,11 @@ use crate::fault::Fault;
 use crate::reason::ReasonCode;
 use crate::wire::{Reader, put_varint, varint_len};
 
-/// The properties of a packet, or none. They are well-formed, allowed where they stand, and not repeated where they
-/// must not be: whoever has a `Properties` need not look again.
+/// The properties of a packet, possibly none. They are well-formed, allowed in their packet, and not repeated
+/// where that is forbidden: code that has a `Properties` need not check again.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Properties<'a> {
-    /// Without the length in front.
+    /// The list without the length in front.
     bytes: &'a [u8],
 }
 
@@ -22,11 +22,11 @@ impl<'a> Properties<'a> {
     /// No properties.
     pub const NONE: Self = Self { bytes: &[] };
 
-    /// Checks `bytes`, a property list without its length.
+    /// Validates `bytes`, a property list without its length.
     ///
     /// # Errors
-    /// Malformed, a Protocol Error where a property stands twice or in the wrong packet or has a forbidden value, and
-    /// Topic Alias invalid for the alias 0.
+    /// Malformed Packet; Protocol Error if a property is repeated, not allowed in the packet, or has a
+    /// forbidden value; Topic Alias invalid for the alias 0.
     pub fn check(bytes: &'a [u8], holder: Holder) -> Result<Self, Fault> {
         let mut reader = Reader::new(bytes);
         let mut seen = 0u64;
@@ -42,7 +42,7 @@ impl<'a> Properties<'a> {
             seen |= bit;
             property.check_value()?;
         }
-        // Section 3.1.2.11.10; the same for CONNACK and AUTH.
+        // Section 3.1.2.11.10; the same applies to CONNACK and AUTH.
         const AUTHENTICATION: u64 = 1 << 21 | 1 << 22;
         if seen & AUTHENTICATION == 1 << 22 {
             return Err(Fault::protocol("authentication data without a method"));
@@ -56,13 +56,13 @@ impl<'a> Properties<'a> {
         Self::check(reader.take(len as usize)?, holder)
     }
 
-    /// The properties in their order.
+    /// The properties in order.
     pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + use<'a> {
         let mut reader = Reader::new(self.bytes);
         std::iter::from_fn(move || if reader.is_empty() { None } else { Property::read(&mut reader).ok() })
     }
 
-    /// The list as it is on the wire, without its length.
+    /// The list as on the wire, without its length.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -72,7 +72,7 @@ impl<'a> Properties<'a> {
         self.bytes.is_empty()
     }
 
-    /// Names and values of the User Properties, in their order.
+    /// Names and values of the User Properties, in order.
     pub fn user_properties(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         self.iter().filter_map(|property| match property {
             Property::UserProperty(name, value) => Some((name, value)),
@@ -88,7 +88,7 @@ impl<'a> Properties<'a> {
         })
     }
 
-    /// Bytes on the wire, with the length in front.
+    /// Bytes on the wire, including the length in front.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
         varint_len(self.bytes.len() as u32) + self.bytes.len()
@@ -125,27 +125,27 @@ impl PropertyList {
         property.put(&mut self.bytes);
     }
 
-    /// [`Self::push`] for chains.
+    /// [`Self::push`] for chaining.
     #[must_use]
     pub fn with(mut self, property: Property<'_>) -> Self {
         self.push(property);
         self
     }
 
-    /// The list that [`Properties::bytes`] showed of a PUBLISH.
+    /// Validates a list that came from [`Properties::bytes`] of a PUBLISH.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Fault> {
         Properties::check(bytes, Holder::Publish)?;
         Ok(Self { bytes: bytes.to_vec() })
     }
 
-    /// The list as a packet takes it. That its properties belong there is up to whoever pushed them.
+    /// The list as a packet takes it. The code that pushed the properties ensures that they are allowed there.
     pub fn as_properties(&self) -> Properties<'_> {
         Properties { bytes: &self.bytes }
     }
 }
 
 impl Property<'_> {
-    /// Values that are forbidden though they can be read.
+    /// Checks for values that are well-formed but forbidden.
     fn check_value(&self) -> Result<(), Fault> {
         match self {
             Self::ReceiveMaximum(0) => Err(Fault::protocol("Receive Maximum 0")),

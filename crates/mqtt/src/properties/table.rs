@@ -1,9 +1,9 @@
-//! The table of all properties (section 2.2.2.2), from which everything that depends on it is made.
+//! The table of all properties (section 2.2.2.2), from which all code that depends on it is generated.
 
 use crate::fault::Fault;
 use crate::wire::{Reader, put_binary, put_string, put_varint};
 
-/// What a property list belongs to.
+/// The packet, or part of a packet, that a property list belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
     /// CONNECT.
@@ -46,7 +46,7 @@ macro_rules! properties {
                 match self { $(Self::$name(_) => $id,)* Self::UserProperty(..) => USER_PROPERTY }
             }
 
-            /// Whether the specification lets it stand there.
+            /// Whether the specification allows the property there.
             pub fn is_allowed_in(&self, holder: Holder) -> bool {
                 match self {
                     $(Self::$name(_) => [$(Holder::$holder),*].contains(&holder),)*
@@ -55,7 +55,7 @@ macro_rules! properties {
             }
 
             pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, Fault> {
-                // A variable byte integer, but none of more than one byte has a meaning.
+                // It is a variable byte integer, but no identifier needs more than one byte.
                 Ok(match reader.varint()? {
                     $($id => Self::$name(properties!(@read $type reader)),)*
                     id if id == u32::from(USER_PROPERTY) => Self::UserProperty(reader.string()?, reader.string()?),
@@ -113,7 +113,7 @@ macro_rules! properties {
     (@put data $out:ident $value:ident) => { put_binary($out, $value) };
 }
 
-/// May stand in any packet, any number of times.
+/// Allowed in any packet, any number of times.
 const USER_PROPERTY: u8 = 38;
 
 properties! {

@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use crate::fault::Fault;
 use crate::reason::ReasonCode;
 
-/// The client's aliases.
+/// The aliases that the client has defined.
 #[derive(Debug, Default)]
 pub(super) struct Received {
-    /// The alias 1 comes first.
+    /// Indexed by alias minus 1.
     topics: Vec<Option<Box<str>>>,
 }
 
 impl Received {
-    /// Notes that `alias` stands for `topic`, or, when that is empty, makes sure that it stands for some topic.
+    /// Stores that `alias` stands for `topic`, or, if `topic` is empty, checks that the alias is defined.
     pub(super) fn learn(&mut self, maximum: u16, alias: u16, topic: &str) -> Result<(), Fault> {
         if alias > maximum {
             return Err(Fault::new(ReasonCode::TopicAliasInvalid, "topic alias above the maximum"));
@@ -30,7 +30,7 @@ impl Received {
         if self.topics.len() <= at {
             self.topics.resize(at + 1, None);
         }
-        // Clients repeat the topic with its alias as often as they like.
+        // Clients may repeat the topic with its alias as often as they like.
         if self.topics[at].as_deref() != Some(topic) {
             self.topics[at] = Some(topic.into());
         }
@@ -43,7 +43,7 @@ impl Received {
     }
 }
 
-/// The server's aliases: the first topics get one, until there are no more.
+/// The server's aliases: the first topics get one, up to the client's maximum.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     maximum: u16,
@@ -63,7 +63,7 @@ impl Sent {
         if let Some(alias) = self.aliases.get(topic) {
             return Some((*alias, true));
         }
-        // An alias costs three bytes: below that there is nothing to be saved.
+        // An alias costs three bytes, so a shorter topic saves nothing.
         if topic.len() <= 3 || self.aliases.len() >= usize::from(self.maximum) {
             return None;
         }

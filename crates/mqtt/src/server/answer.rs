@@ -1,4 +1,4 @@
-//! The server's answers to what a client asked for.
+//! The server's answers to a client's requests.
 
 use super::connection::{Connection, Output};
 use super::event::{Cause, End};
@@ -7,7 +7,8 @@ use crate::properties::{Properties, Property, PropertyList};
 use crate::reason::ReasonCode;
 
 impl Connection {
-    /// A message of QoS 1 or 2 was published, and kept where it must be kept. `matched` tells whether anybody gets it.
+    /// Acknowledges a message of QoS 1 or 2 that was published and, where required, stored. `matched` is
+    /// whether it was routed to any queue.
     pub fn accepted(&mut self, packet_id: u16, matched: bool, out: &mut impl Output) {
         let core = &mut self.core;
         let Some(qos) = core.incoming.get(&packet_id).copied() else { return };
@@ -27,8 +28,8 @@ impl Connection {
         }
     }
 
-    /// A message of QoS 1 or 2 was not published. Clients of 5.0 are told and stay; older ones cannot be told, and
-    /// their connection ends (3.1.1, section 3.3.5.2 leaves the choice between that and a lie).
+    /// Refuses a message of QoS 1 or 2. Clients of 5.0 receive the reason and stay connected; older ones have no way
+    /// to receive it, and their connection ends (3.1.1, section 3.3.5.2 allows this or a false acknowledgement).
     pub fn refuse_publish(
         &mut self,
         packet_id: u16,
@@ -57,7 +58,7 @@ impl Connection {
         None
     }
 
-    /// A message of QoS 2 from the client is done with: its identifier is free.
+    /// Completes a message of QoS 2 from the client: its identifier is free.
     pub fn complete(&mut self, packet_id: u16, out: &mut impl Output) {
         let core = &mut self.core;
         core.incoming.remove(&packet_id);
@@ -67,8 +68,8 @@ impl Connection {
         }
     }
 
-    /// Answers a SUBSCRIBE: a reason code for each of its lines, a granted quality or a failure. The subscriptions are
-    /// to be noted in the [session](Connection::session_mut) by then. Retained messages follow it.
+    /// Answers a SUBSCRIBE with one reason code for each entry, a granted quality or a failure. The subscriptions
+    /// must have been added to the [session](Connection::session_mut) before. Retained messages are sent after it.
     pub fn subscribed(
         &mut self,
         packet_id: u16,
@@ -82,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Answers an UNSUBSCRIBE: a reason code for each of its filters, which older clients do not get.
+    /// Answers an UNSUBSCRIBE with one reason code for each filter; older clients do not get these.
     pub fn unsubscribed(
         &mut self,
         packet_id: u16,

@@ -38,7 +38,7 @@ impl Core {
     }
 
     fn judge(&self, connect: &Connect<'_>) -> Result<(), Fault> {
-        // 3.1.1, MQTT-3.1.3-8: who has no name has no session. In 3.1 everybody has a name.
+        // 3.1.1, MQTT-3.1.3-8: a client without an identifier has no session. In 3.1 every client has an identifier.
         let nameless_allowed = match connect.version {
             Version::V31 => false,
             Version::V311 => connect.clean_start,
@@ -63,17 +63,17 @@ impl Core {
 }
 
 impl Connection {
-    /// Whether the client, whose CONNECT is to be answered, wants to go on with a session that was kept. If not, that
-    /// session has ended.
+    /// Whether the client, whose CONNECT awaits its answer, wants to resume a stored session. If not, the
+    /// stored session has ended.
     pub fn wants_session(&self) -> bool {
         !self.core.clean_start
     }
 
-    /// Lets the client in. `kept` is its session, if it wants one and there is one; `assigned` is the name that the
-    /// server gave to a client without a name. What was under way is sent again, as far as the client takes it.
+    /// Accepts the client. `kept` is its stored session, if it wants one and there is one; `assigned` is the identifier that
+    /// the server gave to a client without one. Messages in flight are sent again, as far as the client's window allows.
     ///
-    /// Returns the tags of messages that the client, with its Maximum Packet Size, cannot take any more: they are as
-    /// good as delivered (section 3.1.2.11.4).
+    /// Returns the tags of messages that are now too large for the client's Maximum Packet Size: they count as delivered
+    /// (section 3.1.2.11.4).
     pub fn accept(
         &mut self,
         kept: Option<Session>,
@@ -88,7 +88,7 @@ impl Connection {
         let asked = (core.keep_alive_secs, core.session_expiry);
         let settings = core.settings.clone();
         core.session_expiry = core.session_expiry.min(settings.session_expiry_maximum);
-        // Older clients cannot be told, so theirs stays.
+        // Older clients cannot be notified, so they keep theirs.
         let maximum = settings.keep_alive_maximum;
         if core.version.is_5() && maximum != 0 && (asked.0 == 0 || asked.0 > maximum) {
             core.keep_alive_secs = maximum;
@@ -123,7 +123,7 @@ impl Connection {
         dropped
     }
 
-    /// Does not let the client in.
+    /// Refuses the client.
     pub fn refuse(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<End> {
         if self.core.phase == Phase::Deciding {
             let mut properties = PropertyList::new();
@@ -137,7 +137,7 @@ impl Connection {
     }
 }
 
-/// What differs from what a client assumes (section 3.2.2.3).
+/// Adds the properties that differ from a client's defaults (section 3.2.2.3).
 fn describe(settings: &Settings, properties: &mut PropertyList) {
     properties.push(Property::ReceiveMaximum(settings.receive_maximum));
     properties.push(Property::MaximumPacketSize(settings.maximum_packet_size));

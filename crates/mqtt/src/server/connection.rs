@@ -1,4 +1,4 @@
-//! The connection as a whole.
+//! The connection: its state and its public methods.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::properties::{Property, PropertyList};
 use crate::reason::ReasonCode;
 use crate::session::Session;
 
-/// Where packets for the client go.
+/// The destination of packets for the client.
 pub trait Output {
-    /// A vector to append small things to.
+    /// A vector to append small pieces to.
     fn tail(&mut self) -> &mut Vec<u8>;
 
-    /// Appends a payload, which may be kept by reference.
+    /// Appends a payload, which may be stored by reference.
     fn push(&mut self, piece: Bytes);
 }
 
@@ -36,12 +36,12 @@ impl Output for Vec<u8> {
     }
 }
 
-/// How far [`Connection::handle_input`] came.
+/// The progress of one call of [`Connection::handle_input`].
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// What was met there.
+    /// The event that the consumed input led to, if any.
     pub event: Option<Event<'a>>,
 }
 
@@ -52,7 +52,7 @@ pub struct Connection {
     pub(super) core: Core,
 }
 
-/// Everything but the decoder, which lends the packet that is being looked at.
+/// Everything but the decoder, from which the current packet is borrowed.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) settings: Arc<Settings>,
@@ -60,40 +60,40 @@ pub(super) struct Core {
     pub(super) version: Version,
     pub(super) session: Session,
     pub(super) keep_alive: Option<KeepAlive>,
-    /// What the client asked for, until it is accepted; then in force.
+    /// As the client requested until it is accepted; in force from then on.
     pub(super) keep_alive_secs: u16,
     pub(super) session_expiry: u32,
     pub(super) clean_start: bool,
     pub(super) will: Option<Box<StoredWill>>,
-    /// Messages of QoS 1 and 2 that the client sent on this connection and that are not done with. At QoS 1, until
-    /// PUBACK; at QoS 2, until PUBCOMP.
+    /// Messages of QoS 1 and 2 that the client sent on this connection and that are not complete: at QoS 1
+    /// until PUBACK, at QoS 2 until PUBCOMP.
     pub(super) incoming: BTreeMap<u16, QoS>,
     pub(super) received_aliases: Received,
     pub(super) sent_aliases: Sent,
-    /// How many messages of QoS 1 and 2 the client takes at once.
+    /// The number of messages of QoS 1 and 2 that the client accepts at once.
     pub(super) receive_maximum: u16,
-    /// Bytes of the largest packet that the client takes.
+    /// The largest packet that the client accepts, in bytes.
     pub(super) maximum_packet_size: u32,
-    /// Whether reason strings are wanted with every failure.
+    /// Whether the client wants reason strings with every failure.
     pub(super) problem_information: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing has come.
+    /// No packet has been received.
     Start,
-    /// The server is to judge the CONNECT.
+    /// The server has yet to answer the CONNECT.
     Deciding,
     Connected,
     Ended,
 }
 
 impl Connection {
-    /// A connection on which nothing has come.
+    /// Creates a connection that has not received anything.
     pub fn new(settings: impl Into<Arc<Settings>>) -> Self {
         let settings = settings.into();
         Self {
-            // The version is that of the CONNECT, which tells it itself.
+            // A CONNECT names its own version.
             decoder: Decoder::new(Version::V5, settings.connect_packet_size),
             core: Core {
                 settings,
@@ -115,12 +115,12 @@ impl Connection {
         }
     }
 
-    /// Takes what it can from the front of `input`, up to one event. To be called again with the rest until it takes
-    /// nothing.
+    /// Consumes input from the front of `input`, up to one event. Call it again with the rest until it
+    /// consumes nothing.
     pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut impl Output) -> Step<'a> {
         match self.core.phase {
             Phase::Deciding => return Step { taken: 0, event: None },
-            // What comes behind the end is nobody's.
+            // Input after the end is ignored.
             Phase::Ended => return Step { taken: input.len(), event: None },
             Phase::Start | Phase::Connected => {}
         }
@@ -141,24 +141,24 @@ impl Connection {
         }
     }
 
-    /// The client closed its socket.
+    /// Reports that the client closed its socket.
     pub fn handle_eof(&mut self) -> Option<End> {
         self.core.end(Cause::Eof)
     }
 
-    /// When to call [`Self::handle_deadline`], at the latest.
+    /// The latest time at which to call [`Self::handle_deadline`].
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.keep_alive.as_ref().filter(|_| self.is_connected())?.deadline()
     }
 
-    /// The client is not being read: that it is silent means nothing.
+    /// Reports that the server has stopped reading, so that the client's silence does not count.
     pub fn note_unread(&mut self, now: Instant) {
         if let Some(keep_alive) = &mut self.core.keep_alive {
             keep_alive.received(now);
         }
     }
 
-    /// Ends the connection of a client that was silent for one and a half of its Keep Alive.
+    /// Ends the connection of a client that was silent for one and a half times its Keep Alive.
     pub fn handle_deadline(&mut self, now: Instant, out: &mut impl Output) -> Option<End> {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {
             return None;
@@ -167,25 +167,25 @@ impl Connection {
         self.core.end(Cause::KeepAlive)
     }
 
-    /// Ends the connection: a client of 5.0 is told the reason.
+    /// Ends the connection; a client of 5.0 receives the reason.
     pub fn disconnect(&mut self, reason: ReasonCode, out: &mut impl Output) -> Option<End> {
         self.core.say_goodbye(reason, "", out);
         self.core.end(Cause::Server(reason))
     }
 
-    /// Ends the connection for something that the client did, and that the server alone can see, such as a message
-    /// that is too large for the broker.
+    /// Ends the connection for an error of the client that only the server can detect, such as a message that
+    /// is too large for the broker.
     pub fn fail(&mut self, fault: Fault, out: &mut impl Output) -> Option<End> {
         self.core.say_goodbye(fault.code, fault.text, out);
         self.core.end(Cause::Fault(fault))
     }
 
-    /// Whether the client was accepted, and the connection has not ended.
+    /// Whether the client was accepted and the connection has not ended.
     pub fn is_connected(&self) -> bool {
         self.core.phase == Phase::Connected
     }
 
-    /// The version that the client speaks; 5.0 until that is known.
+    /// The client's version; 5.0 until it is known.
     pub fn version(&self) -> Version {
         self.core.version
     }
@@ -195,39 +195,39 @@ impl Connection {
         &self.core.session
     }
 
-    /// The client's session, for its subscriptions.
+    /// The client's session, for changes to its subscriptions.
     pub fn session_mut(&mut self) -> &mut Session {
         &mut self.core.session
     }
 
-    /// Takes the session away, for keeping it behind the end of the connection.
+    /// Takes the session out of the connection, to be stored after the connection's end.
     pub fn take_session(&mut self) -> Session {
         std::mem::take(&mut self.core.session)
     }
 }
 
 impl Core {
-    /// The end, which is told once.
+    /// Ends the connection; returns `None` if it has already ended.
     pub(super) fn end(&mut self, cause: Cause) -> Option<End> {
         if self.phase == Phase::Ended {
             return None;
         }
         let was_connected = self.phase == Phase::Connected;
         self.phase = Phase::Ended;
-        // Section 3.1.2.5: a normal disconnection takes the will with it. Who was not accepted has none.
+        // Section 3.1.2.5: a normal disconnection discards the will. A client that was not accepted has none.
         let is_normal = cause == Cause::Client(ReasonCode::Success);
         let will = self.will.take().filter(|_| was_connected && !is_normal).map(|will| *will);
         let session_expiry = if was_connected { self.session_expiry } else { 0 };
         Some(End { cause, will, session_expiry })
     }
 
-    /// The client broke the protocol.
+    /// Ends the connection of a client that violated the protocol.
     pub(super) fn fail<'a>(&mut self, fault: Fault, out: &mut impl Output) -> Event<'a> {
         self.say_goodbye(fault.code, fault.text, out);
         Event::Ended(self.end(Cause::Fault(fault)).expect("the connection was open, for something came"))
     }
 
-    /// What came cannot be read. If it was a CONNECT, its version says in which way the client can be told so.
+    /// Handles input that cannot be parsed. If it was a CONNECT, its version decides how the client is notified.
     fn unreadable<'a>(&mut self, fault: Fault, input: &[u8], out: &mut impl Output) -> Event<'a> {
         if self.phase == Phase::Start
             && let Some(version) = guess_version(input)
@@ -238,7 +238,7 @@ impl Core {
         self.fail(fault, out)
     }
 
-    /// CONNACK or DISCONNECT with a reason, as far as the version has them (section 4.13).
+    /// Writes a CONNACK or DISCONNECT with a reason, as far as the version has them (section 4.13).
     pub(super) fn say_goodbye(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) {
         let mut properties = PropertyList::new();
         if !text.is_empty() && self.version.is_5() {
@@ -249,17 +249,17 @@ impl Core {
             Phase::Connected if self.version.is_5() => {
                 Disconnect { reason, properties }.encode(self.version, out.tail());
             }
-            // Older clients are closed without a word for what they cannot be told.
+            // If an older version has no return code for the reason, the connection is closed without an answer.
             Phase::Deciding if self.version.is_5() || reason.connect_return_code() != 3 => {
                 ConnAck { session_present: false, reason, properties }.encode(self.version, out.tail());
             }
-            // Whoever does not even begin with a CONNECT gets no answer (section 4.13.1).
+            // A peer whose first packet is not a CONNECT gets no answer (section 4.13.1).
             Phase::Start | Phase::Deciding | Phase::Connected | Phase::Ended => {}
         }
     }
 }
 
-/// Of a CONNECT that cannot be read: by its protocol level.
+/// Guesses the version of a CONNECT that cannot be parsed from its protocol level.
 fn guess_version(input: &[u8]) -> Option<Version> {
     let header = crate::decode::Header::parse(input).ok().flatten()?;
     let body = input.get(header.len..)?;

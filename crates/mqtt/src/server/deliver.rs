@@ -1,4 +1,4 @@
-//! Messages to the client.
+//! Delivery of messages to the client.
 
 use bytes::Bytes;
 
@@ -10,18 +10,18 @@ use crate::reason::ReasonCode;
 use crate::session::{Message, Stage};
 use crate::wire::varint_len;
 
-/// Why a message was not sent.
+/// The reason why a message was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Undeliverable {
-    /// The window is full, or the connection is not open: later.
+    /// The window is full or the connection is not open; the message may be sent later.
     NoRoom,
-    /// It is larger than the client takes: never. It counts as delivered (section 3.1.2.11.4).
+    /// The client does not accept packets of this size. The message counts as delivered (section 3.1.2.11.4).
     TooLarge,
 }
 
 impl Connection {
-    /// How many more messages of QoS 1 and 2 the client takes now: up to its Receive Maximum and the server's own
-    /// limit, whichever is lower.
+    /// The number of further messages of QoS 1 and 2 that may be sent now: up to the client's Receive Maximum
+    /// or the server's own limit, whichever is lower.
     pub fn room(&self) -> usize {
         let core = &self.core;
         if !self.is_connected() || core.session.outgoing.unsent() > 0 {
@@ -30,11 +30,11 @@ impl Connection {
         core.window().saturating_sub(core.session.outgoing.sent())
     }
 
-    /// Sends a message. At QoS 1 and 2 it gets a packet identifier, which is returned, and is kept until the client has
-    /// it; `tag` is the server's own name for it. At QoS 0 it is sent, or not, and forgotten.
+    /// Sends a message. At QoS 1 and 2 it gets a packet identifier, which is returned, and is stored until the
+    /// client has acknowledged it; `tag` is the server's own name for it. At QoS 0 it is sent and not stored.
     ///
     /// # Errors
-    /// It was not sent, and is not kept.
+    /// The message was not sent and not stored.
     pub fn deliver(
         &mut self,
         message: Message,
@@ -69,8 +69,10 @@ impl Connection {
         Ok(Some(packet_id))
     }
 
-    /// Sends a message of QoS 0 that nobody has to keep, without an allocation of its own. Returns whether the client
-    /// takes messages of this size.
+    /// Sends a message of QoS 0 from borrowed parts, without an allocation of its own.
+    ///
+    /// # Errors
+    /// The message was not sent.
     pub fn deliver_at_most_once(
         &mut self,
         topic: &str,
@@ -95,7 +97,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The server has noted that the client has a message of QoS 2: sends PUBREL.
+    /// Sends PUBREL, once the server has stored that the client has a message of QoS 2.
     pub fn release(&mut self, packet_id: u16, out: &mut impl Output) {
         let is_connected = self.is_connected();
         let Some(entry) = self.core.session.outgoing.find(packet_id) else { return };
@@ -114,7 +116,7 @@ impl Core {
         usize::from(self.receive_maximum.min(self.settings.in_flight))
     }
 
-    /// Sends what was under way when the client went (section 4.4), as far as its window lets.
+    /// Sends messages that were in flight when the last connection ended (section 4.4), as far as the window allows.
     pub(super) fn send_again(&mut self, out: &mut impl Output) {
         let window = self.window();
         while self.session.outgoing.sent() < window
@@ -126,7 +128,7 @@ impl Core {
                     let size = self.maximum_packet_size;
                     send(self.version, &mut self.sent_aliases, size, &publish, &message.payload, out);
                 }
-                // The server keeps the state before it hands the session on.
+                // The server stores this state before it hands the session on.
                 Stage::Received | Stage::Released => {
                     entry.stage = Stage::Released;
                     let ack = Ack::new(AckKind::PubRel, entry.packet_id, ReasonCode::Success);
@@ -143,7 +145,7 @@ pub(super) fn fits(publish: &Publish<'_>, version: Version, size: u32) -> bool {
     len <= crate::wire::MAX_VARINT as usize && 1 + varint_len(len as u32) + len <= size as usize
 }
 
-/// Appends a message, with an alias for its topic where that pays.
+/// Appends a message, with a topic alias where that saves bytes.
 fn send(
     version: Version,
     aliases: &mut Sent,
@@ -154,7 +156,7 @@ fn send(
 ) {
     let mut properties = PropertyList::new();
     let mut aliased = *publish;
-    // With its alias the first packet is three bytes longer, which may be too much.
+    // The packet that introduces an alias is three bytes longer, which may exceed the limit.
     if version.is_5()
         && size as usize >= publish.remaining_len(version) + ROOM_FOR_ALIAS
         && let Some((alias, is_known)) = aliases.find(publish.topic)
@@ -172,5 +174,5 @@ fn send(
     out.push(payload.clone());
 }
 
-/// Bytes of a fixed header and of an alias with what it may add to lengths.
+/// Bytes of a fixed header, of an alias, and of the length fields that an alias may enlarge.
 const ROOM_FOR_ALIAS: usize = 5 + 3 + 2;

@@ -1,4 +1,4 @@
-//! What a connection tells its server.
+//! Events that a connection reports to its server.
 
 use std::time::Duration;
 
@@ -12,78 +12,78 @@ use crate::topic::TopicFilter;
 
 use super::Settings;
 
-/// What a client wants, or what has become of a message.
+/// A request of the client, or news of a message.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// The first event. To be answered with [`Connection::accept`](super::Connection::accept) or
+    /// The first event. The server answers with [`Connection::accept`](super::Connection::accept) or
     /// [`Connection::refuse`](super::Connection::refuse); nothing is read until then.
     Connect(Box<Connect<'a>>),
-    /// A message. Topic aliases are resolved: its topic is never empty. At QoS 1 and 2 to be answered with
-    /// [`Connection::accepted`](super::Connection::accepted) or
-    /// [`Connection::refuse_publish`](super::Connection::refuse_publish), in any order. At QoS 2 it is told once,
-    /// however often the client sends it.
+    /// A message. Topic aliases are resolved: its topic is never empty. At QoS 1 and 2 the server answers
+    /// with [`Connection::accepted`](super::Connection::accepted) or
+    /// [`Connection::refuse_publish`](super::Connection::refuse_publish), in any order. At QoS 2 it is
+    /// reported once, however often the client sends it.
     Publish(Publish<'a>),
-    /// The client released a message of QoS 2. Once that is noted, and not before: what has the same identifier from
-    /// now on is another message, [`Connection::complete`](super::Connection::complete).
+    /// The client released a message of QoS 2: its identifier denotes another message from now on. The server
+    /// calls [`Connection::complete`](super::Connection::complete) once it has stored that, and not before.
     Released {
-        /// The message's identifier.
+        /// The packet identifier of the message.
         packet_id: u16,
     },
-    /// The client has a message: it belongs to no queue any more. A failure is the client's: it will not take it.
+    /// The client has received a message, which leaves its queue. A failure means that the client refuses the message.
     Delivered {
-        /// As given to [`Connection::deliver`](super::Connection::deliver).
+        /// The tag given to [`Connection::deliver`](super::Connection::deliver).
         tag: u64,
-        /// The message's identifier. At QoS 2 and with success, to be answered with
-        /// [`Connection::release`](super::Connection::release) once it is noted.
+        /// The packet identifier of the message. At QoS 2 and on success, the server calls
+        /// [`Connection::release`](super::Connection::release) once it has stored that.
         packet_id: u16,
-        /// Success or not.
+        /// The reason code of the client's acknowledgement.
         reason: ReasonCode,
-        /// Whether the server is to release it.
+        /// Whether the server has to release it.
         to_be_released: bool,
     },
-    /// A message of QoS 2 is over and done with.
+    /// A message of QoS 2 is complete.
     Completed {
-        /// As given to [`Connection::deliver`](super::Connection::deliver).
+        /// The tag given to [`Connection::deliver`](super::Connection::deliver).
         tag: u64,
     },
-    /// To be answered with [`Connection::subscribed`](super::Connection::subscribed).
+    /// The server answers with [`Connection::subscribed`](super::Connection::subscribed).
     Subscribe(SubscribeEvent<'a>),
-    /// To be answered with [`Connection::unsubscribed`](super::Connection::unsubscribed).
+    /// The server answers with [`Connection::unsubscribed`](super::Connection::unsubscribed).
     Unsubscribe {
-        /// For the answer.
+        /// The packet identifier for the answer.
         packet_id: u16,
-        /// As they were sent; that no such subscription exists is no failure.
+        /// The filters as they were sent; it is not an error if a filter has no subscription.
         filters: Filters<'a>,
     },
-    /// The last event: what is to be sent is to be written, and the socket closed.
+    /// The last event: the server writes the remaining output and closes the socket.
     Ended(End),
 }
 
 /// The end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
-    /// Why.
+    /// The reason of the end.
     pub cause: Cause,
-    /// To be published after its delay, or at the end of the session if that comes first, unless the client is back by
-    /// then (section 3.1.3.2.2).
+    /// The will to publish after its delay, or at the end of the session if that comes first, unless the
+    /// client has reconnected by then (section 3.1.3.2.2).
     pub will: Option<StoredWill>,
-    /// Seconds that the session is to be kept; 0 ends it at once, `u32::MAX` never.
+    /// Seconds for which to store the session; 0 ends it at once, `u32::MAX` never.
     pub session_expiry: u32,
 }
 
 impl End {
-    /// How long the will is to wait: for its delay, but not beyond the session's end (section 3.1.3.2.2).
+    /// How long to delay the will: by its delay, but not beyond the session's end (section 3.1.3.2.2).
     pub fn will_delay(&self) -> Option<Duration> {
         self.will.as_ref().map(|will| Duration::from_secs(will.delay.min(self.session_expiry).into()))
     }
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The client sent a DISCONNECT with this reason.
     Client(ReasonCode),
-    /// The client broke the protocol, or asked for too much.
+    /// The client violated the protocol or exceeded a limit.
     Fault(Fault),
     /// The client was silent for too long.
     KeepAlive,
@@ -93,7 +93,7 @@ pub enum Cause {
     Server(ReasonCode),
 }
 
-/// A SUBSCRIBE, each line of which is judged.
+/// A SUBSCRIBE, each entry of which is validated separately.
 #[derive(Debug)]
 pub struct SubscribeEvent<'a> {
     pub(super) packet: Subscribe<'a>,
@@ -102,38 +102,38 @@ pub struct SubscribeEvent<'a> {
     pub(super) is_5: bool,
 }
 
-/// A line of a SUBSCRIBE.
+/// An entry of a SUBSCRIBE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requested<'a> {
-    /// As it was sent, and as the session knows it.
+    /// The filter as it was sent, which is its key in the session.
     pub text: &'a str,
-    /// The filter, or why there can be no such subscription.
+    /// The filter, or the reason why it cannot be subscribed to.
     pub filter: Result<TopicFilter<'a>, ReasonCode>,
-    /// How messages are to be sent.
+    /// The options of the subscription.
     pub options: SubscribeOptions,
-    /// Whether there was no subscription with this filter.
+    /// Whether the session had no subscription with this filter.
     pub is_new: bool,
     /// Whether retained messages are to be sent (sections 3.8.3.1 and 4.8.2).
     pub wants_retained: bool,
 }
 
 impl<'a> SubscribeEvent<'a> {
-    /// For the answer.
+    /// The packet identifier for the answer.
     pub fn packet_id(&self) -> u16 {
         self.packet.packet_id
     }
 
-    /// To be sent with every message of these subscriptions.
+    /// The Subscription Identifier, to be sent with every message of these subscriptions.
     pub fn identifier(&self) -> Option<u32> {
         self.packet.properties.subscription_identifier()
     }
 
-    /// User Properties and whatever else there may be.
+    /// All properties, including User Properties.
     pub fn properties(&self) -> Properties<'a> {
         self.packet.properties
     }
 
-    /// The lines in their order, to be answered by as many reason codes.
+    /// The entries in order; the answer has one reason code for each.
     pub fn requests(&self) -> impl Iterator<Item = Requested<'a>> + '_ {
         self.packet.requests.iter().map(|request| {
             let filter = self.judge(request.filter);

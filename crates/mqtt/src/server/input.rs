@@ -1,4 +1,4 @@
-//! Packets of a client, after its CONNECT.
+//! Handling of a client's packets.
 
 use super::connection::{Core, Output, Phase};
 use super::event::{Cause, Event, SubscribeEvent};
@@ -8,7 +8,7 @@ use crate::reason::ReasonCode;
 use crate::session::Stage;
 
 impl Core {
-    /// Takes a packet, answers it if that needs no decision, and tells the server what it has to know.
+    /// Handles a packet: answers it if that needs no decision, and reports to the server otherwise.
     pub(super) fn packet<'a>(&'a mut self, packet: Packet<'a>, out: &mut impl Output) -> Option<Event<'a>> {
         let judged: Result<(), Fault> = match (self.phase, packet) {
             (Phase::Start, Packet::Connect(connect)) => return Some(self.connect(connect, out)),
@@ -54,12 +54,12 @@ impl Core {
             return Err(Fault::protocol("subscription identifier in a client's message"));
         }
         let is_new = publish.qos != QoS::AtMostOnce && !self.incoming.contains_key(&publish.packet_id);
-        // Section 4.9. Older clients are bounded by their packet identifiers.
+        // Section 4.9. Older clients are limited by the number of packet identifiers.
         if is_new && self.version.is_5() && self.incoming.len() >= usize::from(self.settings.receive_maximum)
         {
             return Err(Fault::new(ReasonCode::ReceiveMaximumExceeded, "more messages than Receive Maximum"));
         }
-        // The alias counts even if the message came before.
+        // The alias applies even if the message is a duplicate.
         match publish.properties.topic_alias() {
             Some(alias) => {
                 self.received_aliases.learn(self.settings.topic_alias_maximum, alias, publish.topic)
@@ -77,7 +77,7 @@ impl Core {
         }
         match publish.qos {
             QoS::AtMostOnce => {}
-            // Sent again before it was answered: the answer to the first is the answer to both.
+            // A duplicate of an unanswered message: one answer serves both.
             QoS::AtLeastOnce => {
                 if self.incoming.insert(packet_id, QoS::AtLeastOnce).is_some() {
                     return None;
@@ -123,7 +123,7 @@ impl Core {
                 if self.session.has_received(packet_id) == Some(true) {
                     return Some(Event::Released { packet_id });
                 }
-                // Of a message that was completed before, or never came.
+                // The message was completed before, or was never received.
                 let reason = ReasonCode::PacketIdentifierNotFound;
                 Ack::new(AckKind::PubComp, packet_id, reason).encode(self.version, out.tail());
                 None
@@ -134,7 +134,7 @@ impl Core {
     fn pubrec<'a>(&mut self, ack: Ack<'_>, out: &mut impl Output) -> Option<Event<'a>> {
         let packet_id = ack.packet_id;
         let Some(entry) = self.session.outgoing.find(packet_id) else {
-            // Section 4.3.3: the client is to forget it too.
+            // Section 4.3.3: the client has to forget it, too.
             let reason = ReasonCode::PacketIdentifierNotFound;
             Ack::new(AckKind::PubRel, packet_id, reason).encode(self.version, out.tail());
             return None;
@@ -155,7 +155,7 @@ impl Core {
                 entry.stage = Stage::Received;
                 Some(Event::Delivered { tag, packet_id, reason: ack.reason, to_be_released: true })
             }
-            // The client has not seen PUBREL yet; older ones say PUBREC again and again.
+            // The client has not seen PUBREL yet; older clients repeat PUBREC.
             Stage::Released => {
                 Ack::new(AckKind::PubRel, packet_id, ReasonCode::Success).encode(self.version, out.tail());
                 None

@@ -1,8 +1,8 @@
-//! The Keep Alive of one connection (section 3.1.2.10), on a clock that the caller reads.
+//! The Keep Alive of one connection (section 3.1.2.10); the caller reads the clock.
 
 use std::time::{Duration, Instant};
 
-/// Ends a connection on which the client was silent for one and a half of its interval.
+/// Detects that the client was silent for one and a half times its interval.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeepAlive {
     last_received: Instant,
@@ -15,7 +15,8 @@ impl KeepAlive {
         Self { last_received: now, interval }
     }
 
-    /// Bytes came. A part of a large packet counts as well: on a slow line it may take longer than the interval.
+    /// Notes that bytes were received. A part of a large packet counts as well: on a slow network it may take
+    /// longer than the interval.
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
     }

@@ -12,7 +12,7 @@ use crate::reason::ReasonCode;
 use crate::session::{Message, Session, Subscription};
 use crate::{Decoder, Fault};
 
-/// A connection, what it has sent, and a clock.
+/// A connection, its output, and a clock.
 struct Bench {
     connection: Connection,
     out: Vec<u8>,
@@ -24,7 +24,7 @@ impl Bench {
         Self { connection: Connection::new(settings), out: Vec::new(), now: Instant::now() }
     }
 
-    /// Shows a packet to the connection and describes what it told.
+    /// Passes a packet to the connection and describes the events it reports.
     fn say(&mut self, packet: &Packet<'_>) -> String {
         let mut bytes = Vec::new();
         packet.encode(self.connection.version(), &mut bytes);
@@ -51,7 +51,7 @@ impl Bench {
         }
     }
 
-    /// What was sent since the last call.
+    /// Describes the packets sent since the last call.
     fn heard(&mut self) -> Vec<String> {
         let bytes = std::mem::take(&mut self.out);
         let (mut at, mut heard) = (0, Vec::new());
@@ -190,9 +190,9 @@ fn a_connect_that_cannot_be_is_refused_by_the_connection_itself() {
         [0x20, answer(b"\x10\x0d\0\x04MQTT\x06\x02\0\0\0\0\0").len() as u8 - 2, 0, 0x84]
     );
     assert_eq!(answer(b"\x10\x0e\0\x06MQIsdp\x02\x02\0\0\0\0"), [0x20, 2, 0, 1]);
-    // 3.1.1 without a name and with a session to keep.
+    // 3.1.1 without a client identifier but with a session.
     assert_eq!(answer(b"\x10\x0c\0\x04MQTT\x04\0\0\0\0\0"), [0x20, 2, 0, 2]);
-    // 3.1.1 with the reserved flag, HTTP, and a PINGREQ: nothing can be said.
+    // 3.1.1 with the reserved flag, HTTP, and a PINGREQ get no answer.
     assert_eq!(answer(b"\x10\x0c\0\x04MQTT\x04\x03\0\0\0\0"), []);
     assert_eq!(answer(b"GET / HTTP/1.1\r\n\r\n"), []);
     assert_eq!(answer(&[0xc0, 0]), []);

@@ -3,20 +3,20 @@
 use crate::packet::{QoS, Will};
 use crate::properties::{Property, PropertyList};
 
-/// What is published when a client is gone.
+/// The message that is published when a client is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredWill {
-    /// Where it goes.
+    /// The topic to which it is published.
     pub topic: Box<str>,
-    /// At which quality it is published.
+    /// The quality at which it is published.
     pub qos: QoS,
     /// Whether it is retained.
     pub retain: bool,
-    /// Those of the message to be published: without the delay.
+    /// The properties of the message to be published, without the delay.
     pub properties: PropertyList,
-    /// What it says.
+    /// The payload of the message.
     pub payload: Box<[u8]>,
-    /// Seconds between the connection's end and its publication, unless the client is back before.
+    /// Seconds between the connection's end and the publication, unless the client reconnects before.
     pub delay: u32,
 }
 

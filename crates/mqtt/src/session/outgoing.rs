@@ -1,56 +1,56 @@
-//! Messages of QoS 1 and 2 on their way to the client (section 4.3).
+//! Messages of QoS 1 and 2 in flight to the client (section 4.3).
 
 use std::collections::VecDeque;
 
 use super::Message;
 use crate::packet::QoS;
 
-/// The messages, in the order of their first sending, which is the order of sending them again (section 4.6).
+/// The messages in the order of their first sending, in which they are also sent again (section 4.6).
 #[derive(Debug, Default)]
 pub struct Outgoing {
     entries: VecDeque<InFlight>,
-    /// The identifier given last.
+    /// The packet identifier given last.
     last_id: u16,
-    /// Entries at the end of the queue that were not sent again since the client is back.
+    /// Entries at the end of the queue that were not sent again since the client reconnected.
     unsent: usize,
 }
 
-/// One of them.
+/// A message in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InFlight {
-    /// Its identifier between server and client.
+    /// The packet identifier, shared with the client.
     pub packet_id: u16,
-    /// Its name between session and broker.
+    /// The tag by which the broker knows it.
     pub tag: u64,
-    /// How far it is.
+    /// Its progress.
     pub stage: Stage,
 }
 
-/// How far a message is.
+/// The progress of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stage {
-    /// PUBLISH was sent; PUBACK or PUBREC is awaited. The message is kept for sending it again.
+    /// PUBLISH was sent; PUBACK or PUBREC is expected. The message is stored in case it has to be sent again.
     Published(Message),
-    /// PUBREC has come; the server is noting so before it sends PUBREL.
+    /// PUBREC was received; the server stores that before it sends PUBREL.
     Received,
-    /// PUBREL was sent; PUBCOMP is awaited.
+    /// PUBREL was sent; PUBCOMP is expected.
     Released,
 }
 
 impl InFlight {
-    /// Whether it is of QoS 2: so is whatever has got beyond its first sending.
+    /// Whether it is of QoS 2; a message that has left `Published` always is.
     pub fn is_exactly_once(&self) -> bool {
         !matches!(&self.stage, Stage::Published(message) if message.qos != QoS::ExactlyOnce)
     }
 }
 
 impl Outgoing {
-    /// The messages in their order.
+    /// The messages in order.
     pub fn iter(&self) -> impl Iterator<Item = &InFlight> {
         self.entries.iter()
     }
 
-    /// Messages that take part in the client's Receive Maximum.
+    /// Messages that count towards the client's Receive Maximum.
     pub(crate) fn sent(&self) -> usize {
         self.entries.len() - self.unsent
     }
@@ -59,7 +59,7 @@ impl Outgoing {
         self.unsent
     }
 
-    /// Adds a message that is being sent, and gives it an identifier. There must be room.
+    /// Adds a message that is being sent, and assigns an identifier. There must be room.
     pub(crate) fn add(&mut self, tag: u64, message: Message) -> u16 {
         debug_assert!(self.unsent == 0 && self.entries.len() < usize::from(u16::MAX));
         loop {
@@ -73,7 +73,7 @@ impl Outgoing {
         self.last_id
     }
 
-    /// Puts back an entry that was on disk.
+    /// Restores an entry that was on disk.
     pub(super) fn restore(&mut self, entry: InFlight) {
         self.last_id = entry.packet_id;
         self.entries.push_back(entry);
@@ -85,9 +85,9 @@ impl Outgoing {
         self.entries.iter_mut().take(sent).find(|entry| entry.packet_id == packet_id)
     }
 
-    /// Takes a message out that has gone its way.
+    /// Removes a message that is complete.
     pub(crate) fn remove(&mut self, packet_id: u16) -> Option<InFlight> {
-        // Nearly always the first.
+        // It is nearly always the first.
         let at = self.entries.iter().take(self.sent()).position(|entry| entry.packet_id == packet_id)?;
         self.entries.remove(at)
     }
@@ -99,14 +99,15 @@ impl Outgoing {
         }
     }
 
-    /// The next entry to be sent again, which counts as sent.
+    /// Returns the next entry to be sent again, and counts it as sent.
     pub(crate) fn next_unsent(&mut self) -> Option<&mut InFlight> {
         let at = self.entries.len().checked_sub(self.unsent).filter(|_| self.unsent > 0)?;
         self.unsent -= 1;
         self.entries.get_mut(at)
     }
 
-    /// A new connection: all is to be sent again, but for messages that are not to be kept, whose tags are returned.
+    /// Prepares for a new connection: all entries are to be sent again, except messages that `keep` rejects,
+    /// whose tags are returned.
     pub(crate) fn resume(&mut self, keep: impl Fn(&Message) -> bool) -> Vec<u64> {
         let mut dropped = Vec::new();
         self.entries.retain(|entry| match &entry.stage {

@@ -1,6 +1,6 @@
-//! A session on disk: a version byte, the subscriptions, the messages in flight, the identifiers received.
+//! The disk format of a session: a version byte, the subscriptions, the messages in flight, the identifiers received.
 //!
-//! Integers are big-endian; lengths are of 32 bits.
+//! Integers are big-endian; lengths have 32 bits.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use super::{InFlight, Message, Session, Stage, Subscription};
 use crate::packet::{QoS, SubscribeOptions, Version};
 use crate::properties::PropertyList;
 
-/// The first byte. A later layout has a later one.
+/// The first byte; a later layout has a higher one.
 const LAYOUT: u8 = 1;
 
-/// The bytes are not those of a session.
+/// The bytes are not a valid session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeError;
 
@@ -26,8 +26,8 @@ impl fmt::Display for DecodeError {
 impl std::error::Error for DecodeError {}
 
 impl Session {
-    /// Appends the session as it is to be kept. Messages from the client that were not accepted are left out: it will
-    /// send them again.
+    /// Appends the session in its disk format. Messages from the client that were not accepted are left out:
+    /// the client will send them again.
     pub fn encode(&self, out: &mut Vec<u8>) {
         self.encode_subscriptions(out);
         put_len(out, self.in_flight().count());
@@ -36,8 +36,8 @@ impl Session {
         self.received().for_each(|id| out.extend(id.to_be_bytes()));
     }
 
-    /// Like [`Session::encode`], for a server that keeps the rest elsewhere: of the messages in flight those of QoS 2 alone,
-    /// and none of the identifiers received, which are given back by [`Session::restore_received`].
+    /// Like [`Session::encode`], for a server that stores the rest elsewhere: only those messages in flight
+    /// that are of QoS 2, and none of the identifiers received, which [`Session::restore_received`] restores.
     pub fn encode_exactly_once(&self, out: &mut Vec<u8>) {
         let exactly_once = || self.in_flight().filter(|entry| entry.is_exactly_once());
         self.encode_subscriptions(out);
@@ -46,7 +46,7 @@ impl Session {
         put_len(out, 0);
     }
 
-    /// A message of QoS 2 from the client was accepted, and has not been released.
+    /// Restores the identifier of a message of QoS 2 from the client that was accepted and has not been released.
     pub fn restore_received(&mut self, packet_id: u16) {
         self.received.insert(packet_id, true);
     }
@@ -61,10 +61,10 @@ impl Session {
         }
     }
 
-    /// The session that [`Session::encode`] gave.
+    /// Decodes a session written by [`Session::encode`].
     ///
     /// # Errors
-    /// The bytes are not those of a session.
+    /// The bytes are not a valid session.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader(bytes);
         if reader.array::<1>()? != [LAYOUT] {
@@ -99,7 +99,7 @@ impl InFlight {
                 put(out, message.properties.as_properties().bytes());
                 put(out, &message.payload);
             }
-            // The server keeps it before it sends PUBREL.
+            // The server stores it before it sends PUBREL.
             Stage::Received | Stage::Released => out.push(RELEASED),
         }
     }

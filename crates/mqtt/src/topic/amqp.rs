@@ -1,12 +1,13 @@
-//! Topics as AMQP routing keys and back, as RabbitMQ's MQTT plugin translates them: `/` is `.`, a filter's `+` is `*`, `#` is `#`.
+//! Topics as AMQP routing keys and back, translated as in RabbitMQ's MQTT plugin: `/` becomes `.`, a filter's
+//! `+` becomes `*`, `#` stays `#`.
 //!
-//! Unlike there, a dot within a level of a topic stays apart from the `/` between levels: the two change places, so that
-//! `v1.2/x` is the routing key `v1/2.x`. A topic without a dot has the key that RabbitMQ gives it, and each topic has a key of
-//! its own, as long as itself; the words of the key are the levels of the topic, so that wildcards match the same in both.
+//! Unlike there, a dot within a level of a topic is not confused with the `/` between levels: the two are exchanged, so that
+//! `v1.2/x` is the routing key `v1/2.x`. A topic without a dot has the same key as in RabbitMQ. Each topic has a key of its
+//! own, of the same length; the words of the key are the levels of the topic, so that wildcards match the same in both.
 //!
-//! A `*` in a routing key stays one: as a `+` it would be in no topic name. Both worlds' wildcards differ in one more thing: `#`
-//! at the end of a binding key matches no word as well, and so does `#` at the end of a filter (`a/#` matches `a`), so nothing
-//! need be done.
+//! A `*` in a routing key is left as it is, since no topic name may contain `+`. In one more case the
+//! wildcards could differ but do not: `#` at the end of a binding key also matches zero words, and `#` at the
+//! end of a filter also matches zero levels (`a/#` matches `a`), so it needs no translation.
 
 use std::borrow::Cow;
 
@@ -19,7 +20,7 @@ pub fn topic_to_routing_key(topic: &str) -> String {
     topic.chars().map(letter).collect()
 }
 
-/// The binding key of a subscription to `filter`, which is without `$share/group/`.
+/// The binding key of a subscription to `filter`, which does not include `$share/group/`.
 pub fn filter_to_binding_key(filter: &str) -> String {
     topic_to_routing_key(filter)
 }
@@ -29,13 +30,13 @@ pub fn routing_key_to_topic(key: &str) -> String {
     key.chars().map(exchanged).collect()
 }
 
-/// The form of a topic or filter in which earlier versions told it in AMQP, where `.` and `/` were one:
-/// what these have left on disk is found by it. It is the text itself if it has no dot.
+/// The form that earlier versions used for a topic or filter in AMQP, where `.` and `/` were the same: it
+/// finds the data that these have left on disk. It is the text itself if it has no dot.
 pub fn merged(text: &str) -> Cow<'_, str> {
     if text.contains('.') { Cow::Owned(text.replace('.', "/")) } else { Cow::Borrowed(text) }
 }
 
-/// `.` and `/` change places.
+/// Exchanges `.` and `/`.
 fn exchanged(letter: char) -> char {
     match letter {
         '/' => '.',

@@ -8,11 +8,11 @@ use crate::fault::Fault;
 use crate::properties::Properties;
 use crate::reason::ReasonCode;
 
-/// Checks a topic name: what a message is published to.
+/// Validates a topic name, which a message is published to.
 ///
 /// # Errors
-/// Topic Name invalid: it is empty or holds a wildcard (MQTT-3.3.2-2, MQTT-4.7.3-1). That it holds no U+0000 and is not
-/// too long has been seen to when the packet was decoded.
+/// Topic Name invalid: it is empty or contains a wildcard (MQTT-3.3.2-2, MQTT-4.7.3-1). Decoding the packet
+/// has ruled out U+0000 and names that are too long.
 pub fn check_name(name: &str) -> Result<(), Fault> {
     if name.is_empty() {
         return Err(Fault::new(ReasonCode::TopicNameInvalid, "empty topic name"));
@@ -23,7 +23,7 @@ pub fn check_name(name: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A Response Topic is a topic name (MQTT-3.3.2-14).
+/// Validates the Response Topic, which must be a topic name (MQTT-3.3.2-14).
 pub(crate) fn check_response(properties: &Properties<'_>) -> Result<(), Fault> {
     if properties.is_empty() {
         return Ok(());
@@ -36,21 +36,21 @@ pub(crate) fn check_response(properties: &Properties<'_>) -> Result<(), Fault> {
     }
 }
 
-/// A valid topic filter: what a subscription asks for.
+/// A valid topic filter of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TopicFilter<'a> {
     /// The group that shares the subscription.
     group: Option<&'a str>,
-    /// Without `$share/group/`.
+    /// The filter without `$share/group/`.
     filter: &'a str,
 }
 
 impl<'a> TopicFilter<'a> {
-    /// Checks a filter as it stands in a SUBSCRIBE. `$share/group/filter` is taken apart when `shared` says so, as from
-    /// MQTT 5.0 on; otherwise it is a filter like others.
+    /// Validates a filter as it stands in a SUBSCRIBE. If `shared` is set, as from MQTT 5.0 on,
+    /// `$share/group/filter` is a shared subscription; otherwise it is an ordinary filter.
     ///
     /// # Errors
-    /// Topic Filter invalid: it is empty, a wildcard does not stand alone in its level, `#` is not the last
+    /// Topic Filter invalid: it is empty, a wildcard is not alone in its level, `#` is not the last level
     /// (section 4.7.1), or a share has no name, a name with a wildcard, or no filter (section 4.8.2).
     pub fn parse(text: &'a str, shared: bool) -> Result<Self, Fault> {
         const INVALID: Fault = Fault::new(ReasonCode::TopicFilterInvalid, "invalid topic filter");
@@ -81,7 +81,7 @@ impl<'a> TopicFilter<'a> {
         self.group
     }
 
-    /// What messages are matched against.
+    /// The filter that topic names are matched against, without `$share/group/`.
     pub fn filter(&self) -> &'a str {
         self.filter
     }
@@ -91,7 +91,7 @@ impl<'a> TopicFilter<'a> {
         self.filter.contains(['+', '#'])
     }
 
-    /// Whether a message with this topic name belongs to it (sections 4.7.1 and 4.7.2).
+    /// Whether it matches this topic name (sections 4.7.1 and 4.7.2).
     pub fn matches(&self, name: &str) -> bool {
         if name.starts_with('$') && self.filter.starts_with(['+', '#']) {
             return false;
@@ -99,7 +99,7 @@ impl<'a> TopicFilter<'a> {
         let (mut levels, mut names) = (self.filter.split('/'), name.split('/'));
         loop {
             match (levels.next(), names.next()) {
-                // It stands for the level above as well.
+                // It also matches the level above.
                 (Some("#"), _) | (None, None) => return true,
                 (Some("+"), Some(_)) => {}
                 (Some(level), Some(name)) if level == name => {}
@@ -109,7 +109,7 @@ impl<'a> TopicFilter<'a> {
     }
 }
 
-/// In front of a shared subscription.
+/// Prefix of a shared subscription.
 const SHARE: &str = "$share/";
 
 #[cfg(test)]

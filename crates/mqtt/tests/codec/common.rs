@@ -1,5 +1,5 @@
-//! Strategies for packets. What they make is encoded here by the codec; `differential.rs` and `golden.rs` check it
-//! against others.
+//! Strategies for packets. The packets are encoded by the codec itself; `differential.rs` and `golden.rs`
+//! check it against other implementations.
 
 use mqtt::packet::{
     Ack, AckKind, Auth, ConnAck, Connect, Disconnect, Filters, Payload, Publish, Reasons, Requests,
@@ -14,7 +14,7 @@ pub fn any_version() -> impl Strategy<Value = Version> {
     select(&[Version::V31, Version::V311, Version::V5][..])
 }
 
-/// Bytes of a valid packet of this version.
+/// The bytes of a valid packet of this version.
 pub fn any_packet(version: Version) -> BoxedStrategy<Vec<u8>> {
     let mut kinds = vec![
         any_connect(version),
@@ -58,7 +58,7 @@ fn data() -> BoxedStrategy<Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 0..20).boxed()
 }
 
-/// A valid property list for `holder`, before 5.0 none.
+/// A valid property list for `holder`; empty before 5.0.
 pub fn any_properties(version: Version, holder: Holder) -> BoxedStrategy<PropertyList> {
     if !version.is_5() {
         return Just(PropertyList::new()).boxed();

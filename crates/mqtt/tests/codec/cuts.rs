@@ -1,4 +1,4 @@
-//! However a stream is cut into reads, the same is heard; and nothing makes a decoder panic.
+//! Decoding does not depend on how a stream is cut into reads, and no input makes a decoder panic.
 
 use mqtt::server::{Connection, Settings};
 use mqtt::{Decoder, Version};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use crate::bodies;
 use crate::common::{any_packet, any_version};
 
-/// Encodings of the packets in `stream`, shown `step` bytes more at a time.
+/// Decodes `stream`, given `step` more bytes at a time, and encodes the packets again.
 fn heard(version: Version, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
     let mut decoder = Decoder::new(version, u32::MAX);
     let (mut heard, mut start, mut end) = (Vec::new(), 0, 0);
@@ -47,7 +47,7 @@ proptest! {
 
 #[test]
 fn a_packet_in_single_bytes_is_looked_at_once_for_each_of_them() {
-    // Not left in the input, where each byte would make the reader show all of it again.
+    // The packet must not be left in the input, where the reader would pass all of it again for each byte.
     let mut packet = vec![0x30, 0x80, 0x80, 0x40, 0, 1, b'a'];
     packet.resize(packet.len() + (1 << 20) - 3, 7);
     let mut connection = Connection::new(Settings::default());

@@ -1,4 +1,4 @@
-//! The codec beside another implementation of MQTT 3.1.1 and 5.0.
+//! Compares the codec with another implementation of MQTT 3.1.1 and 5.0.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn theirs(version: Version, bytes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Allowed from 5.0 on (section 3.1.2.9); they refuse it.
+/// Valid from 5.0 on (section 3.1.2.9), but the other implementation refuses it.
 fn is_password_without_user(bytes: &[u8]) -> bool {
     let mut decoder = Decoder::new(Version::V5, u32::MAX);
     match decoder.decode(bytes).ok().and_then(|step| step.packet) {
@@ -76,7 +76,7 @@ proptest! {
         let ours = decoder.decode(&bytes).ok().and_then(|step| step.packet);
         let theirs = theirs(version, &bytes);
         if let (Some(ours), Some(theirs)) = (ours, theirs) {
-            // CONNECT tells its version itself; they read one version each.
+            // A CONNECT names its own version; the other implementation decodes a single version.
             if let Packet::Connect(connect) = &ours {
                 prop_assert_eq!(connect.version.is_5(), version.is_5());
             }

@@ -1,5 +1,5 @@
-//! Random programs of a client, a server, a network that loses what is under way, and power failures: nothing of QoS 1
-//! is lost, nothing of QoS 2 is lost or comes twice, and the windows are kept.
+//! Random programs of a client, a server, a network that loses data in transit, and power failures: nothing
+//! of QoS 1 is lost, nothing of QoS 2 is lost or duplicated, and the windows are respected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -11,11 +11,11 @@ use mqtt::session::{Message, Session};
 use mqtt::{Decoder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
 use mutations::Random;
 
-/// Programs of each version; half a second each in a debug build.
+/// Programs per version; half a second each in a debug build.
 const PROGRAMS: u64 = 150;
-/// Steps of a program before it is let run out.
+/// Steps of a program before failures stop.
 const STEPS: usize = 400;
-/// Messages of QoS 1 and 2 that may be under way, in each direction.
+/// Messages of QoS 1 and 2 that may be in flight, in each direction.
 const WINDOW: u16 = 3;
 
 #[test]
@@ -27,13 +27,13 @@ fn nothing_is_lost_and_nothing_of_qos_2_comes_twice() {
     }
 }
 
-/// What survives a power failure of the server.
+/// The state that survives a power failure of the server.
 #[derive(Clone, Default)]
 struct Disk {
     session: Option<Vec<u8>>,
-    /// Messages for the client by their tags.
+    /// Messages for the client by tag.
     queue: BTreeMap<u64, QoS>,
-    /// Messages of the client in the order of their publication.
+    /// Messages from the client in the order of their publication.
     published: Vec<(QoS, u32)>,
 }
 
@@ -47,10 +47,10 @@ struct World {
     kept: Option<Session>,
     memory: Disk,
     disk: Disk,
-    /// Bytes on their way.
+    /// Bytes in transit.
     up: Vec<u8>,
     down: Vec<u8>,
-    /// PUBRECs and PUBRELs that the server has not noted.
+    /// PUBRECs and PUBRELs that the server has not stored yet.
     undecided: Vec<Decision>,
     next_message: u32,
     rounds: usize,
@@ -108,7 +108,7 @@ impl World {
                 _ => self.connect(),
             }
         }
-        // Every message goes its way when nothing fails any more.
+        // Without further failures every message is completed.
         while !self.is_quiet() {
             self.connect();
             self.move_up();
@@ -119,7 +119,7 @@ impl World {
         self.check();
     }
 
-    /// Whether nothing is left to be said. It comes to that within a bound.
+    /// Whether all messages are complete. Fails if that takes too many rounds.
     fn is_quiet(&mut self) -> bool {
         self.rounds += 1;
         assert!(self.rounds < 100_000, "something got stuck");
@@ -157,7 +157,7 @@ impl World {
         if self.random.below(2) == 0 { QoS::AtLeastOnce } else { QoS::ExactlyOnce }
     }
 
-    /// The client publishes; numbers and tags are taken from one sequence.
+    /// The client publishes; numbers and tags come from one sequence.
     fn publish(&mut self) {
         if !self.client.is_connected || self.client.outgoing.len() >= usize::from(WINDOW) {
             return;
@@ -176,7 +176,7 @@ impl World {
         put_publish(self.version, &mut self.up, client.last_id, self.next_message, qos, false);
     }
 
-    /// Somebody publishes for the client.
+    /// Another client publishes a message for the client.
     fn enqueue(&mut self) {
         let qos = self.any_qos();
         self.next_message += 1;
@@ -209,7 +209,7 @@ impl World {
         self.commit(out);
     }
 
-    /// What the server has done is on disk before what it says is on its way.
+    /// Writes the server's state to disk before its output is sent.
     fn commit(&mut self, out: Vec<u8>) {
         let session = self.server.as_ref().map(Connection::session).or(self.kept.as_ref());
         self.memory.session = session.map(|session| {
@@ -238,7 +238,7 @@ impl World {
         assert!(matches!(step.event, Some(Event::Connect(_))));
         assert!(server.wants_session());
         let kept = self.kept.take();
-        // A session that never was is as good as one that was lost: the client has sent nothing by then.
+        // A session that never existed is equivalent to a lost one: the client has sent nothing by then.
         assert!(server.accept(kept, None, self.now, &mut out).is_empty());
         self.server = Some(server);
         self.client.is_connected = true;
@@ -252,7 +252,7 @@ impl World {
         self.deliver();
     }
 
-    /// Some of what the client sent comes to the server.
+    /// A random part of the client's bytes arrives at the server.
     fn move_up(&mut self) {
         let Some(server) = &mut self.server else { return };
         let mut out = Vec::new();
@@ -283,7 +283,7 @@ impl World {
             }
         }
         self.up.drain(..at);
-        // A message is on disk together with its identifier: both are in what is committed now.
+        // A message is stored together with its identifier: both are part of this commit.
         accepted.iter().for_each(|packet_id| server.accepted(*packet_id, true, &mut out));
         self.commit(out);
         self.deliver();
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// Some of what the server sent comes to the client.
+    /// A random part of the server's bytes arrives at the client.
     fn move_down(&mut self) {
         let len = self.random.below(self.down.len() + 1);
         let mut decoder = Decoder::new(self.version, u32::MAX);
@@ -319,7 +319,7 @@ impl World {
         self.down.drain(..at);
     }
 
-    /// The network fails: what is under way is lost.
+    /// The network fails, and the data in transit is lost.
     fn cut(&mut self) {
         self.client.is_connected = false;
         self.up.clear();
@@ -331,7 +331,7 @@ impl World {
         }
     }
 
-    /// The server loses what is not on disk.
+    /// The server loses all state that is not on disk.
     fn power_failure(&mut self) {
         self.cut();
         self.memory = self.disk.clone();

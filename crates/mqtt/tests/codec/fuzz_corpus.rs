@@ -1,4 +1,4 @@
-//! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
+//! The fuzz targets on a small corpus and a few thousand mutations of it, without nightly and deterministically.
 
 use mqtt::Version;
 use proptest::strategy::{Strategy, ValueTree};
@@ -7,13 +7,13 @@ use proptest::test_runner::TestRunner;
 use crate::bodies;
 use crate::common::any_packet;
 
-/// Per target; enough to reach every branch of the bodies, within seconds in a debug build.
+/// Mutations per target; enough to reach every branch of the bodies, within seconds in a debug build.
 const MUTATIONS: usize = 2000;
 
-/// Bytes that mean something.
+/// Bytes that have a meaning in packets.
 const TELLING: [u8; 9] = [0, 1, 2, 0x32, 0x34, 0x62, 0x7f, 0x80, b'#'];
 
-/// What the mutations of a target start from.
+/// The inputs that a target's mutations start from.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     match target {
         "session" => vec![vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], session()],
@@ -34,7 +34,7 @@ fn session() -> Vec<u8> {
     bytes
 }
 
-/// A CONNECT of each version, followed by what a client may send.
+/// A CONNECT of each version, followed by packets that a client may send.
 fn conversations() -> Vec<Vec<u8>> {
     let mut runner = TestRunner::deterministic();
     [Version::V31, Version::V311, Version::V5]
@@ -45,7 +45,7 @@ fn conversations() -> Vec<Vec<u8>> {
                 Version::V311 => b"\x10\x0d\0\x04MQTT\x04\x02\0\x3c\0\x01c".to_vec(),
                 Version::V5 => b"\x10\x0e\0\x04MQTT\x05\x02\0\x3c\0\0\x01c".to_vec(),
             };
-            // A message of QoS 2 and its release, and answers to what the server delivers.
+            // A message of QoS 2 and its release, and acknowledgements of the server's deliveries.
             let empty: &[u8] = if version.is_5() { &[0] } else { &[] };
             let publish = [&[0x34, 6 + empty.len() as u8, 0, 1, b'a', 0, 1][..], empty, b"x"].concat();
             connect.extend(

@@ -1,5 +1,5 @@
-//! The codec and the server's end as a whole: the specification's examples, other implementations, random programs of
-//! clients, servers and failures, and nonsense.
+//! The codec and the server's end as a whole: the specification's examples, other implementations, random
+//! programs of clients, servers and failures, and random input.
 
 pub mod common;
 mod cuts;

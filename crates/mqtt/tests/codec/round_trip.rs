@@ -1,4 +1,4 @@
-//! What is encoded is decoded to the same, and encoded again to the same bytes.
+//! An encoded packet is decoded to the same packet, and encoded again to the same bytes.
 
 use mqtt::Decoder;
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
-//! What the fuzz targets check. `tests/codec/fuzz_corpus.rs` includes this file and runs the same bodies without nightly.
+//! The properties that the fuzz targets check. `tests/codec/fuzz_corpus.rs` includes this file and runs the
+//! same bodies without nightly.
 //!
 //! Run one for real with `cargo +nightly fuzz run frames` in `crates/stomp`.
 
@@ -18,7 +19,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// Every target.
 pub const TARGETS: [Target; 2] = [("frames", frames), ("connection", connection)];
 
-/// Frames do not depend on how a stream was cut into reads, and hold no more than came.
+/// Frames do not depend on how a stream was cut into reads, and no body exceeds the limit.
 pub fn frames(input: &[u8]) {
     for version in [Version::V10, Version::V11, Version::V12] {
         for decoder in [Decoder::of_clients, Decoder::of_servers] {
@@ -35,8 +36,8 @@ pub fn frames(input: &[u8]) {
     }
 }
 
-/// The frames of a stream that comes in pieces, and whether something was wrong behind them. What is wrong first may depend
-/// on the cut: the beginning of a frame tells that it is none, before a limit does.
+/// The frames of a stream that arrives in pieces, and whether an error followed them. Which error is found
+/// first may depend on the cut: a wrong beginning of a frame is noticed before a limit is.
 fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<String>, bool) {
     let mut frames = Vec::new();
     let mut unread = Vec::new();
@@ -63,7 +64,7 @@ fn decode(decoder: &mut Decoder, input: &[u8], frames: &mut Vec<String>) -> Resu
     Ok(step.taken)
 }
 
-/// Whatever a client sends, the server's end answers with frames, and its end is the last of it.
+/// The server's end answers any input with well-formed frames, and reports nothing after its end.
 pub fn connection(input: &[u8]) {
     let now = Instant::now();
     let settings = Arc::new(Settings { body_limit: BODY_LIMIT, server: "Fuzz/1".to_owned() });

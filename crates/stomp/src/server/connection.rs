@@ -1,4 +1,4 @@
-//! The connection as a whole.
+//! The connection: its state and its public methods.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use crate::fault::Fault;
 use crate::frame::Frame;
 use crate::version::Version;
 
-/// What a server tells all its clients, and holds against them.
+/// Settings that apply to all clients of a server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Bytes of the largest body.
+    /// The largest body accepted, in bytes.
     pub body_limit: u64,
     /// The header `server` of CONNECTED: a name, a slash and a version.
     pub server: String,
 }
 
-/// How far [`Connection::handle_input`] came.
+/// The progress of one call of [`Connection::handle_input`].
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were consumed.
     pub taken: usize,
-    /// What was met there.
+    /// The event that the consumed input led to, if any.
     pub event: Option<Event<'a>>,
 }
 
@@ -38,23 +38,23 @@ pub struct Connection {
     core: Core,
 }
 
-/// Everything but the decoder, which lends the frame that is being looked at.
+/// Everything but the decoder, from which the current frame is borrowed.
 #[derive(Debug)]
 pub(super) struct Core {
     settings: Arc<Settings>,
     phase: Phase,
     pub(super) version: Version,
-    /// Random; part of the identifiers of messages.
+    /// Random; part of the message identifiers.
     pub(super) session: Arc<str>,
     heart_beat: HeartBeat,
-    /// By their tags.
+    /// Keyed by consumer tag.
     pub(super) subscriptions: HashMap<Box<str>, Subscription>,
     pub(super) transactions: Vec<(Box<str>, TransactionId)>,
-    /// Of the next subscription or transaction.
+    /// The number given last to a subscription or transaction.
     pub(super) next_number: u64,
 }
 
-/// What the connection has to know of a subscription.
+/// The state of one subscription.
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) number: u64,
@@ -64,18 +64,18 @@ pub(super) struct Subscription {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Nothing has come.
+    /// No frame has been received.
     Start,
-    /// The server is to judge the login.
+    /// The server is authenticating the client.
     Deciding,
     Connected,
-    /// The client disconnects, and waits for its receipt.
+    /// The client has sent DISCONNECT and waits for its receipt.
     Leaving,
     Ended,
 }
 
 impl Connection {
-    /// A connection on which nothing has come.
+    /// Creates a connection that has not received anything.
     pub fn new(settings: Arc<Settings>, now: Instant) -> Self {
         Self {
             decoder: Decoder::of_clients(settings.body_limit),
@@ -92,12 +92,12 @@ impl Connection {
         }
     }
 
-    /// Takes what it can from the front of `input`, up to one event. To be called again with the rest until it takes
-    /// nothing.
+    /// Consumes input from the front of `input`, up to one event. Call it again with the rest until it
+    /// consumes nothing.
     pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut Vec<u8>) -> Step<'a> {
         match self.core.phase {
             Phase::Deciding => return Step { taken: 0, event: None },
-            // What comes behind the end is nobody's.
+            // Input after the end is ignored.
             Phase::Leaving | Phase::Ended => return Step { taken: input.len(), event: None },
             Phase::Start | Phase::Connected => {}
         }
@@ -118,7 +118,7 @@ impl Connection {
         }
     }
 
-    /// The login is good. `session` tells this session from others: nobody must be able to guess it.
+    /// Accepts the login. `session` identifies this session and must not be guessable.
     pub fn accept(&mut self, session: Arc<str>, now: Instant, out: &mut Vec<u8>) {
         let core = &mut self.core;
         if core.phase != Phase::Deciding {
@@ -137,7 +137,7 @@ impl Connection {
         frame.end(b"");
     }
 
-    /// Answers a request that is done.
+    /// Confirms a request that is complete.
     pub fn receipt(&self, id: &str, out: &mut Vec<u8>) {
         if matches!(self.core.phase, Phase::Connected | Phase::Leaving) {
             let mut frame = FrameWriter::new(out, self.core.version, "RECEIPT");
@@ -146,21 +146,21 @@ impl Connection {
         }
     }
 
-    /// Ends the connection with an ERROR, about the request with this receipt if it had one.
+    /// Ends the connection with an ERROR, which names the request's receipt if it has one.
     pub fn fail(&mut self, fault: Fault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<End> {
         self.core.fail(fault, receipt, out)
     }
 
-    /// Tells that a request was refused for a reason that lies with nobody on this connection, which goes on: a full queue
-    /// has not taken a message.
+    /// Reports that a request was refused through no fault of the client, for example because a queue is
+    /// full. The connection stays open.
     pub fn refused(&self, fault: &Fault, receipt: &str, out: &mut Vec<u8>) {
         if self.core.phase == Phase::Connected {
             self.core.error(fault, &[("receipt-id", receipt)], out);
         }
     }
 
-    /// The broker has cancelled the subscription with this tag and number, as its queue is gone. As in RabbitMQ, the client
-    /// hears of it in an ERROR, and the connection goes on: nobody did anything wrong.
+    /// Reports that the broker has cancelled the subscription with this tag and number because its queue is gone.
+    /// As in RabbitMQ, the client receives an ERROR and the connection stays open: the client did nothing wrong.
     pub fn cancelled(&mut self, tag: &str, number: u64, out: &mut Vec<u8>) {
         let core = &mut self.core;
         if core.phase != Phase::Connected
@@ -181,32 +181,32 @@ impl Connection {
         core.error(&fault, &[("subscription", id)], out);
     }
 
-    /// The client that disconnects has got its receipt.
+    /// Ends the connection after DISCONNECT, once the receipt has been written.
     pub fn leave(&mut self) -> Option<End> {
         self.core.end(End::Disconnected)
     }
 
-    /// The client closed its socket.
+    /// Reports that the client closed its socket.
     pub fn handle_eof(&mut self) -> Option<End> {
         self.core.end(End::Eof)
     }
 
-    /// Something was sent.
+    /// Reports that bytes were sent, which postpones the next heart-beat.
     pub fn handle_sent(&mut self, now: Instant) {
         self.core.heart_beat.sent(now);
     }
 
-    /// Nobody reads what the client sends, so that its silence means nothing.
+    /// Reports that the server has stopped reading, so that the client's silence does not count.
     pub fn excuse_silence(&mut self, now: Instant) {
         self.core.heart_beat.received(now);
     }
 
-    /// When to call [`Self::handle_deadline`], at the latest.
+    /// The latest time at which to call [`Self::handle_deadline`].
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.heart_beat.next_deadline().filter(|_| self.is_connected())
     }
 
-    /// Sends a heart-beat if one is due, or ends the connection of a client that sends none.
+    /// Sends a heart-beat if one is due, or ends the connection if the client's heart-beats have stopped.
     pub fn handle_deadline(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<End> {
         if !self.is_connected() {
             return None;
@@ -222,29 +222,29 @@ impl Connection {
         }
     }
 
-    /// Whether the client was accepted, and the connection has not ended.
+    /// Whether the client was accepted and the connection has not ended.
     pub fn is_connected(&self) -> bool {
         self.core.phase == Phase::Connected
     }
 
-    /// What was negotiated; 1.0 until then.
+    /// The negotiated version; 1.0 until then.
     pub fn version(&self) -> Version {
         self.core.version
     }
 
-    /// What tells this session from others; empty until there is one.
+    /// The identifier of this session; empty until [`Self::accept`].
     pub fn session(&self) -> &Arc<str> {
         &self.core.session
     }
 
-    /// The form of answers to a `/temp-queue` of this name.
+    /// The form of messages that are replies to the `/temp-queue` of this name.
     pub fn form_of_replies(&self, name: &str) -> MessageForm {
         MessageForm::of_replies(self.core.version, Arc::clone(&self.core.session), name)
     }
 }
 
 impl Core {
-    /// Takes one frame.
+    /// Handles one frame.
     fn frame<'a>(&mut self, frame: Frame<'a>, now: Instant, out: &mut Vec<u8>) -> Option<Event<'a>> {
         let receipt = frame.headers.get("receipt").map(Box::<str>::from);
         let judged = match (self.phase, frame.command) {
@@ -271,7 +271,7 @@ impl Core {
         Ok(Event::Connect(Box::new(connect)))
     }
 
-    /// After DISCONNECT.
+    /// Called on DISCONNECT; later input is ignored.
     pub(super) fn start_leaving(&mut self) {
         self.phase = Phase::Leaving;
     }
@@ -290,7 +290,7 @@ impl Core {
         self.end(End::Fault(fault))
     }
 
-    /// ERROR, as RabbitMQ writes it.
+    /// Writes an ERROR in the form that RabbitMQ uses.
     fn error(&self, fault: &Fault, about: &[(&str, &str)], out: &mut Vec<u8>) {
         let mut frame = FrameWriter::new(out, self.version, "ERROR");
         frame.header("message", &fault.message).header("content-type", "text/plain");
@@ -299,7 +299,7 @@ impl Core {
         frame.end(fault.detail.as_bytes());
     }
 
-    /// The end, which is told once.
+    /// Ends the connection; returns `None` if it has already ended.
     fn end(&mut self, end: End) -> Option<End> {
         if self.phase == Phase::Ended {
             return None;

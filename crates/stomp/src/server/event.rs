@@ -1,4 +1,4 @@
-//! What a connection tells its server.
+//! Events that a connection reports to its server.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use crate::fault::Fault;
 use crate::frame::{Headers, Payload};
 use crate::version::Version;
 
-/// What a client wants, or what has become of it.
+/// A request of the client, or the end of the connection.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// The first event.
+    /// The client wants to log in; always the first event.
     Connect(Box<Connect<'a>>),
-    /// A request of a client that is connected.
+    /// A request of a connected client.
     Request(Box<Request<'a>>),
-    /// The connection is over.
+    /// The connection has ended.
     Ended(End),
 }
 
 /// CONNECT or STOMP.
 #[derive(Debug)]
 pub struct Connect<'a> {
-    /// What was negotiated.
+    /// The negotiated version.
     pub version: Version,
-    /// All headers.
+    /// All headers of the frame.
     pub headers: Headers<'a>,
 }
 
@@ -45,44 +45,44 @@ impl Connect<'_> {
 
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let value = self.headers.get(name)?;
-        // Only now is it known to be a client of 1.0, whose values may begin with a space.
+        // Until now the client was not known to speak 1.0, whose values may begin with a space.
         Some(if self.version == Version::V10 { value.trim_start_matches(' ') } else { value })
     }
 }
 
-/// A frame of a connected client, with what the connection knows of it.
+/// A frame of a connected client, resolved against the connection's state.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// All headers.
+    /// All headers of the frame.
     pub headers: Headers<'a>,
-    /// What is wanted.
+    /// The request itself.
     pub kind: Kind<'a>,
 }
 
 impl Request<'_> {
-    /// What the client wants to have confirmed.
+    /// The receipt that the client asks for, if any.
     pub fn receipt(&self) -> Option<&str> {
         self.headers.get("receipt")
     }
 }
 
-/// What is wanted.
+/// The request, by its command.
 #[derive(Debug)]
 pub enum Kind<'a> {
     /// SEND.
     Send {
-        /// Never missing; not looked at.
+        /// Always present; not parsed.
         destination: Box<str>,
-        /// The message.
+        /// The body of the message.
         body: Payload<'a>,
-        /// Not before this is committed.
+        /// The transaction whose commit the request waits for, if any.
         transaction: Option<TransactionId>,
     },
     /// SUBSCRIBE.
     Subscribe(SubscribeEvent),
     /// UNSUBSCRIBE.
     Unsubscribe {
-        /// The subscription that was.
+        /// The number of the subscription that has ended.
         number: u64,
         /// Its destination.
         destination: Box<str>,
@@ -95,65 +95,65 @@ pub enum Kind<'a> {
     Commit(TransactionId),
     /// ABORT.
     Abort(TransactionId),
-    /// DISCONNECT: nothing more is read. To be answered with [`super::Connection::leave`].
+    /// DISCONNECT: nothing more is read. The server answers with [`super::Connection::leave`].
     Disconnect,
 }
 
 /// A new subscription.
 #[derive(Debug)]
 pub struct SubscribeEvent {
-    /// Its number on the connection, never used again.
+    /// Its number, unique on the connection.
     pub number: u64,
-    /// Where from; not looked at.
+    /// The source; not parsed.
     pub destination: Box<str>,
     /// How its messages are acknowledged.
     pub ack: AckMode,
-    /// The form of its messages.
+    /// The form in which its messages are written.
     pub form: MessageForm,
 }
 
 /// How the messages of a subscription are acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckMode {
-    /// They are not.
+    /// Without acknowledgements.
     Auto,
-    /// Each with all before it.
+    /// An ACK covers the message and all before it.
     Client,
-    /// Each by itself.
+    /// An ACK covers a single message.
     ClientIndividual,
 }
 
 /// ACK or NACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settle {
-    /// The subscription that the message came through.
+    /// The number of the subscription that delivered the message.
     pub subscription: u64,
-    /// Its delivery tag, as the server gave it.
+    /// The delivery tag that the server gave the message.
     pub delivery_tag: u64,
-    /// With all of the subscription before it.
+    /// Whether it covers all earlier messages of the subscription, too.
     pub cumulative: bool,
-    /// ACK; otherwise NACK.
+    /// `true` for ACK, `false` for NACK.
     pub is_ack: bool,
-    /// Of NACK: whether the message goes back to its queue.
+    /// For NACK: whether the message is requeued.
     pub requeue: bool,
-    /// Not before this is committed.
+    /// The transaction whose commit the request waits for, if any.
     pub transaction: Option<TransactionId>,
 }
 
-/// A transaction's number on its connection, never used again.
+/// A transaction's number, unique on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransactionId(pub u64);
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The client disconnected.
+    /// The client sent DISCONNECT.
     Disconnected,
-    /// The client closed its socket without that.
+    /// The client closed its socket without a DISCONNECT.
     Eof,
-    /// No heart-beat came.
+    /// The client's heart-beats stopped.
     Silent,
-    /// The client was told this.
+    /// The server ended the connection with this ERROR.
     Fault(Fault),
 }
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::encode::FrameWriter;
 use crate::version::Version;
 
-/// How the messages of one subscription are written.
+/// The form in which the messages of one subscription are written.
 #[derive(Debug, Clone)]
 pub struct MessageForm {
     version: Version,
     session: Arc<str>,
     tag: Box<str>,
-    /// 1.2: there is an `ack` header to acknowledge them by.
+    /// Whether messages have an `ack` header (1.2) by which they are acknowledged.
     tells_ack: bool,
 }
 
@@ -21,22 +21,22 @@ impl MessageForm {
         Self { version, session, tag, tells_ack: is_acked && version == Version::V12 }
     }
 
-    /// The form of answers to a `/temp-queue` of this name, as if the client had subscribed to it with its path as the id.
+    /// The form of replies to the `/temp-queue` of this name, as if the client had subscribed to it with its path as the id.
     pub fn of_replies(version: Version, session: Arc<str>, name: &str) -> Self {
         Self::new(version, session, format!("{TAG_OF_ID}{TEMP_QUEUE}{name}").into(), false)
     }
 
-    /// The subscription's consumer tag, as RabbitMQ makes it: `T_` and its id, or `Q_` and its destination.
+    /// The subscription's consumer tag, formed as in RabbitMQ: `T_` and its id, or `Q_` and its destination.
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// The id of the subscription, if it has one.
+    /// The id of the subscription; `None` if it was identified by its destination.
     pub fn id(&self) -> Option<&str> {
         self.tag.strip_prefix(TAG_OF_ID)
     }
 
-    /// Begins a MESSAGE frame, with everything but the message's own headers.
+    /// Begins a MESSAGE frame and writes all headers that do not come from the message itself.
     pub fn begin<'o>(
         &self,
         out: &'o mut Vec<u8>,
@@ -70,20 +70,20 @@ impl Display for MessageId<'_> {
     }
 }
 
-/// Takes the identifier of a message of this session apart: its subscription's tag, and its delivery tag.
+/// Splits the identifier of a message of this session into its subscription's tag and its delivery tag.
 pub(super) fn parse_message_id<'i>(id: &'i str, session: &str) -> Option<(&'i str, u64)> {
-    // From the end: the client chooses the tag, and may put anything into it.
+    // Parsed from the end, since the tag is chosen by the client and may contain anything.
     let (rest, delivery_tag) = id.rsplit_once(SEPARATOR)?;
     let (tag, of_session) = rest.rsplit_once(SEPARATOR)?;
-    // 0 would stand for all there are.
+    // 0 would mean all outstanding messages.
     let delivery_tag = delivery_tag.parse().ok().filter(|tag| *tag != 0)?;
     (of_session == session).then_some((tag, delivery_tag))
 }
 
-/// In front of the id of a subscription, in its tag.
+/// Prefix of the tag of a subscription with an id.
 pub(super) const TAG_OF_ID: &str = "T_";
-/// In front of the destination of a subscription without an id.
+/// Prefix of the tag of a subscription that is identified by its destination.
 pub(super) const TAG_OF_DESTINATION: &str = "Q_";
-/// What ids of subscriptions must not begin with, for those of answers do.
+/// Prefix that ids of subscriptions must not have, as it is reserved for replies.
 pub(super) const TEMP_QUEUE: &str = "/temp-queue/";
 const SEPARATOR: &str = "@@";

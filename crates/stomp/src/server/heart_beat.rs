@@ -4,23 +4,23 @@ use std::time::{Duration, Instant};
 
 use crate::fault::Fault;
 
-/// What is sent and expected on one connection; zero is nothing.
+/// The negotiated intervals of one connection; zero disables a direction.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeartBeat {
-    /// Something is sent at least this often.
+    /// The server sends something at least this often.
     send: Duration,
-    /// Something comes at least this often.
+    /// The client has promised to send something at least this often.
     expect: Duration,
     sent: Instant,
     received: Instant,
 }
 
-/// What is due.
+/// The action that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
     Beat,
-    /// Nothing came for two intervals.
+    /// Nothing was received for two intervals.
     PeerDead,
 }
 
@@ -29,7 +29,8 @@ impl HeartBeat {
         Self { send: Duration::ZERO, expect: Duration::ZERO, sent: now, received: now }
     }
 
-    /// Does what a client asks for in its header `heart-beat`: what it can send, and what it wants to get, in milliseconds.
+    /// Negotiates from the client's header `heart-beat`: the interval that it can send at, and the one that it
+    /// wants to receive at, in milliseconds.
     pub(super) fn negotiate(header: Option<&str>, now: Instant) -> Result<Self, Fault> {
         let Some(header) = header else { return Ok(Self::none(now)) };
         let interval = |text: &str| match text.trim().parse::<u32>() {
@@ -44,7 +45,7 @@ impl HeartBeat {
         Ok(Self { send: wants, expect: can, sent: now, received: now })
     }
 
-    /// What the server answers: what it sends, and what it expects, in milliseconds.
+    /// The values of the server's own `heart-beat` header: the intervals that it sends and expects at, in milliseconds.
     pub(super) fn answer(&self) -> (u128, u128) {
         (self.send.as_millis(), self.expect.as_millis())
     }
@@ -69,7 +70,7 @@ impl HeartBeat {
         }
     }
 
-    /// Early enough for the way to take as long again.
+    /// Half an interval after the last byte, which leaves as long for the network.
     fn next_beat(&self) -> Option<Instant> {
         (!self.send.is_zero()).then(|| self.sent + self.send / 2)
     }
@@ -79,7 +80,7 @@ impl HeartBeat {
     }
 }
 
-/// As RabbitMQ, which counts in seconds: more often nobody has to be heard.
+/// The shortest interval, as in RabbitMQ, which counts in seconds.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

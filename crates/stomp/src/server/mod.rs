@@ -1,19 +1,19 @@
 //! The server's end of one connection.
 //!
 //! # Order of the calls
-//! 1. [`Connection::handle_input`] with what has come, again and again until it takes nothing and tells nothing; each
-//!    call ends at one event. What is to be sent is appended to `out` by each call, in order.
-//! 2. [`Event::Connect`]: the server judges the login, and answers with [`Connection::accept`], or ends it with
-//!    [`Connection::fail`]. Nothing is read until then.
-//! 3. [`Event::Request`]: the server does it and, when it is done for good, answers its receipt with
-//!    [`Connection::receipt`]; or it ends the connection with [`Connection::fail`]. What is wrong with a request as such
-//!    never gets that far. What a transaction holds until its end is the server's to keep.
-//! 4. Messages for the client: [`MessageForm::begin`], from wherever they come; consumers that the broker has cancelled:
+//! 1. [`Connection::handle_input`] with the received bytes, repeatedly until it consumes nothing and reports
+//!    nothing; each call stops after one event. Each call appends the bytes to be sent to `out`, in order.
+//! 2. [`Event::Connect`]: the server authenticates the client and answers with [`Connection::accept`], or
+//!    ends the connection with [`Connection::fail`]. Nothing is read until then.
+//! 3. [`Event::Request`]: the server performs the request and, once it is complete, confirms its receipt with
+//!    [`Connection::receipt`]; or it ends the connection with [`Connection::fail`]. A request that is invalid
+//!    in itself is never reported. The server stores the contents of a transaction until its end.
+//! 4. Messages for the client: [`MessageForm::begin`], from any source; consumers cancelled by the broker:
 //!    [`Connection::cancelled`].
-//! 5. [`Connection::next_deadline`] tells when [`Connection::handle_deadline`] is to be called at the latest, which
-//!    [`Connection::handle_sent`] puts off; time-outs of the login and of writing are the caller's.
-//! 6. The end is told once, as an [`End`]: by an event, or returned by the call that made it. After
-//!    [`Kind::Disconnect`] the server ends it by [`Connection::leave`], behind the receipt.
+//! 5. [`Connection::next_deadline`] returns the latest time for [`Connection::handle_deadline`];
+//!    [`Connection::handle_sent`] postpones it. Time-outs of the login and of writing are up to the caller.
+//! 6. The end is reported once, as an [`End`]: by an event, or by the call that caused it. After
+//!    [`Kind::Disconnect`] the server calls [`Connection::leave`], once the receipt is written.
 
 mod connection;
 mod event;

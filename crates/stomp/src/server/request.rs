@@ -1,4 +1,4 @@
-//! Requests of a connected client: what RabbitMQ looks at before it asks the broker, in its words.
+//! Requests of a connected client: the checks that RabbitMQ makes before it involves the broker, with its wording.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Core {
             "BEGIN" => Kind::Begin(self.begin(transaction_name(&headers, command)?)?),
             "COMMIT" => Kind::Commit(self.end_transaction(transaction_name(&headers, command)?)?),
             "ABORT" => Kind::Abort(self.end_transaction(transaction_name(&headers, command)?)?),
-            // The decoder lets nothing else pass.
+            // DISCONNECT: the decoder rejects all other commands.
             _ => {
                 self.start_leaving();
                 Kind::Disconnect
@@ -88,8 +88,8 @@ impl Core {
             let detail = format!("Message with id \"{id}\" has no subscription");
             return Err(Fault::new("Subscription not found", detail));
         };
-        // 1.1 asks for the header `subscription` beside the message's identifier, which says the same. As in RabbitMQ it
-        // is not looked at.
+        // 1.1 requires the header `subscription` beside the message's identifier, which contains the same.
+        // Like RabbitMQ, this ignores it.
         Ok(Settle {
             subscription: subscription.number,
             delivery_tag,
@@ -100,7 +100,7 @@ impl Core {
         })
     }
 
-    /// The transaction that a frame is part of, if it is of any.
+    /// The transaction that a frame belongs to, if any.
     fn transaction(&self, headers: &Headers<'_>) -> Result<Option<TransactionId>, Fault> {
         let Some(name) = headers.get("transaction") else { return Ok(None) };
         let found = self.transactions.iter().find(|(own, _)| **own == *name);
@@ -142,7 +142,7 @@ fn destination(headers: &Headers<'_>, command: &str) -> Result<Box<str>, Fault> 
     })
 }
 
-/// A durable subscription is found again by its id.
+/// Checks that a durable subscription has an id, by which it is found again.
 fn check_durable(headers: &Headers<'_>) -> Result<(), Fault> {
     let durable = headers.flag("durable")? == Some(true) || headers.flag("persistent")? == Some(true);
     if durable && headers.get("id").is_none() {

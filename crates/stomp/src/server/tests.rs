@@ -29,7 +29,7 @@ impl World {
         world
     }
 
-    /// Sends frames, and returns what the server was asked for.
+    /// Sends frames, and returns the requests that the connection reported.
     fn send(&mut self, bytes: &str) -> Vec<String> {
         let mut rest = bytes.as_bytes();
         let mut events = Vec::new();
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// What the client is told.
+    /// Takes the frames that were sent to the client.
     fn told(&mut self) -> Vec<String> {
         let out = std::mem::take(&mut self.out);
         let mut decoder = Decoder::of_servers(10_000);
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// Sends a frame that is wrong; returns the message of the ERROR and the beginning of its body.
+    /// Sends an invalid frame; returns the message of the ERROR and its body.
     fn refused(&mut self, bytes: &str) -> String {
         assert_eq!(self.send(bytes), [""; 0]);
         assert!(self.told()[0].starts_with("ERROR"));

@@ -1,11 +1,11 @@
-//! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
+//! The fuzz targets on a small corpus and a few thousand mutations of it, without nightly and deterministically.
 
 use crate::bodies;
 
-/// Per target; enough to reach every branch of the bodies, within seconds in a debug build.
+/// Mutations per target; enough to reach every branch of the bodies, within seconds in a debug build.
 const MUTATIONS: usize = 3000;
 
-/// Bytes that mean something.
+/// Bytes that have a meaning in frames.
 const TELLING: [u8; 9] = [0, b'\n', b'\r', b':', b'\\', b'@', b'/', b'1', 0xff];
 
 /// Conversations of clients of all versions.

@@ -2,7 +2,7 @@
 
 use stomp::{Decoder, Version};
 
-/// Made by `fixtures/make_golden.py` with stomp.py: a version, the bytes of a frame, and what it says.
+/// Made by `fixtures/make_golden.py` with stomp.py: a version, the bytes of a frame, and its contents.
 const FIXTURES: &str = include_str!("fixtures/golden.txt");
 
 fn read(version: Version, bytes: &[u8]) -> String {

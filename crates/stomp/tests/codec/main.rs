@@ -1,4 +1,4 @@
-//! The codec and the server's end as a whole: the specification's examples, other implementations, and nonsense.
+//! The codec and the server's end as a whole: the specification's examples, other implementations, and random input.
 
 mod fuzz_corpus;
 mod golden;

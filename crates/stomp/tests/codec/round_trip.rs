@@ -1,4 +1,4 @@
-//! What is written is read as it was, however it is cut.
+//! Encoded frames decode to the same contents, however the stream is cut.
 
 use proptest::prelude::*;
 use stomp::{Decoder, FrameWriter, Version};
@@ -58,7 +58,7 @@ proptest! {
         ),
         cuts in prop::collection::vec(1usize..200, 1..10),
     ) {
-        // 1.0 escapes nothing, so that not everything can be told in it; and it takes no spaces in front of values.
+        // 1.0 escapes nothing, so it cannot express every text, and decoding strips the spaces in front of values.
         let plain = |text: &str| text.replace([':', '\\', '\n'], "");
         let frames: Vec<Told> = frames
             .into_iter()
