@@ -1,4 +1,4 @@
-//! `bench all`: every study, one after the other, in one report.
+//! `bench all`: all studies, one after the other, in one report.
 
 use std::io::{self, IsTerminal};
 use std::time::Instant;
@@ -20,10 +20,10 @@ use crate::study::systems::{System, SystemArguments, Systems};
 use crate::usage::check;
 use crate::websockets::{self, WebSocketsArguments};
 
-/// Make every study, and one report of them all
+/// Run all studies, and write one report of them all
 ///
-/// The proxy study has the first system as its broker. WebSocket connections are studied where `--websocket` tells what
-/// to connect to.
+/// The first system is the broker of the proxy study. The study of WebSocket connections takes part if
+/// `--websocket` names a system.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AllArguments {
     #[command(flatten)]
@@ -31,13 +31,13 @@ pub(crate) struct AllArguments {
     /// A system for the study of WebSocket connections, as its --system; may be repeated
     #[arg(long = "websocket", value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]")]
     websockets: Vec<String>,
-    /// The system that the proxy study has as its broker [default: the first]
+    /// The system to use as the broker of the proxy study [default: the first]
     #[arg(long, value_name = "NAME")]
     broker: Option<String>,
     /// Only these studies; may be repeated
     #[arg(long, value_enum, value_name = "STUDY,...", value_delimiter = ',')]
     only: Vec<Part>,
-    /// How often everything is measured [default: as each study has it]
+    /// Rounds of every measurement [default: as each study has it]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Few and short measurements, to see that everything works; each study ends within a minute
@@ -54,7 +54,7 @@ pub(crate) struct AllArguments {
     outputs: OutputArguments,
 }
 
-/// A study that takes part.
+/// A study that can take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     Publish,
@@ -66,10 +66,10 @@ enum Part {
     Websockets,
 }
 
-/// A study whose arguments were found good, still to be made.
+/// A study that is ready to run, with its arguments checked.
 type Job = Box<dyn FnOnce(Watch<'_>) -> Result<Results, Error>>;
 
-/// What the studies found, and the first failure, after which the others went on.
+/// The results of the studies, and the first failure; the other studies run nevertheless.
 #[derive(Debug)]
 pub(crate) struct Found {
     results: Vec<Results>,
@@ -77,8 +77,8 @@ pub(crate) struct Found {
 }
 
 impl AllArguments {
-    /// Checks all arguments, then makes the studies; one that fails does not keep the others from being made. `watch` is
-    /// told the share that is done, and what is being done.
+    /// Checks all arguments, then runs the studies; a failure of one does not prevent the others. `watch`
+    /// receives the share that is done, and a description of the current step.
     pub(crate) fn run(&self, watch: Watch<'_>) -> Result<Found, Error> {
         let systems = self.systems.systems()?;
         let parts = self.parts()?;
@@ -102,10 +102,10 @@ impl AllArguments {
         Ok(Found { results, failure })
     }
 
-    /// Writes one report of them all; whether all expectations were met.
+    /// Writes one report of all studies; returns whether all expectations were met.
     ///
     /// # Errors
-    /// That of the first study that failed, after the others were written.
+    /// The error of the first study that failed; the results of the others are written before.
     pub(crate) fn write(&self, Found { results, failure }: Found) -> Result<Outcome, Error> {
         if !results.is_empty() {
             write_several(&results, "Leveret's studies", &self.outputs)?;
@@ -117,7 +117,7 @@ impl AllArguments {
         }
     }
 
-    /// The studies that are wanted.
+    /// The studies to run.
     fn parts(&self) -> Result<Vec<Part>, Error> {
         check(
             !self.only.contains(&Part::Websockets) || !self.websockets.is_empty(),
@@ -167,7 +167,7 @@ impl AllArguments {
                 })
             }
             Part::Routing => {
-                // At full length the first system that is worse than linear would take hours.
+                // At full length, the first system that is worse than linear would take hours.
                 let limit = if self.quick { "0.5" } else { "2" };
                 let mut arguments: RoutingArguments = self.parsed(part, &["--limit-seconds", limit])?;
                 arguments.systems.given = Some(systems.clone());
@@ -195,11 +195,11 @@ impl AllArguments {
         known.ok_or_else(|| Error::Usage(format!("--broker: no system is named {name:?}")))
     }
 
-    /// A study's arguments, as they are with `own`, what --set adds, and what is common to all, on its command line.
+    /// Parses a study's arguments: `own`, then those of --set, then the options common to all studies.
     fn parsed<T: Args + FromArgMatches>(&self, part: Part, own: &[&str]) -> Result<T, Error> {
         let mut words: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
         words.extend(self.quick.then(|| "--quick".to_owned()));
-        // How often a whole fleet of connections is made anew is that study's own matter, as is what has no rounds.
+        // The routing study has no rounds, and the rounds of the WebSocket study, each a whole fleet, have their own setting.
         if !matches!(part, Part::Routing | Part::Websockets) {
             words.extend(self.rounds.map(|rounds| format!("--rounds={rounds}")));
         }
@@ -215,7 +215,7 @@ impl AllArguments {
                 words.push(format!("--expect={}", condition.trim()));
             }
         }
-        // What is given later, for this study alone, holds.
+        // Later arguments, which are specific to this study, override earlier ones.
         let command = T::augment_args(Command::new("all").no_binary_name(true).args_override_self(true));
         let fail = |error: clap::Error| Error::Usage(format!("{}: {error}", part.name()));
         let matches = command.try_get_matches_from(words).map_err(fail)?;
@@ -229,7 +229,7 @@ impl Part {
     }
 }
 
-/// The study that a text such as `strategies: --rounds 3` is for, and the rest of it.
+/// Splits a text such as `strategies: --rounds 3` into the study it is for and the rest.
 fn addressed<'t>(flag: &str, text: &'t str) -> Result<(Part, &'t str), Error> {
     let known = |(name, rest): (&str, &'t str)| Some((Part::from_str(name.trim(), false).ok()?, rest));
     text.split_once(':')
@@ -237,7 +237,7 @@ fn addressed<'t>(flag: &str, text: &'t str) -> Result<(Part, &'t str), Error> {
         .ok_or_else(|| Error::Usage(format!("{flag} {text}: it begins with the name of a study and a colon")))
 }
 
-/// Tells somebody who has no progress bar to look at how far it is.
+/// Reports progress if there is no progress bar.
 fn say(line: &str) {
     if !io::stderr().is_terminal() {
         eprintln!("{line}");

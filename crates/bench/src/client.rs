@@ -19,13 +19,13 @@ use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 use crate::error::ClientError;
 use crate::uri::Uri;
 
-/// How long a blocked read or write lasts before its thread looks whether the round has ended.
+/// How long a read or write may block before its thread checks whether the round has ended.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
-/// How long a server may take for a step of the set-up.
+/// How long a server may take for each step of the set-up.
 pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Largest frame asked for: what RabbitMQ offers.
+/// The largest frame that is requested, as offered by RabbitMQ.
 const FRAME_MAX: u32 = 131_072;
-/// Size of the receive buffer: thousands of small messages a read, and at least two of the largest frames.
+/// Size of the receive buffer: thousands of small messages per read, and at least two of the largest frames.
 const RECEIVE_BYTES: usize = 2 * FRAME_MAX as usize;
 
 /// The receive buffer of a connection that receives no content: methods are far smaller than this.
@@ -40,12 +40,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, logs in and opens the vhost. `name` is shown by the broker's tools.
+    /// Connects, logs in and opens the vhost. The broker's tools show `name`.
     pub(crate) fn open(uri: &Uri, name: &str) -> Result<Self, ClientError> {
         Self::open_with(uri, name, RECEIVE_BYTES)
     }
 
-    /// Likewise, for a connection that receives little and does not last.
+    /// Like [`Self::open`], for a short-lived connection that receives little.
     pub(crate) fn open_small(uri: &Uri, name: &str) -> Result<Self, ClientError> {
         Self::open_with(uri, name, SMALL_RECEIVE_BYTES)
     }
@@ -98,8 +98,8 @@ impl Connection {
         self.stream.write_all(&output).map_err(ClientError::io("sending a request"))
     }
 
-    /// Sends `request` and waits for the method that `accept` takes as its answer. Content frames are refused:
-    /// set-up ends before any can come.
+    /// Sends `request` and waits for the method that `accept` recognises as its answer. Content frames are an
+    /// error: set-up ends before any can arrive.
     pub(crate) fn call<'m, T>(
         &mut self,
         channel: u16,
@@ -113,7 +113,7 @@ impl Connection {
         self.wait(request.name(), accept)
     }
 
-    /// Waits for the method that `accept` takes as the answer to `request`.
+    /// Waits for the method that `accept` recognises as the answer to `request`.
     pub(crate) fn wait<T>(
         &mut self,
         request: &'static str,
@@ -146,7 +146,7 @@ impl Connection {
         }
     }
 
-    /// Product and version, as the server announces them.
+    /// Product and version that the server announced.
     pub(crate) fn server(&self) -> String {
         let properties = &self.opened.server_properties;
         let parts = ["product", "version"].map(|key| properties.get(key).and_then(|value| value.as_text()));
@@ -154,24 +154,24 @@ impl Connection {
         if known.is_empty() { "unknown".into() } else { known.join(" ") }
     }
 
-    /// Says goodbye, and waits for the answer.
+    /// Closes the connection, and waits for the answer.
     pub(crate) fn close_and_wait(mut self) -> Result<(), ClientError> {
         self.call(0, GOODBYE, |method| matches!(method, Method::ConnectionCloseOk(_)).then_some(()))
     }
 
-    /// Says goodbye; without waiting long, and without caring whether it was heard.
+    /// Closes the connection; does not wait long, and ignores errors.
     pub(crate) fn close(self) {
         drop(self.close_and_wait());
     }
 
-    /// How often a heartbeat is to be sent, at least; `None` when none is wanted.
+    /// The longest interval between heartbeats to send; `None` if heartbeats are off.
     pub(crate) fn heartbeat_interval(&self) -> Option<Duration> {
         let seconds = self.opened.negotiated.heartbeat_secs;
         (seconds > 0).then(|| Duration::from_secs(seconds.into()) / 2)
     }
 }
 
-/// When the next heartbeat is due. It is sent at half the negotiated interval, whether other frames were sent or not.
+/// Schedules heartbeats at half the negotiated interval, regardless of other frames.
 #[derive(Debug)]
 pub(crate) struct HeartbeatTimer {
     interval: Option<Duration>,
@@ -183,7 +183,7 @@ impl HeartbeatTimer {
         Self { interval, last: Instant::now() }
     }
 
-    /// The frame to send, when it is time.
+    /// The frame to send, if a heartbeat is due.
     pub(crate) fn poll(&mut self) -> Option<&'static [u8]> {
         if self.last.elapsed() < self.interval? {
             return None;
@@ -193,7 +193,7 @@ impl HeartbeatTimer {
     }
 }
 
-/// What this client presents to the server of a URI, under a name.
+/// The client's properties and the URI's credentials, as the login presents them. `name` is the connection's name.
 pub(crate) fn client_offer(uri: &Uri, name: &str) -> ClientOffer {
     let mut client_properties: FieldTable = [
         ("product", FieldValue::text("Leveret bench")),
@@ -213,7 +213,7 @@ pub(crate) fn client_offer(uri: &Uri, name: &str) -> ClientOffer {
     }
 }
 
-/// What has become of a login by PLAIN.
+/// The outcome of a login by PLAIN.
 pub(crate) fn judge_login(event: ClientEvent) -> Result<Opened, ClientError> {
     match event {
         ClientEvent::Opened(opened) => Ok(*opened),
@@ -223,7 +223,7 @@ pub(crate) fn judge_login(event: ClientEvent) -> Result<Opened, ClientError> {
     }
 }
 
-/// The error that a closing method stands for.
+/// Returns an error if the method closes the connection or channel.
 pub(crate) fn check_close(method: &Method<'_>) -> Result<(), ClientError> {
     match method {
         Method::ConnectionClose(connection::Close { reply_code, reply_text, .. })
@@ -235,7 +235,7 @@ pub(crate) fn check_close(method: &Method<'_>) -> Result<(), ClientError> {
     }
 }
 
-/// The method in a frame.
+/// The method in a frame; any other kind of frame is an error.
 pub(crate) fn expect_method<'a>(frame: &Frame<'a>) -> Result<Method<'a>, ClientError> {
     match frame.kind {
         FrameKind::Method => Ok(Method::decode(frame.payload)?),
@@ -243,7 +243,7 @@ pub(crate) fn expect_method<'a>(frame: &Frame<'a>) -> Result<Method<'a>, ClientE
     }
 }
 
-/// A receive buffer that frames are parsed in.
+/// A receive buffer that frames are parsed from.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     buffer: Box<[u8]>,
@@ -252,11 +252,11 @@ pub(crate) struct Receiver {
     frame_max: u32,
 }
 
-/// What a read brought.
+/// The outcome of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fill {
     Data,
-    /// Nothing within [`POLL`].
+    /// Nothing arrived within [`POLL`].
     Quiet,
     Eof,
 }
@@ -266,7 +266,7 @@ impl Receiver {
         Self { buffer: vec![0; bytes].into_boxed_slice(), start: 0, end: 0, frame_max: FRAME_MAX }
     }
 
-    /// Reads once.
+    /// Reads once into the buffer.
     pub(crate) fn fill(&mut self, mut stream: &TcpStream) -> io::Result<Fill> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -284,7 +284,7 @@ impl Receiver {
         }
     }
 
-    /// The next complete frame.
+    /// The next complete frame, if any.
     #[inline]
     pub(crate) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ClientError> {
         let frame = Frame::parse(&self.buffer[self.start..self.end], self.frame_max)?;
@@ -301,7 +301,7 @@ impl Receiver {
     }
 }
 
-/// Whether a blocking call ended because its time was up.
+/// Whether a blocking call failed because its time was up.
 pub(crate) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
@@ -309,7 +309,7 @@ pub(crate) fn is_timeout(error: &io::Error) -> bool {
 pub(crate) const GOODBYE: connection::Close<'static> =
     connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
 
-/// What this client understands.
+/// The capabilities that this client announces.
 const CAPABILITIES: Capabilities = Capabilities {
     publisher_confirms: true,
     exchange_exchange_bindings: false,
@@ -322,7 +322,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     direct_reply_to: false,
 };
 
-/// Connects to the first address of the server's name that answers.
+/// Connects to the first of the host's addresses that accepts.
 pub(crate) fn connect(uri: &Uri) -> Result<TcpStream, ClientError> {
     if let Some(tls) = &uri.tls {
         return tls::connect(uri, tls).and_then(configured);

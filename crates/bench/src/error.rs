@@ -1,4 +1,4 @@
-//! What can end a run.
+//! Errors that end a run.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use crate::expect::ExpectError;
 use crate::uri::UriError;
 
-/// Why a run could not be made or finished.
+/// The reason why a run could not be started or finished.
 #[derive(Debug)]
 pub enum Error {
     /// Arguments that contradict each other or make no sense.
@@ -19,39 +19,39 @@ pub enum Error {
     System {
         /// Its name on the command line.
         system: String,
-        /// What happened.
+        /// The cause of the failure.
         cause: ClientError,
     },
     /// The sink cannot listen.
     Sink {
-        /// Where it was to listen.
+        /// The address to listen on.
         address: String,
-        /// Why it could not.
+        /// The cause of the failure.
         cause: io::Error,
     },
     /// A latency link could not be set up.
     Link {
-        /// Where it was to listen.
+        /// The address to listen on.
         address: String,
-        /// Why it could not.
+        /// The cause of the failure.
         cause: io::Error,
     },
     /// Leveret's own broker or pool could not be started.
     Companion {
-        /// What went wrong; it tells more on its standard error.
+        /// The cause; the process prints more on its standard error.
         cause: io::Error,
     },
     /// The report could not be written.
     Report {
-        /// Where to.
+        /// The path of the file.
         path: String,
-        /// Why not.
+        /// The cause of the failure.
         cause: io::Error,
     },
 }
 
 impl Error {
-    /// For `map_err`: what went wrong with the system of this name.
+    /// For `map_err`: turns an error into that of the system with this name.
     pub(crate) fn of(system: &str) -> impl FnOnce(ClientError) -> Self + Copy {
         move |cause| Self::System { system: system.to_owned(), cause }
     }
@@ -104,19 +104,19 @@ impl From<ExpectError> for Error {
     }
 }
 
-/// Why talking to one AMQP server failed.
+/// The reason why communication with an AMQP server failed.
 #[derive(Debug)]
 pub enum ClientError {
     /// The socket failed, or could not be opened.
     Io {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// Why it failed.
+        /// The cause of the failure.
         cause: io::Error,
     },
-    /// The server closed the connection or the channel, in these words.
+    /// The server closed the connection or the channel, with this text.
     Closed(String),
-    /// The server broke the protocol, or did something that no step of the workload expects.
+    /// The server violated the protocol, or did something that no step of the workload expects.
     Protocol(String),
     /// The server did not answer in time.
     TimedOut(&'static str),
@@ -125,7 +125,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// For `map_err` on I/O: names what was being done.
+    /// For `map_err` on I/O: names the operation that failed.
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |cause| Self::Io { doing, cause }
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::metric::Metric;
 
-/// A condition on the figures of a run.
+/// A condition on the results of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expectation {
     text: String,
@@ -16,14 +16,14 @@ pub struct Expectation {
     threshold: f64,
 }
 
-/// What became of an expectation.
+/// The outcome of an expectation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The expectation as given.
     pub expectation: String,
-    /// Whether it was met, by every system that it speaks of.
+    /// Whether every system that it applies to met it.
     pub met: bool,
-    /// What was measured, for people.
+    /// The measured values as text.
     pub measured: String,
 }
 
@@ -35,11 +35,11 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The figures that expectations are judged by.
+/// The results that expectations are evaluated against.
 pub trait Figures {
     /// Names of the systems, in order.
     fn systems(&self) -> Vec<&str>;
-    /// A system's figure over all rounds; `None` when it was not measured.
+    /// A system's figure over all rounds; `None` if it was not measured.
     fn figure(&self, system: &str, metric: Metric) -> Option<f64>;
 }
 
@@ -60,14 +60,14 @@ impl Expectation {
         }
     }
 
-    /// What it is about.
+    /// The metric that it applies to.
     pub(crate) fn metric(&self) -> Metric {
         match &self.subject {
             Subject::Every(metric) | Subject::One(_, metric) | Subject::Ratio(_, _, metric) => *metric,
         }
     }
 
-    /// Judges the figures of a run. A figure that was not measured does not meet any expectation.
+    /// Evaluates the results of a run. A figure that was not measured does not meet any expectation.
     pub fn judge(&self, figures: &impl Figures) -> Verdict {
         let mut met = true;
         let mut measured = Vec::new();
@@ -120,7 +120,7 @@ impl fmt::Display for Expectation {
     }
 }
 
-/// An expectation that cannot be read or judged.
+/// An expectation that cannot be parsed or evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectError {
     text: String,
@@ -153,7 +153,7 @@ impl std::error::Error for ExpectError {}
 
 #[derive(Debug, Clone, PartialEq)]
 enum Subject {
-    /// Each system on its own.
+    /// Every system on its own.
     Every(Metric),
     One(String, Metric),
     Ratio(String, String, Metric),
@@ -171,7 +171,7 @@ impl Subject {
             }
             return Ok(Self::Ratio(a.into(), b.into(), metric_named(metric.trim())?));
         }
-        // Names of systems hold no dot, names of metrics may.
+        // Names of systems contain no dot, names of metrics may.
         if let Some(metric) = Metric::from_name(text) {
             return Ok(Self::Every(metric));
         }
@@ -197,7 +197,7 @@ enum Comparison {
 
 impl Comparison {
     fn take(text: &str) -> Option<(Self, &str)> {
-        // Longer ones first, for `<=` starts with `<`.
+        // Longer ones first, since `<=` starts with `<`.
         const ALL: [(&str, Comparison); 6] = [
             ("<=", Comparison::LessOrEqual),
             (">=", Comparison::GreaterOrEqual),

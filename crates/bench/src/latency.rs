@@ -3,9 +3,9 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The longest latency told apart, in nanoseconds: ten minutes. Longer ones count as this.
+/// The longest latency that is resolved, in nanoseconds: ten minutes. Longer ones count as this.
 const LONGEST: u64 = 600_000_000_000;
-/// Decimal digits that are kept: values are exact to one in a thousand.
+/// Significant decimal digits: values are exact to one in a thousand.
 const DIGITS: u8 = 3;
 
 /// Latencies of one thread, in nanoseconds.

@@ -1,13 +1,13 @@
-//! Which messages of one producer have arrived: finds losses and duplicates.
+//! Tracks which messages of one producer have arrived, to detect losses and duplicates.
 //!
-//! Sequence numbers arrive almost in order. A window of bits follows the newest ones; words that are complete
-//! leave it, words with gaps that fall behind it are kept apart, so memory grows with losses, not with messages.
+//! Sequence numbers arrive almost in order. A window of bits tracks the newest ones; complete words leave it, and
+//! incomplete words that fall behind it are stored separately, so memory grows with losses, not with messages.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Words of 64 messages in the window: messages may be 16 million apart before their words are kept apart.
+/// Words of 64 messages in the window: messages may be 16 million apart before their words are stored separately.
 const WINDOW_WORDS: usize = 1 << 18;
-/// Incomplete words kept apart, about 40 MiB. Past it, the oldest gaps count as lost for good.
+/// Incomplete words stored separately, about 40 MiB. Beyond that the oldest gaps count as lost for good.
 const MAX_GAP_WORDS: usize = 1 << 20;
 
 /// Arrivals of one producer's messages, numbered from 0.
@@ -17,7 +17,7 @@ pub(crate) struct Ledger {
     base: u64,
     window: VecDeque<u64>,
     gaps: BTreeMap<u64, u64>,
-    /// Different messages that arrived.
+    /// Distinct messages that arrived.
     received: u64,
     duplicated: u64,
     max_gaps: Option<usize>,
@@ -37,7 +37,7 @@ impl Ledger {
         self.retire();
     }
 
-    /// Different messages that arrived.
+    /// Distinct messages that arrived.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
@@ -77,7 +77,7 @@ impl Ledger {
         }
     }
 
-    /// Lets complete words go, and keeps apart the incomplete ones that fell behind.
+    /// Drops complete words, and stores incomplete ones that fell behind separately.
     fn retire(&mut self) {
         while let Some(&front) = self.window.front() {
             if front != u64::MAX && self.window.len() <= WINDOW_WORDS {

@@ -1,18 +1,19 @@
 //! The load generator: measures any AMQP 0-9-1 system by URI, or several in one run, interleaved.
 //!
-//! - [`stream`]: producers and consumers, the everyday workload. [`routing`]: what many queues and bindings cost.
-//!   [`websockets`]: what very many idle WebSocket connections cost.
-//!   `publish`: ways of publishing. `proxy`: a connection for each message, to a broker far away. `strategies`: connections
-//!   and channels of many workers. `churn`: what is opened and closed.
-//! - [`study`]: what studies share: turns, tables, plots, pages. [`link`]: makes a broker far away. `sink`: a broker that keeps nothing.
-//! - [`stats`], [`latency`]: what the figures mean;
-//!   [`report`]: where they end up; [`expect`] and [`metric`]: conditions on them.
+//! - [`stream`]: producers and consumers, the everyday workload. [`routing`]: the cost of many queues and
+//!   bindings. [`websockets`]: the cost of very many idle WebSocket connections. `publish`: ways of
+//!   publishing. `proxy`: a connection for each message, to a broker far away. `strategies`: connections and
+//!   channels of many workers. `churn`: opening and closing objects.
+//! - [`study`]: the common parts of studies: turns, tables, plots, pages. [`link`]: simulates a broker far
+//!   away. `sink`: a broker that stores nothing.
+//! - [`stats`], [`latency`]: the statistics behind the figures; [`report`]: the reports; [`expect`] and
+//!   [`metric`]: conditions on them.
 //!
-//! What always holds: the report says when the generator itself was the bottleneck; every message of 8 bytes or more
-//! is numbered, so losses, duplicates and reordering are counted; latency at a fixed rate counts from when a message
-//! was due.
+//! Invariants: the report says when the generator itself was the bottleneck; every message of 8 bytes or more
+//! is numbered, so losses, duplicates and reordering are counted; latency at a fixed rate counts from when a
+//! message was due.
 //!
-//! What must never be added: knowledge of a particular server's internals.
+//! Must never be added: knowledge of a particular server's internals.
 
 mod all;
 mod churn;
@@ -87,7 +88,7 @@ enum Study {
     Compare(CompareArguments),
 }
 
-/// How a run that could be finished ended.
+/// The outcome of a completed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// All expectations were met, or there were none: exit code 0.
@@ -100,7 +101,7 @@ pub enum Outcome {
 /// runtime.
 ///
 /// # Errors
-/// [`Error::is_usage`] tells a wrong command line (exit code 2) from a run that failed (exit code 1).
+/// [`Error::is_usage`] distinguishes a wrong command line (exit code 2) from a run that failed (exit code 1).
 pub fn run(arguments: Arguments) -> Result<Outcome, Error> {
     match arguments.study {
         Study::Stream(arguments) => run_stream(&arguments),
@@ -174,7 +175,7 @@ fn written(results: Results, outputs: &OutputArguments) -> Result<Outcome, Error
     Ok(if results.met() { Outcome::Met } else { Outcome::NotMet })
 }
 
-/// Shows what a study tells about its progress.
+/// Shows a study's progress on a progress bar.
 fn watch(bar: &ProgressBar) -> impl FnMut(f64, &str) {
     |done, doing| {
         bar.set_position((done * STEPS as f64) as u64);

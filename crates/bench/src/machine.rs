@@ -5,7 +5,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// What a reader needs to judge whether figures compare with theirs.
+/// The facts that a reader needs to judge whether figures are comparable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     /// Cores that this process may use.
@@ -16,14 +16,14 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Kernel release.
     pub kernel: String,
-    /// Distribution, as it calls itself.
+    /// Name of the distribution.
     pub system: String,
     /// Version of the load generator.
     pub generator: String,
 }
 
 impl Machine {
-    /// Describes the machine; what cannot be found out is `unknown` or 0.
+    /// Describes the machine; unknown facts are `unknown` or 0.
     pub fn describe() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -39,7 +39,7 @@ impl Machine {
     }
 }
 
-/// One line.
+/// Describes the machine in one line.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cores, cpu, memory_bytes, kernel, system, generator } = self;

@@ -1,4 +1,4 @@
-//! A queue that a study publishes to, seen over a connection of its own.
+//! A queue that a study publishes to, with a connection of its own for control.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -12,14 +12,14 @@ use crate::error::ClientError;
 use crate::uri::Uri;
 
 const CHANNEL: u16 = 1;
-/// How long no message may arrive until those that are missing count as lost.
+/// How long no message may arrive before the missing ones count as lost.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
-/// How often the queue is looked at.
+/// The interval between looks at the queue's length.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// More than this is dropped, the oldest first, so that no study fills a broker's memory.
+/// Limit of the queue; the oldest messages are dropped first, so that no study fills a broker's memory.
 const MOST_MESSAGES: i32 = 1_000_000;
 
-/// A queue, declared when this is made and deleted when it is closed.
+/// A queue that is declared on opening and deleted on closing.
 pub(crate) struct Mailbox {
     connection: Connection,
     name: String,
@@ -39,7 +39,7 @@ impl Mailbox {
         Ok(Self { connection, name })
     }
 
-    /// What the broker at a URI calls itself.
+    /// Product and version that the broker at a URI announces.
     pub(crate) fn ask(uri: &Uri) -> Result<String, ClientError> {
         let connection = Connection::open_small(uri, "leveret bench: control")?;
         let server = connection.server();
@@ -51,12 +51,12 @@ impl Mailbox {
         &self.name
     }
 
-    /// What the broker calls itself.
+    /// Product and version that the broker announces.
     pub(crate) fn server(&self) -> String {
         self.connection.server()
     }
 
-    /// Waits for so many messages and throws them away; how many there were.
+    /// Waits for `expected` messages and purges them; returns how many there were.
     pub(crate) fn empty(&mut self, expected: u64) -> Result<u64, ClientError> {
         let (mut count, mut changed) = (0, Instant::now());
         while count < expected && changed.elapsed() < PATIENCE {
@@ -88,7 +88,7 @@ impl Mailbox {
     }
 }
 
-/// A name that no other queue has.
+/// A unique queue name.
 pub(crate) fn new_name() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     format!("leveret-bench-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed))

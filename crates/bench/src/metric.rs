@@ -15,7 +15,7 @@ pub enum Metric {
     Latency(Point),
     /// Publish-to-confirm latency in seconds.
     ConfirmLatency(Point),
-    /// How many messages met this fate, over all rounds.
+    /// Messages that met this fate, over all rounds.
     Count(Fate),
     /// Cores that the measured processes used: 1.5 is one and a half.
     Cpu,
@@ -25,7 +25,7 @@ pub enum Metric {
     BrokerCpuPerMessage,
     /// Largest resident memory of the measured processes, in bytes.
     Rss,
-    /// What resident memory grew by for each connection, in bytes.
+    /// Growth of resident memory per connection, in bytes.
     RssEach,
     /// The exponent with which a cost grows with the number of queues.
     GrowthWithQueues,
@@ -47,12 +47,12 @@ pub enum Point {
     Max,
 }
 
-/// What should happen to no message, or only knowingly.
+/// A fate that no message should meet, or only knowingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// Published (and not returned or nacked), never delivered.
     Lost,
-    /// Delivered again, not marked as redelivered by intention of the workload.
+    /// Delivered again without the redelivered flag.
     Duplicated,
     /// Delivered after a later one of the same producer, to the same consumer.
     Reordered,
@@ -102,7 +102,7 @@ impl Metric {
         other.or_else(|| point(name).map(Self::Latency))
     }
 
-    /// A value of this metric for people, with its unit.
+    /// Formats a value of this metric with its unit.
     pub fn show(self, value: f64) -> String {
         match self {
             Self::Rate | Self::Publish | Self::Consume if value < 100.0 => format!("{value:.1}/s"),
@@ -143,7 +143,7 @@ pub(crate) fn grouped(value: f64) -> String {
     out
 }
 
-/// Seconds in the unit that reads best, with three digits.
+/// Formats seconds in the most readable unit, with three digits.
 pub(crate) fn duration(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s < 1e-3 => (s * 1e6, "µs"),
@@ -154,7 +154,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// Bytes in MiB.
+/// Formats bytes in MiB.
 pub(crate) fn bytes(value: f64) -> String {
     format!("{:.1} MiB", value / f64::from(1 << 20))
 }

@@ -1,5 +1,5 @@
-//! A connection for each message: connect, log in, open a channel, publish, close. What scripts, lambdas and web
-//! requests do.
+//! A connection for each message: connect, log in, open a channel, publish, close, as scripts, lambdas and
+//! web requests do.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::uri::Uri;
 
 const CHANNEL: u16 = 1;
 
-/// What is sent, and where to.
+/// The message to send, and its destination.
 #[derive(Debug, Clone)]
 pub(crate) struct Letter<'l> {
     pub(crate) uri: &'l Uri,
@@ -31,7 +31,7 @@ pub(crate) struct Letter<'l> {
 }
 
 impl Letter<'_> {
-    /// Sends one message; how long its confirm took, if it was waited for.
+    /// Sends one message; returns how long its confirm took, if it was waited for.
     pub(crate) fn post(&self) -> Result<Option<Duration>, ClientError> {
         let mut connection = Connection::open_small(self.uri, "leveret bench: a message")?;
         connection.open_channel(CHANNEL)?;
@@ -61,7 +61,7 @@ impl Letter<'_> {
         Ok(confirmed)
     }
 
-    /// Has a crew send one message after the other; the states are how long confirms took.
+    /// Has a crew send one message after the other; the states record how long confirms took.
     pub(crate) fn post_for(&self, shift: Shift) -> Result<Done<Latencies>, ClientError> {
         work(
             shift,
@@ -75,7 +75,7 @@ impl Letter<'_> {
         )
     }
 
-    /// Likewise, measured; how many messages were sent.
+    /// Like [`Self::post_for`], measured; also returns how many messages were sent.
     pub(crate) fn measure(&self, shift: Shift, meter: Meter<'_>) -> Result<(Sample, u64), ClientError> {
         let done = self.post_for(shift)?;
         let mut sample = meter.finish(done.count, done.busiest);

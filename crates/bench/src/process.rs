@@ -6,16 +6,16 @@ use std::fs;
 /// USER_HZ: the unit of CPU times in `/proc`, 100 per second on every Linux architecture in use.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What a process and all its descendants use.
+/// The resources used by a process and all its descendants.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct TreeUsage {
     /// User and system time since their start, in seconds; children that ended are included.
     pub(crate) cpu_seconds: f64,
-    /// Resident memory in bytes, summed: pages that they share count once for each.
+    /// Resident memory in bytes, summed: shared pages count once for each process.
     pub(crate) rss_bytes: u64,
 }
 
-/// Reads the usage of these processes and their descendants. Processes that are gone count nothing.
+/// Reads the usage of these processes and their descendants. Processes that have ended count as zero.
 pub(crate) fn tree_usage(roots: &[u32]) -> TreeUsage {
     if roots.is_empty() {
         return TreeUsage::default();
@@ -51,7 +51,7 @@ pub(crate) fn thread_cpu_seconds(thread: u32) -> f64 {
     read_stat(&format!("/proc/self/task/{thread}/stat")).map_or(0.0, |stat| stat.own_cpu_seconds)
 }
 
-/// Seconds that all cores together spent idle or waiting for a disk since the machine's start.
+/// Seconds that all cores together spent idle or waiting for a disk since boot.
 pub(crate) fn machine_idle_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let mut fields = stat.lines().next()?.split_ascii_whitespace().skip(4);
@@ -80,7 +80,7 @@ fn all_processes() -> HashMap<u32, Stat> {
 
 fn descends_from(pid: u32, roots: &[u32], stats: &HashMap<u32, Stat>) -> bool {
     let mut at = pid;
-    // Bounded, in case the snapshot caught a process id being used again.
+    // Bounded, in case the snapshot caught a reused process id.
     for _ in 0..stats.len() {
         if roots.contains(&at) {
             return true;
@@ -97,7 +97,7 @@ fn read_stat(path: &str) -> Option<Stat> {
     parse_stat(&fs::read_to_string(path).ok()?)
 }
 
-/// See proc_pid_stat(5). The name, in parentheses, may itself hold spaces and parentheses.
+/// See proc_pid_stat(5). The name, in parentheses, may itself contain spaces and parentheses.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, after_name) = text.rsplit_once(')')?;
     let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
@@ -109,7 +109,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
 }
 
 fn rss_bytes(pid: u32) -> u64 {
-    // VmRSS is in KiB whatever the page size.
+    // VmRSS is in KiB regardless of the page size.
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map_or(0, |kib| kib * 1024)

@@ -1,6 +1,6 @@
 //! Random numbers that need not be secret.
 
-/// Random, but the same in every run and for every system.
+/// Pseudo-random, with the same sequence in every run and for every system.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 

@@ -1,4 +1,4 @@
-//! `bench churn`: connections, channels, queues, bindings and consumers, opened and closed again, how many a second.
+//! `bench churn`: how many connections, channels, queues, bindings and consumers can be opened and closed per second.
 
 #[cfg(test)]
 mod tests;
@@ -23,12 +23,12 @@ use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
 use crate::uri::Uri;
 use crate::usage::check;
 
-/// Open and close connections, channels, queues, bindings and consumers, as many as go
+/// Open and close connections, channels, queues, bindings and consumers, as fast as possible
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ChurnArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
-    /// What is opened and closed; may be repeated [default: all]
+    /// Kind of objects to open and close; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Vec<Kind>,
     /// Numbers of workers; except for connections, each has a connection of its own [default: 1,4,16; with --quick 1,4]
@@ -38,7 +38,7 @@ pub(crate) struct ChurnArguments {
     common: CommonArguments,
 }
 
-/// What is opened and closed. Each step waits for its answer.
+/// The kind of objects that are opened and closed. Each step waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// Connect, log in, open the vhost; close
@@ -82,7 +82,7 @@ pub(crate) struct Plan {
 const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
 const MOST_WORKERS: usize = 1000;
 const CHANNEL: u16 = 1;
-/// The channel that is opened and closed beside the one that stays.
+/// The channel that is opened and closed; another one stays open.
 const OTHER_CHANNEL: u16 = 2;
 
 impl ChurnArguments {
@@ -102,7 +102,7 @@ impl ChurnArguments {
     }
 }
 
-/// Makes the study.
+/// Runs the study.
 pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = worker_cells(plan.kinds.iter().map(|kind| kind.name()), &plan.workers);
     let outline = Outline {
@@ -138,7 +138,7 @@ fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientEr
         };
         return Ok(sample(meter, &done));
     }
-    // Set up before, so that only what is studied is measured.
+    // Clients are set up beforehand, so that only the steps under study are measured.
     let clients = (0..shift.workers).map(|_| Client::open(uri, kind)).collect::<Result<Vec<_>, _>>()?;
     let clients: Vec<_> = clients.into_iter().map(|client| std::sync::Mutex::new(Some(client))).collect();
     let meter = Meter::start(&processes, &nobody);
@@ -158,7 +158,7 @@ fn sample<T>(meter: Meter<'_>, done: &Done<T>) -> Sample {
     sample
 }
 
-/// A worker's connection, with a queue of its own where that is needed.
+/// A worker's connection, with a queue of its own if the kind needs one.
 struct Client {
     connection: Connection,
     queue: Option<String>,
@@ -182,7 +182,7 @@ impl Client {
         let queue = self.queue.clone().unwrap_or_default();
         let call = &mut self.connection;
         match kind {
-            // Not a step of a connection that exists.
+            // This kind does not use an existing connection; see `visits`.
             Kind::Connection => Ok(()),
             Kind::Channel => {
                 call.open_channel(OTHER_CHANNEL)?;

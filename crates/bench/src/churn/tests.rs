@@ -1,4 +1,4 @@
-//! What a broker that only takes messages can be asked; the rest is tested from outside.
+//! Tests that a broker which only accepts messages suffices for; the others run against a real one.
 
 use clap::Parser;
 

@@ -1,5 +1,5 @@
-//! Connections that are opened and closed side by side by few threads. A thread for each would spend more on being woken for
-//! every answer than on the connection, and where system and generator share their cores, the system would have that much less.
+//! Connections that few threads open and close side by side. With a thread for each, waking it for every answer would
+//! cost more than the connection, and if system and generator share their cores, the system would have that much less.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -19,17 +19,17 @@ use crate::process;
 use crate::study::crew::{Done, Labour, Shift};
 use crate::uri::Uri;
 
-/// How often a visit is looked for that takes too long.
+/// How often to check for visits that take too long.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Bytes read at once: far more than all that a server sends during a visit.
+/// Bytes of one read: far more than a server sends during a whole visit.
 const READ: usize = 16 * 1024;
 
-/// Has as many visitors as there are workers connect without TLS, log in, open the vhost and close, again and again.
+/// Runs as many visitors as there are workers. Each connects without TLS, logs in, opens the vhost and closes, repeatedly.
 pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, ClientError> {
     let address = connect(uri)?.peer_addr().map_err(ClientError::io("connecting"))?;
     let offer = client_offer(uri, name);
-    // The system under test needs cores as well.
+    // Half of the cores are left to the system under test.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = (cores / 2).clamp(1, shift.workers);
     let offer = &offer;
@@ -46,7 +46,7 @@ pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, Clie
     Ok(Done::of(&labours, vec![(); shift.workers]))
 }
 
-/// What one thread does.
+/// Runs the visitors of one thread.
 fn labour(
     address: SocketAddr,
     offer: &ClientOffer,
@@ -96,7 +96,7 @@ fn labour(
     Ok(Labour { began, ended: Instant::now(), count, times, cpu })
 }
 
-/// A connection from its opening to its end.
+/// A connection from opening to close.
 struct Visit {
     stream: TcpStream,
     stage: Stage,
@@ -129,7 +129,7 @@ impl Visit {
         Ok(Self { stream, stage: Stage::LogIn(handshake), input, output, began })
     }
 
-    /// Goes on as far as it can; whether the visit is over.
+    /// Proceeds as far as possible; returns whether the visit is over.
     fn advance(&mut self, may_read: bool, scratch: &mut [u8]) -> Result<bool, ClientError> {
         self.write()?;
         if !may_read {
@@ -147,14 +147,14 @@ impl Visit {
                 return Ok(true);
             }
             self.write()?;
-            // What comes later is told by another event.
+            // Another event will report later input.
             if read < scratch.len() {
                 return Ok(false);
             }
         }
     }
 
-    /// What it means that the server has closed the socket: during the login it may be a refusal.
+    /// The error if the server has closed the socket: during the login it may be a refusal.
     fn cut_off(&mut self) -> ClientError {
         if let Stage::LogIn(handshake) = &mut self.stage {
             handshake.handle_eof();
@@ -169,7 +169,7 @@ impl Visit {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
                 Ok(written) => drop(self.output.drain(..written)),
-                // An event tells.
+                // The poll will report when the socket is writable.
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
                     break;
                 }
@@ -179,7 +179,7 @@ impl Visit {
         Ok(())
     }
 
-    /// Takes what has come; whether the server has confirmed the close.
+    /// Handles the received bytes; returns whether the server has confirmed the close.
     fn take(&mut self) -> Result<bool, ClientError> {
         if let Stage::LogIn(handshake) = &mut self.stage {
             let taken = handshake.handle_input(&self.input);
@@ -231,14 +231,14 @@ mod tests {
     fn a_server_that_is_not_there_or_closes_is_an_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = Uri::parse(&format!("amqp://{}", listener.local_addr().unwrap())).unwrap();
-        // Once to see whether it is there, once for the visit.
+        // One connection checks that the server exists, the other one is the visit.
         let server = thread::spawn(move || (0..2).for_each(|_| drop(listener.accept())));
         let closed = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
         let told =
             matches!(closed, ClientError::Closed(_) | ClientError::Protocol(_) | ClientError::Io { .. });
         assert!(told, "{closed}");
         server.join().unwrap();
-        // Nobody listens there any more.
+        // The listener is gone.
         let refused = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
         assert!(matches!(refused, ClientError::Io { .. }), "{refused}");
     }

@@ -1,5 +1,5 @@
-//! TLS by a helper thread for each connection: the workloads read and write a plain loopback socket whose other end
-//! encrypts. So the hot paths know nothing of TLS, and its cost is a thread's of its own.
+//! TLS by a helper thread for each connection: the workloads read and write a plain loopback socket whose
+//! other end encrypts. The hot paths therefore know nothing of TLS, and its cost falls on a separate thread.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -15,10 +15,10 @@ use super::SETUP_TIMEOUT;
 use crate::error::ClientError;
 use crate::uri::{Tls, Uri};
 
-/// What is read at once: a TLS record holds 16 KiB, and a few of them are worth one write.
+/// Bytes of one read: a TLS record holds 16 KiB, and a few of them are worth one write.
 const BUFFER: usize = 64 * 1024;
 
-/// Connects, and shakes hands; what is returned is plain.
+/// Connects and performs the handshake; the returned socket is plain.
 pub(super) fn connect(uri: &Uri, tls: &Tls) -> Result<TcpStream, ClientError> {
     let config = ClientTlsConfig {
         authorities: tls.authorities.clone(),
@@ -37,12 +37,12 @@ pub(super) fn connect(uri: &Uri, tls: &Tls) -> Result<TcpStream, ClientError> {
     Ok(ours)
 }
 
-/// Two ends of a connection to ourselves.
+/// Both ends of a loopback connection.
 fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let ours = TcpStream::connect(listener.local_addr()?)?;
     loop {
-        // Whoever else found the port is sent away.
+        // Connections from anybody else who found the port are dropped.
         let (theirs, from) = listener.accept()?;
         if from == ours.local_addr()? {
             theirs.set_nodelay(true)?;
@@ -52,7 +52,7 @@ fn pair() -> io::Result<(TcpStream, TcpStream)> {
     }
 }
 
-/// Copies until either side ends. Tells first whether the server could be reached.
+/// Copies until either side ends. First reports through `tell` whether the server could be reached.
 fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, tell: &SyncSender<io::Result<()>>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.and_then(|runtime| {
@@ -63,9 +63,9 @@ fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, tell: &Syn
                 .await
                 .map_err(|_| io::ErrorKind::TimedOut)??;
             let mut plain = AsyncStream::from_std(plain)?;
-            // Whoever waits for it may have given up.
+            // The receiver may have given up waiting.
             drop(tell.send(Ok(())));
-            // An end without close_notify is told to the workload as the end of the stream.
+            // The workload sees an end without close_notify as an ordinary end of the stream.
             drop(copy_bidirectional_with_sizes(&mut plain, &mut server, BUFFER, BUFFER).await);
             Ok(())
         })

@@ -1,4 +1,4 @@
-//! `bench link`: the link by itself, for measurements by other programs.
+//! `bench link`: the link on its own, for measurements by other programs.
 
 use std::io::{self, BufRead, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -13,21 +13,21 @@ use crate::Outcome;
 use crate::error::Error;
 use crate::metric::duration;
 
-/// Stand between a client and a server, and delay what passes.
+/// Stand between a client and a server, and delay the bytes that pass
 ///
-/// Reads orders from its standard input, one a line: `latency MS` changes the round trip, `cut` breaks all
-/// connections, `stall` lets nothing pass until `flow`. Each is answered with a line `done`.
+/// Reads commands from its standard input, one per line: `latency MS` changes the round trip, `cut` breaks
+/// all connections, `stall` lets nothing pass until `flow`. Each is answered with a line `done`.
 #[derive(Debug, Clone, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct LinkArguments {
-    /// Where to listen; port 0 is any that is free, and the first line of output tells it
+    /// Where to listen; port 0 is any free port, and the first line of output shows it
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     listen: String,
     /// The server to connect to
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "check")]
     to: Option<String>,
-    /// Only measure how exact the link is on this machine, at --latency or else 1 ms; fails where it is late with a round trip
-    /// by more than 0.2 ms in the median, or early with one
+    /// Only measure how exact the link is on this machine, at --latency or else 1 ms; fails if a round trip
+    /// is more than 0.2 ms late in the median, or if any is early
     #[arg(long, conflicts_with_all = ["to", "listen", "there", "back", "jitter", "bandwidth"])]
     check: bool,
     /// Time of a round trip in milliseconds, half of it each way
@@ -39,10 +39,10 @@ pub(crate) struct LinkArguments {
     /// Milliseconds from the server to the client
     #[arg(long, value_name = "MS", requires = "there")]
     back: Option<f64>,
-    /// Add up to so many milliseconds at random, each way
+    /// Add a random delay of up to this many milliseconds, each way
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     jitter: f64,
-    /// Let so many bytes pass in a second, each way of each connection; 0 is no limit
+    /// Bytes per second to let pass, each way of each connection; 0 is no limit
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     bandwidth: u64,
 }
@@ -68,7 +68,7 @@ impl LinkArguments {
                 Err(error) => say(&format!("not done: {error}")).map_err(failed)?,
             }
         }
-        // Without anybody to give orders it goes on until it is killed.
+        // Without an input of commands it runs until it is killed.
         loop {
             thread::park();
         }
@@ -112,7 +112,7 @@ fn say(line: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// A length of time given in milliseconds as `flag`; at most an hour.
+/// Converts a duration given in milliseconds as `flag`; at most an hour.
 pub(crate) fn milliseconds(flag: &str, value: f64) -> Result<Duration, Error> {
     match Duration::try_from_secs_f64(value / 1e3) {
         Ok(time) if time <= Duration::from_secs(3600) => Ok(time),

@@ -1,4 +1,4 @@
-//! The link's thread: sockets, the timer, and orders.
+//! The link's thread: sockets, the timer, and commands.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,9 +26,9 @@ use crate::latency::Latencies;
 const WAKER: Token = Token(0);
 const TIMER: Token = Token(1);
 const LISTENER: Token = Token(2);
-/// The first token of joints, which take two each.
+/// The first token of joints, each of which takes two.
 const JOINTS: usize = 3;
-/// Read at most so much at once.
+/// The largest read in bytes.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
 pub(super) struct EventLoop {
@@ -39,10 +39,10 @@ pub(super) struct EventLoop {
     orders: Receiver<(Order, SyncSender<()>)>,
     joints: Slab<Joint>,
     timer: Timer,
-    /// By how much bytes were handed over after they were due.
+    /// How late bytes were handed over after they were due.
     late: Arc<Mutex<Latencies>>,
     scratch: Box<[u8]>,
-    /// Counts connections, and makes their jitter differ.
+    /// Counts connections, and seeds their jitter.
     seed: u64,
     stalled: bool,
 }
@@ -79,7 +79,7 @@ impl EventLoop {
         Ok((event_loop, waker))
     }
 
-    /// Serves until it is told to stop.
+    /// Runs until it receives the order to stop.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(1024);
         loop {
@@ -113,7 +113,7 @@ impl EventLoop {
         }
     }
 
-    /// Carries out orders; whether to go on.
+    /// Executes pending orders; returns whether to continue.
     fn obey(&mut self) -> bool {
         while let Ok((order, done)) = self.orders.try_recv() {
             match order {
@@ -133,7 +133,7 @@ impl EventLoop {
                     return false;
                 }
             }
-            // Whoever ordered waits.
+            // The caller is waiting for this.
             let _ = done.send(());
         }
         true
@@ -145,7 +145,7 @@ impl EventLoop {
                 Ok((client, _)) => {
                     self.seed += 1;
                     let joint = Joint::new(client, self.target, self.shapes, Instant::now(), self.seed);
-                    // One that cannot be joined is closed.
+                    // A client that cannot be joined is dropped.
                     let Ok(mut joint) = joint else { continue };
                     let entry = self.joints.vacant_entry();
                     let tokens = [0, 1].map(|end| Token(JOINTS + 2 * entry.key() + end));
@@ -154,7 +154,7 @@ impl EventLoop {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nobody is there, or the system is short of something: the next arrival tries again.
+                // No connection is pending, or the system is out of resources: the next arrival tries again.
                 Err(_) => return,
             }
         }
@@ -165,7 +165,7 @@ impl EventLoop {
             return;
         }
         let Some(joint) = self.joints.get_mut(key) else { return };
-        // A poisoned histogram is as good as any.
+        // A poisoned histogram is still usable.
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         match joint.advance(&mut self.scratch, &mut late) {
             Next::Wait(Some(due)) => self.timer.add(due, key),
@@ -175,10 +175,10 @@ impl EventLoop {
     }
 }
 
-/// Which joints are to be looked at when, and the descriptor that becomes readable when the first of them is.
+/// The times at which joints are due, and the descriptor that becomes readable at the first of them.
 struct Timer {
     descriptor: OwnedFd,
-    /// May name joints more than once, and joints that are gone: looking at one in vain is harmless.
+    /// May contain duplicates, and joints that are gone: a spurious wake-up of a joint is harmless.
     alarms: BinaryHeap<Reverse<(Instant, usize)>>,
     set_for: Option<Instant>,
 }
@@ -202,7 +202,7 @@ impl Timer {
         self.alarms.pop().map(|Reverse((_, key))| key)
     }
 
-    /// Sets the descriptor for the first alarm.
+    /// Arms the descriptor for the first alarm.
     fn set(&mut self) {
         let first = self.alarms.peek().map(|Reverse((due, _))| *due);
         if first == self.set_for {
@@ -211,7 +211,7 @@ impl Timer {
         let Some(due) = first else { return };
         // Zero would disarm it.
         let left = due.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
-        // Both fit: a delay is far below what seconds hold, and nanoseconds are below a second.
+        // Both conversions fit: delays are short, and nanoseconds are below a second.
         let it_value =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) as _ };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
@@ -221,7 +221,7 @@ impl Timer {
         }
     }
 
-    /// Makes the descriptor unreadable again.
+    /// Clears the descriptor's readability.
     fn rang(&mut self) {
         self.set_for = None;
         let mut count = [0; 8];
@@ -235,18 +235,18 @@ mod tests {
 
     use super::*;
 
-    /// What the descriptor shows beyond the time that is left until `due`.
+    /// The time by which the descriptor would fire later than `due`.
     fn too_long(timer: &Timer, due: Instant) -> Duration {
         let spec = timerfd_gettime(&timer.descriptor).unwrap().it_value;
         let shown = Duration::new(spec.tv_sec as u64, spec.tv_nsec as u32);
-        // Looked at later, less is left.
+        // Less time is left by the time this is computed.
         let left = due.duration_since(Instant::now());
         shown.checked_sub(left).expect("the timer is never early")
     }
 
     #[test]
     fn the_timer_is_set_for_the_first_alarm_and_rounds_nothing() {
-        // So far away that it does not ring meanwhile; half a millisecond would be lost to whoever counts whole ones.
+        // Far enough away not to fire during the test; rounding to whole milliseconds would lose half a millisecond.
         let wanted = Duration::new(3600, 500_000);
         let try_once = || {
             let mut timer = Timer::new().unwrap();
@@ -258,7 +258,7 @@ mod tests {
             assert_eq!(timer.take_due(), None);
             excess
         };
-        // A busy machine may stop us between two looks at the clock, but not every time.
+        // A busy machine may preempt this thread between two readings of the clock, but not every time.
         let least = (0..200).map(|_| try_once()).min().unwrap();
         assert!(least < Duration::from_micros(100), "{least:?}");
     }

@@ -1,4 +1,4 @@
-//! A client's connection joined to one to the target.
+//! A client's connection, joined to a connection to the target.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -13,11 +13,11 @@ use crate::latency::Latencies;
 /// How often a connection may read or write before others get their turn.
 const TURNS: usize = 32;
 
-/// Both ends, and what is under way between them.
+/// Both ends, and the bytes in transit between them.
 #[derive(Debug)]
 pub(super) struct Joint {
     ends: [End; 2],
-    /// From the end with this index to the other one.
+    /// Indexed by the sending end.
     lines: [Line; 2],
 }
 
@@ -28,16 +28,16 @@ struct End {
     writable: bool,
     /// It has ended its stream.
     ended: bool,
-    /// It has been told that the other one did.
+    /// The end of the other one's stream was passed on to it.
     told: bool,
 }
 
-/// What is to be done with a joint after it has moved what it could.
+/// The action due after a joint has moved all it could.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Wait for its sockets, and for this moment if there is one.
+    /// Wait for its sockets, and until this time if there is one.
     Wait(Option<Instant>),
-    /// Both directions have ended, or one broke: let go of it.
+    /// Both directions have ended, or one failed: drop the joint.
     Over,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Next {
 const CLIENT: usize = 0;
 
 impl Joint {
-    /// Joins a client that was accepted at `now` to the target, to which a connection is begun.
+    /// Joins a client that was accepted at `now` to the target, and starts connecting to the target.
     pub(super) fn new(
         client: TcpStream,
         target: SocketAddr,
@@ -56,14 +56,14 @@ impl Joint {
         let target = TcpStream::connect(target)?;
         client.set_nodelay(true)?;
         target.set_nodelay(true)?;
-        // The kernel has opened the client's connection at once. On the real line it would stand, and the client
-        // could send, a round trip later.
+        // The kernel has opened the client's connection at once. Over a real network it would be open, and
+        // the client could send, a round trip later.
         let open = now + shapes[0].delay + shapes[1].delay;
         let lines = [Line::new(shapes[0], open, seed), Line::new(shapes[1], now, !seed)];
         Ok(Self { ends: [client, target].map(End::new), lines })
     }
 
-    /// Has the poll report on both ends, with these tokens.
+    /// Registers both ends with the poll, with these tokens.
     pub(super) fn register(&mut self, registry: &Registry, tokens: [Token; 2]) -> io::Result<()> {
         for (end, token) in self.ends.iter_mut().zip(tokens) {
             registry.register(&mut end.stream, token, Interest::READABLE | Interest::WRITABLE)?;
@@ -71,21 +71,21 @@ impl Joint {
         self.ends[CLIENT].stream.set_nodelay(true)
     }
 
-    /// Notes what an end can do.
+    /// Records the readiness of an end.
     pub(super) fn ready(&mut self, end: usize, readable: bool, writable: bool) {
         let end = &mut self.ends[end];
         end.readable |= readable;
         end.writable |= writable;
     }
 
-    /// Changes both directions.
+    /// Changes the shape of both directions.
     pub(super) fn reshape(&mut self, shapes: [Shape; 2]) {
         for (line, shape) in self.lines.iter_mut().zip(shapes) {
             line.reshape(shape);
         }
     }
 
-    /// Moves what can be moved; notes in `late` by how much what it hands over is.
+    /// Moves as many bytes as possible; records in `late` how late they are handed over.
     pub(super) fn advance(&mut self, scratch: &mut [u8], late: &mut Latencies) -> Next {
         for _ in 0..TURNS {
             match self.turn(scratch, late) {
@@ -98,7 +98,7 @@ impl Joint {
         Next::Wait(Some(Instant::now()))
     }
 
-    /// Reads and writes each end once, at most; whether there may be more to do.
+    /// Reads and writes each end at most once; returns whether there may be more to do.
     fn turn(&mut self, scratch: &mut [u8], late: &mut Latencies) -> io::Result<bool> {
         let mut moved = false;
         for from in 0..2 {
@@ -109,7 +109,7 @@ impl Joint {
         Ok(moved)
     }
 
-    /// When something arrives that its receiver could take.
+    /// When the next bytes arrive whose receiver is ready for them.
     fn next_due(&self) -> Option<Instant> {
         let ready = |end: &End| end.writable && !end.told;
         let due = |from: usize| self.lines[from].next_due().filter(|_| ready(&self.ends[1 - from]));

@@ -1,34 +1,34 @@
-//! One direction of a connection: bytes that are under way. Holds no socket and no clock; time comes in as an argument.
+//! One direction of a connection: bytes in transit. Has no socket and no clock; time is an argument.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
-/// Most bytes under way in one direction of a connection; beyond it the sender is not read. It is more than what
-/// Linux keeps in flight by default (`net.ipv4.tcp_wmem`, 4 MiB), so that the line is not what limits a fast sender.
+/// Most bytes in transit in one direction of a connection; beyond it the sender is not read. This exceeds the amount
+/// that Linux keeps in flight by default (`net.ipv4.tcp_wmem`, 4 MiB), so that the link does not limit a fast sender.
 const MOST_UNDER_WAY: usize = 4 << 20;
 
-/// What a direction does to bytes.
+/// The delays and the bandwidth of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// How long they take to arrive.
+    /// The time that bytes take to arrive.
     pub delay: Duration,
-    /// At most so much is added to it, at random; order is kept.
+    /// The largest random addition to the delay; order is preserved.
     pub jitter: Duration,
-    /// Bytes that can be sent in a second; 0 is no limit.
+    /// Bandwidth in bytes per second; 0 is no limit.
     pub bytes_per_second: u64,
 }
 
-/// Bytes under way, in order.
+/// The bytes in transit, in order.
 #[derive(Debug)]
 pub(super) struct Line {
     shape: Shape,
     parcels: VecDeque<Parcel>,
     bytes: usize,
-    /// When the next bytes can be sent: those before them have been, and the connection stands.
+    /// When the next bytes can be sent: after those before them, and not before the connection is open.
     free: Instant,
-    /// When the last parcel arrives; no later one does so earlier.
+    /// When the last parcel arrives; no later one arrives earlier.
     latest: Instant,
     random: Random,
 }
@@ -36,23 +36,23 @@ pub(super) struct Line {
 #[derive(Debug)]
 struct Parcel {
     due: Instant,
-    /// Empty is the end of the stream.
+    /// Empty for the end of the stream.
     bytes: Vec<u8>,
-    /// How many of them have been handed over.
+    /// The number of bytes that were handed over.
     taken: usize,
 }
 
-/// What has arrived.
+/// Data that has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<'l> {
-    /// Bytes, to be taken off with [`Line::take`].
+    /// Bytes, to be removed with [`Line::take`].
     Bytes(&'l [u8]),
     /// The sender has ended its stream; nothing follows.
     End,
 }
 
 impl Line {
-    /// A line on which nothing can be sent before `open`.
+    /// Creates a line on which nothing can be sent before `open`.
     pub(super) fn new(shape: Shape, open: Instant, seed: u64) -> Self {
         Self {
             shape,
@@ -64,7 +64,7 @@ impl Line {
         }
     }
 
-    /// Changes what happens to what is sent from now on. It does not overtake what is under way.
+    /// Changes the shape for bytes sent from now on. They do not overtake those in transit.
     pub(super) fn reshape(&mut self, shape: Shape) {
         self.shape = shape;
     }
@@ -81,7 +81,7 @@ impl Line {
         }
     }
 
-    /// Sends the end of the stream, behind everything else.
+    /// Sends the end of the stream, after everything else.
     pub(super) fn send_end(&mut self, now: Instant) {
         self.push(now, Vec::new());
     }
@@ -99,12 +99,12 @@ impl Line {
         self.parcels.push_back(Parcel { due: self.latest, bytes, taken: 0 });
     }
 
-    /// When what is next arrives.
+    /// When the next parcel arrives.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.parcels.front().map(|parcel| parcel.due)
     }
 
-    /// What is next, if it has arrived by `now`.
+    /// The next parcel, if it has arrived by `now`.
     pub(super) fn arrived(&self, now: Instant) -> Option<Arrival<'_>> {
         let parcel = self.parcels.front().filter(|parcel| parcel.due <= now)?;
         match &parcel.bytes[parcel.taken..] {
@@ -113,13 +113,13 @@ impl Line {
         }
     }
 
-    /// How long ago what is next arrived, if none of it was taken off yet.
+    /// How long ago the next parcel arrived, if none of it was taken yet.
     pub(super) fn late_by(&self, now: Instant) -> Option<Duration> {
         let parcel = self.parcels.front().filter(|parcel| parcel.taken == 0)?;
         now.checked_duration_since(parcel.due)
     }
 
-    /// Takes off so many of the bytes that arrived last.
+    /// Removes the first `count` bytes of the parcel that [`Line::arrived`] returned.
     pub(super) fn take(&mut self, count: usize) {
         let Some(parcel) = self.parcels.front_mut() else { return };
         parcel.taken += count;
@@ -145,7 +145,7 @@ mod tests {
         Shape { delay, ..Shape::default() }
     }
 
-    /// Takes everything off, one parcel after the other, and tells when each was due.
+    /// Removes all parcels, and returns when each was due.
     fn empty(line: &mut Line, start: Instant) -> Vec<(Duration, Vec<u8>)> {
         let mut all = Vec::new();
         while let Some(due) = line.next_due() {

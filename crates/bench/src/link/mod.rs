@@ -1,12 +1,12 @@
-//! The latency link: a TCP relay in this process that delays what passes, so that a server can be measured as if it
-//! were far away, without privileges.
+//! The latency link: a TCP relay in this process that delays the bytes that pass, so that a server can be
+//! measured as if it were far away, without privileges.
 //!
 //! One thread serves all connections. The kernel's timer file descriptor wakes it, which is exact to some tens of
 //! microseconds, where time-outs of epoll are rounded up to milliseconds.
 //!
-//! What always holds: nothing arrives early or out of order; what is under way is bounded, and then the sender is not
-//! read; a new connection's first bytes leave a round trip after it was accepted, as TCP's handshake takes one;
-//! the ends of streams take as long as bytes do.
+//! Invariants: nothing arrives early or out of order; the bytes in transit are bounded, and beyond the bound
+//! the sender is not read; a new connection's first bytes leave a round trip after it was accepted, as TCP's
+//! handshake takes one; the ends of streams are delayed like bytes.
 
 mod check;
 mod command;
@@ -32,7 +32,7 @@ pub(crate) use command::{LinkArguments, milliseconds, resolve};
 use event_loop::EventLoop;
 pub use line::Shape;
 
-/// A running link. Connections end when it is dropped.
+/// A running link. Dropping it ends its connections.
 #[derive(Debug)]
 pub struct Link {
     address: SocketAddr,
@@ -42,7 +42,7 @@ pub struct Link {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the link's thread is told.
+/// A command to the link's thread.
 #[derive(Debug)]
 enum Order {
     Reshape([Shape; 2]),
@@ -52,16 +52,16 @@ enum Order {
 }
 
 impl Link {
-    /// Listens at `listen` and joins each connection to a new one to `target`. `shapes` are of the way there and of
-    /// the way back.
+    /// Listens at `listen` and joins each connection to a new one to `target`. `shapes` are those of the way
+    /// to the target and of the way back.
     ///
     /// # Errors
-    /// The address cannot be listened at, or the system has no descriptors left.
+    /// The address cannot be bound, or the system has no descriptors left.
     pub fn start(listen: SocketAddr, target: SocketAddr, shapes: [Shape; 2]) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        // Who gives an order waits until it is carried out, so there is seldom more than one.
+        // A caller waits until its order is executed, so there is seldom more than one.
         let (orders, received) = sync_channel(1);
         let late = Arc::<Mutex<Latencies>>::default();
         let (event_loop, waker) = EventLoop::new(listener, target, shapes, received, Arc::clone(&late))?;
@@ -69,25 +69,25 @@ impl Link {
         Ok(Self { address, orders, waker: Arc::new(waker), late, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes the way there and the way back, of open connections too, before it returns.
+    /// Changes the shape of both ways, also for open connections, before it returns.
     pub fn reshape(&self, shapes: [Shape; 2]) {
         self.order(Order::Reshape(shapes));
     }
 
-    /// Makes the round trip take so long, half of it each way.
+    /// Sets the round trip time, half of it each way.
     pub fn set_round_trip(&self, time: Duration) {
         self.reshape([round_trip(time); 2]);
     }
 
-    /// By how much bytes were handed over after they were due, each way, so far: how exact the link is on this machine.
-    /// `None` until some were. It does not tell waits for a receiver with no room from its own.
+    /// How late bytes were handed over after they were due, each way, so far: the accuracy of the link on this
+    /// machine. `None` if there were none. Includes the time that bytes waited for a receiver without room.
     pub fn lateness(&self) -> Option<Percentiles> {
-        // A poisoned histogram is as good as any.
+        // A poisoned histogram is still usable.
         self.late.lock().unwrap_or_else(PoisonError::into_inner).percentiles()
     }
 
@@ -96,15 +96,15 @@ impl Link {
         self.order(Order::Cut);
     }
 
-    /// Lets nothing pass, as when a cable is pulled, or lets it pass again.
+    /// Stops all traffic, as if a cable were pulled, or resumes it.
     pub fn stall(&self, stalled: bool) {
         self.order(Order::Stall(stalled));
     }
 
     fn order(&self, order: Order) {
         let (done, wait) = sync_channel(1);
-        // The thread ends before this does only if the kernel fails it; then nothing passes any more, and whoever
-        // uses the link sees that.
+        // The thread outlives this unless the kernel fails it; in that case nothing passes any more, which
+        // the users of the link notice.
         if self.orders.send((order, done)).is_ok() && self.waker.wake().is_ok() {
             let _ = wait.recv();
         }
@@ -120,12 +120,12 @@ impl Drop for Link {
     }
 }
 
-/// Tells a reader how late a link was, in seconds, each way.
+/// Describes the median lateness of a link each way, in seconds, for a report.
 pub(crate) fn exactness(median: f64) -> String {
     format!("The latency link was late by {} each way, in the median.", duration(median))
 }
 
-/// Half of a round trip.
+/// The shape of either way of a round trip.
 pub(crate) fn round_trip(time: Duration) -> Shape {
     Shape { delay: time / 2, ..Shape::default() }
 }

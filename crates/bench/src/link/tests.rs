@@ -1,5 +1,5 @@
-//! The link between real sockets. What must be exact is proved in `line`, and measured by `bench link --check`; here it
-//! must merely never be early.
+//! The link between real sockets. Its accuracy is tested in `line`, and measured by `bench link --check`;
+//! here it must merely never be early.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use super::*;
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const MS: Duration = Duration::from_millis(1);
 
-/// A server that sends back what it gets, and the end too.
+/// A server that sends back the bytes it receives, and the end of the stream.
 fn echo() -> SocketAddr {
     let listener = TcpListener::bind(ANY).unwrap();
     let address = listener.local_addr().unwrap();
@@ -42,7 +42,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// One byte there and back.
+/// The time of one byte there and back.
 fn ping(stream: &mut TcpStream) -> Duration {
     let start = Instant::now();
     stream.write_all(b"x").unwrap();
@@ -73,7 +73,7 @@ fn open_connections_follow_a_change_at_once() {
     link.set_round_trip(30 * MS);
     assert!(ping(&mut stream) >= 30 * MS);
     link.set_round_trip(Duration::ZERO);
-    // Some quiet moment.
+    // One quiet moment is enough.
     assert!((0..200).any(|_| ping(&mut stream) < 30 * MS));
 }
 

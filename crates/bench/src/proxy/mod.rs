@@ -1,8 +1,8 @@
-//! `bench proxy`: what a connection for each message costs when the broker is far away, directly and through a proxy
-//! next to the client.
+//! `bench proxy`: the cost of a connection for each message if the broker is far away, directly and through a
+//! proxy next to the client.
 //!
-//! The latency link stands before the broker. `direct` connects through it; proxies have it as their upstream, so
-//! that clients reach them at once and they reach the broker over the link.
+//! The latency link stands before the broker. `direct` connects through it; proxies have it as their
+//! upstream, so that clients reach them at once and they reach the broker over the link.
 
 #[cfg(test)]
 mod tests;
@@ -43,7 +43,7 @@ pub(crate) struct ProxyArguments {
         default_value = "amqp://localhost"
     )]
     uri: String,
-    /// A broker that is known already; instead of the two around this.
+    /// A broker that is known already; replaces the options before and after this.
     #[arg(skip)]
     pub(crate) broker: Option<System>,
     /// Process id of the broker, whose CPU time is sampled; may be repeated
@@ -85,20 +85,20 @@ pub(crate) struct Plan {
     round_trips: Vec<f64>,
     clients: usize,
     body: Vec<u8>,
-    /// How long what idle processes use is measured.
+    /// How long to measure the CPU use of idle processes.
     idle: Duration,
     pub(crate) common: Common,
 }
 
 const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
-/// At the longest round trip, at least so many messages of each client are measured.
+/// At the longest round trip, each client sends at least this many messages.
 const FEWEST: u64 = 3;
 const NO_CONFIRM: &str = "no confirm";
 const CONFIRM: &str = "confirm";
-/// Names of the systems that this study brings itself.
+/// Names of the systems that this study provides itself.
 const DIRECT: &str = "direct";
 const POOL: &str = "leveret";
-/// More would be a test of the machine.
+/// More would test the machine instead.
 const MOST_CLIENTS: usize = 1000;
 const LARGEST_BODY: usize = 128 << 20;
 
@@ -143,7 +143,7 @@ impl ProxyArguments {
     }
 }
 
-/// Makes the study.
+/// Runs the study.
 pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let broker = &plan.broker;
     let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
@@ -167,7 +167,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     closed.map(|()| report)
 }
 
-/// The same login at another address.
+/// The same credentials and vhost at another address.
 pub(crate) fn through(uri: &Uri, address: SocketAddr) -> Uri {
     uri.at(&address.ip().to_string(), address.port())
 }
@@ -224,7 +224,7 @@ fn measure(
     Ok(report)
 }
 
-/// Measures for a while, after one message that is not measured; how many were sent in all.
+/// Measures one round, after one message that is not measured; also returns how many messages were sent in all.
 fn one_round(
     plan: &Plan,
     letter: &Letter<'_>,

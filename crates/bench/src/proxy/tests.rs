@@ -1,4 +1,4 @@
-//! The study against brokers that take everything, or drop everything.
+//! The study against brokers that accept all messages, or drop them.
 
 use clap::Parser;
 
@@ -25,13 +25,13 @@ fn without_a_proxy_each_round_trip_is_paid_again_and_again_and_losses_are_told()
         report.cell(scenario, Axis::RoundTrip, at, DIRECT).unwrap().figure(metric).unwrap()
     };
     use crate::metric::Point;
-    // TCP, three for the login, the channel, the end; with confirms, two more.
+    // Round trips: TCP, three for the login, the channel, the close; with confirms, two more.
     let six = figure(NO_CONFIRM, 20.0, Metric::Latency(Point::P50));
     let eight = figure(CONFIRM, 20.0, Metric::Latency(Point::P50));
     assert!(six >= 0.119 && eight >= 0.159, "{six} {eight}");
     assert!(figure(NO_CONFIRM, 20.0, Metric::Rate) <= 1.0 / 0.119);
     assert!(figure(CONFIRM, 20.0, Metric::ConfirmLatency(Point::P50)) >= 0.019);
-    // This broker never has a message in its queue.
+    // This broker never reports a message in its queue.
     assert!(figure(NO_CONFIRM, 0.0, Metric::Count(Fate::Lost)) >= 4.0);
 }
 

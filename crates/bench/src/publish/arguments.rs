@@ -50,7 +50,7 @@ const LARGEST_BODY: usize = 128 << 20;
 const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
 
 impl Style {
-    /// Its name in reports.
+    /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Async => "async",
@@ -65,7 +65,7 @@ impl Style {
         Self::value_variants().iter().copied().find(|style| style.name() == name)
     }
 
-    /// The window of one that stays connected; `None` for one that does not.
+    /// The confirm window of a style that stays connected; `None` for one that does not.
     pub(super) fn confirms(self) -> Option<usize> {
         match self {
             Self::Async => Some(0),

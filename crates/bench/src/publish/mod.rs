@@ -1,5 +1,5 @@
-//! `bench publish`: what each way of publishing is worth, with more and more publishers, and with a broker that is
-//! farther and farther away.
+//! `bench publish`: compares the ways of publishing, with increasing numbers of publishers and with
+//! increasing distance from the broker.
 
 mod arguments;
 
@@ -26,12 +26,12 @@ use crate::study::systems::System;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
 pub(crate) use arguments::{Plan, PublishArguments, Style};
 
-/// With the longest round trip, at least so many messages of each publisher are measured.
+/// At the longest round trip, each publisher sends at least this many messages.
 const FEWEST: u64 = 3;
-/// The warm-up of publishers that stay connected, as a share of what is measured.
+/// The warm-up of publishers that stay connected, as a fraction (1 / n) of the measured time.
 const WARMUP_SHARE: u32 = 4;
 
-/// Makes the study.
+/// Runs the study.
 pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = cells(plan);
     let mut benches = plan.systems.iter().map(Bench::open).collect::<Result<Vec<_>, _>>()?;
@@ -74,7 +74,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     Ok(report)
 }
 
-/// More and more publishers next to the system, then one that is farther and farther away.
+/// Increasing numbers of publishers next to the system, then one publisher at increasing distances.
 fn cells(plan: &Plan) -> Vec<Cell> {
     let near = plan.publishers.iter().map(|&count| (Axis::Publishers, count as f64));
     let far = plan.round_trips.iter().map(|&time| (Axis::RoundTrip, time));
@@ -177,7 +177,7 @@ impl Bench {
         Ok(round.map_or_else(Sample::default, |round| sample(round, report.machine.cores)))
     }
 
-    /// Publishers that connect anew for each message.
+    /// Publishers that reconnect for each message.
     fn one_shot(
         &self,
         plan: &Plan,
@@ -190,7 +190,7 @@ impl Bench {
         let shift = Shift { workers: publishers, time: plan.common.time, fewest: FEWEST };
         let nobody = Idle::default();
         let (mut sample, _) = letter.measure(shift, Meter::start(&self.processes, &nobody))?;
-        // In this study the time of a message is that of its confirm, whatever the style.
+        // In this study the latency of a message is that of its confirm, for all styles.
         sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));
         Ok(sample)
     }

@@ -1,4 +1,4 @@
-//! The study against brokers that take everything.
+//! The study against brokers that accept all messages.
 
 use clap::Parser;
 
@@ -34,7 +34,7 @@ fn every_style_is_measured_with_more_publishers_and_farther_away() {
         if cell.axis == Axis::RoundTrip {
             assert!(confirmed.is_none_or(|time| time >= 0.0199), "{cell:?}");
         }
-        // Those that connect for each message send some, however slow the machine is.
+        // Publishers that connect for each message send some, however slow the machine is.
         if cell.scenario.starts_with("connection") {
             assert!(of(Metric::Rate).unwrap() > 0.0, "{cell:?}");
             assert_eq!(confirmed.is_some(), cell.scenario.ends_with("confirm"), "{cell:?}");
