@@ -1,4 +1,4 @@
-//! What a run found, for people (tables) and programs (JSON).
+//! The results of a run, for people (tables) and programs (JSON).
 
 use serde::{Deserialize, Serialize};
 
@@ -9,18 +9,18 @@ use crate::metric::{Fate, Metric, Point};
 use crate::stats::Summary;
 use crate::stream::workload::Workload;
 
-/// Everything about one run of `bench stream`.
+/// All results of one run of `bench stream`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// What each round did.
+    /// The workload of each round.
     pub workload: Workload,
     /// In the order given; ratios are relative to the first.
     pub systems: Vec<SystemReport>,
-    /// What a reader must know to judge the figures.
+    /// Notes that a reader needs to judge the figures.
     pub notes: Vec<String>,
-    /// What became of the expectations.
+    /// The outcomes of the expectations.
     pub expectations: Vec<Verdict>,
 }
 
@@ -29,11 +29,11 @@ pub struct Report {
 pub struct SystemReport {
     /// Its name on the command line.
     pub name: String,
-    /// Where it listens, without the password.
+    /// Its URI, without the password.
     pub uri: String,
-    /// Product, version and platform, as it announces them.
+    /// Product, version and platform, as the server announces them.
     pub server: String,
-    /// Processes that were sampled.
+    /// Process ids that were sampled.
     pub pids: Vec<u32>,
     /// Each round, in order.
     pub rounds: Vec<Round>,
@@ -56,31 +56,31 @@ pub struct NamedSummary {
 pub struct Round {
     /// Length of the measured part, in seconds.
     pub seconds: f64,
-    /// Messages per second handed to sockets.
+    /// Messages per second written to sockets.
     pub publish_rate: f64,
     /// Messages per second delivered; `None` without consumers.
     pub consume_rate: Option<f64>,
     /// Messages per second confirmed; `None` without confirms.
     pub confirm_rate: Option<f64>,
-    /// From when a message was sent (at a fixed rate: was due) until it was received.
+    /// Latency from the time a message was sent (at a fixed rate: was due) until it was received.
     pub latency: Option<Percentiles>,
-    /// From then until it was confirmed.
+    /// Latency from that time until it was confirmed.
     pub confirm_latency: Option<Percentiles>,
-    /// Over the whole round, warm-up included.
+    /// Counts over the whole round, including the warm-up.
     pub counts: Counts,
     /// The measured processes, if any were named.
     pub processes: Option<ProcessUsage>,
-    /// The load generator itself.
+    /// The usage of the load generator itself.
     pub generator: GeneratorUsage,
-    /// Messages per second, end to end, in parts of equal length of the measured time; empty in a round that is
-    /// counted in messages.
+    /// End-to-end messages per second, in parts of equal length of the measured time; empty in a round that
+    /// is counted in messages.
     pub timeline: Vec<f64>,
 }
 
-/// What became of a round's messages.
+/// The fates of a round's messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Handed to sockets.
+    /// Messages written to sockets.
     pub published: u64,
     /// Deliveries, repeated ones included.
     pub consumed: u64,
@@ -92,7 +92,7 @@ pub struct Counts {
     pub returned: u64,
     /// Waiting for a confirm when the round ended.
     pub unconfirmed: u64,
-    /// Confirms of messages that waited for none.
+    /// Confirms of messages that were not waiting for one.
     pub odd_confirms: u64,
     /// Published, neither nacked nor returned, but never delivered.
     pub lost: u64,
@@ -111,7 +111,7 @@ pub struct Counts {
 /// CPU and memory of the measured processes with their children.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProcessUsage {
-    /// Cores in use, user and system; `None` where nobody tells it.
+    /// Cores in use, user and system; `None` if unknown.
     pub cpu_cores: Option<f64>,
     /// CPU time per message consumed (without consumers: published), in seconds.
     pub cpu_seconds_per_message: Option<f64>,
@@ -119,7 +119,7 @@ pub struct ProcessUsage {
     pub rss_bytes: Option<u64>,
 }
 
-/// CPU of the load generator, to tell whether it was the bottleneck.
+/// CPU use of the load generator, which shows whether it was the bottleneck.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GeneratorUsage {
     /// Cores in use, user and system.
@@ -131,12 +131,12 @@ pub struct GeneratorUsage {
 }
 
 impl GeneratorUsage {
-    /// Whether a thread of the generator had no time left: the system under test might be faster than measured.
+    /// Whether a thread of the generator was saturated: the system under test might be faster than measured.
     pub fn is_saturated(&self) -> bool {
         self.busiest_thread > SATURATED
     }
 
-    /// Whether all cores of the machine were busy, so that generator and system took time from each other.
+    /// Whether all cores of the machine were busy, so that generator and system competed for them.
     pub fn machine_is_full(&self, cores: usize) -> bool {
         self.idle_cores.is_some_and(|idle| idle < cores as f64 * (1.0 - FULL))
     }
@@ -144,11 +144,11 @@ impl GeneratorUsage {
 
 /// A thread that is busy for this share of the time is a bottleneck; the rest is measuring error.
 const SATURATED: f64 = 0.9;
-/// A machine whose cores are busy for this share of the time has nothing left to give.
+/// A machine whose cores are busy for this share of the time has no capacity left.
 const FULL: f64 = 0.95;
 
 impl Round {
-    /// The rate that counts: consumed; without consumers, confirmed or else published.
+    /// The main rate: consumed; without consumers, confirmed or else published.
     pub fn end_to_end_rate(&self) -> f64 {
         self.consume_rate.or(self.confirm_rate).unwrap_or(self.publish_rate)
     }
@@ -169,7 +169,7 @@ impl Round {
             Metric::Count(fate) => Some(self.counts.of(fate) as f64),
             Metric::Cpu => self.processes?.cpu_cores,
             Metric::CpuPerMessage => self.processes?.cpu_seconds_per_message,
-            // Everything that is sampled belongs to the system.
+            // All sampled processes belong to the system.
             Metric::BrokerCpuPerMessage | Metric::RssEach => None,
             Metric::GrowthWithQueues | Metric::GrowthWithBindings => None,
             Metric::Rss => self.processes?.rss_bytes.map(|bytes| bytes as f64),
@@ -213,7 +213,7 @@ impl SystemReport {
         Summary::of(self.rounds.iter().filter_map(|round| round.figure(metric)))
     }
 
-    /// One value for all rounds: counts are added up, of extremes the worst is taken, of all else the median.
+    /// One value for all rounds: the sum of counts, the worst of extremes, the median of all other figures.
     pub fn figure(&self, metric: Metric) -> Option<f64> {
         let summary = self.summary_of(metric)?;
         Some(match metric {

@@ -1,4 +1,4 @@
-//! `bench sink`: a broker that takes everything and keeps nothing. What the load generator does against it is what it can do.
+//! `bench sink`: a broker that accepts all messages and stores none. The load generator's rate against it is its limit.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -15,19 +15,19 @@ use clap::Args;
 use crate::error::Error;
 use crate::link::resolve;
 
-/// Take every message and keep none, to see what the load generator can do
+/// Accept every message and store none, to find out how much load the generator can produce
 ///
-/// Queues and exchanges can be declared and bound, but nothing is in them: measure with --consumers 0.
+/// Queues and exchanges can be declared and bound, but stay empty: measure with --consumers 0.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SinkArguments {
-    /// Where to listen; port 0 is any that is free, and the first line of output tells it
+    /// Where to listen; port 0 is any free port, and the first line of output shows it
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     listen: String,
 }
 
-/// Read at most so much at once: what a fast producer has ready.
+/// The largest read in bytes: about the output that a fast producer has ready.
 const READ_BYTES: usize = 512 * 1024;
-/// What RabbitMQ offers.
+/// As offered by RabbitMQ.
 const FRAME_MAX: u32 = 131_072;
 const CHANNEL_MAX: u16 = 2047;
 
@@ -48,17 +48,17 @@ impl SinkArguments {
 fn serve(listener: &TcpListener) -> io::Result<()> {
     loop {
         let (stream, _): (TcpStream, SocketAddr) = listener.accept()?;
-        // A client that breaks the protocol, or is gone, is nobody's loss but its own.
+        // A failed connection, by a protocol error or a disconnection, ends only its own thread.
         thread::spawn(move || Session::default().run(stream));
     }
 }
 
-/// A connection.
+/// The state of a connection.
 #[derive(Default)]
 struct Session {
-    /// Messages so far of the channels that want confirms, and whether there are new ones.
+    /// By channel in confirm mode: messages received, and whether some of them are unconfirmed.
     confirming: BTreeMap<u16, (u64, bool)>,
-    /// Bytes of the content that is being read on each channel.
+    /// Bytes missing from the content that is being received on each channel.
     left: BTreeMap<u16, u64>,
     replies: Vec<u8>,
     closed: bool,
@@ -112,7 +112,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes all complete frames; how many bytes they were.
+    /// Handles all complete frames; returns their length in bytes.
     fn frames(&mut self, input: &[u8]) -> usize {
         let mut at = 0;
         while !self.closed {
@@ -126,7 +126,7 @@ impl Session {
             };
             at += frame.wire_len();
             match frame.kind {
-                // By far most methods are this one, and nothing in it matters.
+                // Nearly all methods are basic.publish, and nothing in it matters.
                 FrameKind::Method if frame.payload.starts_with(&PUBLISH) => {}
                 FrameKind::Method => self.method(&frame),
                 FrameKind::Header => {
@@ -143,9 +143,9 @@ impl Session {
         at
     }
 
-    /// Takes so many bytes of what is left of a content.
+    /// Subtracts `bytes` from the `left` bytes of a content.
     fn content(&mut self, channel: u16, left: u64, bytes: u64) {
-        // Where nobody waits for confirms, nothing is to be known.
+        // Without confirms, the messages need not be counted.
         let Some((count, new)) = self.confirming.get_mut(&channel) else { return };
         let left = left.saturating_sub(bytes);
         if left == 0 {
@@ -154,7 +154,7 @@ impl Session {
         self.left.insert(channel, left);
     }
 
-    /// Confirms what has come since the last time, on each channel.
+    /// Confirms the messages received since the last call, on each channel.
     fn confirm(&mut self) {
         for (&channel, (count, new)) in self.confirming.iter_mut().filter(|(_, (_, new))| *new) {
             write_method(&mut self.replies, channel, basic::Ack { delivery_tag: *count, multiple: true });
@@ -177,7 +177,7 @@ impl Session {
             Method::QueueDelete(_) => Some(queue::DeleteOk::default().into()),
             Method::ExchangeDeclare(_) => Some(exchange::DeclareOk {}.into()),
             Method::ExchangeDelete(_) => Some(exchange::DeleteOk {}.into()),
-            // The pool asks by it whether a message has come.
+            // The pool sends it to ask whether a message has arrived.
             Method::ChannelFlow(flow) => Some(channel::FlowOk { active: flow.active }.into()),
             Method::BasicQos(_) => Some(basic::QosOk {}.into()),
             Method::BasicConsume(c) => {
@@ -192,7 +192,7 @@ impl Session {
                 self.closed = true;
                 Some(connection::CloseOk {}.into())
             }
-            // What has no answer, and what a load generator does not send.
+            // Methods without an answer, and methods that a load generator does not send.
             _ => None,
         };
         if let Some(answer) = answer {
@@ -201,7 +201,7 @@ impl Session {
     }
 }
 
-/// Class and method of basic.publish.
+/// Class and method ids of basic.publish.
 const PUBLISH: [u8; 4] = [0, 60, 0, 40];
 
 #[cfg(test)]

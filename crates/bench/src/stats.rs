@@ -54,14 +54,14 @@ fn median_of_sorted(sorted: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }
 
-/// The quantile at 0.975 of Student's t distribution; between the tabulated degrees of freedom that of the fewer, so
-/// that an interval is never too narrow.
+/// The quantile at 0.975 of Student's t distribution. Between tabulated degrees of freedom the lower one is
+/// used, so that an interval is never too narrow.
 fn t_quantile(degrees: usize) -> f64 {
     let at = T_QUANTILES.partition_point(|(known, _)| *known <= degrees);
     at.checked_sub(1).map_or(0.0, |index| T_QUANTILES[index].1)
 }
 
-/// Degrees of freedom, and the quantile. From any table of the distribution.
+/// Degrees of freedom and quantile, from any table of the distribution.
 const T_QUANTILES: [(usize, f64); 24] = [
     (1, 12.706),
     (2, 4.303),
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_confidence_interval_holds_the_true_mean_as_often_as_it_says() {
-        // Sums of twelve uniform values are very nearly normal; ten of them a trial, as in a study of ten repeats.
+        // Sums of twelve uniform values are very nearly normal; each trial has ten of them, as a study of ten rounds has.
         let mut random = crate::random::Random::new(42);
         let mut normal = || (0..12).map(|_| random.next() as f64 / u64::MAX as f64).sum::<f64>() - 6.0;
         let trials = 20_000;

@@ -110,7 +110,7 @@ fn ratio(metric: Metric, system: &SystemReport, first: &SystemReport) -> String 
     }
 }
 
-/// What became of the messages, over all rounds, and what the generator itself used.
+/// The fates of the messages, over all rounds, and the usage of the generator itself.
 pub(crate) fn fates(report: &Report) -> Table {
     let mut table = new_table(&[
         "system",

@@ -9,7 +9,7 @@ use percent_encoding::percent_decode_str;
 /// The ports of AMQP, plain and over TLS.
 const DEFAULT_PORTS: [u16; 2] = [5672, 5671];
 
-/// Where and as whom to connect.
+/// The address and the credentials of a connection.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Uri {
     /// Host name or address, without the brackets of IPv6.
@@ -22,25 +22,25 @@ pub struct Uri {
     pub password: String,
     /// Virtual host; `/` when there is no path.
     pub vhost: String,
-    /// How the server is judged; `None` is no TLS.
+    /// TLS settings; `None` without TLS.
     pub tls: Option<Tls>,
 }
 
-/// Whom to believe over TLS, and who we are.
+/// The trusted authorities, and the client's certificate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Authorities that are believed, as PEM; those of the system when absent.
+    /// Trusted authorities, as PEM; those of the system if absent.
     pub authorities: Option<PathBuf>,
-    /// Our certificate and its key, as PEM.
+    /// The client's certificate and its key, as PEM.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// The name that the server's certificate is for, where it is not the host's.
+    /// The name in the server's certificate, if it differs from the host's.
     pub server_name: Option<String>,
-    /// With `verify=verify_none`: whoever answers is believed.
+    /// With `verify=verify_none`: any certificate is accepted.
     pub unverified: bool,
 }
 
 impl Uri {
-    /// Reads a URI.
+    /// Parses a URI.
     ///
     /// # Errors
     /// A scheme other than `amqp`, a bad port, or percent-encoding that is not UTF-8.
@@ -82,7 +82,7 @@ impl Uri {
         })
     }
 
-    /// The same login at another address, which leads to the same server.
+    /// The same credentials at another address of the same server.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let mut uri = Self { host: host.to_owned(), port, ..self.clone() };
         if let Some(tls) = &mut uri.tls {
@@ -93,7 +93,7 @@ impl Uri {
 }
 
 impl Tls {
-    /// Reads the parameters that concern TLS. The others tune clients, and none of them concerns this one.
+    /// Parses the parameters that concern TLS. The others tune clients and are ignored.
     fn from_query(query: &str) -> Result<Self, &'static str> {
         let (mut tls, mut certificate, mut key) = (Self::default(), None, None);
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -129,14 +129,14 @@ impl fmt::Display for Uri {
     }
 }
 
-/// Without the password too.
+/// Without the password, too.
 impl fmt::Debug for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// A text that is no AMQP URI.
+/// A text that is not an AMQP URI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UriError {
     uri: String,
@@ -151,7 +151,7 @@ impl fmt::Display for UriError {
 
 impl std::error::Error for UriError {}
 
-/// Host, and the port if one is given; `None` when that is no number.
+/// Splits host and port, if a port is given; `None` if the port is not a number.
 fn split_address(address: &str) -> Option<(&str, Option<u16>)> {
     let (host, port) = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),
@@ -164,7 +164,7 @@ fn split_address(address: &str) -> Option<(&str, Option<u16>)> {
     Some((host, port.map(str::parse).transpose().ok()?))
 }
 
-/// What stands between the scheme and the `@` may hold a secret, however malformed the rest is.
+/// Everything up to the last `@` may contain a secret, even if the URI is malformed.
 fn without_password(text: &str) -> String {
     match text.rsplit_once('@') {
         Some((_, rest)) => format!("…@{rest}"),

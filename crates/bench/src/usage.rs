@@ -1,4 +1,4 @@
-//! What command lines are checked with, and lengths of time in them and in reports.
+//! Helpers that check command lines, and durations in them and in reports.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::error::Error;
 
-/// A usage error unless something holds.
+/// Returns a usage error unless `holds`.
 pub(crate) fn check(holds: bool, otherwise: &str) -> Result<(), Error> {
     if holds { Ok(()) } else { Err(Error::Usage(otherwise.to_owned())) }
 }
 
-/// A length of time that was given as `flag`.
+/// Converts a duration given as `flag`, in seconds.
 pub(crate) fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| Error::Usage(format!("{flag}: {value} is no length of time")))
 }
 
-/// For `#[serde(with = "as_seconds")]`: lengths of time as numbers of seconds.
+/// For `#[serde(with = "as_seconds")]`: durations as numbers of seconds.
 pub(crate) mod as_seconds {
     use serde::de::Error as _;
 

@@ -19,13 +19,13 @@ use crate::usage::{check, seconds};
 pub struct RoutingArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
-    /// What to study; may be repeated
+    /// Study to run; may be repeated
     #[arg(long, value_enum, value_name = "STUDY", default_value = "scaling")]
     pub study: Vec<Study>,
     /// Exchange types; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub exchange: Vec<Kind>,
-    /// Queues and bindings grow through the powers of this
+    /// Numbers of queues and bindings grow in powers of this base
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub base: u64,
     /// Most queues, as an exponent of the base [default: 15]
@@ -46,7 +46,7 @@ pub struct RoutingArguments {
     /// Send requests and messages ahead of their answers, instead of one at a time
     #[arg(long)]
     pub pipelined: bool,
-    /// Leave out, of a level, what would probably take a system longer than this, in seconds [default: 10]
+    /// Leave out measurements of a level that would probably take longer than this, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS")]
     pub limit_seconds: Option<f64>,
     /// Bindings of the queue that `--study deletion` deletes; queues of the connection that `--study exclusive` closes
@@ -64,7 +64,7 @@ pub struct RoutingArguments {
     pub(crate) outputs: OutputArguments,
 }
 
-/// What is studied.
+/// A study of routing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Study {
@@ -86,7 +86,7 @@ pub enum Kind {
     Topic,
     /// Two random headers, both required
     Headers,
-    /// Random keys, of no meaning to the exchange
+    /// Random keys, which the exchange ignores
     Fanout,
 }
 
@@ -105,24 +105,24 @@ impl Kind {
 /// A checked command line.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// In the order given.
+    /// The systems, in the order given.
     pub systems: Systems,
-    /// What to study.
+    /// The studies to run.
     pub studies: Vec<Study>,
     /// Exchange types, in order.
     pub kinds: Vec<Kind>,
     /// Numbers of bindings and queues.
     pub levels: Vec<Level>,
-    /// What all points have in common.
+    /// Settings common to all points.
     pub settings: Settings,
     /// Conditions on the result.
     pub(super) expectations: Vec<Condition>,
 }
 
-/// One number of bindings for each queue, and the numbers of queues tried with it.
+/// A number of bindings for each queue, and the numbers of queues to measure with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Level {
-    /// The base's exponent.
+    /// Exponent of the base that gives `bindings`.
     pub exponent: u32,
     /// Bindings of each queue.
     pub bindings: u64,
@@ -130,24 +130,24 @@ pub struct Level {
     pub queues: Vec<u64>,
 }
 
-/// What all points have in common.
+/// Settings common to all points.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Settings {
-    /// Of the powers.
+    /// The base of the powers.
     pub base: u64,
-    /// Messages at each point, at most.
+    /// Most messages at each point.
     pub messages: u64,
-    /// Copies of them in queues, about, at most.
+    /// The approximate limit on copies of these messages in queues.
     pub copies: u64,
     /// Whether requests were sent ahead of answers.
     pub pipelined: bool,
-    /// A point that would take longer, in seconds, is left out.
+    /// Points that would take longer than this, in seconds, are left out.
     pub limit_seconds: f64,
-    /// Bindings or queues of the studies of deletion.
+    /// Number of bindings or queues in the deletion and exclusive studies.
     pub bulk: u64,
 }
 
-/// In words, for reports.
+/// Describes the settings for reports.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = if self.pipelined { "pipelined" } else { "one operation at a time" };
@@ -157,7 +157,7 @@ impl fmt::Display for Settings {
 }
 
 impl Settings {
-    /// Messages to publish when each goes to so many queues.
+    /// The number of messages to publish when each goes to `queues` queues.
     pub(super) fn messages_for(&self, queues: u64) -> u64 {
         (self.copies / queues.max(1)).max(FEWEST_MESSAGES).min(self.messages)
     }
@@ -167,7 +167,7 @@ impl RoutingArguments {
     /// Checks the arguments against each other.
     ///
     /// # Errors
-    /// What is wrong with them, in words for the command line.
+    /// A description of the problem, for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
         let or = |given: Option<u64>, full, quick| given.unwrap_or(if self.quick { quick } else { full });
         let exponent = |given: Option<u32>, full, quick| or(given.map(u64::from), full, quick) as u32;
@@ -207,7 +207,7 @@ impl RoutingArguments {
     }
 }
 
-/// All levels whose first point is within `combined`; exponents of `base`, whose power to each fits 64 bits.
+/// All levels whose first point is within `combined`; the arguments are exponents of `base`, whose powers fit 64 bits.
 fn levels(base: u64, queues: u32, bindings: u32, combined: u32) -> Vec<Level> {
     (0..=bindings.min(combined))
         .map(|exponent| Level {
@@ -225,9 +225,9 @@ impl Plan {
     }
 }
 
-/// Below this, one late wake-up would decide.
+/// With fewer messages, one late wake-up would dominate the result.
 const FEWEST_MESSAGES: u64 = 10;
-/// Queues or bindings: beyond any machine that this will run on soon.
+/// Most queues or bindings; more than any machine can handle for now.
 const MOST: u64 = 100_000_000;
 
 #[cfg(test)]

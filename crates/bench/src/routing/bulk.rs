@@ -1,4 +1,4 @@
-//! The studies of deletion: what very much at once does to others, and how long it takes.
+//! The studies of bulk deletion: how they affect other clients, and how long they take.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ pub(super) fn deletion(system: &System, kind: Kind, count: u64) -> Result<Bulk, 
             .request(queue::Delete { queue: &large, ..Default::default() })
             .and_then(|()| session.finish())
             .map(|()| start.elapsed().as_secs_f64());
-        // A system may answer first and clean up later: that, too, is part of it.
+        // A system may answer first and clean up later: the measurement includes that.
         thread::sleep(AFTER);
         done.store(true, Ordering::Relaxed);
         (deleted, waits.join().map_err(|_| ClientError::Panicked("publishing")))
@@ -65,8 +65,8 @@ pub(super) fn deletion(system: &System, kind: Kind, count: u64) -> Result<Bulk, 
     })
 }
 
-/// Ends a connection that has `count` exclusive queues, each bound to one exchange. That goes with its last binding,
-/// which tells when the last queue is gone.
+/// Closes a connection that has `count` exclusive queues, each bound to one auto-delete exchange. The
+/// exchange disappears with its last binding, which shows when the last queue is gone.
 pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError> {
     let exchange = name("exchange");
     let mut session = Session::open(&system.uri, true)?;
@@ -110,7 +110,7 @@ pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError
     })
 }
 
-/// Whether an exchange exists. Each look needs a channel, for the answer may close it.
+/// Whether an exchange exists. Each check needs a channel, since the answer may close it.
 fn exists(connection: &mut Connection, exchange: &str) -> Result<bool, ClientError> {
     connection.open_channel(CHANNEL)?;
     let question = exchange::Declare { exchange, kind: "direct", passive: true, ..Default::default() };
@@ -146,18 +146,18 @@ fn bind_new_queue(
     session.finish()
 }
 
-/// Publishes a message, waits for its confirm, and so on.
+/// Publishes messages one at a time, and waits for the confirm of each.
 struct Publisher<'a> {
     system: &'a System,
     exchange: &'a str,
     keys: &'a Keys,
-    /// Set when the deletion begins, and when it is over.
+    /// Set when the deletion begins, and `done` when it is over.
     began: &'a AtomicBool,
     done: &'a AtomicBool,
 }
 
 impl Publisher<'_> {
-    /// Waits in nanoseconds: those of messages confirmed before the deletion began, and all others.
+    /// Returns the waits in nanoseconds: those of messages confirmed before the deletion began, and all others.
     fn run(&self) -> Result<(Latencies, Latencies), ClientError> {
         let mut session = Session::open(&self.system.uri, false)?;
         let message = self.keys.message(&mut Random::new(0));
@@ -178,11 +178,11 @@ fn name(part: &str) -> String {
     format!("leveret-bench-bulk-{}-{part}", process::id())
 }
 
-/// How long the publisher goes undisturbed, for comparison.
+/// The undisturbed time of the publisher before the deletion, for comparison.
 const BEFORE: Duration = Duration::from_millis(500);
-/// How long it goes on after the deletion was answered.
+/// How long the publisher continues after the deletion was answered.
 const AFTER: Duration = Duration::from_millis(300);
-/// How often it is looked whether all is gone.
+/// The interval between checks whether everything is gone.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// After which it is given up.
+/// The time limit for everything to be gone.
 const PATIENCE: Duration = Duration::from_secs(300);

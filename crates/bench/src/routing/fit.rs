@@ -1,7 +1,7 @@
-//! How a cost grows: the slope of a straight line through points on log-log axes.
+//! Estimates how a cost grows: the slope of a straight line through points on log-log axes.
 //!
-//! The line is that of Theil and Sen: its slope is the median of those between any two points, so that a point that
-//! another program has disturbed does not turn it.
+//! The line is that of Theil and Sen: its slope is the median of the slopes between any two points, so that
+//! it is robust against single points that another program has disturbed.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +12,13 @@ use crate::stats::Summary;
 pub struct Growth {
     /// The cost grows as the number to the power of this.
     pub exponent: f64,
-    /// Points it was fitted to.
+    /// The number of points it was fitted to.
     pub points: usize,
 }
 
 impl Growth {
-    /// Fits `cost = c * number^exponent` to the upper half of these points, at least four: what is constant
-    /// covers the growth in the lower half. `None` when there are fewer. Expects ascending numbers.
+    /// Fits `cost = c * number^exponent` to the upper half of these points, at least four: constant costs
+    /// hide the growth in the lower half. `None` if there are fewer. Expects ascending numbers.
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let points: Vec<_> = points.iter().filter(|(x, y)| *x > 0.0 && *y > 0.0).collect();
         let taken = (points.len() / 2).max(FEWEST);
@@ -29,21 +29,21 @@ impl Growth {
         Summary::of(slopes).map(|slopes| Self { exponent: slopes.median, points: logs.len() })
     }
 
-    /// Whether it grows no faster than the number, within the error of measuring.
+    /// Whether it grows no faster than the number, within the measuring error.
     pub fn is_linear_or_better(&self) -> bool {
         self.exponent <= 1.0 + TOLERANCE
     }
 
-    /// The same in words.
+    /// The verdict in words.
     pub fn verdict(&self) -> &'static str {
         if self.is_linear_or_better() { "linear or better" } else { "worse than linear" }
     }
 }
 
-/// Fewer points fit anything.
+/// Fewer points do not constrain the fit.
 const FEWEST: usize = 4;
-/// What caches that no longer suffice, and other programs, add to an exponent over a few octaves. A quadratic cost
-/// is far from it.
+/// The amount that exhausted caches and other programs add to an exponent over a few octaves. A quadratic
+/// cost is far above it.
 const TOLERANCE: f64 = 0.15;
 
 #[cfg(test)]

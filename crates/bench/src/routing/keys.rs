@@ -1,4 +1,4 @@
-//! Binding keys drawn at random, and what bindings and messages of each exchange type make of them.
+//! Random binding keys, and the bindings and messages that each exchange type derives from them.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use amqp::{FieldTable, FieldValue, RawTable};
 use super::arguments::Kind;
 use crate::random::Random;
 
-/// What each queue of a level is bound with.
+/// The keys that each queue of a level is bound with.
 #[derive(Debug)]
 pub(super) struct Keys {
     kind: Kind,
@@ -26,7 +26,7 @@ pub(super) struct Shape {
 impl Shape {
     /// The arguments of a binding.
     pub(super) fn arguments(&self) -> RawTable<'_> {
-        // Encoded by `FieldTable`, so it is a table; without bytes it is the empty one.
+        // It was encoded by `FieldTable` and is therefore valid; without bytes it is the empty table.
         RawTable::check(&self.bytes).unwrap_or_default()
     }
 

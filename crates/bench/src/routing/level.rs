@@ -1,4 +1,4 @@
-//! One level on one system: up through the numbers of queues, and down again.
+//! One level on one system: increasing numbers of queues, then decreasing ones.
 
 use std::process;
 use std::time::Instant;
@@ -13,28 +13,28 @@ use crate::error::ClientError;
 use crate::random::Random;
 use crate::study::systems::System;
 
-/// What to do, and with what.
+/// The parameters of a level on a system.
 pub(super) struct Task<'a> {
     pub(super) plan: &'a Plan,
     pub(super) system: &'a System,
     pub(super) kind: Kind,
     pub(super) level: &'a Level,
-    /// Seconds that the first point will probably take.
+    /// Estimated seconds of the first point.
     pub(super) expected: f64,
 }
 
-/// What came of it.
+/// The results of a level.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) points: Vec<Point>,
     /// The first number of queues that was left out.
     pub(super) skipped: Option<u64>,
-    /// Seconds that the first point of the next level will probably take.
+    /// Estimated seconds of the first point of the next level.
     pub(super) expected: f64,
 }
 
 impl Task<'_> {
-    /// Runs the level; `watch` is told the number of queues at each point.
+    /// Runs the level; `watch` receives the number of queues at each point.
     pub(super) fn run(&self, mut watch: impl FnMut(u64)) -> Result<Outcome, ClientError> {
         let limit = self.plan.limit().as_secs_f64();
         let base = self.plan.settings.base as f64;
@@ -43,7 +43,7 @@ impl Task<'_> {
             outcome.skipped = self.level.queues.first().copied();
             return Ok(outcome);
         }
-        // The same keys for every system.
+        // The keys are the same for every system.
         let mut random = Random::new(SEED + u64::from(self.level.exponent));
         let keys = Keys::draw(self.kind, self.level.bindings, &mut random);
         let mut scene = Scene::set_up(self, &keys)?;
@@ -74,7 +74,7 @@ impl Task<'_> {
     }
 }
 
-/// Any number; the same in every run.
+/// An arbitrary number; the same in every run.
 const SEED: u64 = 0x01e7_e4e7;
 
 struct Scene<'a> {
@@ -162,7 +162,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Not timed: so that deleting a queue does not include deleting its messages.
+    /// Purges all queues, which is not timed, so that deleting a queue does not include deleting its messages.
     fn purge(&mut self, queues: u64) -> Result<(), ClientError> {
         for number in 0..queues {
             let name = self.queue(number);
@@ -193,7 +193,7 @@ impl<'a> Scene<'a> {
         format!("{}-{number}", self.exchange)
     }
 
-    /// 0 when no process is known.
+    /// Resident memory in bytes; 0 if no process is known.
     fn rss(&self) -> u64 {
         self.task.system.watched.usage().rss_bytes.unwrap_or_default()
     }

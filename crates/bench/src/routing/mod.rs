@@ -1,8 +1,7 @@
-//! `bench routing`: what it costs to create, use and delete queues and bindings, when there are few and when there
-//! are very many.
+//! `bench routing`: the cost of creating, using and deleting queues and bindings, from few to very many.
 //!
-//! For each level of bindings per queue the number of queues grows through the powers of the base, each queue bound
-//! with the same random keys; then they are deleted again, the latest first. Systems take turns level by level.
+//! For each level of bindings per queue, the number of queues grows in powers of the base, each queue bound with
+//! the same random keys; then the queues are deleted again, newest first. Systems take turns level by level.
 
 pub mod arguments;
 mod bulk;
@@ -35,13 +34,13 @@ use report::{Figure, RoutingReport, Series};
 use session::Session;
 pub(crate) use table::render;
 
-/// The channel that everything happens on.
+/// The channel that all requests use.
 const CHANNEL: u16 = 1;
 
-/// Makes all studies of a plan. `watch` is told the share that is done, and what is being done, in words.
+/// Runs all studies of a plan. `watch` receives the share that is done, and a description of the current step.
 ///
 /// # Errors
-/// The first failure of a system ends the run; what it had declared by then stays, except for exclusive queues.
+/// The first failure of a system ends the run; objects declared by then remain, except for exclusive queues.
 pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingReport, Error> {
     let mut watch = Steps { watch, done: 0, all: steps(plan) };
     let systems = plan.systems.iter().map(describe).collect::<Result<_, _>>()?;
@@ -86,7 +85,7 @@ pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingRepor
     Ok(report)
 }
 
-/// Levels and deletions, on all systems.
+/// The number of levels and deletions, on all systems.
 fn steps(plan: &Plan) -> usize {
     let one = |study: &Study| match study {
         Study::Scaling => plan.kinds.len() * plan.levels.len(),
@@ -96,10 +95,10 @@ fn steps(plan: &Plan) -> usize {
     plan.studies.iter().map(one).sum::<usize>() * plan.systems.len()
 }
 
-/// What is told to a progress display.
+/// Reports progress to a display.
 struct Steps<'w> {
     watch: &'w mut dyn FnMut(f64, &str),
-    /// Steps begun.
+    /// The number of steps begun.
     done: usize,
     all: usize,
 }
@@ -115,7 +114,7 @@ impl Steps<'_> {
     }
 }
 
-/// Connects once, so that a system that is not there is known before anything is measured.
+/// Connects once, so that a system that is unreachable is noticed before anything is measured.
 fn describe(system: &System) -> Result<SystemAbout, Error> {
     let session = Session::open(&system.uri, false).map_err(Error::of(&system.name))?;
     let about =
@@ -173,10 +172,10 @@ fn in_turn(
     Ok(())
 }
 
-/// Writes the data of each figure for each system as text, and its plot as SVG, into a folder, which is made.
+/// Writes the data of each figure for each system as text, and its plot as SVG, into a folder, which is created.
 ///
 /// # Errors
-/// Of the file system.
+/// A failure of the file system.
 pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error> {
     let failed = |path: &Path| {
         let path = path.to_string_lossy().into_owned();
@@ -199,7 +198,7 @@ pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error>
     Ok(())
 }
 
-/// What is drawn side by side: a system's name and its levels.
+/// The panels of a plot, side by side: a system's name and its levels.
 type Panels<'r> = Vec<(&'r str, Vec<&'r Series>)>;
 
 /// Every plot: exchange type, figure, and a panel for each system.

@@ -1,4 +1,4 @@
-//! The report as a part of a page, and as cells.
+//! The report as a section of a page, and as cells.
 
 use super::arguments::{Kind, Level};
 use super::report::{Figure, FigureGrowth, RoutingReport, Series};
@@ -8,7 +8,7 @@ use crate::study::grid::Grid;
 use crate::study::page::Section;
 use crate::study::report::{Axis, CellReport, Compared, Measured, StudyReport};
 
-/// As a part of a page: log-log plots, verdicts, tables.
+/// Renders the section of a page: log-log plots, verdicts, tables.
 pub(crate) fn section(report: &RoutingReport) -> Result<Section, String> {
     let mut plots = Vec::new();
     for (kind, figure, panels) in panels(report) {
@@ -28,17 +28,17 @@ pub(crate) fn section(report: &RoutingReport) -> Result<Section, String> {
     })
 }
 
-/// What cells of a figure over all numbers of queues are called.
+/// The scenario name of cells about a figure over all numbers of queues.
 fn growing(kind: Kind, figure: Figure) -> String {
     format!("{} {}", kind.name(), figure.name())
 }
 
-/// What cells of one number of bindings are called.
+/// The scenario name of cells about one number of bindings.
 fn of_level(kind: Kind, figure: Figure, bindings: u64) -> String {
     format!("{}, {bindings} bindings per queue", growing(kind, figure))
 }
 
-/// What all cells of a plan are called.
+/// The scenario names of all cells of a plan.
 pub(super) fn scenarios(kinds: &[Kind], levels: &[Level]) -> Vec<String> {
     let each = |(kind, figure): (Kind, Figure)| {
         let points = levels.iter().map(move |level| of_level(kind, figure, level.bindings));
@@ -84,7 +84,7 @@ pub(crate) fn cells(report: &RoutingReport) -> Vec<CellReport> {
     report.series.iter().flat_map(of_series).chain(report.growth.iter().map(of_growth)).collect()
 }
 
-/// The cells as a study, for expectations.
+/// The cells as a study report, to evaluate expectations.
 pub(super) fn as_study(report: &RoutingReport) -> StudyReport {
     StudyReport {
         study: "routing".into(),

@@ -10,10 +10,10 @@ use super::report::{Figure, Series};
 use crate::metric::grouped;
 use crate::study::svg::{FONT, GRID, INK, PAPER, tidy};
 
-/// Draws one figure: a panel for each system on the same axes, a line for each level. `title` names the exchange.
+/// Draws one figure: a panel for each system on the same axes, with a line for each level. `title` names the exchange.
 ///
 /// # Errors
-/// Those of the plotting library; none is expected.
+/// An error of the plotting library; none is expected.
 pub(super) fn svg(title: &str, figure: Figure, panels: &[(&str, Vec<&Series>)]) -> Result<String, String> {
     let mut out = String::new();
     draw(&mut out, title, figure, panels).map_err(|error| error.to_string())?;
@@ -95,7 +95,7 @@ fn draw_legend(area: &Area<'_>, axes: &Axes) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What all panels share.
+/// The axes shared by all panels.
 struct Axes {
     x: Range<f64>,
     y: Range<f64>,
@@ -104,7 +104,7 @@ struct Axes {
 }
 
 impl Axes {
-    /// Axes that hold all points; `None` without points.
+    /// Axes that cover all points; `None` without points.
     fn around(series: &[&Series], figure: Figure) -> Option<Self> {
         let points = || series.iter().flat_map(|series| &series.points);
         let most = points().map(|point| point.queues).max()?;
@@ -118,7 +118,7 @@ impl Axes {
         (high > 0.0).then(|| Self { x: 1.0..(most as f64 * 1.2).max(2.0), y: decades, bindings })
     }
 
-    /// From blue over green to red; bright enough for dark paper and dark enough for bright.
+    /// From blue over green to red; bright enough for a dark background and dark enough for a bright one.
     fn colour(&self, bindings: u64) -> HSLColor {
         let place = self.bindings.iter().position(|&known| known == bindings).unwrap_or(0);
         let share = place as f64 / (self.bindings.len().max(2) - 1) as f64;

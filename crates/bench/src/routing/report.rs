@@ -1,4 +1,4 @@
-//! What the study found, and the figures drawn from it.
+//! The results of the study, and the figures derived from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,24 +9,24 @@ use crate::latency::Percentiles;
 use crate::machine::Machine;
 use crate::study::report::SystemAbout;
 
-/// Everything about one run of `bench routing`.
+/// All results of one run of `bench routing`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RoutingReport {
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// What all points have in common.
+    /// Settings common to all points.
     pub settings: Settings,
-    /// In the order given.
+    /// The systems, in the order given.
     pub systems: Vec<SystemAbout>,
-    /// By exchange type, level and system.
+    /// The levels, by exchange type, level and system.
     pub series: Vec<Series>,
-    /// How costs grow, by exchange type, figure and system.
+    /// The growth of costs, by exchange type, figure and system.
     pub growth: Vec<FigureGrowth>,
-    /// The studies of deletion.
+    /// The results of the deletion and exclusive studies.
     pub bulk: Vec<Bulk>,
-    /// What a reader must know to judge the figures.
+    /// Notes that a reader needs to judge the figures.
     pub notes: Vec<String>,
-    /// What became of the expectations.
+    /// The outcomes of the expectations.
     pub expectations: Vec<Verdict>,
 }
 
@@ -35,36 +35,36 @@ pub struct RoutingReport {
 pub struct Series {
     /// Type of the exchange.
     pub exchange: Kind,
-    /// The base's exponent of `bindings`.
+    /// Exponent of the base that gives `bindings`.
     pub level: u32,
     /// Bindings of each queue.
     pub bindings: u64,
     /// Name of the system.
     pub system: String,
-    /// By ascending number of queues.
+    /// The points, by ascending number of queues.
     pub points: Vec<Point>,
 }
 
-/// A number of queues.
+/// The measurements at one number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Queues bound to the exchange, each of which a message matches.
     pub queues: u64,
-    /// Queues that were new here, and were the first to go on the way down.
+    /// Queues created at this point; they are the first to be deleted again.
     pub created: u64,
-    /// Time to create those with all their bindings, in seconds.
+    /// Time to create these with all their bindings, in seconds.
     pub create_seconds: f64,
     /// Messages published.
     pub messages: u64,
     /// Time until all were known to be routed, in seconds.
     pub publish_seconds: f64,
-    /// Time to delete what was created, in seconds.
+    /// Time to delete the queues created here, in seconds.
     pub delete_seconds: f64,
-    /// Resident memory beyond that before the level, in bytes; `None` when no process was named.
+    /// Growth of resident memory since before the level, in bytes; `None` if no process was named.
     pub rss_bytes: Option<u64>,
 }
 
-/// What is drawn over the number of queues.
+/// A quantity that is plotted over the number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
@@ -77,10 +77,10 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// All of them.
+    /// All figures.
     pub const ALL: [Self; 3] = [Self::Create, Self::Publish, Self::Delete];
 
-    /// Its name in those of files.
+    /// The name in scenarios and file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -89,7 +89,7 @@ impl Figure {
         }
     }
 
-    /// What its values are.
+    /// The unit of its values, for axes.
     pub fn unit(self) -> &'static str {
         match self {
             Self::Create => "µs per queue created with its bindings",
@@ -104,7 +104,7 @@ impl Figure {
         self.seconds(point) * 1e6 / count.max(1) as f64
     }
 
-    /// How long was measured for it.
+    /// The duration that its value is derived from.
     fn seconds(self, point: &Point) -> f64 {
         match self {
             Self::Create => point.create_seconds,
@@ -114,57 +114,57 @@ impl Figure {
     }
 }
 
-/// In less, in seconds, one late wake-up decides: such a point is drawn, but takes no part in a fit.
+/// In a shorter time, in seconds, one late wake-up dominates: such a point is drawn, but not used in a fit.
 const SHORTEST: f64 = 0.002;
 
-/// How a figure grows on one system.
+/// The growth of a figure on one system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FigureGrowth {
     /// Type of the exchange.
     pub exchange: Kind,
-    /// What was measured.
+    /// The figure that grows.
     pub figure: Figure,
     /// Name of the system.
     pub system: String,
-    /// Total time (for messages: time for a message) with the number of queues, over the levels.
+    /// Growth of the total time (for messages: of the time per message) with the number of queues, for the levels.
     pub with_queues: Option<Growths>,
-    /// Time for a queue or a message with the number of bindings of each queue, over the numbers of queues.
+    /// Growth of the time per queue or message with the bindings of each queue, for the numbers of queues.
     pub with_bindings: Option<Growths>,
 }
 
 /// Growth seen along several lines of a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Growths {
-    /// The line in the middle, which decides the verdict.
+    /// The line with the median exponent, which decides the verdict.
     pub median: Growth,
-    /// The steepest.
+    /// The steepest line.
     pub steepest: Growth,
-    /// How many lines could be fitted.
+    /// The number of lines that could be fitted.
     pub lines: usize,
 }
 
-/// What became of one study of deletion.
+/// The result of one deletion or exclusive study.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Bulk {
-    /// Which.
+    /// The study.
     pub study: Study,
     /// Type of the exchange.
     pub exchange: Kind,
     /// Name of the system.
     pub system: String,
-    /// Bindings, or queues.
+    /// The number of bindings, or of queues.
     pub count: u64,
-    /// Time to make them, in seconds.
+    /// Time to create them, in seconds.
     pub make_seconds: f64,
-    /// From the request, or the connection's end, until all were gone; in seconds.
+    /// Time from the request, or the connection's end, until all were gone; in seconds.
     pub gone_seconds: f64,
-    /// Waits for confirms before; `None` where nobody published.
+    /// Waits for confirms before the deletion; `None` if no messages were published.
     pub confirms_before: Option<Percentiles>,
-    /// Waits for confirms that were due while it lasted.
+    /// Waits for confirms that were due during it.
     pub confirms_during: Option<Percentiles>,
 }
 
-/// How each figure grows for each exchange type and system.
+/// The growth of each figure for each exchange type and system.
 pub(super) fn growth(series: &[Series], kinds: &[Kind], systems: &[SystemAbout]) -> Vec<FigureGrowth> {
     let mut all = Vec::new();
     for &exchange in kinds {
@@ -217,8 +217,8 @@ fn summarise(growths: impl Iterator<Item = Growth>) -> Option<Growths> {
     Some(Growths { median: *sorted.get(sorted.len() / 2)?, steepest: *sorted.last()?, lines: sorted.len() })
 }
 
-/// The data of one figure as text: a block for each level, a line for each number of queues with the microseconds.
-/// What gnuplot reads.
+/// The data of one figure as text for gnuplot: a block for each level, a line for each number of queues with
+/// the microseconds.
 pub(super) fn data_text(series: &[&Series], figure: Figure) -> String {
     let mut out = format!("# queues  {}\n", figure.unit());
     for level in series {

@@ -1,4 +1,4 @@
-//! A connection that asks for things one at a time, or many ahead of their answers.
+//! A connection that sends requests one at a time, or many ahead of their answers.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -13,12 +13,12 @@ use crate::client::{Connection, Fill, HeartbeatTimer, check_close, expect_method
 use crate::error::ClientError;
 use crate::uri::Uri;
 
-/// How long a system may be silent while answers are awaited: some need more than a minute to delete one queue.
+/// How long a system may be silent while answers are pending: some need more than a minute to delete one queue.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// Requests are written in pieces of about this size when pipelined, to make the cost of a write negligible.
 const PIECE_BYTES: usize = 32 * 1024;
-/// Most requests and messages without an answer. Their answers, of 40 bytes or less each, fit the socket's buffers,
-/// so that a system that stops reading when it cannot write does not wait for us, while we wait for it.
+/// Most requests and messages without an answer. Their answers, of 40 bytes or less each, fit into the socket's
+/// buffers, so that a system that stops reading when it cannot write does not deadlock with this client.
 const MOST_AHEAD: u64 = 8192;
 
 /// One channel in confirm mode.
@@ -52,12 +52,12 @@ impl Session {
         })
     }
 
-    /// Product and version, as the system announces them.
+    /// Product and version that the system announced.
     pub(super) fn server(&self) -> String {
         self.connection.server()
     }
 
-    /// Asks for something that has exactly one answer; waits for it unless pipelined.
+    /// Sends a request that has exactly one answer; waits for it unless pipelined.
     pub(super) fn request<'m>(&mut self, request: impl Into<Method<'m>>) -> Result<(), ClientError> {
         write_method(&mut self.out, CHANNEL, request);
         self.unanswered += 1;
@@ -79,22 +79,22 @@ impl Session {
         self.pace()
     }
 
-    /// Waits until everything is answered and confirmed.
+    /// Waits until all requests are answered and all messages confirmed.
     pub(super) fn finish(&mut self) -> Result<(), ClientError> {
         self.wait_until(0)
     }
 
-    /// Messages that came back as unroutable since this was last asked.
+    /// The number of messages returned as unroutable since the last call.
     pub(super) fn take_returned(&mut self) -> u64 {
         std::mem::take(&mut self.returned)
     }
 
-    /// Says goodbye.
+    /// Closes the connection.
     pub(super) fn close(self) {
         self.connection.close();
     }
 
-    /// The underlying connection, when nothing is awaited any more.
+    /// The underlying connection, once nothing is pending.
     pub(super) fn into_connection(self) -> Connection {
         self.connection
     }
@@ -137,7 +137,7 @@ impl Session {
         while written < self.out.len() {
             match (&self.connection.stream).write(&self.out[written..]) {
                 Ok(n) => written += n,
-                // Perhaps the system waits for us to read.
+                // The system may be waiting for this client to read.
                 Err(error) if is_timeout(&error) => {
                     self.receive()?;
                 }
@@ -148,7 +148,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads once and handles what came; whether anything did.
+    /// Reads once and handles the input; returns whether there was any.
     fn receive(&mut self) -> Result<bool, ClientError> {
         let Connection { stream, receiver, .. } = &mut self.connection;
         match receiver.fill(stream).map_err(ClientError::io("waiting for answers"))? {
@@ -157,7 +157,7 @@ impl Session {
             Fill::Eof => return Err(ClientError::Closed("the server closed the socket".into())),
         }
         while let Some(frame) = receiver.next_frame()? {
-            // Heartbeats, and the contents of returned messages.
+            // Heartbeats, and the contents of returned messages, are ignored.
             if frame.kind != FrameKind::Method {
                 continue;
             }
@@ -182,7 +182,7 @@ impl Session {
 
 const BODY: &[u8] = b"sixteen bytes..";
 
-/// Messages that wait for their confirm, by delivery tag.
+/// Unconfirmed messages, by delivery tag.
 #[derive(Debug, Default)]
 struct Unconfirmed {
     /// Whether each is settled, from tag `first` on.

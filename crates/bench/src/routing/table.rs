@@ -87,7 +87,7 @@ fn figures(series: &[Series]) -> Table {
     table
 }
 
-/// Three digits, or all before the point.
+/// Three digits, or all digits before the decimal point if there are more.
 fn micros(value: f64) -> String {
     let decimals = if value < 1.0 { 3 } else { 2 - (value.log10() as usize).min(2) };
     if decimals == 0 { grouped(value) } else { format!("{value:.decimals$}") }

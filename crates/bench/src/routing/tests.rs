@@ -1,4 +1,4 @@
-//! The whole study against a broker that says yes to everything.
+//! The whole study against a broker that accepts every request.
 
 use clap::Parser;
 

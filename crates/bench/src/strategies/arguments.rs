@@ -31,7 +31,7 @@ pub(crate) struct StrategiesArguments {
     pub(crate) common: CommonArguments,
 }
 
-/// Who publishes over what.
+/// How workers share connections and channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Strategy {
     /// One connection, with a channel for each worker
@@ -43,7 +43,7 @@ pub(crate) enum Strategy {
 }
 
 impl Strategy {
-    /// Its name in reports.
+    /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::OneConnection => "one connection",
@@ -70,9 +70,9 @@ pub(crate) struct Plan {
     pub(crate) common: Common,
 }
 
-/// As the published study did it. There is no length of time: a round is over when all is sent.
+/// As in the published study. There is no duration: a round ends when all messages are sent.
 const DEFAULTS: Defaults = Defaults { rounds: 10, seconds: 0.0, quick_rounds: 2, quick_seconds: 0.0 };
-/// Fewer than the channels that a connection to RabbitMQ may have, and than what a queue of a study may hold.
+/// Fewer than the channels that RabbitMQ allows on a connection, and than the messages that a study's queue may hold.
 const MOST_WORKERS: usize = 2000;
 const MOST_MESSAGES: u64 = 1_000_000;
 const LARGEST_BODY: usize = 16 << 20;

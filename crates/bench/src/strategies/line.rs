@@ -1,4 +1,4 @@
-//! Channels that workers publish on, and who of them may use which.
+//! The channels that workers publish on, and their assignment to workers.
 
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -23,7 +23,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Sends one message; `bytes` is a buffer that is used again.
+    /// Publishes one message; `bytes` is a buffer for reuse.
     pub(super) fn publish(&self, queue: &str, body: &[u8], bytes: &mut Vec<u8>) -> Result<(), ClientError> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         bytes.clear();
@@ -35,8 +35,8 @@ impl Line {
         send(&connection, bytes)
     }
 
-    /// Waits until the system has handled everything that was sent on the channel before: asks for an exchange that
-    /// always exists.
+    /// Waits until the system has handled everything sent on the channel before: declares, passively, an
+    /// exchange that always exists.
     fn settle(&self) -> Result<(), ClientError> {
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let ask =
@@ -45,7 +45,7 @@ impl Line {
     }
 }
 
-/// Writes everything, however long the system makes us wait, within reason.
+/// Writes all bytes, even if the system delays the writes, up to a time limit.
 fn send(connection: &Connection, bytes: &[u8]) -> Result<(), ClientError> {
     let (mut rest, deadline) = (bytes, Instant::now() + SETUP_TIMEOUT);
     while !rest.is_empty() {
@@ -61,7 +61,7 @@ fn send(connection: &Connection, bytes: &[u8]) -> Result<(), ClientError> {
 /// All channels of a round.
 pub(super) struct Lines {
     all: Vec<Line>,
-    /// Numbers of the channels that nobody uses; `None` when each worker has its own.
+    /// Numbers of the free channels; `None` if each worker has its own.
     free: Option<(Mutex<Vec<usize>>, Condvar)>,
 }
 
@@ -86,7 +86,7 @@ impl Lines {
         Ok(Self { all, free })
     }
 
-    /// Does something on a worker's channel, or on the next of the pool that is free.
+    /// Runs `work` with the worker's own channel, or with the next free one of the pool.
     pub(super) fn with<T>(&self, worker: usize, work: impl FnOnce(&Line) -> T) -> T {
         let Some((free, returned)) = &self.free else { return work(&self.all[worker]) };
         let lock = || free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +112,7 @@ impl Lines {
     /// Closes all connections.
     pub(super) fn close(self) {
         for Line { connection, .. } in self.all {
-            // Only the last channel of a connection has it alone.
+            // Only the last channel of a connection is its sole owner.
             if let Some(connection) = Arc::into_inner(connection) {
                 connection.into_inner().unwrap_or_else(PoisonError::into_inner).close();
             }
@@ -120,10 +120,10 @@ impl Lines {
     }
 }
 
-/// A connection with so many channels.
+/// A connection with `channels` channels.
 fn shared(uri: &Uri, channels: usize) -> Result<Vec<Line>, ClientError> {
     let mut connection = Connection::open_small(uri, NAME)?;
-    // The plan has checked that there are no more than a connection can have.
+    // The plan has checked that a connection can have this many.
     let channels: Vec<u16> = (1..=channels).map(|channel| channel as u16).collect();
     channels.iter().try_for_each(|&channel| connection.open_channel(channel))?;
     let connection = Arc::new(Mutex::new(connection));

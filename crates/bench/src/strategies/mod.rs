@@ -1,8 +1,8 @@
-//! `bench strategies`: many workers that publish, each to a queue of its own: over one connection with a channel for
-//! each, over a connection each, or over a pool of channels.
+//! `bench strategies`: many workers that publish, each to a queue of its own: over one connection with a
+//! channel for each, over a connection each, or over a pool of channels.
 //!
-//! Every message is one write, as client libraries make it; whoever shares a connection takes turns. A round ends when
-//! the system has answered, on every channel, a request that stands behind all messages.
+//! Every message is one write, as in client libraries; workers that share a connection take turns. A round
+//! ends when the system has answered, on every channel, a request sent after all messages.
 
 mod arguments;
 mod line;
@@ -24,7 +24,7 @@ use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
 pub(crate) use arguments::{Plan, StrategiesArguments, Strategy};
 use line::{Line, Lines};
 
-/// Makes the study.
+/// Runs the study.
 pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = worker_cells(plan.strategies.iter().map(|strategy| strategy.name()), &plan.workers);
     let outline = Outline {
@@ -75,7 +75,7 @@ fn round(plan: &Plan, system: &System, strategy: Strategy, workers: usize) -> Re
     Ok(sample)
 }
 
-/// Has all workers send everything; the CPU time of the busiest of them, in seconds.
+/// Has all workers send all messages; returns the CPU time of the busiest one, in seconds.
 fn send(plan: &Plan, lines: &Lines, queues: &[&str]) -> Result<f64, ClientError> {
     let start = Barrier::new(queues.len());
     let work = |number: usize, queue: &str| -> Result<f64, ClientError> {

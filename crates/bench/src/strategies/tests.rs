@@ -1,4 +1,4 @@
-//! The study against brokers that take everything.
+//! The study against brokers that accept all messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 

@@ -1,19 +1,19 @@
-//! Processes by name and by systemd unit, from `/proc`.
+//! Finds processes by name and by systemd unit, in `/proc`.
 
 use std::fs;
 use std::path::Path;
 
-/// What the kernel keeps of a process's name.
+/// Bytes of a process's name that the kernel stores.
 const NAME_LEN: usize = 15;
 
-/// Ids of the processes with this name, as `ps -o comm` shows it; this one, which measures, is none of them.
+/// Ids of the processes with this name, as `ps -o comm` shows it, except for this process.
 pub(super) fn by_name(name: &str) -> Vec<u32> {
     let known = &name.as_bytes()[..name.len().min(NAME_LEN)];
     matching(Path::new(PROC), "comm", |comm| !known.is_empty() && comm.trim_end().as_bytes() == known)
 }
 
-/// Ids of the processes of a systemd unit; `.service` may be left out. As their control group tells, so that no
-/// privileges are needed.
+/// Ids of the processes of a systemd unit; `.service` may be omitted. They are found by control group, which
+/// needs no privileges.
 pub(super) fn by_unit(unit: &str) -> Vec<u32> {
     by_unit_in(Path::new(PROC), unit)
 }
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn processes_are_found_by_name_and_the_one_that_measures_is_left_out() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        // Until it has become what it is to be, it has the name of this one.
+        // Until its exec, the child has the name of this process.
         while fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap() != "sleep\n" {
             thread::yield_now();
         }
@@ -89,7 +89,7 @@ mod tests {
             fs::create_dir(proc.path().join(pid)).unwrap();
             fs::write(proc.path().join(pid).join("cgroup"), groups).unwrap();
         }
-        // It has ended while they were looked at.
+        // A process that ended during the search.
         fs::create_dir(proc.path().join("15")).unwrap();
         for unit in ["it", "it.service"] {
             let mut found = by_unit_in(proc.path(), unit);

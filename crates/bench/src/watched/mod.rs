@@ -1,5 +1,5 @@
-//! What is sampled beside a rate: the processes of a system on this machine, or what a broker elsewhere tells about
-//! itself.
+//! The source of CPU time and memory: the processes of a system on this machine, or the figures that a remote
+//! broker publishes.
 
 mod find;
 mod scrape;
@@ -8,16 +8,16 @@ use crate::error::Error;
 use crate::process;
 use scrape::Endpoint;
 
-/// Where a system's CPU time and memory are read.
+/// The sources of a system's CPU time and memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// Processes of this machine, whose children count too.
+    /// Processes of this machine; their children count, too.
     pub pids: Vec<u32>,
-    /// A broker's own figures, where its processes are elsewhere.
+    /// A remote broker's own figures.
     remote: Option<Endpoint>,
 }
 
-/// What a system has used; `None` is what its source does not tell.
+/// The resources that a system has used; `None` if its source does not say.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Usage {
     /// User and system time since the start, in seconds.
@@ -33,23 +33,23 @@ impl Usage {
     }
 }
 
-/// How the suffixes of a `--system` are written.
+/// The syntax of the suffixes of a `--system`.
 pub(crate) const FORM: &str =
     "[,pid=N][,process=NAME][,unit=NAME][,prometheus=http://HOST:PORT/metrics][,management=http://HOST:PORT]";
 
 impl Watched {
-    /// These processes of this machine.
+    /// Watches these processes of this machine.
     pub(crate) fn processes(pids: &[u32]) -> Self {
         Self { pids: pids.to_vec(), remote: None }
     }
 
-    /// Takes what is to be watched off the end of a text, `name=uri,pid=N,unit=NAME`; what comes before remains.
+    /// Splits the sources off the end of a text such as `name=uri,pid=N,unit=NAME`; also returns the text before them.
     ///
     /// # Errors
-    /// A usage error when there is no such process or unit, or nobody answers at an address.
+    /// A usage error if there is no such process or unit, or an address does not answer.
     pub(crate) fn take_from(text: &str) -> Result<(Self, &str), Error> {
         let (mut rest, mut watched) = (text, Self::default());
-        // From the end, for a password may hold a comma.
+        // Parsed from the end, since a password may contain a comma.
         while let Some((before, key, value)) = last_suffix(rest) {
             watched.add(key, value)?;
             rest = before;
@@ -89,18 +89,18 @@ impl Watched {
         Ok(())
     }
 
-    /// Whether there is nothing to sample.
+    /// Whether there are no sources.
     pub(crate) fn is_empty(&self) -> bool {
         self.pids.is_empty() && self.remote.is_none()
     }
 
-    /// Whether reading is cheap enough to be done while a rate is measured: the broker works for each answer that it
-    /// gives about itself.
+    /// Whether reading is cheap enough while a rate is measured: a broker has to work for each answer about
+    /// itself.
     pub(crate) fn is_local(&self) -> bool {
         self.remote.is_none()
     }
 
-    /// Reads it. Processes that are gone count nothing; a broker that does not answer tells nothing.
+    /// Reads the usage. Processes that have ended count as zero; a broker that does not answer yields `None`.
     pub(crate) fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         if !self.pids.is_empty() {
@@ -114,7 +114,7 @@ impl Watched {
         usage
     }
 
-    /// Both together.
+    /// The sources of both.
     pub(crate) fn with(&self, other: &Self) -> Self {
         let pids = [&self.pids[..], &other.pids].concat();
         Self { pids, remote: self.remote.clone().or_else(|| other.remote.clone()) }
@@ -125,7 +125,7 @@ fn add<T: std::ops::Add<Output = T> + Copy>(one: Option<T>, other: Option<T>) ->
     one.zip(other).map(|(one, other)| one + other).or(one).or(other)
 }
 
-/// What comes before the last suffix, its key, and its value.
+/// Splits off the last suffix; returns the text before it, its key, and its value.
 fn last_suffix(text: &str) -> Option<(&str, &str, &str)> {
     const KEYS: [&str; 5] = ["pid", "process", "unit", "prometheus", "management"];
     let (before, last) = text.rsplit_once(',')?;

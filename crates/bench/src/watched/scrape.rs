@@ -1,4 +1,4 @@
-//! CPU time and memory as a broker tells them over HTTP: as Prometheus metrics, or by RabbitMQ's management API.
+//! CPU time and memory that a broker reports over HTTP: as Prometheus metrics, or by RabbitMQ's management API.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -10,18 +10,18 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::Usage;
 
-/// How long an answer may take.
+/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// More than any broker tells.
+/// More than any broker's answer.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
-/// Whom to ask.
+/// The address of a broker's figures.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Endpoint {
     kind: Kind,
     /// Host and port.
     authority: String,
-    /// What to put into the field Authorization.
+    /// The value of the header Authorization.
     login: Option<String>,
     path: String,
 }
@@ -33,8 +33,8 @@ enum Kind {
 }
 
 impl Endpoint {
-    /// Reads `http://user:password@host:port/path`; without a path, the usual one. Errors do not repeat it, for it may
-    /// hold a password.
+    /// Parses `http://user:password@host:port/path`; without a path, the usual one. Errors do not repeat the
+    /// URL, since it may contain a password.
     pub(super) fn parse(key: &str, url: &str) -> Result<Self, String> {
         let kind = if key == "management" { Kind::Management } else { Kind::Prometheus };
         let rest =
@@ -59,7 +59,7 @@ impl Endpoint {
         Ok(Self { kind, authority, login, path })
     }
 
-    /// Asks.
+    /// Requests the figures.
     pub(super) fn usage(&self) -> Result<Usage, String> {
         let body = self.get().map_err(|error| error.to_string())?;
         let usage = match self.kind {
@@ -82,7 +82,7 @@ impl Endpoint {
         stream.set_write_timeout(Some(TIMEOUT))?;
         let login =
             self.login.as_ref().map_or(String::new(), |login| format!("Authorization: Basic {login}\r\n"));
-        // Of version 1.0, so that the answer ends with the connection.
+        // HTTP 1.0, so that the answer ends with the connection.
         let request = format!("GET {} HTTP/1.0\r\nHost: {}\r\n{login}\r\n", self.path, self.authority);
         stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
@@ -103,14 +103,14 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Without the password too.
+/// Without the password, too.
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Names of CPU time, with what makes seconds of them: RabbitMQ's and Leveret's, then what most programs have.
+/// Names of CPU time metrics, with the factor to seconds: RabbitMQ's and Leveret's, then the common one.
 const CPU: [(&str, f64); 3] = [
     ("erlang_vm_statistics_runtime_milliseconds", 1e-3),
     ("leveret_process_cpu_seconds_total", 1.0),
@@ -124,7 +124,7 @@ fn of_metrics(text: &str) -> Usage {
     Usage { cpu_seconds: cpu, rss_bytes: memory.map(|bytes| bytes as u64) }
 }
 
-/// The sum of a metric over its labels; `None` where there is none.
+/// The sum of a metric over its labels; `None` if it does not exist.
 fn sum_of(text: &str, name: &str) -> Option<f64> {
     let value = |line: &str| {
         let rest = line.strip_prefix(name)?;
@@ -137,7 +137,7 @@ fn sum_of(text: &str, name: &str) -> Option<f64> {
     text.lines().filter_map(value).fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
-/// The memory of all nodes; RabbitMQ's management does not tell their CPU time.
+/// The memory of all nodes; RabbitMQ's management API does not report their CPU time.
 fn of_nodes(text: &str) -> Usage {
     let nodes: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
     let memory =
