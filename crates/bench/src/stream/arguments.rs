@@ -18,8 +18,8 @@ use crate::usage::{check, seconds};
 pub struct StreamArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
-    /// Beside the systems, round by round, write and sync messages of this size one by one in this folder, as the
-    /// system named disk: what a synchronous publisher could have at best
+    /// Beside the systems, round by round, write and sync messages of this size one by one in this folder, as
+    /// the system named disk: the best that a synchronous publisher could achieve
     #[arg(long, value_name = "FOLDER")]
     pub disk: Option<PathBuf>,
     /// Connections that publish
@@ -34,7 +34,7 @@ pub struct StreamArguments {
     /// Body size in bytes; from 8 on messages are numbered, from 16 on they carry the time
     #[arg(long, value_name = "BYTES", default_value_t = 16, conflicts_with = "body")]
     pub size: usize,
-    /// Publish what this file holds; repeat for several, which messages take in turn. They are not numbered
+    /// Publish the contents of this file; repeat for several, which messages take in turn. They are not numbered
     #[arg(long, value_name = "FILE")]
     pub body: Vec<PathBuf>,
     /// A property of every message, such as content-type=text/plain or priority=5, or a header as header.NAME=VALUE;
@@ -53,8 +53,8 @@ pub struct StreamArguments {
     /// Rounds for each system [default: 3]
     #[arg(long)]
     pub rounds: Option<usize>,
-    /// Publisher confirms: how many messages of a producer may be unconfirmed; 0 is no confirms, 1 is a producer that
-    /// waits for each
+    /// Publisher confirms: the number of messages of a producer that may be unconfirmed; 0 is no confirms, 1
+    /// is a producer that waits for each
     #[arg(long, value_name = "WINDOW", default_value_t = 0)]
     pub confirms: usize,
     /// Have unroutable messages returned
@@ -97,8 +97,8 @@ pub struct StreamArguments {
     /// Type of the exchange
     #[arg(long, value_name = "TYPE", default_value = "direct", requires = "exchange")]
     pub exchange_type: String,
-    /// Routing key; --routing-keys of them have numbers where it has %d, or else at the end. Each is bound to one of the
-    /// queues [default: the names of the queues]
+    /// Routing key; --routing-keys of them have numbers where it has %d, or else at the end. Each is bound to
+    /// one of the queues [default: the names of the queues]
     #[arg(long, value_name = "KEY")]
     pub routing_key: Option<String>,
     /// Number of routing keys, which messages take in turn
@@ -111,7 +111,7 @@ pub struct StreamArguments {
     /// seconds, as 1000:5,1000..5000:10,0:1, which are repeated. Latency then counts from when a message was due
     #[arg(long, value_name = "MSGS_PER_S")]
     pub rate: Option<Schedule>,
-    /// Without confirms, publish only while fewer messages than this are under way; 0 is no limit
+    /// Without confirms, publish only while fewer messages than this are in transit; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub limit_backlog: u64,
     /// Two short rounds, to see that everything works
@@ -127,11 +127,11 @@ pub struct StreamArguments {
 /// A checked command line.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// In the order given; ratios are relative to the first.
+    /// The systems, in the order given; ratios are relative to the first.
     pub systems: Systems,
-    /// Where a plain loop of writing and syncing is measured as well.
+    /// The folder in which a plain loop of writing and syncing is measured, too.
     pub disk: Option<PathBuf>,
-    /// What each round does.
+    /// The workload of each round.
     pub workload: Workload,
     /// Rounds for each system.
     pub rounds: usize,
@@ -143,7 +143,7 @@ impl StreamArguments {
     /// Checks the arguments against each other.
     ///
     /// # Errors
-    /// What is wrong with them, in words for the command line.
+    /// A description of the problem, for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
         let systems = self.systems.systems()?;
         let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
@@ -214,13 +214,13 @@ impl StreamArguments {
             rate,
             limit_backlog: self.limit_backlog,
         };
-        // There are none that are not.
+        // All queues of these types are durable.
         workload.durable |= workload.is_replicated();
         Ok(workload)
     }
 }
 
-/// The name of what [`StreamArguments::disk`] measures.
+/// The system name of the measurement that [`StreamArguments::disk`] adds.
 pub(crate) const DISK: &str = "disk";
 
 #[cfg(test)]

@@ -4,21 +4,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Rela
 
 use super::shared::Signal;
 
-/// Marks a slot that holds no unconfirmed message. Times are stored plus one.
+/// Marks a slot without an unconfirmed message. Times are stored plus one.
 const FREE: u64 = 0;
 
-/// Unconfirmed messages by number, from 1, with the times they were sent. Messages take the channels in turn, so that a
-/// channel and a delivery tag of it tell the number.
+/// Unconfirmed messages by number, from 1, with the times they were sent. Messages take the channels in turn,
+/// so that a channel and a delivery tag on it determine the number.
 #[derive(Debug)]
 pub(crate) struct ConfirmWindow {
     window: u64,
     channels: u64,
     slots: Box<[AtomicU64]>,
-    /// Highest number that was sent.
+    /// Highest number sent.
     sent: AtomicU64,
-    /// All numbers up to here are settled.
+    /// All numbers up to this one are settled.
     settled_up_to: AtomicU64,
-    /// How many are settled.
+    /// The number of settled messages.
     settled: AtomicU64,
     /// Set while connection.blocked is in force.
     pub(crate) blocked: AtomicBool,
@@ -29,7 +29,7 @@ pub(crate) struct ConfirmWindow {
 impl ConfirmWindow {
     /// A window of `window` messages; 0 for a producer without confirms.
     pub(crate) fn new(window: usize, channels: u16) -> Self {
-        // Four times the window, so that one late confirm does not hold up the ones around it.
+        // Four times the window, so that one late confirm does not hold up the messages sent after it.
         let slots = if window == 0 { 0 } else { (window * 4).next_power_of_two() };
         Self {
             window: window as u64,
@@ -43,7 +43,7 @@ impl ConfirmWindow {
         }
     }
 
-    /// How many more messages may be sent now.
+    /// The number of messages that may be sent now.
     pub(crate) fn room(&self) -> u64 {
         let sent = self.sent.load(Relaxed);
         let by_window = self.window - (sent - self.settled.load(Acquire)).min(self.window);
@@ -51,12 +51,12 @@ impl ConfirmWindow {
         by_window.min(by_slots)
     }
 
-    /// Messages that wait for their confirm.
+    /// The number of unconfirmed messages.
     pub(crate) fn unconfirmed(&self) -> u64 {
         self.sent.load(Relaxed).saturating_sub(self.settled.load(Acquire))
     }
 
-    /// Notes messages about to be sent, no more than [`ConfirmWindow::room`]. Sending thread only.
+    /// Records messages about to be sent, no more than [`ConfirmWindow::room`]. Sending thread only.
     pub(crate) fn sending(&self, stamps: &[u64]) {
         let sent = self.sent.load(Relaxed);
         for (number, stamp) in (sent + 1..).zip(stamps) {
@@ -65,8 +65,8 @@ impl ConfirmWindow {
         self.sent.store(sent + stamps.len() as u64, Release);
     }
 
-    /// Settles `tag` of a channel, numbered from 0, or with `multiple` everything up to it there (all when it is 0), and
-    /// calls `each` with the time each message was sent. Returns whether the tag was one that waited. Reading thread only.
+    /// Settles `tag` of a channel, numbered from 0, or with `multiple` all tags up to it there (all if it is 0), and
+    /// calls `each` with the time each message was sent. Returns whether the tag was unconfirmed. Reading thread only.
     pub(crate) fn settle(&self, channel: u16, tag: u64, multiple: bool, mut each: impl FnMut(u64)) -> bool {
         let sent = self.sent.load(Acquire);
         let lowest = self.settled_up_to.load(Relaxed) + 1;
@@ -80,7 +80,7 @@ impl ConfirmWindow {
         if number < lowest || number > sent {
             return false;
         }
-        // The first that may still wait on this channel.
+        // The first number that may be unconfirmed on this channel.
         let first = lowest + (channel + 1 + channels - lowest % channels) % channels;
         let mut count = 0;
         for number in (if multiple { first } else { number }..=number).step_by(channels as usize) {

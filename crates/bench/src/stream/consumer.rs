@@ -1,4 +1,4 @@
-//! The consuming side: one thread reads deliveries straight from the receive buffer and acknowledges them.
+//! The consuming side: one thread parses deliveries in the receive buffer and acknowledges them.
 
 use std::net::TcpStream;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,12 +16,12 @@ use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, exp
 use crate::error::ClientError;
 use crate::latency::Latencies;
 
-/// How long the server may take to answer our goodbye, with what it still delivers before.
+/// How long the server may take to answer connection.close, including deliveries before the answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Runs of messages that are noted before the ledgers are locked, at most.
+/// Most runs of messages that are recorded before the ledgers are locked.
 const MAX_RUNS: usize = 4096;
 
-/// What one consumer saw.
+/// The results of one consumer.
 #[derive(Debug, Default)]
 pub(crate) struct Consumed {
     pub(crate) latencies: Latencies,
@@ -40,9 +40,9 @@ pub(crate) struct Consumer<'s> {
     /// Whether bodies are long enough to be numbered.
     numbered: bool,
     outcome: Consumed,
-    /// Of each channel.
+    /// The state of each channel.
     lanes: Vec<Lane>,
-    /// Messages noted since the ledgers were last brought up to date.
+    /// Messages recorded since the ledgers were last updated.
     runs: Vec<Run>,
     producers: usize,
     count: u64,
@@ -50,16 +50,16 @@ pub(crate) struct Consumer<'s> {
     closed: bool,
 }
 
-/// A channel: the delivery that is being read, and what was not acknowledged.
+/// The state of a channel: the delivery being received, and the unacknowledged messages.
 #[derive(Debug, Default)]
 struct Lane {
     state: State,
-    /// Highest sequence number seen on this channel of each channel of each producer, plus one.
+    /// Highest sequence number seen on this channel, plus one, for each channel of each producer.
     next: Vec<u64>,
     unacked: u16,
     last_tag: u64,
     redelivered: bool,
-    /// The first bytes of the body.
+    /// The first bytes of the body, up to `head_len`.
     head: [u8; STAMPED_LEN],
     head_len: usize,
 }
@@ -78,7 +78,7 @@ struct Run {
     producer: u16,
     first: u64,
     count: u64,
-    /// Came after a later one, without the redelivered flag.
+    /// It arrived after a later one, without the redelivered flag.
     late: bool,
 }
 
@@ -106,7 +106,7 @@ impl<'s> Consumer<'s> {
         let Connection { stream, mut receiver, .. } = connection;
         let mut stopping_since: Option<Instant> = None;
         loop {
-            // Deliveries may already be in the buffer, behind consume-ok.
+            // Deliveries may already be in the buffer, after consume-ok.
             let now = self.shared.now();
             self.take_frames(&mut receiver, now)?;
             self.settle(now);
@@ -128,7 +128,7 @@ impl<'s> Consumer<'s> {
             self.send(&stream)?;
             match receiver.fill(&stream).map_err(ClientError::io("consuming"))? {
                 Fill::Data => {}
-                // What is left of a batch of acknowledgements must not wait for messages that may never come.
+                // The rest of a batch of acknowledgements must not wait for messages that may never arrive.
                 Fill::Quiet => self.acknowledge(),
                 Fill::Eof if stopping_since.is_some() => return Ok(self.outcome),
                 Fill::Eof => return Err(ClientError::Closed("the server closed a consumer's socket".into())),
@@ -185,7 +185,7 @@ impl<'s> Consumer<'s> {
         Ok(())
     }
 
-    /// A channel's delivery is whole.
+    /// Handles a complete delivery.
     #[inline]
     fn delivered(&mut self, index: usize, now: u64) {
         let lane = &mut self.lanes[index];
@@ -217,7 +217,7 @@ impl<'s> Consumer<'s> {
 
     #[inline]
     fn note(&mut self, index: usize, Identity { producer, sequence }: Identity) {
-        // Only what went over the same channels keeps its order.
+        // Only messages that took the same channels keep their order.
         let channels = self.lanes.len();
         let theirs = if channels == 1 { 0 } else { sequence as usize % channels };
         let lane = &mut self.lanes[index];
@@ -255,7 +255,7 @@ impl<'s> Consumer<'s> {
         }
     }
 
-    /// Makes known what was read at once.
+    /// Publishes the results of one read.
     fn settle(&mut self, now: u64) {
         if self.count > 0 {
             self.flush_runs();
@@ -272,7 +272,7 @@ impl<'s> Consumer<'s> {
         }
     }
 
-    /// Sends what the socket takes at once. Were it to block, a server that waits for us to read would wait forever.
+    /// Sends as much as the socket accepts. If this blocked, a server that waits for this client to read would wait forever.
     fn send(&mut self, stream: &TcpStream) -> Result<(), ClientError> {
         if self.output.is_empty() {
             return Ok(());
@@ -287,7 +287,7 @@ impl<'s> Consumer<'s> {
 }
 
 impl Lane {
-    /// Begins a delivery; whether it was one.
+    /// Begins a delivery; returns whether the method was one.
     #[inline]
     fn deliver(&mut self, payload: &[u8]) -> bool {
         let Some((tag, redelivered)) = parse_deliver(payload) else { return false };
@@ -295,7 +295,7 @@ impl Lane {
         true
     }
 
-    /// Whether the delivery is whole without a body.
+    /// Returns whether the delivery is complete without a body.
     #[inline]
     fn header(&mut self, body_size: u64) -> bool {
         self.head_len = 0;
@@ -303,7 +303,7 @@ impl Lane {
         body_size == 0
     }
 
-    /// Takes a piece of the body, of which so many bytes were left; whether it was the last.
+    /// Handles a piece of the body, of which `left` bytes were missing; returns whether it was the last.
     #[inline]
     fn body(&mut self, left: u64, piece: &[u8]) -> Result<bool, ClientError> {
         let Some(left) = left.checked_sub(piece.len() as u64) else {
@@ -329,8 +329,8 @@ impl Lane {
 const GOODBYE: connection::Close<'_> =
     connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
 
-/// Delivery tag and redelivered flag of a basic.deliver; `None` for any other method. The names in it are skipped,
-/// not checked: nothing here needs them.
+/// Delivery tag and redelivered flag of a basic.deliver; `None` for any other method. The names in it are
+/// skipped without validation, since nothing here needs them.
 #[inline]
 fn parse_deliver(payload: &[u8]) -> Option<(u64, bool)> {
     let rest = payload.strip_prefix(&[0, 60, 0, 60])?;

@@ -1,4 +1,4 @@
-//! What messages hold besides what makes them known: properties, and bodies from files.
+//! The contents of messages besides their identity: properties, and bodies from files.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// Properties as the command line has them.
+/// Properties, as given on the command line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MessageProperties {
     /// Names, as in the specification, and values.
@@ -19,7 +19,7 @@ pub struct MessageProperties {
     pub headers: Vec<(String, String)>,
 }
 
-/// Names that [`MessageProperties::named`] may have.
+/// The valid names in [`MessageProperties::named`].
 const NAMES: [&str; 11] = [
     "content_type",
     "content_encoding",
@@ -35,10 +35,10 @@ const NAMES: [&str; 11] = [
 ];
 
 impl MessageProperties {
-    /// Reads `content-type=text/plain`, `header.x=1` and the like.
+    /// Parses `content-type=text/plain`, `header.x=1` and the like.
     ///
     /// # Errors
-    /// A usage error that names what is wrong.
+    /// A usage error that names the problem.
     pub(crate) fn parse(texts: &[String]) -> Result<Self, Error> {
         let mut properties = Self::default();
         for text in texts {
@@ -66,9 +66,9 @@ impl MessageProperties {
         Ok(properties)
     }
 
-    /// Flags and list, as a content header has them.
+    /// Encodes flags and property list, as in a content header.
     pub(crate) fn encode(&self, persistent: bool) -> Vec<u8> {
-        // What was parsed can be encoded.
+        // Parsed headers can always be encoded.
         let headers = table(&self.headers).map(|table| table.encode()).unwrap_or_default();
         let mut properties = Properties::default();
         if persistent {
@@ -100,10 +100,10 @@ impl MessageProperties {
     }
 }
 
-/// The longest short string.
+/// Bytes of the longest short string.
 const SHORT_STRING: usize = 255;
 
-/// Arguments as the command line has them: numbers and truth values are sent as such, everything else as text.
+/// Encodes arguments: numbers and booleans are sent as such, everything else as text.
 ///
 /// # Errors
 /// A name that is too long.
@@ -127,7 +127,7 @@ fn field((name, value): &(String, String)) -> Result<(&str, FieldValue), String>
     Ok((name.as_str(), value))
 }
 
-/// Reads `x-max-length=5`, of the option with this name.
+/// Parses `x-max-length=5`, given as the option with this name.
 pub(crate) fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, String)>, Error> {
     let pair = |text: &String| {
         let (name, value) = text
@@ -143,9 +143,9 @@ pub(crate) fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, Strin
 /// A body from a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BodyFile {
-    /// Where it was read from.
+    /// The path it was read from.
     pub path: String,
-    /// What it holds.
+    /// The contents of the file.
     #[serde(skip)]
     pub bytes: Arc<[u8]>,
 }
@@ -154,7 +154,7 @@ impl BodyFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// A usage error when it cannot be read.
+    /// A usage error if it cannot be read.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let bytes =
             fs::read(path).map_err(|why| Error::Usage(format!("--body {}: {why}", path.display())))?;

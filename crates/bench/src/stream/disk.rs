@@ -1,5 +1,5 @@
-//! What a disk does at best for one who waits: bytes of a message's size, written and synced one after the other by a plain
-//! loop, into room that the file has had before.
+//! The best rate that a disk allows a synchronous writer: a plain loop writes and syncs messages one after
+//! the other, into space that the file has already.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ pub(super) fn report(folder: &Path) -> SystemReport {
     }
 }
 
-/// One round in `folder`: its confirms are the syncs.
+/// Runs one round in `folder`; each sync counts as a confirm.
 pub(super) fn run(
     folder: &Path,
     workload: &Workload,
@@ -54,12 +54,12 @@ pub(super) fn run(
             (_, failure) => Err(failure.unwrap_or(ClientError::Panicked("disk"))),
         }
     });
-    // It is the measurement that counts.
+    // A failure to remove the file does not invalidate the measurement.
     let _ = std::fs::remove_file(&path);
     outcome
 }
 
-/// Gives the file its bytes, so that a sync has nothing else to write.
+/// Allocates the file's space, so that a sync has to write nothing but data.
 fn fill(file: &File) -> std::io::Result<()> {
     let zeros = vec![0; FILL_STEP as usize];
     for at in (0..FILE_SIZE).step_by(FILL_STEP as usize) {
@@ -89,7 +89,7 @@ fn write(file: &File, workload: &Workload, shared: &Shared) -> Result<Produced, 
     Ok(produced)
 }
 
-/// As long as a segment of Leveret's journal: it is written over and over.
+/// The size of a segment of Leveret's journal; it is written over and over.
 const FILE_SIZE: u64 = 64 << 20;
-/// Bytes written at once at first.
+/// Bytes of each write that fills the file.
 const FILL_STEP: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! A broker with one queue that does as little as it can and misbehaves as told: drops, repeats, delays, refuses.
+//! A minimal broker with one queue that misbehaves on demand: drops, repeats, delays, refuses.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Mechanism;
 use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 
-/// What happens to a message.
+/// The fate of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Delivered,
@@ -27,7 +27,7 @@ pub(crate) enum Fate {
     Forced,
 }
 
-/// Decides by the number of the message, from 0 in the order they came, over all producers.
+/// Decides by the number of the message, from 0 in the order of arrival, over all producers.
 pub(crate) type Script = fn(u64) -> Fate;
 
 /// A listening broker; its threads end with the process.
@@ -41,7 +41,7 @@ struct State {
     messages: u64,
     consumers: Vec<TcpStream>,
     late: Option<Vec<u8>>,
-    /// Of each channel that consumes.
+    /// The last delivery tag of each consuming channel.
     delivery_tags: Vec<u64>,
     acks: u64,
 }
@@ -87,14 +87,14 @@ impl FakeBroker {
 struct Session {
     stream: TcpStream,
     state: Arc<Mutex<State>>,
-    /// Of the frame that is handled.
+    /// The channel of the current frame.
     channel: u16,
     confirming: bool,
-    /// Of each channel.
+    /// The last delivery tag of each publishing channel.
     publish_tags: HashMap<u16, u64>,
     body: Vec<u8>,
     body_left: u64,
-    /// What is to be written to this client, and to the consumer, after the present read.
+    /// Output to this client, and to the consumer, that is written after the current read.
     replies: Vec<u8>,
     deliveries: Vec<u8>,
     closed: bool,
@@ -128,7 +128,7 @@ impl Session {
         });
         let (mut input, mut chunk) = (Vec::new(), vec![0; 256 * 1024]);
         while !self.closed {
-            // A reset is as good as an end: the client has left.
+            // A reset is equivalent to an end: the client has left.
             match self.stream.read(&mut chunk) {
                 Ok(0) | Err(_) => return,
                 Ok(n) => input.extend_from_slice(&chunk[..n]),
@@ -177,7 +177,7 @@ impl Session {
             }
         }
         input.drain(..at);
-        // Nobody may be there to take them.
+        // There may be no consumer.
         let turn = state.messages as usize % state.consumers.len().max(1);
         if let Some(consumer) = state.consumers.get_mut(turn).filter(|_| !self.deliveries.is_empty()) {
             consumer.write_all(&self.deliveries).unwrap();

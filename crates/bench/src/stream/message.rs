@@ -7,32 +7,32 @@
 use amqp::frame::{self, max_body_payload, write_body, write_content_header, write_method};
 use amqp::method::basic;
 
-/// Producers that an identity can tell apart.
+/// The number of producers that an identity can distinguish.
 pub(crate) const MAX_PRODUCERS: usize = 1 << 16;
 /// Bytes of body that identify a message.
 pub(crate) const IDENTITY_LEN: usize = 8;
 /// Bytes of body that identify and date a message.
 pub(crate) const STAMPED_LEN: usize = 16;
-/// The channel that everything happens on, or the first of several.
+/// The channel that is used, or the first of several.
 pub(crate) const CHANNEL: u16 = 1;
 
 const SEQUENCE_BITS: u32 = 40;
-/// What a batch takes on the wire, at most, unless one message is larger: enough to make the cost of a write
+/// The largest batch on the wire in bytes, unless one message is larger: enough to make the cost of a write
 /// negligible, little enough that messages do not wait for each other long.
 const BATCH_BYTES: usize = 64 * 1024;
-/// Beyond the first cycle; more would be sent in one write than is worth it.
+/// The limit after the first cycle; larger batches do not make a write any cheaper.
 const MOST_MESSAGES: usize = 4096;
 
-/// Which message it is.
+/// Identifies a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) producer: u16,
-    /// From 0.
+    /// Sequence number, from 0.
     pub(crate) sequence: u64,
 }
 
 impl Identity {
-    /// Reads the identity that a body starts with; `None` when it was not sent in the round with this salt.
+    /// Reads the identity at the start of a body; `None` if it was not sent in the round with this salt.
     #[inline]
     pub(crate) fn read(body: &[u8], salt: u8) -> Option<Self> {
         let raw = u64::from_be_bytes(*body.first_chunk()?);
@@ -48,26 +48,26 @@ impl Identity {
     }
 }
 
-/// The time that a body of [`STAMPED_LEN`] bytes or more carries.
+/// The time in a body of [`STAMPED_LEN`] bytes or more.
 #[inline]
 pub(crate) fn read_stamp(body: &[u8]) -> Option<u64> {
     body.get(IDENTITY_LEN..)?.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
-/// How messages are published.
+/// The form in which messages are published.
 #[derive(Debug, Clone)]
 pub(crate) struct Style<'a> {
     pub(crate) exchange: &'a str,
-    /// Messages take them in turn.
+    /// Routing keys, which messages take in turn.
     pub(crate) keys: Vec<&'a str>,
-    /// Likewise; those of numbered messages are written over at their start.
+    /// Bodies, which messages take in turn; the identity overwrites the start of numbered ones.
     pub(crate) bodies: Vec<&'a [u8]>,
     pub(crate) numbered: bool,
-    /// Encoded.
+    /// Encoded properties.
     pub(crate) properties: &'a [u8],
     pub(crate) mandatory: bool,
     pub(crate) frame_max: u32,
-    /// Messages take them in turn, from [`CHANNEL`] on.
+    /// Number of channels, from [`CHANNEL`] on, which messages take in turn.
     pub(crate) channels: u16,
 }
 
@@ -75,11 +75,11 @@ pub(crate) struct Style<'a> {
 #[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
-    /// Where messages start, and where the last ends.
+    /// Offsets of the messages, and of the end of the last.
     starts: Vec<usize>,
-    /// Where the body of each starts.
+    /// Offsets of the bodies.
     bodies_at: Vec<usize>,
-    /// After so many, keys and bodies come round again.
+    /// The number of messages after which channels, keys and bodies repeat.
     cycle: usize,
     /// Bytes of the shortest body; 0 unless they are numbered.
     numbered_len: usize,
@@ -93,7 +93,7 @@ impl Batch {
         let channels = usize::from(style.channels);
         let cycle = least_common_multiple(least_common_multiple(keys, bodies), channels);
         let (mut bytes, mut starts, mut bodies_at) = (Vec::new(), vec![0], Vec::new());
-        // Whatever the first message's place in the cycle is, there are as many behind it as fit.
+        // The buffer has an extra cycle, so that a full batch can begin at any message of the cycle.
         while starts.len() <= cycle || bytes.len() < BATCH_BYTES && starts.len() < cycle + MOST_MESSAGES {
             let number = starts.len() - 1;
             let (routing_key, body) = (style.keys[number % keys], style.bodies[number % bodies]);
@@ -112,12 +112,12 @@ impl Batch {
         Self { bytes, starts, bodies_at, cycle, numbered_len, salt, producer }
     }
 
-    /// Messages that fit, wherever in the cycle they begin.
+    /// The number of messages in a batch, which may begin anywhere in the cycle.
     pub(crate) fn capacity(&self) -> usize {
         self.bodies_at.len() - (self.cycle - 1)
     }
 
-    /// Messages that are complete, when so many bytes of a filled batch were written.
+    /// The number of messages that are complete in the first `bytes` bytes of a filled batch.
     pub(crate) fn complete(&self, sequence: u64, bytes: usize) -> usize {
         let first = self.place(sequence);
         let end = self.starts[first] + bytes;
@@ -146,7 +146,7 @@ impl Batch {
     }
 }
 
-/// Of two numbers above 0.
+/// Both numbers must be above 0.
 pub(crate) fn least_common_multiple(a: usize, b: usize) -> usize {
     a / greatest_common_divisor(a, b) * b
 }

@@ -32,8 +32,8 @@ pub use arguments::{Plan, StreamArguments};
 pub use round::Progress;
 pub use workload::Workload;
 
-/// Makes all rounds of a plan, one system after the other in each and the disk at last, and judges the expectations.
-/// `watch` is told the round (from 0), the system's name, and how it goes.
+/// Runs all rounds of a plan, one system after the other in each and the disk last, and evaluates the
+/// expectations. `watch` receives the round (from 0), the system's name, and its progress.
 ///
 /// # Errors
 /// The first failure of a system ends the run.
@@ -75,7 +75,7 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
     Ok(report)
 }
 
-/// Tells a progress display how a run goes.
+/// Reports the progress of a run to a progress display.
 pub(crate) fn watch_as_study<'w>(rounds: usize, watch: Watch<'w>) -> impl FnMut(usize, &str, Progress) + 'w {
     move |round, system, Progress { published, consumed, done }| {
         let (published, consumed) = (grouped(published as f64), grouped(consumed as f64));
@@ -84,7 +84,7 @@ pub(crate) fn watch_as_study<'w>(rounds: usize, watch: Watch<'w>) -> impl FnMut(
     }
 }
 
-/// What a reader must know to judge the figures.
+/// Notes that a reader needs to judge the figures.
 fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if workload.consumers > 0 && workload.producers > 0 {
@@ -114,7 +114,7 @@ fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<Str
 /// Cores that other programs may use before the reader is warned: measuring error, and the kernel's own threads.
 const NEGLIGIBLE_CORES: f64 = 0.2;
 
-/// Whether something other than the system limited a system's rounds.
+/// Notes whether something other than the system limited its rounds.
 fn load_notes(system: &SystemReport, cores: usize, notes: &mut Vec<String>) {
     let rounds = system.rounds.len();
     let saturated = system.rounds.iter().filter(|round| round.generator.is_saturated()).count();

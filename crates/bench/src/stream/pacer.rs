@@ -1,27 +1,27 @@
-//! When messages are due. Time is an argument: nanoseconds since the round began.
+//! Decides when messages are due. Time is an argument: nanoseconds since the round began.
 //!
-//! At a fixed rate every message has its time, whether the system under test keeps up or not. A message that could
-//! not be sent then carries the time that it was *due*, so that a stall counts against every message that it delayed,
-//! not only against the one that was caught in it (coordinated omission).
+//! At a fixed rate every message has its time, whether the system under test keeps up or not. A message that
+//! could not be sent then carries the time that it was *due*, so that a stall counts against every message
+//! that it delayed, not only against the one that was caught in it (coordinated omission).
 
 use super::schedule::Schedule;
 
-/// When one producer's messages are due.
+/// The times at which one producer's messages are due.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    /// `None` is as fast as it goes.
+    /// `None` means as fast as possible.
     schedule: Option<Schedule>,
     start: u64,
     issued: u64,
 }
 
 impl Pacer {
-    /// Follows a schedule from `start` on; `None` is as fast as it goes.
+    /// Follows a schedule from `start` on; `None` means as fast as possible.
     pub(crate) fn new(schedule: Option<Schedule>, start: u64) -> Self {
         Self { schedule, start, issued: 0 }
     }
 
-    /// Fills `stamps` with the times of the messages to send at `now`, at most `limit`, and takes them off the schedule.
+    /// Fills `stamps` with the times of the messages to send at `now`, at most `limit`, and removes them from the schedule.
     #[inline]
     pub(crate) fn take_due(&mut self, now: u64, limit: usize, stamps: &mut Vec<u64>) {
         stamps.clear();
@@ -42,7 +42,7 @@ impl Pacer {
 
     /// When the next message is due; 0 without a schedule.
     pub(crate) fn next_due(&self) -> u64 {
-        // From the start each time, so that no rounding error adds up.
+        // Computed from the start each time, so that rounding errors do not add up.
         self.schedule
             .as_ref()
             .map_or(0, |schedule| self.start + (schedule.due(self.issued) * 1e9).round() as u64)

@@ -1,4 +1,4 @@
-//! The report as a part of a page, and as cells.
+//! The report as a section of a page, and as cells.
 
 use crate::metric::{Fate, Metric, Point};
 use crate::report::{Report, SystemReport};
@@ -8,7 +8,7 @@ use crate::study::page::Section;
 use crate::study::report::{Axis, CellReport, Measured};
 use crate::table;
 
-/// As a part of a page: rates over time, distributions of latency, tables.
+/// Renders the section of a page: rates over time, distributions of latency, tables.
 pub(crate) fn section(report: &Report) -> Result<Section, String> {
     let mut charts = vec![over_time(report)];
     charts.push(distribution(report, "latency", "from publish to delivery", Metric::Latency));
@@ -26,7 +26,7 @@ pub(crate) fn section(report: &Report) -> Result<Section, String> {
     })
 }
 
-/// Messages a second in each part of a round: the middle, the least and the most of the rounds.
+/// Messages per second in each part of a round: median, minimum and maximum over the rounds.
 fn over_time(report: &Report) -> Option<Chart> {
     let parts = report.systems.iter().flat_map(|s| &s.rounds).map(|round| round.timeline.len()).max()?;
     let seconds = report.systems.first()?.rounds.first()?.seconds;
@@ -49,7 +49,7 @@ fn over_time(report: &Report) -> Option<Chart> {
     })
 }
 
-/// A distribution by its percentiles; `None` where none was measured.
+/// A distribution by its percentiles; `None` if none was measured.
 fn distribution(report: &Report, title: &str, what: &str, of: fn(Point) -> Metric) -> Option<Chart> {
     let line = |(colour, system): (usize, &SystemReport)| {
         let points = POINTS.iter().enumerate().filter_map(|(place, point)| {

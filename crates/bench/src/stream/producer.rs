@@ -1,5 +1,5 @@
-//! The publishing side: one thread writes batches, another reads confirms, returns and connection.blocked. Who waits for each
-//! confirm does both on one thread, as a synchronous client does.
+//! The publishing side: one thread writes batches, another reads confirms, returns and connection.blocked. A
+//! producer that waits for each confirm does both on one thread, as a synchronous client does.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -19,23 +19,23 @@ use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, exp
 use crate::error::ClientError;
 use crate::latency::Latencies;
 
-/// How long confirms may take to come after the last publish, and the server to say goodbye.
+/// How long outstanding confirms may take after the last publish, and the server's answer to connection.close.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest sleep of a paced producer, so that it notices the end of the round.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 
-/// What one producer did.
+/// The results of one producer.
 #[derive(Debug, Default)]
 pub(crate) struct Produced {
-    /// Messages handed to the socket.
+    /// Messages written to the socket.
     pub(crate) published: u64,
-    /// From publish to confirm.
+    /// Latencies from publish to confirm.
     pub(crate) confirm_latencies: Latencies,
     /// Messages refused by basic.nack.
     pub(crate) nacked: u64,
-    /// Messages sent back.
+    /// Messages returned by basic.return.
     pub(crate) returned: u64,
-    /// Confirms of messages that did not wait for one.
+    /// Confirms of messages that were not waiting for one.
     pub(crate) odd_confirms: u64,
     /// Messages still unconfirmed at the end.
     pub(crate) unconfirmed: u64,
@@ -43,19 +43,19 @@ pub(crate) struct Produced {
     pub(crate) blocked: u64,
 }
 
-/// What a producer is told to do.
+/// The parameters of a producer.
 #[derive(Debug)]
 pub(crate) struct Task<'s> {
     pub(crate) shared: &'s Shared,
     pub(crate) batch: Batch,
     /// Most unconfirmed messages; 0 is no confirms.
     pub(crate) confirms: usize,
-    /// That messages take in turn.
+    /// Number of channels, which messages take in turn.
     pub(crate) channels: u16,
     pub(crate) schedule: Option<Schedule>,
-    /// Ends by itself after these.
+    /// Stops after this number of messages.
     pub(crate) messages: Option<u64>,
-    /// Most messages under way; `None` is no limit.
+    /// Most messages in transit; `None` is no limit.
     pub(crate) backlog: Option<u64>,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn run(task: Task<'_>, connection: Connection) -> Result<Produced, Cl
             Ok(())
         });
         let published = sender.sequence;
-        // A watcher that failed knows why; the sender only saw the socket die.
+        // A watcher that failed knows the reason; the sender only noticed that the socket failed.
         done.store(true, SeqCst);
         let mut outcome = watching.join().map_err(|_| ClientError::Panicked("confirm"))??;
         sent?;
@@ -104,12 +104,12 @@ struct Sender<'a> {
     done: &'a AtomicBool,
     stream: &'a TcpStream,
     heartbeat: HeartbeatTimer,
-    /// The next message's number.
+    /// The number of the next message.
     sequence: u64,
 }
 
 impl Sender<'_> {
-    /// Publishes, and calls `wait` when it cannot, until it is over.
+    /// Publishes until the end, and calls `wait` while it cannot.
     fn run(&mut self, mut wait: impl FnMut(&Self) -> Result<(), ClientError>) -> Result<(), ClientError> {
         let shared = self.task.shared;
         let mut pacer = Pacer::new(self.task.schedule.clone(), shared.now());
@@ -141,7 +141,7 @@ impl Sender<'_> {
             || self.task.messages.is_some_and(|messages| self.sequence >= messages)
     }
 
-    /// How many messages may be sent now.
+    /// The number of messages that may be sent now.
     fn room(&self) -> usize {
         if self.window.blocked.load(Relaxed) {
             return 0;
@@ -170,7 +170,7 @@ impl Sender<'_> {
         signal.wait_unless(|| self.room() > 0);
     }
 
-    /// Sends one batch; false when the round ended before the socket took it.
+    /// Sends one batch; returns false if the round ended before the socket accepted it.
     fn publish(&mut self, stamps: &[u64]) -> Result<bool, ClientError> {
         if self.task.confirms > 0 {
             self.window.sending(stamps);
@@ -209,7 +209,7 @@ impl Sender<'_> {
     }
 }
 
-/// Writes everything, unless `give_up` while the socket is blocked; returns how much was written.
+/// Writes all bytes, unless `give_up` while the socket is blocked; returns the number of bytes written.
 fn write(mut stream: &TcpStream, bytes: &[u8], give_up: impl Fn() -> bool) -> Result<usize, ClientError> {
     let mut written = 0;
     while written < bytes.len() {
@@ -223,7 +223,7 @@ fn write(mut stream: &TcpStream, bytes: &[u8], give_up: impl Fn() -> bool) -> Re
     Ok(written)
 }
 
-/// Reads what the server sends to a publisher.
+/// Reads the frames that the server sends to a publisher.
 struct Watcher<'a> {
     shared: &'a Shared,
     window: &'a ConfirmWindow,
@@ -248,7 +248,7 @@ impl Watcher<'_> {
         }
     }
 
-    /// Reads once, and handles what has come; true when it is the server's goodbye, or as good as that.
+    /// Reads once, and handles the frames; returns true on the server's connection.close-ok or its equivalent.
     fn read(&mut self, stream: &TcpStream, receiver: &mut Receiver) -> Result<bool, ClientError> {
         match receiver.fill(stream).map_err(ClientError::io("reading confirms"))? {
             Fill::Data | Fill::Quiet => {}
@@ -264,7 +264,7 @@ impl Watcher<'_> {
         Ok(false)
     }
 
-    /// Handles a frame; true when it is the server's goodbye.
+    /// Handles a frame; returns true on the server's connection.close-ok or its equivalent.
     fn frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<bool, ClientError> {
         match frame.kind {
             FrameKind::Heartbeat => return Ok(false),

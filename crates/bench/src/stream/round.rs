@@ -1,4 +1,4 @@
-//! One round on one system: set-up, load, measured window, drain, and what came of it.
+//! One round on one system: set-up, load, measured window, drain, and results.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
@@ -22,9 +22,9 @@ use crate::report::{Counts, Round};
 use crate::study::systems::System;
 use crate::watched::Watched;
 
-/// How long no delivery may come, after the last publish, until what is missing counts as lost.
+/// How long no delivery may arrive, after the last publish, before missing messages count as lost.
 const DRAIN_QUIET: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 2000 });
-/// How often the coordinating thread looks.
+/// The polling interval of the coordinating thread.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Live figures, for a progress display.
@@ -38,7 +38,7 @@ pub struct Progress {
     pub done: f64,
 }
 
-/// Runs one round and tells `watch` how it goes. Also returns what the server says it is.
+/// Runs one round and reports its progress to `watch`. Also returns the server's product and version.
 pub(crate) fn run(
     system: &System,
     workload: &Workload,
@@ -54,12 +54,12 @@ pub(crate) fn run(
     let outcome = load(system, workload, &topology, &shared, watch);
     let deleted = topology.delete(&mut control);
     control.close();
-    // What ended the load tells more than what it broke afterwards.
+    // The failure that ended the load is more informative than later ones that it caused.
     let round = outcome?;
     deleted.map(|()| (round, server))
 }
 
-/// Distinguishes rounds, and to a degree processes, so that messages left over in a queue are not taken for ours.
+/// Distinguishes rounds, and to a degree processes, so that messages left over in a queue are not mistaken for new ones.
 fn next_salt() -> u8 {
     static ROUND: AtomicU8 = AtomicU8::new(0);
     (std::process::id() as u8).wrapping_add(ROUND.fetch_add(1, Relaxed))
@@ -74,7 +74,7 @@ fn describe_server(connection: &Connection) -> String {
     }
 }
 
-/// Connects everybody, then lets them loose.
+/// Connects all producers and consumers, then starts them together.
 fn load(
     system: &System,
     workload: &Workload,
@@ -184,7 +184,7 @@ fn task<'s>(
     };
     Task {
         shared,
-        // The plan has checked that there are no more producers than an identity can tell apart.
+        // The plan has checked that an identity can distinguish this many producers.
         batch: Batch::new(&style, shared.salt, index as u16),
         confirms: workload.confirms,
         channels: workload.channels,
@@ -197,7 +197,7 @@ fn task<'s>(
     }
 }
 
-/// Runs a thread's work, so that its failure ends the round for all.
+/// Runs a thread's work; its failure ends the round for all threads.
 pub(super) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T, ClientError>) -> Option<T> {
     match shared.timed(work) {
         Ok(outcome) => Some(outcome),
@@ -208,7 +208,7 @@ pub(super) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T, Clien
     }
 }
 
-/// Joins threads; those that failed have told [`Shared::fail`] and are left out.
+/// Joins threads; those that failed have called [`Shared::fail`] and are left out.
 fn join<T>(threads: Vec<ScopedJoinHandle<'_, Option<T>>>, what: &'static str) -> Result<Vec<T>, ClientError> {
     let mut outcomes = Vec::new();
     for thread in threads {
@@ -217,20 +217,20 @@ fn join<T>(threads: Vec<ScopedJoinHandle<'_, Option<T>>>, what: &'static str) ->
     Ok(outcomes)
 }
 
-/// Parts of the measured time whose rates are told.
+/// The number of parts of the measured time whose rates are reported.
 const PARTS: u32 = 10;
 
 /// The part of a round that is measured.
 pub(super) struct Window<'p> {
-    /// Times and messages seen at the edges of its parts.
+    /// Times and message counts at the edges of its parts.
     marks: Vec<(u64, u64)>,
     pub(super) sampler: Sampler<'p>,
     start: Snapshot,
-    /// `None` until everything has arrived, in a round that is counted in messages.
+    /// `None` until all messages have arrived, in a round that is counted in messages.
     pub(super) end: Option<Snapshot>,
 }
 
-/// Sees the load through its warm-up and its measured window.
+/// Supervises the load during its warm-up and its measured window.
 pub(super) fn coordinate<'p>(
     watched: &'p Watched,
     workload: &Workload,
@@ -243,7 +243,7 @@ pub(super) fn coordinate<'p>(
         let (published, consumed) = (shared.published.load(Relaxed), shared.consumed.load(Relaxed));
         watch(Progress { published, consumed, done });
     };
-    // However short the round is.
+    // Reports at least once, however short the round is.
     tell(0.0);
     let mut tick = |sampler: &mut Sampler<'_>, done: f64| {
         thread::sleep(TICK);
@@ -285,7 +285,7 @@ pub(super) fn coordinate<'p>(
     }
 }
 
-/// The time, and the messages whose rate counts until then.
+/// The current time, and the message count that determines the rate.
 fn mark(workload: &Workload, shared: &Shared) -> (u64, u64) {
     let count = match workload {
         Workload { consumers: 1.., .. } => &shared.consumed,
@@ -295,14 +295,14 @@ fn mark(workload: &Workload, shared: &Shared) -> (u64, u64) {
     (shared.now(), count.load(Relaxed))
 }
 
-/// Messages a second between marks.
+/// Messages per second between marks.
 fn timeline(marks: &[(u64, u64)]) -> Vec<f64> {
     let rate =
         |pair: &[(u64, u64)]| (pair[1].1 - pair[0].1) as f64 * 1e9 / (pair[1].0 - pair[0].0).max(1) as f64;
     marks.windows(2).map(rate).collect()
 }
 
-/// Waits until every message has arrived, or nothing has for a while.
+/// Waits until every message has arrived, or no message has for a while.
 fn drain(workload: &Workload, shared: &Shared, returned: u64) {
     let expected = shared.published.load(SeqCst).saturating_sub(returned);
     let arrived = || {

@@ -5,29 +5,29 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How many messages a second are due, and when: `1000`, `0..5000` (a ramp over the whole round), or pieces such as
-/// `1000:5,1000..5000:10,0:1`, which are repeated when the last has a length.
+/// The rate of messages over time: `1000` per second, `0..5000` (a ramp over the whole round), or pieces such
+/// as `1000:5,1000..5000:10,0:1`, which repeat if the last has a length.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     text: String,
     pieces: Vec<Piece>,
 }
 
-/// A time with a rate, or from one to another.
+/// A period with a constant rate or a ramp.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Piece {
-    /// Messages a second at the beginning and at the end.
+    /// Messages per second at the beginning and at the end.
     from: f64,
     to: f64,
-    /// In seconds; `None`, of the last piece only, is for ever.
+    /// Length in seconds; `None`, allowed for the last piece only, means for ever.
     seconds: Option<f64>,
 }
 
 impl Schedule {
-    /// A ramp without a length takes `round` seconds, and the rate at its end stays.
+    /// Gives a ramp without a length `round` seconds, after which its final rate stays.
     ///
     /// # Errors
-    /// When there is such a ramp and no length of the round.
+    /// There is such a ramp and the round has no length.
     pub(crate) fn over(mut self, round: Option<f64>) -> Result<Self, String> {
         if let Some(last) = self.pieces.last_mut()
             && last.from != last.to
@@ -62,11 +62,11 @@ impl Schedule {
                 _ => return start + piece.until(left),
             }
         }
-        // Rounding made it just as many as all pieces have.
+        // Rounding made it equal to the number of messages in all pieces.
         start
     }
 
-    /// The rate, if it is always the same.
+    /// The rate, if it is constant.
     pub(crate) fn fixed(&self) -> Option<f64> {
         match self.pieces[..] {
             [Piece { from, to, .. }] if from == to => Some(from),
@@ -76,17 +76,17 @@ impl Schedule {
 }
 
 impl Piece {
-    /// Messages and seconds of a piece that ends.
+    /// Messages and seconds of a piece that has a length.
     fn whole(&self) -> Option<(f64, f64)> {
         self.seconds.map(|seconds| ((self.from + self.to) / 2.0 * seconds, seconds))
     }
 
-    /// Seconds until so many messages were due.
+    /// Seconds until `messages` messages were due.
     fn until(&self, messages: f64) -> f64 {
         if messages <= 0.0 {
             return 0.0;
         }
-        // The messages are from·t + slope·t²/2; solved so that nothing is lost where the slope is small.
+        // The messages are from·t + slope·t²/2; solved in a form that is accurate for small slopes.
         let slope = self.seconds.map_or(0.0, |seconds| (self.to - self.from) / seconds);
         let root = (self.from * self.from + 2.0 * slope * messages).max(0.0).sqrt();
         2.0 * messages / (self.from + root)
@@ -133,7 +133,7 @@ impl Serialize for Schedule {
     }
 }
 
-/// A schedule that a run had holds what `Schedule::over` made of it only in the run; its text is what tells it.
+/// A schedule stored in a report is restored from its text, without the changes of `Schedule::over`.
 impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)

@@ -1,4 +1,4 @@
-//! What the threads of one round share: counters, the clock, wake-ups, and the ledgers of arrivals.
+//! State shared by the threads of one round: counters, the clock, wake-ups, and the ledgers of arrivals.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,17 +8,17 @@ use crate::error::ClientError;
 use crate::ledger::Ledger;
 use crate::process;
 
-/// How long a waiting thread sleeps before it looks again by itself: bounds what a missed wake-up costs.
+/// The longest sleep of a waiting thread, which bounds the cost of a missed wake-up.
 const RECHECK: Duration = Duration::from_millis(5);
 
 /// The state of one round.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Set by [`Shared::begin`].
+    /// The start of the clock; set by [`Shared::begin`].
     began: OnceLock<Instant>,
     /// Marks this round's messages; see [`super::message`].
     pub(crate) salt: u8,
-    /// Messages handed to sockets.
+    /// Messages written to sockets.
     pub(crate) published: AtomicU64,
     /// Messages delivered.
     pub(crate) consumed: AtomicU64,
@@ -31,9 +31,9 @@ pub(crate) struct Shared {
     /// Latencies of messages sent in this range of times are recorded.
     pub(crate) measure_from: AtomicU64,
     pub(crate) measure_until: AtomicU64,
-    /// Producers send no more.
+    /// Tells producers to stop.
     pub(crate) stop_publishing: AtomicBool,
-    /// Everybody leaves.
+    /// Tells all threads to stop.
     pub(crate) stop: AtomicBool,
     /// Wakes producers that wait for consumers.
     pub(crate) backlog: Signal,
@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Starts the clock: everybody is connected.
+    /// Starts the clock, once all are connected.
     pub(crate) fn begin(&self) {
         self.began.get_or_init(Instant::now);
     }
@@ -72,17 +72,17 @@ impl Shared {
     /// Nanoseconds since the round began.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
-        // 64 bits of nanoseconds last for centuries.
+        // 64 bits of nanoseconds suffice for centuries.
         self.began.get_or_init(Instant::now).elapsed().as_nanos() as u64
     }
 
-    /// Whether latencies of messages sent at `stamp` count.
+    /// Whether latencies of messages sent at `stamp` are recorded.
     #[inline]
     pub(crate) fn measures(&self, stamp: u64) -> bool {
         stamp >= self.measure_from.load(Relaxed) && stamp < self.measure_until.load(Relaxed)
     }
 
-    /// Messages published but not consumed yet.
+    /// Messages published but not yet consumed.
     pub(crate) fn under_way(&self) -> u64 {
         self.published.load(Relaxed).saturating_sub(self.consumed.load(Relaxed))
     }
@@ -92,12 +92,12 @@ impl Shared {
         lock(&self.ledgers)
     }
 
-    /// Runs a thread's work as one whose CPU time shows whether the generator is saturated.
+    /// Runs a thread's work and records its CPU time, which shows whether the generator is saturated.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some(id) = process::own_thread_id() else { return work() };
         lock(&self.threads).push(WorkThread { id, final_cpu: None });
         let outcome = work();
-        // The kernel forgets a thread's time when it ends.
+        // The kernel discards a thread's time when it ends.
         let cpu = process::thread_cpu_seconds(id);
         if let Some(thread) = lock(&self.threads).iter_mut().find(|thread| thread.id == id) {
             thread.final_cpu = Some(cpu);
@@ -111,14 +111,14 @@ impl Shared {
         lock(&self.threads).iter().map(time).collect()
     }
 
-    /// Ends the round because of `error`; the first one is kept.
+    /// Ends the round because of `error`; the first error is stored.
     pub(crate) fn fail(&self, error: ClientError) {
         lock(&self.failure).get_or_insert(error);
         self.stop_publishing.store(true, SeqCst);
         self.stop.store(true, SeqCst);
     }
 
-    /// What ended the round early.
+    /// Takes the error that ended the round early.
     pub(crate) fn take_failure(&self) -> Option<ClientError> {
         lock(&self.failure).take()
     }
@@ -127,16 +127,16 @@ impl Shared {
 #[derive(Debug)]
 struct WorkThread {
     id: u32,
-    /// In seconds, once the work is done.
+    /// CPU time in seconds, once the work is done.
     final_cpu: Option<f64>,
 }
 
-/// A thread that panicked is reported when it is joined; what it shared stays readable.
+/// A thread that panicked is reported when it is joined; its shared data stay readable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A wake-up that costs its sender one load while nobody waits.
+/// A wake-up that costs its sender one load if there are no waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     waiters: AtomicU64,
@@ -145,18 +145,18 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Waits for [`Signal::notify`], unless `ready` already, and for [`RECHECK`] at the most.
+    /// Waits for [`Signal::notify`], unless `ready` already, and for [`RECHECK`] at most.
     pub(crate) fn wait_unless(&self, ready: impl FnOnce() -> bool) {
         let guard = lock(&self.lock);
         self.waiters.fetch_add(1, SeqCst);
         if !ready() {
-            // Whether it was a wake-up, a time-out or poison: the caller looks again.
+            // After a wake-up, a time-out or poison alike, the caller checks again.
             drop(self.changed.wait_timeout(guard, RECHECK));
         }
         self.waiters.fetch_sub(1, SeqCst);
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     #[inline]
     pub(crate) fn notify(&self) {
         if self.waiters.load(SeqCst) > 0 {

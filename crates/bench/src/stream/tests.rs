@@ -154,7 +154,7 @@ fn acknowledgements_are_batched_as_told_and_none_is_left_out() {
         let broker = FakeBroker::start(honest);
         let arguments = ["--messages", "1000", "--prefetch", "0", "--multi-ack", every];
         run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
-        // A pause in the deliveries lets a smaller batch go earlier.
+        // A pause in the deliveries flushes a smaller batch earlier.
         assert!(broker.acks() >= expected && broker.acks() < expected + 20, "{}", broker.acks());
     }
 }

@@ -1,4 +1,4 @@
-//! Queues, the exchange that messages go through, and who publishes and consumes where.
+//! The queues and the exchange of a round, and their assignment to producers and consumers.
 
 use std::ops::Range;
 
@@ -11,17 +11,17 @@ use super::workload::{Acks, Workload};
 use crate::client::Connection;
 use crate::error::ClientError;
 
-/// What a round publishes to and consumes from.
+/// The objects that a round publishes to and consumes from.
 #[derive(Debug)]
 pub(crate) struct Topology<'w> {
     workload: &'w Workload,
     queues: Vec<String>,
-    /// Each reaches the queue whose number is its own modulo the number of queues.
+    /// Each key is bound to the queue whose number is the key's own modulo the number of queues.
     keys: Vec<String>,
 }
 
 impl<'w> Topology<'w> {
-    /// `salt` makes the names of queues that were given none.
+    /// `salt` is part of generated queue names.
     pub(crate) fn new(workload: &'w Workload, salt: u8) -> Self {
         let base = match &workload.queue {
             Some(name) => name.clone(),
@@ -45,7 +45,7 @@ impl<'w> Topology<'w> {
         share(&self.queues, consumer, self.workload.consumers)
     }
 
-    /// Makes everything, unless it is there already.
+    /// Declares everything, unless it is predeclared.
     pub(crate) fn declare(&self, control: &mut Connection) -> Result<(), ClientError> {
         let workload = self.workload;
         if workload.predeclared {
@@ -56,13 +56,13 @@ impl<'w> Topology<'w> {
             let declare = queue::Declare {
                 queue: name,
                 durable: workload.durable,
-                // A generated queue goes with its consumers, should this process be killed.
+                // A generated queue is deleted with its consumers, should this process be killed.
                 auto_delete: workload.queue.is_none() && workload.consumers > 0 && !workload.is_replicated(),
                 arguments: RawTable::check(&arguments)?,
                 ..Default::default()
             };
             control.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
-            // Without producers, what is in the queue is the load. A log cannot be emptied.
+            // Without producers, the contents of the queue are the load. A stream cannot be purged.
             if workload.producers > 0 && workload.queue_type() != Some("stream") {
                 let purge = queue::Purge { queue: name, ..Default::default() };
                 control.call(CHANNEL, purge, |m| matches!(m, Method::QueuePurgeOk(_)).then_some(()))?;
@@ -85,7 +85,7 @@ impl<'w> Topology<'w> {
         Ok(())
     }
 
-    /// Deletes what was made. The exchange stays if others have bound to it.
+    /// Deletes the declared objects. The exchange stays if it has other bindings.
     pub(crate) fn delete(&self, control: &mut Connection) -> Result<(), ClientError> {
         if self.workload.predeclared {
             return Ok(());
@@ -120,7 +120,7 @@ impl<'w> Topology<'w> {
                 connection
                     .call(channel, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
             } else {
-                // Its answer would stand among deliveries.
+                // An answer would arrive among deliveries.
                 connection.tell(channel, basic::Consume { no_wait: true, ..consume })?;
             }
         }
@@ -129,11 +129,11 @@ impl<'w> Topology<'w> {
 }
 
 fn encoded(pairs: &[(String, String)]) -> Vec<u8> {
-    // The plan has checked them.
+    // The plan has validated them.
     table(pairs).map(|table| table.encode()).unwrap_or_default()
 }
 
-/// Names with numbers from `first` on: where `%d` stands, or else at the end; a single name without `%d` as it is.
+/// Names with numbers from `first` on, at `%d` or else at the end; a single name without `%d` stays as it is.
 fn numbered(base: &str, first: u64, count: usize) -> Vec<String> {
     let name = |number: u64| match base.contains("%d") {
         true => base.replace("%d", &number.to_string()),
@@ -143,7 +143,7 @@ fn numbered(base: &str, first: u64, count: usize) -> Vec<String> {
     (first..).take(count).map(name).collect()
 }
 
-/// What falls to one of several who take turns; everybody gets something.
+/// The share of one of several takers, who take turns; nobody's share is empty.
 fn share(all: &[String], number: usize, takers: usize) -> Vec<&str> {
     if takers >= all.len() {
         return vec![&all[number % all.len()]];

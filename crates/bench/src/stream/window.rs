@@ -11,7 +11,7 @@ use crate::watched::{Usage, Watched};
 /// How often memory is sampled; finding all children reads the whole of `/proc`, which is not free.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
-/// Counters and CPU times at one moment.
+/// Counters and CPU times at one point in time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     /// Nanoseconds since the round began.
@@ -39,12 +39,12 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// What was added since `start`, and in how many nanoseconds.
+    /// The increase since `start`, and the nanoseconds that it took.
     pub(crate) fn since(&self, start: &Self) -> Self {
         Self { count: self.count.saturating_sub(start.count), at: self.at.saturating_sub(start.at) }
     }
 
-    /// The rate of a difference; 0 when nothing was counted.
+    /// The rate of an increase; 0 if no time passed.
     pub(crate) fn per_second(&self) -> f64 {
         if self.at == 0 { 0.0 } else { self.count as f64 * 1e9 / self.at as f64 }
     }
@@ -63,7 +63,7 @@ impl<'p> Sampler<'p> {
         Self { watched, peak_rss: 0, last: Instant::now() }
     }
 
-    /// Samples memory, when it is time.
+    /// Samples memory, if it is time to.
     pub(crate) fn tick(&mut self) {
         if !self.watched.is_empty() && self.watched.is_local() && self.last.elapsed() >= SAMPLE_EVERY {
             self.last = Instant::now();
@@ -75,7 +75,7 @@ impl<'p> Sampler<'p> {
         self.peak_rss = 0;
     }
 
-    /// The state now.
+    /// Takes a snapshot now.
     pub(crate) fn snapshot(&self, shared: &Shared) -> Snapshot {
         let at = shared.now();
         let counter = |count: &AtomicU64| Counter { count: count.load(SeqCst), at };
@@ -91,13 +91,13 @@ impl<'p> Sampler<'p> {
         }
     }
 
-    /// The state before anything was sent, for a round that is counted in messages.
+    /// The snapshot before anything was sent, for a round that is counted in messages.
     pub(crate) fn snapshot_at_start(&self, shared: &Shared) -> Snapshot {
         let (published, consumed, confirmed) = <(Counter, Counter, Counter)>::default();
         Snapshot { at: 0, published, consumed, confirmed, threads: Vec::new(), ..self.snapshot(shared) }
     }
 
-    /// The state after everything has arrived: each count was reached when it last changed, however much later that
+    /// The snapshot after everything has arrived: each count is dated to its last change, however late that
     /// is noticed.
     pub(crate) fn snapshot_at_end(&self, shared: &Shared) -> Snapshot {
         let mut end = self.snapshot(shared);
@@ -108,7 +108,7 @@ impl<'p> Sampler<'p> {
         end
     }
 
-    /// CPU and memory of the processes under test in a window with so many `messages`.
+    /// CPU and memory of the processes under test in a window with this number of `messages`.
     pub(crate) fn process_usage(
         &self,
         start: &Snapshot,

@@ -1,4 +1,4 @@
-//! What one round of `bench stream` does.
+//! The workload of one round of `bench stream`.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::schedule::Schedule;
 use crate::error::Error;
 use crate::usage::{as_seconds, check};
 
-/// What one round does; the same for every system.
+/// The workload of one round; the same for every system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Connections that publish.
@@ -21,7 +21,7 @@ pub struct Workload {
     pub channels: u16,
     /// Body size in bytes.
     pub size: usize,
-    /// When a round ends.
+    /// The condition that ends a round.
     pub length: Length,
     /// Most unconfirmed messages of a producer; 0 is no confirms.
     pub confirms: usize,
@@ -33,54 +33,54 @@ pub struct Workload {
     pub persistent: bool,
     /// Whether queues and exchange are durable.
     pub durable: bool,
-    /// Bodies instead of those of `size`.
+    /// Bodies to use instead of generated ones of `size` bytes.
     pub bodies: Vec<BodyFile>,
-    /// Of every message.
+    /// The properties of every message.
     pub properties: MessageProperties,
-    /// Name of the queue or queues; `None` is a new one each round.
+    /// Name of the queue or queues; `None` means a new one each round.
     pub queue: Option<String>,
     /// Number of queues.
     pub queues: usize,
-    /// Number of the first.
+    /// Number of the first queue.
     pub first_queue: u64,
-    /// Names and values.
+    /// Names and values of queue arguments.
     pub queue_arguments: Vec<(String, String)>,
-    /// Names and values.
+    /// Names and values of consumer arguments.
     pub consumer_arguments: Vec<(String, String)>,
-    /// `None` is the default exchange.
+    /// The exchange to publish to; `None` means the default exchange.
     pub exchange: Option<String>,
-    /// Its type.
+    /// The type of the exchange.
     pub exchange_type: String,
-    /// `None` is the names of the queues.
+    /// The routing key; `None` means the names of the queues.
     pub routing_key: Option<String>,
-    /// Number of routing keys, where there is one.
+    /// Number of routing keys, if there is a routing key.
     pub keys: usize,
     /// Whether the queues exist already and stay.
     pub predeclared: bool,
-    /// Messages per second of each producer; `None` is as fast as it goes.
+    /// Messages per second of each producer; `None` means as fast as possible.
     pub rate: Option<Schedule>,
     /// Most messages between publishers and consumers; 0 is no limit.
     pub limit_backlog: u64,
 }
 
-/// When a round ends.
+/// The condition that ends a round.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
     /// After a time.
     Timed {
-        /// Not measured, at the start; in seconds where serialised.
+        /// The warm-up, which is not measured; in seconds where serialised.
         #[serde(with = "as_seconds")]
         warmup: Duration,
-        /// Measured, thereafter; in seconds where serialised.
+        /// The measured time after it; in seconds where serialised.
         #[serde(with = "as_seconds")]
         measure: Duration,
     },
-    /// After so many messages of each producer, or of each consumer when there is no producer.
+    /// After this number of messages of each producer, or of each consumer if there is no producer.
     Messages(u64),
 }
 
-/// How consumers acknowledge.
+/// The acknowledgement mode of consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Acks {
@@ -96,7 +96,7 @@ pub enum Acks {
 }
 
 impl Workload {
-    /// Checks the parts against each other.
+    /// Validates the combination of settings.
     pub(super) fn check(&self) -> Result<(), Error> {
         check(self.producers + self.consumers > 0, "--producers and --consumers must not both be 0")?;
         check(self.producers <= MAX_PRODUCERS, "--producers must be at most 65536")?;
@@ -145,13 +145,13 @@ impl Workload {
         self.bodies.is_empty() && self.size >= STAMPED_LEN
     }
 
-    /// The type of the queues, where one is given.
+    /// The type of the queues, if given.
     pub(crate) fn queue_type(&self) -> Option<&str> {
         let kind = self.queue_arguments.iter().find(|(name, _)| name == "x-queue-type");
         kind.map(|(_, value)| value.as_str())
     }
 
-    /// Whether queues are of a type that is always durable and never deleted by itself.
+    /// Whether queues are of a type that is always durable and never auto-deleted.
     pub(crate) fn is_replicated(&self) -> bool {
         matches!(self.queue_type(), Some("quorum" | "stream"))
     }
@@ -162,13 +162,13 @@ impl Workload {
     }
 }
 
-/// What RabbitMQ allows on a connection.
+/// RabbitMQ's limit on a connection.
 const MAX_CHANNELS: u16 = 2047;
 /// RabbitMQ's largest configurable message.
 const MAX_SIZE: usize = 512 << 20;
 /// A window's bookkeeping takes 32 bytes a message.
 const MAX_CONFIRMS: usize = 1_000_000;
-/// More than a broker is asked for in any test of this kind.
+/// More than any realistic test needs.
 const MAX_QUEUES: usize = 100_000;
-/// Bytes of messages that a producer keeps encoded.
+/// Bytes of encoded messages that a producer keeps in memory.
 const MAX_CYCLE: usize = 512 << 20;
