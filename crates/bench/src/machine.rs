@@ -5,7 +5,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The facts that a reader needs to judge whether figures are comparable.
+/// The facts that a reader needs to tell whether figures are comparable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     /// Cores that this process may use.

@@ -18,7 +18,7 @@ pub struct Report {
     pub workload: Workload,
     /// In the order given; ratios are relative to the first.
     pub systems: Vec<SystemReport>,
-    /// Notes that a reader needs to judge the figures.
+    /// Notes that a reader needs to interpret the figures.
     pub notes: Vec<String>,
     /// The outcomes of the expectations.
     pub expectations: Vec<Verdict>,

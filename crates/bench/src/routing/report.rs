@@ -24,7 +24,7 @@ pub struct RoutingReport {
     pub growth: Vec<FigureGrowth>,
     /// The results of the deletion and exclusive studies.
     pub bulk: Vec<Bulk>,
-    /// Notes that a reader needs to judge the figures.
+    /// Notes that a reader needs to interpret the figures.
     pub notes: Vec<String>,
     /// The outcomes of the expectations.
     pub expectations: Vec<Verdict>,

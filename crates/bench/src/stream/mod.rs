@@ -84,7 +84,7 @@ pub(crate) fn watch_as_study<'w>(rounds: usize, watch: Watch<'w>) -> impl FnMut(
     }
 }
 
-/// Notes that a reader needs to judge the figures.
+/// Notes that a reader needs to interpret the figures.
 fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if workload.consumers > 0 && workload.producers > 0 {

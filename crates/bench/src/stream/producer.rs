@@ -248,7 +248,7 @@ impl Watcher<'_> {
         }
     }
 
-    /// Reads once, and handles the frames; returns true on the server's connection.close-ok or its equivalent.
+    /// Reads once, and handles the frames; returns true on connection.close-ok, or at the end of the stream if all was sent.
     fn read(&mut self, stream: &TcpStream, receiver: &mut Receiver) -> Result<bool, ClientError> {
         match receiver.fill(stream).map_err(ClientError::io("reading confirms"))? {
             Fill::Data | Fill::Quiet => {}
@@ -264,7 +264,7 @@ impl Watcher<'_> {
         Ok(false)
     }
 
-    /// Handles a frame; returns true on the server's connection.close-ok or its equivalent.
+    /// Handles a frame; returns true on connection.close-ok.
     fn frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<bool, ClientError> {
         match frame.kind {
             FrameKind::Heartbeat => return Ok(false),

@@ -1,4 +1,4 @@
-//! What the command lines of studies have in common.
+//! The options that the command lines of studies have in common.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::usage::{check, seconds};
 /// Options of every study.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CommonArguments {
-    /// How often everything is measured
+    /// Rounds of every measurement
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// How long each measurement takes, in seconds
@@ -32,7 +32,7 @@ pub(crate) struct CommonArguments {
     expect: Vec<String>,
 }
 
-/// Where results go besides the terminal.
+/// The outputs of results besides the terminal.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct OutputArguments {
     /// Write report.html (a page with tables and plots), results.json and results.csv into this folder
@@ -46,7 +46,7 @@ pub(crate) struct OutputArguments {
     pub(crate) csv: Option<PathBuf>,
 }
 
-/// What a study does where nothing is given.
+/// A study's defaults for options that are not given.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Defaults {
     pub(crate) rounds: usize,
@@ -65,12 +65,12 @@ pub(crate) struct Common {
 }
 
 impl CommonArguments {
-    /// Whether a length of time was given.
+    /// Whether a duration was given.
     pub(crate) fn has_time(&self) -> bool {
         self.time.is_some()
     }
 
-    /// Checks them.
+    /// Validates the options.
     pub(crate) fn check(&self, defaults: Defaults) -> Result<Common, Error> {
         let (rounds, time) = if self.quick {
             (defaults.quick_rounds, defaults.quick_seconds)
@@ -90,7 +90,7 @@ impl CommonArguments {
 }
 
 impl Common {
-    /// Checks that every expectation speaks of cells and systems that will be measured.
+    /// Checks that every expectation applies to cells and systems that will be measured.
     pub(super) fn check_cells(&self, cells: &[Cell], systems: &[System]) -> Result<(), Error> {
         let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         let measured =
@@ -99,7 +99,7 @@ impl Common {
     }
 }
 
-/// Round trips given in milliseconds.
+/// Validates round trips given in milliseconds.
 pub(crate) fn round_trips(given: &[f64]) -> Result<Vec<f64>, Error> {
     given.iter().try_for_each(|&time| milliseconds("--latency", time).map(drop))?;
     Ok(given.to_vec())

@@ -12,7 +12,7 @@ use super::report::{Axis, Compared, StudyReport};
 use super::svg::{FONT, GRID, INK, PAPER, tidy};
 use crate::metric::{Metric, Point, grouped};
 
-/// Lines over places that are named, rather than measured out: 0, 1, 5, 10, 50 and 100 ms stand at equal distances.
+/// Lines over named positions on the x axis: 0, 1, 5, 10, 50 and 100 ms stand at equal distances.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
     pub(crate) title: String,
@@ -21,16 +21,16 @@ pub(crate) struct Chart {
     pub(crate) y_label: String,
     pub(crate) metric: Metric,
     pub(crate) lines: Vec<Line>,
-    /// The least value above zero and the largest that the scale is to show, for charts that stand side by side.
+    /// The least value above zero and the largest that the scale must cover, for charts that stand side by side.
     pub(crate) bounds: Option<(f64, f64)>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
     pub(crate) name: String,
-    /// Its place among all lines of the report, so that it has one colour in all charts.
+    /// The index among all lines of the report, so that a line has one colour in all charts.
     pub(crate) colour: usize,
-    /// Place, middle, least and most.
+    /// Position, median, minimum and maximum.
     pub(crate) points: Vec<(usize, f64, Range<f64>)>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
                 charts.extend(chart(report, axis, metric, one, lines, &name));
             }
             if report.compared == Compared::Scenarios {
-                // Systems are compared across these.
+                // Systems are compared across these charts, so they share a scale.
                 let all = charts[first..].iter().filter_map(Chart::extremes);
                 let bounds = all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
                 charts[first..].iter_mut().for_each(|chart| chart.bounds = bounds);
@@ -66,7 +66,7 @@ pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
     charts
 }
 
-/// What is drawn, where it was measured.
+/// The metrics that are drawn if they were measured.
 const CHARTED: [Metric; 6] = [
     Metric::Rate,
     Metric::Latency(Point::P50),
@@ -77,12 +77,12 @@ const CHARTED: [Metric; 6] = [
 ];
 
 fn is_charted(axis: Axis, metric: Metric) -> bool {
-    // What is open and does nothing costs memory, and little else.
+    // Idle connections cost memory, and little else.
     CHARTED.contains(&metric)
         || axis == Axis::Connections && [Metric::RssEach, Metric::Rss, Metric::Cpu].contains(&metric)
 }
 
-/// What one of a metric is in what its axis counts, so that its labels are round.
+/// The factor from a metric's unit to that of its axis, which makes the labels round.
 fn scale_of(metric: Metric) -> f64 {
     match metric {
         Metric::Rss => 1.0 / f64::from(1 << 20),
@@ -91,10 +91,10 @@ fn scale_of(metric: Metric) -> f64 {
     }
 }
 
-/// A value on the axis, the middle, the least and the most.
+/// A value on the axis, the median, the minimum and the maximum.
 type Measure = (f64, f64, Range<f64>);
 
-/// One chart; `None` when nothing was measured for it. `name` tells scenario and system of a line.
+/// One chart; `None` if nothing was measured for it. `name` returns scenario and system of a line.
 fn chart(
     report: &StudyReport,
     axis: Axis,
@@ -161,10 +161,10 @@ fn unit_of(metric: Metric) -> &'static str {
 }
 
 impl Chart {
-    /// Draws it; nothing when there is nothing above zero.
+    /// Draws the chart; draws nothing if no value is above zero.
     ///
     /// # Errors
-    /// Those of the plotting library; none is expected.
+    /// An error of the plotting library; none is expected.
     pub(crate) fn svg(&self) -> Result<String, String> {
         let mut out = String::new();
         self.draw(&mut out).map_err(|error| error.to_string())?;
@@ -178,7 +178,7 @@ impl Chart {
         positive.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
     }
 
-    /// Where a linear scale is to end, so that whiskers have room, within reason.
+    /// The end of a linear scale, with room for whiskers within reason.
     fn highest(&self, high: f64) -> f64 {
         let ends = self.lines.iter().flat_map(|line| line.points.iter().map(|(_, _, spread)| spread.end));
         ends.fold(high, f64::max).min(high * MOST_FOR_WHISKERS)
@@ -232,7 +232,7 @@ impl Chart {
             .draw()?;
         for line in &self.lines {
             let style = colour(line.colour).stroke_width(2);
-            // On a scale of decades there is no place for nothing at all.
+            // Zero cannot be shown on a logarithmic scale.
             let drawn = || line.points.iter().filter(|(_, middle, _)| *middle >= least);
             let middles: Vec<(f64, f64)> =
                 drawn().map(|(place, middle, _)| (*place as f64, *middle)).collect();
@@ -281,7 +281,7 @@ impl Chart {
         if value == 0.0 {
             return "0".into();
         }
-        // What rounding has left just below a round number is that number.
+        // A value that rounding has left just below a round number is that number.
         let value = value * (1.0 + 1e-9);
         match self.metric {
             Metric::Rate | Metric::Rss | Metric::RssEach | Metric::Cpu if value < 1000.0 => {
@@ -293,13 +293,13 @@ impl Chart {
     }
 }
 
-/// Whole decades around values, a trifle more than that: rounding must not leave out the label at an end.
+/// Whole decades around values, and slightly more: rounding must not omit the label at an end.
 fn decades(low: f64, high: f64) -> Range<f64> {
     const TRIFLE: f64 = 1e-9;
     10f64.powf(low.log10().floor()) * (1.0 - TRIFLE)..10f64.powf(high.log10().ceil()) * (1.0 + TRIFLE)
 }
 
-/// Told apart by eyes that see few colours, on bright paper and on dark.
+/// Distinguishable with a colour vision deficiency, on bright and on dark backgrounds.
 fn colour(number: usize) -> RGBColor {
     const COLOURS: [RGBColor; 7] = [
         RGBColor(0, 114, 178),
@@ -318,7 +318,7 @@ const PANEL: (u32, u32) = (480, 340);
 const LEGEND_ROW: u32 = 18;
 /// A single bad round must not flatten all the others: whiskers longer than this, in largest medians, are cut.
 const MOST_FOR_WHISKERS: f64 = 1.5;
-/// Where the largest value is so many times the least, the scale is logarithmic.
+/// The scale is logarithmic if the largest value is more than this many times the least one.
 const LOGARITHMIC_FROM: f64 = 20.0;
 
 #[cfg(test)]

@@ -16,17 +16,17 @@ use crate::watched::Watched;
 pub(crate) struct Companion {
     child: Child,
     address: String,
-    /// Its data, which goes with it.
+    /// The data folder, which is removed with the process.
     folder: Option<PathBuf>,
 }
 
 impl Companion {
-    /// Starts this very program as a pool in front of `upstream`, and waits until it listens.
+    /// Starts this program as a pool in front of `upstream`, and waits until it listens.
     pub(crate) fn pool(upstream: &str) -> Result<Self, Error> {
         Self::start(&["--upstream", upstream], None)
     }
 
-    /// Starts it as a broker with a temporary data folder.
+    /// Starts this program as a broker with a temporary data folder.
     pub(crate) fn broker() -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("leveret-bench-broker-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
@@ -39,7 +39,7 @@ impl Companion {
         let failed = |cause| Error::Companion { cause };
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.args(["serve", "--amqp", "127.0.0.1:0", "--log", "warn"]).args(arguments);
-        // What the environment says is meant for the one who runs the study.
+        // The environment's settings are meant for the program that runs the study.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("LEVERET_") {
                 command.env_remove(name);
@@ -50,7 +50,7 @@ impl Companion {
         }
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let output = child.stdout.take().map(BufReader::new);
-        // From here on it is killed, whatever happens.
+        // From here on, dropping it kills the process.
         let mut companion = Self { child, address: String::new(), folder };
         let mut lines = output.into_iter().flat_map(BufRead::lines);
         while companion.address.is_empty() {
@@ -59,12 +59,12 @@ impl Companion {
                 companion.address = address.to_owned();
             }
         }
-        // Nobody reads the rest, but it must go somewhere.
+        // The rest of the output must be read, although nothing uses it.
         thread::spawn(move || lines.for_each(drop));
         Ok(companion)
     }
 
-    /// It as a system, with this login.
+    /// The companion as a system under test, with these credentials.
     pub(crate) fn system(&self, name: &str, login: &Uri) -> Result<System, Error> {
         let at = Uri::parse(&format!("amqp://{}", self.address))?;
         let uri = Uri { tls: None, ..login.at(&at.host, at.port) };
@@ -74,7 +74,7 @@ impl Companion {
 
 impl Drop for Companion {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         drop(self.child.kill());
         drop(self.child.wait());
         if let Some(folder) = &self.folder {
@@ -83,7 +83,7 @@ impl Drop for Companion {
     }
 }
 
-/// What would listen at a port that someone else may have.
+/// The options of listeners that would use ports which may be taken.
 const OTHER_LISTENERS: [&str; 6] = ["--http", "--ws", "--mqtt", "--stomp", "--web-mqtt", "--web-stomp"];
 
 /// The address in a line such as `amqp  listening on amqp://127.0.0.1:5673`.

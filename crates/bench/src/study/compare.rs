@@ -17,8 +17,8 @@ use crate::routing::report::RoutingReport;
 use crate::table::describe;
 use crate::websockets::report::WebSocketsReport;
 
-/// Put two runs of the same study side by side, as written by --json or --output; or of several, each study beside its
-/// namesake
+/// Compare two runs of the same study, as written by --json or --output; or of several studies, each with the
+/// one of the same name
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CompareArguments {
     /// The run that ratios are relative to
@@ -48,7 +48,7 @@ impl CompareArguments {
     }
 }
 
-/// What one command has found.
+/// The results that one command wrote.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Run {
@@ -68,7 +68,8 @@ impl Run {
     }
 }
 
-/// Each study of the first run beside its namesake of the second, and the names of those that have none.
+/// Pairs each study of the first run with the second run's study of the same name; also returns the names of
+/// studies without a counterpart.
 fn paired(a: Vec<Results>, mut b: Vec<Results>) -> Result<(Vec<Results>, Vec<String>), Error> {
     let (mut pairs, mut alone) = (Vec::new(), Vec::new());
     for study in a {
@@ -84,7 +85,7 @@ fn paired(a: Vec<Results>, mut b: Vec<Results>) -> Result<(Vec<Results>, Vec<Str
     Ok((pairs, alone))
 }
 
-/// Two runs of the same study as one.
+/// Combines two runs of the same study into one.
 fn both(a: Results, b: Results) -> Result<Results, Error> {
     if a.name() != b.name() {
         return Err(Error::Usage(format!("one run is of {}, the other one of {}", a.name(), b.name())));
@@ -101,12 +102,12 @@ fn both(a: Results, b: Results) -> Result<Results, Error> {
 
 const LETTERS: [&str; 2] = ["A", "B"];
 
-/// With the letter of its run.
+/// Prefixes a name with the letter of its run.
 fn lettered(letter: &str, name: &mut String) {
     *name = format!("{letter}:{name}");
 }
 
-/// What a reader must know who compares the runs; `facts` are what each was told to do.
+/// Notes for a reader who compares the runs; `facts` are the settings of each.
 fn differences(machines: [&Machine; 2], facts: [String; 2]) -> Vec<String> {
     let mut notes = Vec::new();
     let [a, b] = machines;
@@ -145,7 +146,7 @@ fn routings(mut a: RoutingReport, mut b: RoutingReport) -> RoutingReport {
     a.notes.splice(0..0, differences([&a.machine, &b.machine], facts));
     a.systems.extend(b.systems);
     a.series.extend(b.series);
-    // Exchange types stand together, in the order of the first run.
+    // Series are grouped by exchange type, in the order of the first run.
     let mut kinds: Vec<Kind> = Vec::new();
     a.series.iter().for_each(|series| {
         if !kinds.contains(&series.exchange) {
@@ -166,14 +167,14 @@ fn fleets(mut a: WebSocketsReport, mut b: WebSocketsReport) -> WebSocketsReport 
     }
     let facts = [&a, &b].map(|run| run.settings.to_string());
     a.notes = differences([&a.machine, &b.machine], facts);
-    // Each system's rounds are told apart where one of the runs had several.
+    // Each system's rounds have separate titles if either run had several.
     a.settings.rounds = a.settings.rounds.max(b.settings.rounds);
     a.systems.extend(b.systems);
     a.expectations.clear();
     a
 }
 
-/// Both runs as one, in which the systems of each have its letter before their names.
+/// Combines both runs into one, in which the names of the systems are prefixed with the letter of the run.
 fn joined(mut a: StudyReport, mut b: StudyReport) -> StudyReport {
     for (letter, run) in LETTERS.into_iter().zip([&mut a, &mut b]) {
         run.systems.iter_mut().for_each(|system| lettered(letter, &mut system.name));
@@ -189,7 +190,7 @@ fn joined(mut a: StudyReport, mut b: StudyReport) -> StudyReport {
     a.systems.extend(b.systems);
     a.notes.extend(b.notes);
     a.expectations.clear();
-    // A cell of B stands behind the same cell of A.
+    // A cell of B is placed after the same cell of A.
     for cell in b.cells {
         let same = |other: &CellReport| {
             other.scenario == cell.scenario && other.axis == cell.axis && other.at == cell.at
@@ -220,7 +221,7 @@ mod tests {
         assert!(!both.notes.iter().any(|note| note.contains("machines differ")));
     }
 
-    /// What is written and read again, as the command does.
+    /// The results after writing and reading, as the command does.
     fn read(results: &Results) -> Results {
         serde_json::from_str(&serde_json::to_string(results).unwrap()).unwrap()
     }
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(alone, ["A:proxy", "B:strategies"]);
         let Results::Cells(first) = &pairs[0] else { panic!() };
         assert_eq!((first.cells[0].system.as_str(), first.systems.len()), ("A:direct", 4));
-        // And one study beside those of another run.
+        // A single study can be compared with one of several.
         let one = serde_json::from_str::<Run>(&serde_json::to_string(&named("churn")).unwrap()).unwrap();
         assert!(matches!(one, Run::One(_)));
         assert_eq!(paired(one.studies(), whole(&b)).unwrap().0.len(), 1);

@@ -1,4 +1,4 @@
-//! Threads that do the same thing again and again, side by side.
+//! Threads that repeat the same step side by side.
 
 use std::sync::Barrier;
 use std::thread::{self, ScopedJoinHandle};
@@ -10,30 +10,30 @@ use crate::latency::Latencies;
 use crate::metric::Metric;
 use crate::process;
 
-/// How many, and how long.
+/// The number of workers and the duration of their work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shift {
     pub(crate) workers: usize,
     pub(crate) time: Duration,
-    /// Each does it so many times at least, however long that takes.
+    /// The least number of steps of each worker, however long they take.
     pub(crate) fewest: u64,
 }
 
-/// What they did.
+/// The results of a crew.
 #[derive(Debug)]
 pub(crate) struct Done<T> {
     pub(crate) count: u64,
-    /// From the beginning until the last had finished.
+    /// From the start until the last worker had finished.
     pub(crate) seconds: f64,
-    /// How long each time took.
+    /// The durations of the steps.
     pub(crate) times: Latencies,
     /// Share of a core that the busiest thread used.
     pub(crate) busiest: f64,
-    /// What `set_up` made, for each worker.
+    /// The states that `set_up` created, one for each worker.
     pub(crate) states: Vec<T>,
 }
 
-/// Has workers do `step` again and again, each on what `set_up` made for it; time counts from when all are set up.
+/// Has workers repeat `step`, each with the state that `set_up` created for it; time counts from when all are set up.
 pub(crate) fn work<T: Send>(
     shift: Shift,
     set_up: impl Fn(usize) -> Result<T, ClientError> + Sync,
@@ -64,7 +64,7 @@ pub(crate) fn work<T: Send>(
     Ok(Done::of(&labours, states))
 }
 
-/// What one thread did.
+/// The results of one thread.
 pub(crate) struct Labour {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
@@ -81,9 +81,9 @@ impl Labour {
 }
 
 impl<T> Done<T> {
-    /// What several threads did together.
+    /// Combines the results of several threads.
     pub(crate) fn of(labours: &[Labour], states: Vec<T>) -> Self {
-        // By the workers' own clocks: on a busy machine, whoever waits for them wakes up late.
+        // Measured by the workers' own clocks, since a thread that waits for them wakes up late on a busy machine.
         let began = labours.iter().map(|labour| labour.began).min();
         let ended = labours.iter().map(|labour| labour.ended).max();
         let mut times = Latencies::new();
@@ -97,7 +97,7 @@ impl<T> Done<T> {
         }
     }
 
-    /// Adds rate and times to a sample.
+    /// Adds rate and latencies to a sample.
     pub(crate) fn add_to(&self, sample: &mut Sample) {
         sample.add(Metric::Rate, self.count as f64 / self.seconds.max(f64::MIN_POSITIVE));
         sample.add_latencies(self.times.percentiles(), Metric::Latency);

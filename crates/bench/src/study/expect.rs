@@ -1,4 +1,4 @@
-//! Expectations of some cells of a study: `connect: rate>100`, `@50: p99<60ms`, `connect@50: ratio(a/b)>5`.
+//! Expectations that apply to some cells of a study: `connect: rate>100`, `@50: p99<60ms`, `connect@50: ratio(a/b)>5`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use crate::expect::{ExpectError, Expectation, Figures, Verdict};
 use crate::metric::Metric;
 use crate::usage::check;
 
-/// An expectation, and which cells must meet it.
+/// An expectation, and the cells that must meet it.
 #[derive(Debug, Clone)]
 pub(crate) struct Condition {
     text: String,
@@ -18,7 +18,7 @@ pub(crate) struct Condition {
     expectation: Expectation,
 }
 
-/// Reads expectations; each must speak of something that is `measured`, and of systems with these names.
+/// Parses expectations; each must apply to something that is `measured`, and to systems with these names.
 pub(crate) fn conditions(
     texts: &[String],
     measured: impl Fn(&Condition) -> bool,
@@ -30,7 +30,7 @@ pub(crate) fn conditions(
     Ok(conditions)
 }
 
-/// Checks expectations likewise.
+/// Checks expectations in the same way.
 pub(super) fn check_all(
     conditions: &[Condition],
     measured: impl Fn(&Condition) -> bool,
@@ -43,19 +43,19 @@ pub(super) fn check_all(
 }
 
 impl Condition {
-    /// Whether it speaks of this cell.
+    /// Whether it applies to this cell.
     pub(crate) fn selects(&self, scenario: &str, at: f64) -> bool {
         self.scenario.as_deref().is_none_or(|wanted| wanted == scenario)
             && self.at.is_none_or(|wanted| wanted == at)
     }
 
-    /// Whether it speaks of cells of this scenario, wherever they are.
+    /// Whether it applies to cells of this scenario, at any value of their axis.
     pub(crate) fn selects_some(&self, scenario: &str) -> bool {
         self.scenario.as_deref().is_none_or(|wanted| wanted == scenario)
     }
 
-    /// Judges all cells that it speaks of; all must meet it, and there must be some. Without a scenario it speaks of those
-    /// where its metric was measured.
+    /// Evaluates all cells that it applies to; all must meet it, and there must be at least one. Without a
+    /// scenario it applies to the cells where its metric was measured.
     pub(crate) fn judge(&self, report: &StudyReport) -> Verdict {
         let (mut met, mut measured) = (true, Vec::new());
         let metric = self.expectation.metric();
@@ -81,7 +81,7 @@ impl FromStr for Condition {
     fn from_str(text: &str) -> Result<Self, ExpectError> {
         let (selector, expectation) = text.split_once(':').unwrap_or(("", text));
         let (scenario, at) = match selector.rsplit_once('@') {
-            // What is no number is part of a name, which then is not known.
+            // If no number follows, the `@` is part of a name, which is then unknown.
             Some((scenario, number)) => match number.trim().parse() {
                 Ok(at) => (scenario.trim(), Some(at)),
                 Err(_) => (selector.trim(), None),

@@ -1,4 +1,4 @@
-//! How results are written: the standard output, JSON, CSV.
+//! Writes results to the standard output, as JSON and as CSV.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::report::CellReport;
 use crate::error::Error;
 
-/// The table goes to the standard output, unless the JSON does.
+/// Writes the table to the standard output, unless the JSON goes there.
 pub(crate) fn write_report(report: &impl Serialize, text: &str, json: Option<&Path>) -> Result<(), Error> {
     let stdout = Path::new("the standard output");
     let to_stdout = |text: &str| io::stdout().lock().write_all(text.as_bytes()).map_err(failed(stdout));
@@ -25,7 +25,7 @@ pub(crate) fn write_report(report: &impl Serialize, text: &str, json: Option<&Pa
     to_stdout(text)
 }
 
-/// Makes a folder, and those that it is in.
+/// Creates a folder and its parents.
 pub(crate) fn make_folder(path: &Path) -> Result<(), Error> {
     fs::create_dir_all(path).map_err(failed(path))
 }
@@ -35,7 +35,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Error> {
     fs::write(path, text).map_err(failed(path))
 }
 
-/// For `map_err` on I/O: names what was to be written.
+/// For `map_err` on I/O: names the file.
 pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_string_lossy().into_owned();
     move |cause| Error::Report { path, cause }
@@ -45,8 +45,8 @@ pub(crate) fn encode(report: &impl Serialize) -> Result<String, io::Error> {
     serde_json::to_string_pretty(report).map(|text| text + "\n").map_err(io::Error::other)
 }
 
-/// A line for each figure of each cell, in seconds, bytes, cores, or a number per second; where studies have names, with
-/// a column for them.
+/// A line for each figure of each cell, in seconds, bytes, cores, or a number per second. If studies have
+/// names, the first column is the name.
 pub(crate) fn csv<'s>(studies: impl Iterator<Item = (Option<&'s str>, Cow<'s, [CellReport]>)>) -> String {
     const HEADER: &str = "scenario,axis,at,system,metric,rounds,median,min,max,mean,ci95,stddev,mad\n";
     let mut out = String::new();
@@ -83,9 +83,9 @@ pub(crate) fn csv<'s>(studies: impl Iterator<Item = (Option<&'s str>, Cow<'s, [C
     out
 }
 
-/// A number with as many digits as any measurement deserves; all of them are in the JSON.
+/// Rounds a number to the digits that any measurement deserves; the JSON has all digits.
 fn digits(value: f64) -> f64 {
-    // What was printed as a number is one.
+    // A formatted number can be parsed again.
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 

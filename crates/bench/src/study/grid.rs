@@ -8,7 +8,7 @@ use super::report::{Axis, CellReport, StudyReport};
 use crate::metric::Metric;
 use crate::table::{new_table, number};
 
-/// A table; the first column is words, the others are numbers.
+/// A table; the first column is text, the others are numbers.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Grid {
     pub(crate) header: Vec<String>,
@@ -16,7 +16,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// What a table for a terminal holds.
+    /// Copies the contents of a terminal table.
     pub(crate) fn of(table: &Table) -> Self {
         let texts = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
         Self {
@@ -101,7 +101,7 @@ fn ratio(cell: &CellReport, base: Option<&CellReport>) -> String {
     }
 }
 
-/// What a metric is called in tables and plots.
+/// The name of a metric in tables and plots.
 pub(crate) fn name_of(metric: Metric) -> String {
     match metric {
         Metric::Latency(_) => format!("time {metric}"),

@@ -1,4 +1,4 @@
-//! CPU and memory around a measurement.
+//! Measures CPU and memory around a measurement.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::process;
 use crate::report::GeneratorUsage;
 use crate::watched::{Usage, Watched};
 
-/// What is sampled beside a rate.
+/// Samples the processes of a system while a rate is measured.
 #[derive(Debug)]
 pub(crate) struct Meter<'p> {
     began: Instant,
@@ -20,21 +20,21 @@ pub(crate) struct Meter<'p> {
     idle: Option<f64>,
 }
 
-/// Processes, and what they use when nobody asks anything of them.
+/// Processes, and their CPU use when idle.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
     watched: Watched,
-    /// Cores.
+    /// Cores in use when idle.
     cores: f64,
 }
 
 impl Idle {
-    /// Processes whose whole use counts.
+    /// Processes whose idle use is not subtracted.
     pub(crate) fn none(watched: &Watched) -> Self {
         Self { watched: watched.clone(), cores: 0.0 }
     }
 
-    /// Measures for so long what several groups of processes use while nothing happens.
+    /// Measures for `time` the idle use of several groups of processes.
     pub(crate) fn measure(groups: &[&Watched], time: Duration) -> Vec<Self> {
         let before: Vec<Usage> = groups.iter().map(|watched| watched.usage()).collect();
         thread::sleep(time);
@@ -62,7 +62,7 @@ impl<'p> Meter<'p> {
         }
     }
 
-    /// Ends it. `busiest` is the share of a core that the generator's busiest thread used.
+    /// Ends the measurement. `busiest` is the share of a core that the generator's busiest thread used.
     pub(crate) fn finish(self, messages: u64, busiest: f64) -> Sample {
         let seconds = self.began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
         let generator = GeneratorUsage {
@@ -97,7 +97,7 @@ impl<'p> Meter<'p> {
 }
 
 impl Sample {
-    /// Adds points of a distribution, each as the metric that `name` makes of it.
+    /// Adds points of a distribution, each as the metric that `name` returns for it.
     pub(crate) fn add_latencies(&mut self, latencies: Option<Percentiles>, name: fn(Point) -> Metric) {
         let Some(p) = latencies else { return };
         let points = [

@@ -1,9 +1,9 @@
-//! What studies share: systems taken in turn, round by round; the report of medians, spread and ratios; conditions on
-//! them; and the files and pages that it becomes.
+//! Common parts of studies: systems measured in turn, round by round; the report of medians, spread and
+//! ratios; conditions on them; and the files and pages written from it.
 //!
-//! A study is a list of cells, such as "one connection for each message, with confirms, at 50 ms". Each is measured
-//! on every system in turn, and again in the next round, so that what changes on the machine meanwhile changes it for
-//! all of them.
+//! A study is a list of cells, such as "one connection for each message, with confirms, at 50 ms". Each is
+//! measured on every system in turn, and again in the next round, so that changes on the machine meanwhile
+//! affect all systems alike.
 
 pub(crate) mod arguments;
 pub(crate) mod chart;
@@ -29,14 +29,14 @@ use crate::study::systems::System;
 use arguments::Common;
 use report::{Axis, CellReport, Compared, Measured, Parameter, StudyReport, SystemAbout};
 
-/// What is measured on each system.
+/// One measurement of a study, made on each system.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Cell {
-    /// What is done.
+    /// The scenario that is measured.
     pub(crate) scenario: &'static str,
-    /// What differs between the cells of a scenario.
+    /// The axis along which the cells of a scenario differ.
     pub(crate) axis: Axis,
-    /// Its value.
+    /// The value on the axis.
     pub(crate) at: f64,
 }
 
@@ -47,22 +47,22 @@ pub(crate) fn worker_cells(scenarios: impl Iterator<Item = &'static str>, worker
     scenarios.flat_map(of).collect()
 }
 
-/// Asks a system what it is, for studies that have no connection to it yet.
+/// Asks a system for its product and version, for studies that have no connection to it yet.
 pub(crate) fn ask(system: &System) -> Result<String, Error> {
     Mailbox::ask(&system.uri).map_err(Error::of(&system.name))
 }
 
-/// One round of a cell on a system.
+/// The results of one round of a cell on a system.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sample {
     pub(crate) figures: Vec<(Metric, f64)>,
-    /// A thread of the load generator had no time left.
+    /// Whether a thread of the load generator was saturated.
     pub(crate) saturated: bool,
-    /// All cores of the machine were busy.
+    /// Whether all cores of the machine were busy.
     pub(crate) full: bool,
 }
 
-/// What a study is, apart from its results.
+/// The description of a study, without its results.
 pub(crate) struct Outline<'s> {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
@@ -72,11 +72,11 @@ pub(crate) struct Outline<'s> {
     pub(crate) systems: &'s [System],
 }
 
-/// Tells a progress display the share that is done, and what is being done.
+/// Reports to a progress display the share that is done, and a description of the current step.
 pub(crate) type Watch<'w> = &'w mut dyn FnMut(f64, &str);
 
-/// Measures every cell of a study on every system, and judges the expectations. `about` asks a system what it is,
-/// `measure` makes one round of a cell on the system with that index.
+/// Measures every cell of a study on every system, and evaluates the expectations. `about` asks a system for
+/// its product and version, `measure` runs one round of a cell on the system with that index.
 pub(crate) fn run(
     outline: Outline<'_>,
     common: &Common,
@@ -148,7 +148,7 @@ fn cell_report(cell: &Cell, system: &str, samples: &[Sample]) -> CellReport {
     }
 }
 
-/// In how many rounds something other than the system may have been the limit.
+/// The number of rounds in which something other than the system may have been the limit.
 #[derive(Debug, Clone, Default)]
 struct Pressure {
     rounds: usize,

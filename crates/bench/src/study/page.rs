@@ -1,4 +1,4 @@
-//! A page with everything in it: style, tables, plots. It needs nothing else, and prints.
+//! A self-contained HTML page: style, tables, plots. It can be printed.
 
 use std::fmt::Write;
 
@@ -8,26 +8,26 @@ use super::report::StudyReport;
 use super::svg;
 use crate::expect::Verdict;
 
-/// What a page shows of a study.
+/// The part of a page about one study.
 #[derive(Debug)]
 pub(crate) struct Section {
-    /// Where it ran.
+    /// The machine that it ran on.
     pub(crate) machine: String,
-    /// What was measured, and on what.
+    /// The parameters and the systems.
     pub(crate) facts: Vec<String>,
     pub(crate) verdicts: Vec<Verdict>,
-    /// As SVG.
+    /// The plots as SVG.
     pub(crate) plots: Vec<String>,
     pub(crate) tables: Vec<Grid>,
     pub(crate) notes: Vec<String>,
 }
 
-/// A page in the making.
+/// A page under construction.
 #[derive(Debug)]
 pub(crate) struct Page {
     body: String,
     title: String,
-    /// The machine that was told already.
+    /// The machine already shown, which sections do not repeat.
     machine: String,
 }
 
@@ -40,7 +40,7 @@ impl Page {
         }
     }
 
-    /// Links to the sections.
+    /// Adds links to the sections.
     pub(crate) fn contents<'s>(&mut self, sections: impl Iterator<Item = (&'s str, &'s str)>) {
         let links =
             sections.map(|(name, title)| format!("<li><a href=\"#{name}\">{}</a></li>", escaped(title)));
@@ -49,13 +49,13 @@ impl Page {
         let _ = writeln!(self.body, "<nav><ul>{links}</ul></nav>");
     }
 
-    /// Where everything was measured.
+    /// Adds the machine that everything was measured on.
     pub(crate) fn machine(&mut self, text: &str) {
         self.paragraph(text);
         text.clone_into(&mut self.machine);
     }
 
-    /// One study; with its name and title, where it is one of several.
+    /// Adds one study; with its name and title if it is one of several.
     pub(crate) fn section(&mut self, heading: Option<(&str, &str)>, section: Section) {
         if let Some((name, title)) = heading {
             let _ = writeln!(self.body, "<h2 id=\"{name}\">{}</h2>", escaped(title));
@@ -82,7 +82,7 @@ impl Page {
     }
 
     fn table(&mut self, grid: &Grid) {
-        // HTML lets end tags of cells and rows be left out; there are thousands.
+        // HTML allows end tags of cells and rows to be omitted; there are thousands.
         let row = |tag: &str, cells: &[String]| {
             let cells = cells.iter().map(|text| format!("<{tag}>{}", escaped(text)));
             format!("<tr>{}", cells.collect::<String>())
@@ -92,7 +92,7 @@ impl Page {
         let _ = writeln!(self.body, "<div class=t><table><thead>{head}<tbody>{rows}</table></div>");
     }
 
-    /// Plots side by side, as many as fit.
+    /// Adds plots side by side, as many as fit.
     fn plots(&mut self, svgs: impl IntoIterator<Item = String>) {
         self.body += "<div class=p>";
         svgs.into_iter().for_each(|svg| self.body += &svg);
@@ -103,7 +103,7 @@ impl Page {
         self.list(verdicts.iter().map(Verdict::to_string));
     }
 
-    /// The whole document.
+    /// Returns the whole document.
     pub(crate) fn finish(self) -> String {
         let Self { body, title, .. } = self;
         let title = escaped(&title);
@@ -116,7 +116,7 @@ impl Page {
     }
 }
 
-/// A study of cells.
+/// Renders the section of a study of cells.
 pub(crate) fn section(report: &StudyReport) -> Result<Section, String> {
     let parameters = report.parameters.iter().map(|p| format!("{}: {}", p.name, p.value));
     let systems = report.systems.iter().map(|s| format!("{}: {} at {}", s.name, s.server, s.uri));
@@ -130,7 +130,7 @@ pub(crate) fn section(report: &StudyReport) -> Result<Section, String> {
     })
 }
 
-/// Text as HTML.
+/// Escapes text for HTML.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

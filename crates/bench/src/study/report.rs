@@ -1,4 +1,4 @@
-//! What a study found, for people and programs.
+//! The results of a study, for people and programs.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,30 +7,30 @@ use crate::machine::Machine;
 use crate::metric::{Fate, Metric, Point};
 use crate::stats::Summary;
 
-/// Everything about one run of a study.
+/// All results of one run of a study.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StudyReport {
     /// The command's name.
     pub study: String,
-    /// What it is about.
+    /// The heading of the report.
     pub title: String,
-    /// What its plots put side by side.
+    /// The things that its plots compare.
     pub compared: Compared,
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// What all cells have in common.
+    /// The parameters common to all cells.
     pub parameters: Vec<Parameter>,
-    /// In the order given; ratios are relative to the first.
+    /// The systems, in the order given; ratios are relative to the first.
     pub systems: Vec<SystemAbout>,
-    /// By scenario, place and system.
+    /// The cells, by scenario, value on the axis, and system.
     pub cells: Vec<CellReport>,
-    /// What a reader must know to judge the figures.
+    /// Notes that a reader needs to interpret the figures.
     pub notes: Vec<String>,
-    /// What became of the expectations.
+    /// The outcomes of the expectations.
     pub expectations: Vec<Verdict>,
 }
 
-/// What a plot puts side by side.
+/// The things that a plot compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compared {
@@ -40,7 +40,7 @@ pub enum Compared {
     Scenarios,
 }
 
-/// An option that tells what was measured.
+/// A setting that characterises the measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Parameter {
@@ -60,13 +60,13 @@ impl Parameter {
 pub struct SystemAbout {
     /// Its name on the command line.
     pub name: String,
-    /// Where it listens, without the password.
+    /// Its URI, without the password.
     pub uri: String,
-    /// What it calls itself.
+    /// Product and version, as it announces them.
     pub server: String,
 }
 
-/// What differs between the cells of a scenario.
+/// The quantity that differs between the cells of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
@@ -83,7 +83,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// What its values are.
+    /// The label of its values, for tables and plots.
     pub fn label(self) -> &'static str {
         match self {
             Self::RoundTrip => "round trip in ms",
@@ -94,7 +94,7 @@ impl Axis {
         }
     }
 
-    /// A value with its unit.
+    /// Formats a value with its unit.
     pub(crate) fn show(self, at: f64) -> String {
         match self {
             Self::RoundTrip => format!("{at} ms"),
@@ -106,15 +106,15 @@ impl Axis {
 /// All rounds of a cell on a system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CellReport {
-    /// What was done.
+    /// The scenario that was measured.
     pub scenario: String,
-    /// What differs between the cells of a scenario.
+    /// The axis along which the cells of the scenario differ.
     pub axis: Axis,
-    /// Its value.
+    /// The value on the axis.
     pub at: f64,
-    /// On which system.
+    /// The name of the system.
     pub system: String,
-    /// What was measured.
+    /// The figures that were measured.
     pub figures: Vec<Measured>,
 }
 
@@ -145,7 +145,7 @@ impl CellReport {
         self.figures.iter().find(|measured| measured.metric == name).map(|measured| measured.summary)
     }
 
-    /// One value for all rounds: counts are added up, of extremes the worst is taken, of all else the median.
+    /// One value for all rounds: the sum of counts, the worst of extremes, the median of all other figures.
     pub fn figure(&self, metric: Metric) -> Option<f64> {
         let summary = self.summary(metric)?;
         Some(match metric {
@@ -165,7 +165,7 @@ impl StudyReport {
         })
     }
 
-    /// Every cell once, whatever the systems, in order.
+    /// Every cell once, regardless of the system, in order.
     pub fn distinct_cells(&self) -> Vec<(&str, Axis, f64)> {
         let mut all: Vec<(&str, Axis, f64)> = Vec::new();
         for cell in &self.cells {
@@ -177,7 +177,7 @@ impl StudyReport {
         all
     }
 
-    /// The axes that were measured along, in order.
+    /// The axes of the cells, in order.
     pub fn axes(&self) -> Vec<Axis> {
         let mut axes: Vec<Axis> = Vec::new();
         for cell in &self.cells {
@@ -188,7 +188,7 @@ impl StudyReport {
         axes
     }
 
-    /// The metrics that some cell of an axis holds, in the order in which reports show them.
+    /// The metrics measured in some cell of an axis, in the order in which reports show them.
     pub fn metrics(&self, axis: Axis) -> Vec<Metric> {
         let measured = |metric: &Metric| {
             self.cells.iter().any(|cell| cell.axis == axis && cell.summary(*metric).is_some())
@@ -197,7 +197,7 @@ impl StudyReport {
     }
 }
 
-/// In this order.
+/// The metrics in reports, in order.
 const SHOWN: [Metric; 14] = [
     Metric::Rate,
     Metric::Latency(Point::P50),

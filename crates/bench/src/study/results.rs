@@ -1,4 +1,4 @@
-//! What any study found, and where it goes: the terminal, JSON, CSV, a page.
+//! The results of any study, and their outputs: the terminal, JSON, CSV, a page.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use crate::routing::report::RoutingReport;
 use crate::websockets::report::WebSocketsReport;
 use crate::{routing, stream, websockets};
 
-/// What a study found.
+/// The results of one study.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Results {
@@ -37,7 +37,7 @@ impl Results {
         }
     }
 
-    /// What it is about.
+    /// The heading of its report.
     pub(crate) fn title(&self) -> &str {
         match self {
             Self::Cells(report) => &report.title,
@@ -47,7 +47,7 @@ impl Results {
         }
     }
 
-    /// As text for a terminal.
+    /// The results as text for a terminal.
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Cells(report) => grid::render(report),
@@ -57,7 +57,7 @@ impl Results {
         }
     }
 
-    /// As a part of a page.
+    /// The results as a section of a page.
     fn section(&self) -> Result<Section, String> {
         match self {
             Self::Cells(report) => page::section(report),
@@ -91,7 +91,7 @@ impl Results {
         self.verdicts().iter().all(|verdict| verdict.met)
     }
 
-    /// Writes them wherever they are wanted.
+    /// Writes the results to all requested outputs.
     pub(crate) fn write(&self, outputs: &OutputArguments) -> Result<(), Error> {
         if let (Some(folder), Self::Routing(report)) = (&outputs.output, self) {
             routing::write_figures(report, folder)?;

@@ -1,26 +1,26 @@
-//! What the plotting library writes, made smaller, and following the reader's light or dark scheme.
+//! Makes the plotting library's output smaller, and adapts it to the reader's light or dark scheme.
 
 use plotters::style::RGBColor;
 
 pub(crate) const FONT: &str = "sans-serif";
-// Each of these colours is used for one thing only: the style sheet below finds it by its value.
+// Each of these colours has a single use: the style sheet below selects elements by it.
 pub(crate) const PAPER: RGBColor = RGBColor(254, 254, 254);
 pub(crate) const INK: RGBColor = RGBColor(34, 34, 35);
 pub(crate) const GRID: RGBColor = RGBColor(221, 221, 222);
 
-/// Exchanges paper, ink and grid where the reader's scheme is dark. In print, and where style sheets are not understood,
-/// the paper stays bright.
+/// Exchanges paper, ink and grid colours in the reader's dark scheme. In print, and where style sheets are
+/// not supported, the paper stays bright.
 pub(crate) const STYLE: &str = "@media screen and (prefers-color-scheme:dark){\
     [fill=\"#FEFEFE\"]{fill:#14171c}\
     [fill=\"#222223\"]{fill:#d8dce2}[stroke=\"#222223\"]{stroke:#d8dce2}\
     [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}";
 
-/// Rewrites a drawing, element by element; what stands in it has the ink's colour and the size of labels unless it says
-/// otherwise. On a page the style sheet is the page's.
+/// Rewrites a drawing, element by element; text in it has the ink's colour and the size of labels by default.
+/// On a page, the page's style sheet applies.
 pub(crate) fn tidy(svg: &str) -> String {
     let mut out = String::with_capacity(svg.len() / 2);
     let mut path = Path::default();
-    // The text of an element stands on a line of its own.
+    // The text of an element is on a separate line.
     let mut in_text = false;
     for line in svg.lines() {
         if in_text {
@@ -30,11 +30,12 @@ pub(crate) fn tidy(svg: &str) -> String {
                 out.push('\n');
             }
         } else if line.starts_with("<text") {
-            // No text lies over a line, so a path may go on behind it.
+            // Texts and lines do not overlap, so a path may continue after a text.
             in_text = true;
             out += &shortened(line).replace(&format!(" font-size=\"{LABEL}\""), "").replace(INKED, "");
         } else if line.starts_with("<line") && line.contains("stroke=\"#FEFEFE\"") {
-            // Lines between those of the grid are drawn in the paper's colour, for they cannot be turned off.
+            // Lines between those of the grid are drawn in the paper's colour, since they cannot be turned off;
+            // they are dropped.
         } else if let Some((style, steps)) = drawn(line) {
             path.add(style, &steps, &mut out);
         } else {
@@ -52,16 +53,16 @@ pub(crate) fn tidy(svg: &str) -> String {
     out
 }
 
-/// A drawing in a file of its own, with its style sheet.
+/// A drawing as a separate file, with its style sheet.
 pub(crate) fn alone(svg: &str) -> String {
     svg.replacen(">\n", &format!(">\n<style>{STYLE}</style>\n"), 1)
 }
 
-/// What the library makes of the size of labels, and how it writes the ink's colour.
+/// The library's output for the size of labels, and for the ink's colour.
 const LABEL: &str = "9.7";
 const INKED: &str = " fill=\"#222223\"";
 
-/// Points and strokes of the same style that follow each other are one path.
+/// Consecutive points and strokes of the same style form one path.
 #[derive(Default)]
 struct Path {
     style: String,
@@ -85,8 +86,8 @@ impl Path {
     }
 }
 
-/// The style and the steps of a filled circle or an open line; `None` for everything else. A circle is a step of no
-/// length with a round end.
+/// The style and the steps of a filled circle or an open line; `None` for everything else. A circle is a step
+/// of length zero with a round end.
 fn drawn(line: &str) -> Option<(String, String)> {
     if line.starts_with("<circle") {
         let (x, y, colour) = (attribute(line, "cx")?, attribute(line, "cy")?, attribute(line, "fill")?);
@@ -106,7 +107,7 @@ fn drawn(line: &str) -> Option<(String, String)> {
     Some((style(line)?, steps))
 }
 
-/// Colour and width of a line; one pixel is usual.
+/// Colour and width of a line; the default width is one pixel.
 fn style(line: &str) -> Option<String> {
     let (colour, width) = (attribute(line, "stroke")?, attribute(line, "stroke-width")?);
     let width = if width == "1" { String::new() } else { format!(" stroke-width=\"{width}\"") };
@@ -118,7 +119,7 @@ fn attribute<'l>(line: &'l str, name: &str) -> Option<&'l str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// Without what is usual anyway, and with sizes that a person would write.
+/// Drops default values, and shortens sizes.
 fn shortened(line: &str) -> String {
     let mut line = line.replace(" opacity=\"1\"", "").replace(" stroke-width=\"1\"", "");
     line = line.replace(" font-family=\"sans-serif\"", "").replace(" stroke=\"none\"", "");

@@ -1,4 +1,4 @@
-//! The systems under test: those that the command line names, and Leveret's own that a study starts beside them.
+//! The systems under test: those named on the command line, and Leveret's own that a study starts beside them.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::watched::{self, Watched};
 pub struct System {
     /// Its name in the report.
     pub name: String,
-    /// Where it listens.
+    /// Its address and credentials.
     pub uri: Uri,
-    /// Where its CPU time and memory are read.
+    /// The sources of its CPU time and memory.
     pub watched: Watched,
 }
 
-/// Where the systems are.
+/// The options that select systems.
 #[derive(Debug, Clone, Args)]
 pub struct SystemArguments {
     /// The system under test, as amqp://user:password@host:port/vhost, or amqps:// with the parameters cacertfile,
@@ -40,12 +40,12 @@ pub struct SystemArguments {
     /// and pool
     #[arg(long = "with", value_enum, value_name = "WHAT,...", value_delimiter = ',')]
     with: Vec<With>,
-    /// Systems that are known already; instead of all above.
+    /// Systems that are known already; replaces the options above.
     #[arg(skip)]
     pub(crate) given: Option<Systems>,
 }
 
-/// What can be started beside the systems.
+/// A program that can be started beside the systems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum With {
     /// Leveret's broker
@@ -63,11 +63,11 @@ impl With {
     }
 }
 
-/// Systems, and the processes that are killed when nobody needs them any more.
+/// Systems, and the processes that are killed once the last user is dropped.
 #[derive(Debug, Clone, Default)]
 pub struct Systems {
     all: Vec<System>,
-    /// Held for its end.
+    /// Kept alive until the systems are dropped.
     _companions: Arc<Vec<Companion>>,
 }
 
@@ -89,7 +89,7 @@ impl SystemArguments {
     /// The systems named, and those to be started.
     ///
     /// # Errors
-    /// What cannot be read, or cannot be started.
+    /// A `--system` or URI cannot be parsed, or a program cannot be started.
     pub(crate) fn systems(&self) -> Result<Systems, Error> {
         if let Some(given) = &self.given {
             return Ok(given.clone());
@@ -115,7 +115,7 @@ impl SystemArguments {
                 With::Pool => companion.system(name, &first.uri)?,
             };
             if what == With::Pool {
-                // The work is done by both.
+                // Both processes do the work.
                 system.watched = system.watched.with(&first.watched);
             }
             all.push(system);
@@ -125,14 +125,14 @@ impl SystemArguments {
     }
 }
 
-/// Where a pool finds its broker; clients bring their own logins.
+/// The address at which a pool finds its broker; clients bring their own credentials.
 fn upstream(uri: &Uri) -> Result<String, Error> {
     check(uri.tls.is_none(), "--with pool: the first system is reached over TLS; start the pool yourself")?;
     let (open, close) = if uri.host.contains(':') { ("[", "]") } else { ("", "") };
     Ok(format!("amqp://{open}{}{close}:{}", uri.host, uri.port))
 }
 
-/// The systems that a command line names: `given`, or else the one at `uri`.
+/// Parses the systems of a command line: `given`, or else the one at `uri`.
 pub(crate) fn parse_systems(uri: &str, given: &[String]) -> Result<Vec<System>, Error> {
     if given.is_empty() {
         let uri = Uri::parse(uri)?;

@@ -1,4 +1,4 @@
-//! The study of WebSocket connections on a page, and as cells.
+//! The study of WebSocket connections as a section of a page, and as cells.
 
 use super::chart::charts;
 use super::grid::Grid;
@@ -8,7 +8,7 @@ use crate::metric::{Fate, Metric, Point, bytes, duration};
 use crate::websockets::report::{Dropped, Level, SystemReport, WebSocketsReport};
 use crate::websockets::{HELD, drops_table, levels_table};
 
-/// As a part of a page.
+/// Renders the section of a page.
 pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
     let settings = &report.settings;
     let mut facts = vec![
@@ -111,13 +111,13 @@ pub(super) fn cells(report: &WebSocketsReport) -> Vec<CellReport> {
     cells.into_iter().map(summarised).collect()
 }
 
-/// What one level of one round tells.
+/// The figures of one level of one round.
 fn figures(level: &Level) -> Vec<(Metric, f64)> {
     let mut figures = vec![
         (Metric::Rate, level.opened as f64 / level.opening_seconds.max(f64::MIN_POSITIVE)),
         (Metric::Count(Fate::Lost), level.published.saturating_sub(level.received) as f64),
     ];
-    // Without processes to sample there is neither.
+    // Without processes to sample these are unknown.
     if level.rss_bytes > 0 {
         figures.push((Metric::RssEach, level.bytes_per_connection));
         figures.push((Metric::Rss, level.rss_bytes as f64));

@@ -16,7 +16,7 @@ use crate::usage::{as_seconds, check, seconds};
 /// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
 #[derive(Debug, Clone, Args)]
 pub struct WebSocketsArguments {
-    /// A system under test, what it speaks, and process ids to sample; repeat for several, which take turns
+    /// A system under test, its protocol, and process ids to sample; repeat for several, which take turns
     #[arg(
         long = "system",
         value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]",
@@ -35,16 +35,16 @@ pub struct WebSocketsArguments {
     /// Heartbeat (AMQP, STOMP) or keep-alive (MQTT) to ask for, in seconds; 0 is none
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub heartbeat: u16,
-    /// Connections that are being opened at a time
+    /// Connections to open at a time
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub opening: usize,
     /// Loopback addresses to connect from, from 127.0.0.2 on; each has some 28,000 ports
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub sources: u8,
-    /// Open no more once the system's processes take this much memory, in MiB
+    /// Open no more once the system's processes use this much memory, in MiB
     #[arg(long, value_name = "MIB")]
     pub memory_limit: Option<u64>,
-    /// How often all of this is done with each system, which take turns
+    /// Rounds of the whole measurement with each system; systems take turns
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub rounds: usize,
     /// Few connections for a short time, to see that everything works
@@ -58,7 +58,7 @@ pub struct WebSocketsArguments {
     pub(crate) outputs: OutputArguments,
 }
 
-/// What is done with each system.
+/// The settings for all systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Numbers of connections to measure at.
@@ -69,20 +69,20 @@ pub struct Settings {
     /// How often a connection publishes; in seconds where serialised.
     #[serde(with = "as_seconds")]
     pub interval: Duration,
-    /// What is asked for; in seconds where serialised.
+    /// Heartbeat or keep-alive to ask for; in seconds where serialised.
     #[serde(with = "as_seconds")]
     pub heartbeat: Duration,
     /// Connections being opened at a time.
     pub opening: usize,
     /// Loopback addresses to connect from.
     pub sources: u8,
-    /// Bytes of memory beyond which no more are opened.
+    /// Memory of the system in bytes beyond which no more connections are opened.
     pub memory_limit: Option<u64>,
-    /// How often all of this is done with each system.
+    /// Rounds of the whole measurement with each system.
     pub rounds: usize,
 }
 
-/// In words, for reports.
+/// Describes the settings for reports.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -98,22 +98,22 @@ impl fmt::Display for Settings {
 /// A checked command line.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// In the order given.
+    /// The systems, in the order given.
     pub systems: Vec<System>,
-    /// The same for each.
+    /// The settings for all systems.
     pub settings: Settings,
     /// Conditions on the result.
     pub(super) expectations: Vec<Condition>,
 }
 
-/// What a study of connections does with them, as scenarios are named in expectations.
+/// The scenario name of these cells, as used in expectations.
 pub(crate) const HELD: &str = "held";
 
 impl WebSocketsArguments {
     /// Checks the arguments.
     ///
     /// # Errors
-    /// What is wrong with them, in words for the command line.
+    /// A description of the problem, for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
         let systems: Vec<System> =
             self.systems.iter().map(|text| System::parse(text)).collect::<Result<_, _>>()?;
@@ -145,11 +145,11 @@ impl WebSocketsArguments {
     }
 }
 
-/// The numbers at which others were measured.
+/// The numbers at which others have measured.
 const USUAL: [u32; 3] = [5_000, 15_000, 20_000];
 
 impl Settings {
-    /// Where the connection with this number comes from. Servers elsewhere see whatever the system chooses.
+    /// The source address of the connection with this number; `None` lets the system choose, for servers that are not local.
     pub(super) fn source(&self, address: SocketAddr, number: u32) -> Option<SocketAddr> {
         let IpAddr::V4(ip) = address.ip() else { return None };
         let last = 2 + (number % u32::from(self.sources)) as u8;

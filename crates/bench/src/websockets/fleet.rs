@@ -1,4 +1,4 @@
-//! All connections to one system: opened, held, dropped.
+//! All connections to one system: opened, held open, dropped.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -23,28 +23,28 @@ use crate::latency::Latencies;
 use crate::process::{TreeUsage, own_cpu_seconds, tree_usage};
 use crate::study::Watch;
 
-/// Connections that look on while the others are dropped.
+/// Connections that observe the system while the others are dropped.
 const BYSTANDERS: u32 = 10;
 /// How often memory is compared with its limit while connections are opened.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long bystanders are watched before the others are dropped, and from then on.
+/// How long bystanders observe the system before the others are dropped, and afterwards.
 const WATCH: Duration = Duration::from_secs(3);
-/// How long messages may take that are under way when a level ends.
+/// How long messages in transit at the end of a level may take.
 const LATE: Duration = Duration::from_millis(500);
-/// How long a server may take to notice that connections are gone.
+/// How long a server may take to notice that connections are closed.
 const GONE: Duration = Duration::from_secs(3);
 
-/// Measures a system at each level. `watch` is told the share that is done, and what is being done.
+/// Measures a system at each level. `watch` receives the share that is done, and a description of the current step.
 ///
 /// # Errors
-/// Not one connection can be opened.
+/// Not even one connection can be opened.
 pub(super) async fn measure(
     system: &System,
     settings: &Settings,
     watch: Watch<'_>,
 ) -> Result<SystemReport, ClientError> {
     let fleet = Fleet::new(system, settings).await?;
-    // What a first connection makes the server allocate once is not the cost of each.
+    // The first connection is not counted: it makes the server allocate things that it allocates only once.
     let first = member::open(Arc::clone(&fleet.shared), u32::MAX, Role::Ordinary).await;
     let first = first.map_err(ClientError::Protocol)?;
     drop(first);
@@ -74,7 +74,7 @@ pub(super) async fn measure(
     watch(share(settings.connections.len() as f64), &format!("{}: dropping connections", system.name));
     match study.drop_all().await {
         Ok(dropped) => report.dropped = Some(dropped),
-        // A server that is so busy with the others is not measured for nothing.
+        // A server that is too busy for ten more keeps the results measured so far.
         Err(why) => drop(report.stopped.get_or_insert(format!("ten more could not be opened: {why}"))),
     }
     study.end().await;
@@ -114,7 +114,7 @@ impl Fleet {
     }
 }
 
-/// What was measured while a level's connections were opened.
+/// The measurements while a level's connections were opened.
 struct Opening {
     opened: usize,
     seconds: f64,
@@ -127,12 +127,12 @@ struct Study {
     baseline: TreeUsage,
     slab: u64,
     members: JoinSet<()>,
-    /// Number of the next connection.
+    /// The number of the next connection.
     next: u32,
 }
 
 impl Study {
-    /// Opens connections until there are `connections`, or one is refused, or the memory limit is reached.
+    /// Opens connections until there are `connections`, one is refused, or the memory limit is reached.
     async fn open(&mut self, connections: u32) -> Opening {
         let shared = Arc::clone(&self.fleet.shared);
         let (begin, before, cpu) =
@@ -170,7 +170,7 @@ impl Study {
         }
     }
 
-    /// Lets messages and heartbeats go on for the time of a level.
+    /// Lets messages and heartbeats continue for the time of a level.
     async fn hold(&self, opening: Opening) -> Level {
         let shared = &self.fleet.shared;
         self.forget();
@@ -201,8 +201,8 @@ impl Study {
         }
     }
 
-    /// Drops all connections at once, while bystanders look on from a thread of their own: closing so many sockets takes
-    /// this one a while.
+    /// Drops all connections at once, while bystanders observe from a separate thread, since closing this
+    /// number of sockets keeps this thread busy for a while.
     async fn drop_all(&self) -> Result<Dropped, ClientError> {
         let shared = &self.fleet.shared;
         let connections = shared.open.load(Relaxed);
@@ -248,11 +248,11 @@ impl Study {
     }
 }
 
-/// Opens the bystanders, tells `opened`, and runs them.
+/// Opens the bystanders, signals `opened`, and runs them.
 fn look_on(shared: Arc<Shared>, opened: oneshot::Sender<Result<(), String>>) {
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        // Nobody listens any more where the study has ended.
+        // If the study has ended, the receiver is gone.
         Err(error) => return drop(opened.send(Err(error.to_string()))),
     };
     runtime.block_on(async {

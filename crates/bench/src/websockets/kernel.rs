@@ -1,4 +1,4 @@
-//! What sockets cost outside of the processes.
+//! The memory that sockets take outside of the processes.
 
 use std::fs;
 

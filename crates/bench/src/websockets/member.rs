@@ -1,4 +1,4 @@
-//! One connection of a fleet: subscribes to a topic of its own, publishes to it now and then, and sees its messages come.
+//! One connection of a fleet: subscribes to its own topic, publishes to it now and then, and receives its messages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,26 +19,26 @@ use crate::random::Random;
 /// How long a server may take to connect, upgrade, log in and subscribe a client.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often a bystander publishes.
+/// The interval between a bystander's messages.
 const BYSTANDER_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What all members are to do.
+/// The current task of all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Publish and receive.
     Hold,
     /// All but the bystanders drop their connections.
     Drop,
-    /// The bystanders do, too.
+    /// The bystanders drop theirs, too.
     End,
 }
 
-/// What the members of a fleet share.
+/// State shared by the members of a fleet.
 pub(super) struct Shared {
     pub(super) target: Target,
     pub(super) address: SocketAddr,
     pub(super) settings: Settings,
-    /// Tells the topics of this run from those of others.
+    /// Distinguishes the topics of this run from those of others.
     pub(super) run: u64,
     pub(super) start: Instant,
     pub(super) phase: watch::Sender<Phase>,
@@ -46,7 +46,7 @@ pub(super) struct Shared {
     pub(super) published: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) latencies: Mutex<Latencies>,
-    /// The first connection that was lost, and how many were.
+    /// The reason why the first connection was lost, and the number of lost connections.
     pub(super) lost: Mutex<(Option<String>, u64)>,
 }
 
@@ -56,19 +56,19 @@ impl Shared {
     }
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// To be one of very many.
+    /// One of very many.
     Ordinary,
-    /// To notice when the others are dropped: publishes all the time.
+    /// Notices effects of dropping the others: publishes all the time.
     Bystander,
 }
 
 /// Opens the connection with this number.
 ///
 /// # Errors
-/// In words: why it cannot be opened.
+/// The reason why it cannot be opened, as text.
 pub(super) async fn open(shared: Arc<Shared>, number: u32, role: Role) -> Result<Member, String> {
     match timeout(OPENING_TIMEOUT, Member::open(shared, number, role)).await {
         Ok(opened) => opened,
@@ -85,7 +85,7 @@ pub(super) struct Member {
     next_publish: Instant,
     next_heartbeat: Option<Instant>,
     random: Random,
-    /// It counts as open.
+    /// Whether it counts as open.
     subscribed: bool,
 }
 
@@ -126,7 +126,7 @@ impl Member {
         Ok(member)
     }
 
-    /// Publishes, receives and sends signs of life until the phase or the server ends it.
+    /// Publishes, receives and sends heartbeats until the phase or the server ends it.
     pub(super) async fn run(mut self) {
         let mut phase = self.shared.phase.subscribe();
         let ended = loop {
@@ -153,7 +153,7 @@ impl Member {
         }
     }
 
-    /// Takes the messages that have come.
+    /// Handles the messages received.
     fn take(&mut self) -> Result<(), String> {
         let mut out = Vec::new();
         while let Some(met) = self.session.handle(&mut self.wire.payload, &mut out)? {
@@ -171,7 +171,7 @@ impl Member {
         Ok(())
     }
 
-    /// Does what is due.
+    /// Sends the messages and heartbeats that are due.
     async fn act(&mut self) -> Result<(), String> {
         let now = Instant::now();
         let mut out = Vec::new();
@@ -182,7 +182,7 @@ impl Member {
             out.clear();
         }
         if self.next_publish <= now {
-            // A tenth more or less, so that the fleet does not fall into step.
+            // A tenth more or less, so that the members do not synchronise.
             self.next_publish = now + self.interval().mul_f64(0.9 + 0.2 * self.fraction());
             self.session.publish(self.shared.nanos().to_string().as_bytes(), &mut out);
             self.shared.published.fetch_add(1, Relaxed);
@@ -197,7 +197,7 @@ impl Member {
         self.wire.send(message_kind(self.shared.target.protocol), out).await
     }
 
-    /// How often it publishes.
+    /// The interval between messages.
     fn interval(&self) -> Duration {
         match self.role {
             Role::Ordinary => self.shared.settings.interval,
@@ -205,7 +205,7 @@ impl Member {
         }
     }
 
-    /// From 0 up to 1.
+    /// A random number from 0 to 1.
     fn fraction(&mut self) -> f64 {
         self.random.next() as f64 / u64::MAX as f64
     }

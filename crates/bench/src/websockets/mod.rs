@@ -1,8 +1,8 @@
-//! `bench websockets`: what very many WebSocket connections cost a server that do next to nothing, as browsers' do.
+//! `bench websockets`: the cost of very many WebSocket connections that are nearly idle, like those of browsers.
 //!
-//! Each connection upgrades, logs in, subscribes to a topic or queue of its own, and publishes a message to it about once
-//! a minute. Memory is what the processes of the system grew by; CPU is what they use while nothing but these messages and
-//! heartbeats goes on. At the end all of them are dropped at once, and ten others tell whether they noticed.
+//! Each connection upgrades, logs in, subscribes to its own topic or queue, and publishes a message to it about once
+//! a minute. Memory is the growth of the system's processes; CPU is their use while there are only these messages and
+//! heartbeats. At the end all connections are dropped at once, and ten others measure whether they are affected.
 
 pub mod arguments;
 mod fleet;
@@ -23,11 +23,11 @@ pub use arguments::{Plan, WebSocketsArguments};
 use report::{SystemReport, WebSocketsReport};
 pub(crate) use table::{drops as drops_table, levels as levels_table, render};
 
-/// Measures the systems of a plan, which take turns round by round: with two fleets at once, both would have half of the
-/// descriptors. `watch` is told the share that is done, and what is being done.
+/// Measures the systems of a plan, which take turns round by round: two fleets at once would have half of the
+/// descriptors each. `watch` receives the share that is done, and a description of the current step.
 ///
 /// # Errors
-/// The first system that does not take one connection ends the run.
+/// The first system that accepts no connection ends the run.
 pub fn run(plan: &Plan, watch: Watch<'_>) -> Result<WebSocketsReport, Error> {
     let mut systems = Vec::new();
     let all = (plan.settings.rounds * plan.systems.len()) as f64;

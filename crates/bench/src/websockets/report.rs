@@ -1,4 +1,4 @@
-//! What the study has found.
+//! The results of the study.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,41 +11,41 @@ use crate::machine::Machine;
 /// The whole report.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WebSocketsReport {
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// The same for all systems.
+    /// The settings for all systems.
     pub settings: Settings,
-    /// By round, in the order given.
+    /// The systems, by round, in the order given.
     pub systems: Vec<SystemReport>,
-    /// What a reader must know to judge the figures, besides what is told of each system.
+    /// Notes that a reader needs to interpret the figures, besides those about each system.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// What became of the expectations.
+    /// The outcomes of the expectations.
     #[serde(default)]
     pub expectations: Vec<Verdict>,
 }
 
-/// What was found of one system.
+/// The results of one system in one round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SystemReport {
-    /// Its name.
+    /// The name of the system.
     pub name: String,
-    /// In which round, from 1.
+    /// The round, from 1.
     pub round: usize,
-    /// Where it listens.
+    /// The address that it was reached at.
     pub target: Target,
-    /// Bytes of its resident memory before the first connection; 0 without process ids.
+    /// Resident memory in bytes before the first connection; 0 without process ids.
     pub baseline_bytes: u64,
     /// The levels that were reached, and the one that could not be.
     pub levels: Vec<Level>,
-    /// Why no more were opened, if not all were.
+    /// The reason why not all connections were opened, if so.
     pub stopped: Option<String>,
-    /// How ten others fared when all connections were dropped at once.
+    /// The effect on ten others of dropping all connections at once.
     pub dropped: Option<Dropped>,
 }
 
 impl WebSocketsReport {
-    /// What a system is called in tables.
+    /// The title of a system in tables.
     pub(crate) fn title(&self, system: &SystemReport) -> String {
         match self.settings.rounds {
             1 => system.name.clone(),
@@ -54,50 +54,50 @@ impl WebSocketsReport {
     }
 }
 
-/// What was found at one number of connections.
+/// The results at one number of connections.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Level {
     /// Connections that are open and subscribed.
     pub connections: usize,
-    /// Connections opened for this level, and how long that took, in seconds.
+    /// Connections opened for this level.
     pub opened: usize,
     /// From the first connect to the last subscription, in seconds.
     pub opening_seconds: f64,
     /// CPU time of the processes while they were opened, in seconds.
     pub opening_cpu_seconds: f64,
-    /// Bytes of resident memory at the end of the level.
+    /// Resident memory in bytes at the end of the level.
     pub rss_bytes: u64,
-    /// What it grew by since before the first connection, for each.
+    /// Growth of resident memory since before the first connection, in bytes per connection.
     pub bytes_per_connection: f64,
-    /// What the kernel's own memory (Slab) grew by on this machine, for each connection, both of its ends.
+    /// Growth of the kernel's own memory (Slab) on this machine, in bytes per connection with both of its ends.
     pub kernel_bytes_per_connection: f64,
-    /// Cores that the processes used while nothing but messages and heartbeats went on.
+    /// Cores that the processes used while there were only messages and heartbeats.
     pub cpu_cores: f64,
-    /// Cores that this generator used meanwhile.
+    /// Cores that this generator used in that time.
     pub generator_cores: f64,
-    /// Messages published meanwhile.
+    /// Messages published in that time.
     pub published: u64,
-    /// Messages that came back meanwhile, and a moment after.
+    /// Messages received in that time, and shortly after it.
     pub received: u64,
-    /// From publish to delivery, in seconds.
+    /// Latency from publish to delivery, in seconds.
     pub latency: Option<Percentiles>,
-    /// Connections that the server closed meanwhile.
+    /// Connections that were lost in that time.
     pub lost: u64,
-    /// Why the first of them was.
+    /// The reason why the first of them was lost.
     pub lost_because: Option<String>,
 }
 
-/// How ten connections fared, which publish to themselves all the time, when all of the study went at once.
+/// The effect on ten connections, which publish to themselves all the time, of dropping all connections of the study.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Dropped {
-    /// Connections that went.
+    /// The number of connections that were dropped.
     pub connections: usize,
-    /// From publish to delivery in the seconds before.
+    /// Latency from publish to delivery in the seconds before, in seconds.
     pub before: Option<Percentiles>,
-    /// From publish to delivery in the seconds from then on.
+    /// Latency from publish to delivery in the seconds from then on, in seconds.
     pub during: Option<Percentiles>,
-    /// Published and not received.
+    /// Messages published and not received.
     pub missing: u64,
-    /// Bytes of resident memory afterwards.
+    /// Resident memory in bytes afterwards.
     pub rss_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! The least of each protocol that the study needs: log in, subscribe to a topic of one's own, publish to it. Sans-IO.
+//! The minimum of each protocol that the study needs: log in, subscribe to one topic, publish to it. Sans-IO.
 
 mod amqp;
 mod mqtt;
@@ -10,31 +10,31 @@ use websocket::MessageKind;
 
 use super::target::{Protocol, Target};
 
-/// What a session has met.
+/// An event of a session.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Met {
-    /// It is subscribed: messages can be published.
+    /// The session is subscribed: messages can be published.
     Subscribed,
-    /// A message came; its body.
+    /// A message was received; its body.
     Delivery(Vec<u8>),
 }
 
-/// A client's end.
+/// A client's end of a protocol.
 pub(super) trait Session: Send {
-    /// What is sent first.
+    /// Appends the first bytes to send.
     fn begin(&mut self, out: &mut Vec<u8>);
-    /// Takes whole units from the front of `input` and appends what is to be answered. `None` when more input is needed.
+    /// Handles whole frames or packets at the front of `input` and appends the answers. `None` if more input is needed.
     ///
     /// # Errors
-    /// The server refuses, or broke the protocol.
+    /// The server refuses, or violates the protocol.
     fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, String>;
-    /// Publishes to the topic of one's own.
+    /// Publishes to the client's own topic.
     fn publish(&mut self, body: &[u8], out: &mut Vec<u8>);
-    /// A sign of life.
+    /// Appends a heartbeat.
     fn heartbeat(&mut self, out: &mut Vec<u8>);
 }
 
-/// The client for a target. `topic` is its own; `heartbeat` is the longest silence, zero for any.
+/// Creates the client for a target. `topic` is its own; `heartbeat` is the longest silence, zero for no limit.
 pub(super) fn session(target: &Target, topic: &str, heartbeat: Duration) -> Box<dyn Session> {
     match target.protocol {
         Protocol::Amqp => Box::new(amqp::Client::new(target, heartbeat)),
@@ -43,7 +43,7 @@ pub(super) fn session(target: &Target, topic: &str, heartbeat: Duration) -> Box<
     }
 }
 
-/// The kind of messages that carry a protocol.
+/// The kind of WebSocket messages that a protocol uses.
 pub(super) fn message_kind(protocol: Protocol) -> MessageKind {
     match protocol {
         Protocol::Stomp => MessageKind::Text,

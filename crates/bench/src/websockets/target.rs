@@ -1,4 +1,4 @@
-//! Where a fleet connects to, and what it speaks there.
+//! The address of a system and the protocol that a fleet speaks to it.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use crate::error::Error;
 use crate::usage::check;
 use crate::watched::Watched;
 
-/// How a system is written on the command line.
+/// The syntax of a system on the command line.
 const FORM: &str =
     "it is written name=PROTOCOL+ws://user:password@host:port/path[,pid=N][,process=NAME][,unit=NAME]";
 
-/// What is spoken inside of the WebSocket.
+/// The protocol inside the WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// AMQP 0-9-1.
@@ -52,12 +52,12 @@ impl Protocol {
     }
 }
 
-/// Where and as whom to connect.
+/// The address, the protocol and the credentials of a connection.
 #[derive(Clone)]
 pub struct Target {
-    /// What is spoken there.
+    /// The protocol to speak.
     pub protocol: Protocol,
-    /// A name or an address.
+    /// Host name or address.
     pub host: String,
     /// TCP port.
     pub port: u16,
@@ -65,17 +65,17 @@ pub struct Target {
     pub user: String,
     /// Password; `guest` when absent.
     pub password: String,
-    /// The path of the upgrade, query included.
+    /// The path of the upgrade, including the query.
     pub path: String,
 }
 
 impl Target {
-    /// Reads a URL such as `amqp+ws://guest:guest@localhost:15670/ws/amqp`.
+    /// Parses a URL such as `amqp+ws://guest:guest@localhost:15670/ws/amqp`.
     ///
     /// # Errors
-    /// What is wrong with it, in words for the command line.
+    /// A description of the problem, for the command line.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        // The text may hold a password, so that errors do not repeat it.
+        // The text may contain a password, so errors do not repeat it.
         let fail = |what: &str| Error::Usage(format!("--system: {what}; {FORM}"));
         let (scheme, rest) = text.split_once("://").ok_or_else(|| fail("there is no scheme"))?;
         let protocol = scheme.strip_suffix("+ws").and_then(Protocol::from_name);
@@ -114,7 +114,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Without the password too.
+/// Without the password, too.
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -127,7 +127,7 @@ impl Serialize for Target {
     }
 }
 
-/// What a report tells of it, so with the password that is usual.
+/// Parses the form in a report, which has no password, so that the default one is used.
 impl<'de> Deserialize<'de> for Target {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
@@ -139,17 +139,17 @@ impl<'de> Deserialize<'de> for Target {
 pub struct System {
     /// Its name in the report.
     pub name: String,
-    /// Where it listens.
+    /// The address, the protocol and the credentials.
     pub target: Target,
-    /// Processes whose CPU and memory, children included, belong to it.
+    /// Processes whose CPU and memory count, with those of their children.
     pub pids: Vec<u32>,
 }
 
 impl System {
-    /// Reads a `--system`.
+    /// Parses a `--system`.
     ///
     /// # Errors
-    /// What is wrong with it, in words for the command line.
+    /// A description of the problem, for the command line.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let (name, rest) = text
             .split_once('=')

@@ -1,4 +1,4 @@
-//! A client's WebSocket. Holds no buffer while nothing is on its way, so that a fleet is limited by descriptors only.
+//! A client's WebSocket. Has no buffer while nothing is in transit, so that only descriptors limit a fleet.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,16 +10,16 @@ use websocket::{Decoder, Event, Limits, MessageKind, Role, encode};
 
 use super::target::Target;
 
-/// Bytes read at once: far more than a message of this study.
+/// Bytes of one read: far more than a message of this study.
 const READ: usize = 16 * 1024;
 
-/// A connection behind its upgrade.
+/// A connection after its upgrade.
 pub(super) struct Wire {
     stream: TcpStream,
     decoder: Decoder,
-    /// Input that the decoder has left.
+    /// Input that the decoder has not consumed yet.
     left: Vec<u8>,
-    /// Payload that has come; whoever takes it removes it.
+    /// Payload received so far; the caller removes the parts that it handles.
     pub(super) payload: Vec<u8>,
 }
 
@@ -27,7 +27,7 @@ impl Wire {
     /// Connects from `source`, if that is given, and upgrades.
     ///
     /// # Errors
-    /// In words: there is no connection, or no upgrade.
+    /// The reason why there is no connection or no upgrade, as text.
     pub(super) async fn open(
         target: &Target,
         address: SocketAddr,
@@ -45,7 +45,7 @@ impl Wire {
             target: target.path.clone(),
             origin: None,
             protocols: target.protocol.subprotocol().into_iter().map(str::to_owned).collect(),
-            // A nonce keeps caches from answering; there are none between us and the server.
+            // The nonce would prevent caches from answering; there are none on the way to the server.
             nonce: *b"a fleet's nonce.",
         };
         wire.write(&request.bytes()).await?;
@@ -64,21 +64,21 @@ impl Wire {
     /// Sends a message.
     pub(super) async fn send(&mut self, kind: MessageKind, payload: &[u8]) -> Result<(), String> {
         let mut frame = Vec::with_capacity(payload.len() + websocket::MAX_HEADER_LEN);
-        // Nobody is to be protected from this payload by an unpredictable key.
+        // An unpredictable key is unnecessary, since this payload is harmless to intermediaries.
         encode::message(&mut frame, Some([0x5a; 4]), kind, payload);
         self.write(&frame).await
     }
 
-    /// Waits until more payload, or a control frame, has come.
+    /// Waits for more payload or a control frame.
     ///
     /// # Errors
-    /// In words: the server closed, or broke the protocol.
+    /// The reason, as text: the server closed the connection, or violated the protocol.
     pub(super) async fn receive(&mut self) -> Result<(), String> {
         let input = self.read().await?;
         self.decode(&input)
     }
 
-    /// What was left, and what comes. Can be abandoned while it waits.
+    /// The remaining input, followed by the next read. Cancel-safe.
     async fn read(&mut self) -> Result<Vec<u8>, String> {
         loop {
             let lost = |error: io::Error| format!("connection lost: {error}");
@@ -112,7 +112,7 @@ impl Wire {
                 Some(Event::Ping(ping)) => {
                     let mut pong = Vec::new();
                     encode::pong(&mut pong, Some([0x5a; 4]), ping.payload());
-                    // A socket that has no room for it is one that its server does not read.
+                    // If the socket has no room for it, the server is not reading.
                     let _ = self.stream.try_write(&pong);
                 }
                 Some(Event::Close(Some(close))) => {

@@ -14,15 +14,15 @@ use super::{Met, Session};
 use crate::client::{check_close, expect_method};
 use crate::websockets::target::Target;
 
-/// Largest frame asked for: what clients in browsers ask for.
+/// The largest frame that is requested, as clients in browsers do.
 const FRAME_MAX: u32 = 8192;
 
 const CHANNEL: u16 = 1;
 
 pub(super) struct Client {
-    /// Until the connection is open.
+    /// `None` once the connection is open.
     handshake: Option<Box<ClientHandshake>>,
-    /// Named by the server.
+    /// The queue's name, chosen by the server.
     queue: String,
 }
 
@@ -43,7 +43,7 @@ impl Client {
         Self { handshake: Some(Box::new(handshake)), queue: String::new() }
     }
 
-    /// Goes on with the handshake; whether it took anything.
+    /// Continues the handshake; returns whether it consumed anything.
     fn open(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<bool, String> {
         let Some(handshake) = &mut self.handshake else { return Ok(false) };
         let taken = handshake.handle_input(input);
@@ -62,7 +62,7 @@ impl Client {
         Ok(taken > 0)
     }
 
-    /// Answers a step of the set-up with the next.
+    /// Answers a step of the set-up with the next request.
     fn next_step(&mut self, method: &Method<'_>, out: &mut Vec<u8>) -> Option<Met> {
         match method {
             Method::ChannelOpenOk(_) => {

@@ -17,11 +17,11 @@ const CONNECT_FLAGS: u8 = 0b1100_0010;
 /// Level of the protocol: 3.1.1.
 const LEVEL: u8 = 4;
 const PACKET_ID: [u8; 2] = [0, 1];
-/// Bytes that a remaining length has at most (2.2.3).
+/// Most bytes of a remaining length (2.2.3).
 const MAX_LENGTH_BYTES: usize = 4;
 
 pub(super) struct Client {
-    /// What is sent first.
+    /// The first bytes to send.
     connect: Vec<u8>,
     topic: String,
 }
@@ -106,7 +106,7 @@ fn packet(first: u8, content: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(content);
 }
 
-/// Where the content of the first packet begins and ends, when it is all there.
+/// The bounds of the content of the first packet, if it is complete.
 fn extent(input: &[u8]) -> Result<Option<(usize, usize)>, String> {
     let mut length = 0;
     for at in 0..MAX_LENGTH_BYTES {

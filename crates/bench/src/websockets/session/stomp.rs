@@ -7,7 +7,7 @@ use super::{Met, Session};
 use crate::websockets::target::Target;
 
 pub(super) struct Client {
-    /// What is sent first.
+    /// The first bytes to send.
     connect: String,
     destination: String,
 }
@@ -33,7 +33,7 @@ impl Session for Client {
             // Line ends between frames are heartbeats.
             let beats = input.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
             input.drain(..beats);
-            // Bodies of this study hold no NUL.
+            // Bodies of this study contain no NUL.
             let Some(end) = input.iter().position(|byte| *byte == 0) else { return Ok(None) };
             let frame: Vec<u8> = input.drain(..=end).collect();
             let text = String::from_utf8_lossy(&frame[..end]);

@@ -4,7 +4,7 @@ fn target(scheme: &str) -> Target {
     Target::parse(&format!("{scheme}+ws://user:secret@localhost:1/ws")).unwrap()
 }
 
-/// Shows `client` what a server says, a byte at a time; what it met, and what it said itself.
+/// Passes the server's output to `client`, one byte at a time; returns its events and its output.
 fn told(client: &mut dyn Session, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), String> {
     let (mut input, mut out, mut met) = (Vec::new(), Vec::new(), Vec::new());
     for byte in server {
