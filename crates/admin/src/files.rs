@@ -1,4 +1,4 @@
-//! Files of the pages, which are part of the program: there is nothing to build and nothing to install.
+//! Files of the pages. They are compiled into the program, so there is nothing to build or install.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::Source;
 /// A file as it is served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct File {
-    /// Where.
+    /// URL path.
     pub(crate) path: &'static str,
     /// Its content type, one of those below.
     pub(crate) kind: &'static str,
-    /// What is in it.
+    /// The file's content.
     pub(crate) text: &'static str,
 }
 
@@ -25,7 +25,7 @@ pub(crate) const CSS: &str = "text/css; charset=utf-8";
 pub(crate) const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const PICTURE: &str = "image/svg+xml";
 
-/// The routes of a page's files, all under its policy.
+/// The routes of a page's files, all sent with the page's Content-Security-Policy.
 pub(crate) fn routes(files: &'static [File], policy: HeaderValue) -> Router<Arc<dyn Source>> {
     files.iter().fold(Router::new(), |router, file| {
         let policy = policy.clone();
@@ -34,7 +34,7 @@ pub(crate) fn routes(files: &'static [File], policy: HeaderValue) -> Router<Arc<
 }
 
 impl File {
-    /// The answer, with the policy of the page that the file belongs to.
+    /// The response, with the Content-Security-Policy of the page that the file belongs to.
     fn response(&self, policy: HeaderValue) -> Response {
         let headers = [
             (header::CONTENT_TYPE, HeaderValue::from_static(self.kind)),
@@ -44,7 +44,8 @@ impl File {
     }
 }
 
-/// Fails where a file refers to another that is not served (other than by `also`), or to one of another server.
+/// Panics if a file refers to another one that is served neither from `files` nor at a path in `also`, or to a
+/// file on another server.
 #[cfg(test)]
 pub(crate) fn assert_complete(files: &[File], also: &[&str]) {
     for file in files {

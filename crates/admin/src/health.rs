@@ -12,14 +12,15 @@ use crate::Source;
 pub enum Readiness {
     /// Listeners are up and, with an upstream, it can be reached.
     Ready,
-    /// Ready, and yet something does not work, for this reason, in such words: whoever can help with that (consumers, when
-    /// a disk is full) is to be let in.
+    /// Ready although something does not work, for this reason, worded as for `NotReady`. Clients that can
+    /// remedy it must still be let in, such as consumers when a disk is full.
     Impaired(String),
-    /// Not now, for this reason: a few words, without secrets, as anyone who can reach the address reads them.
+    /// Not now, for this reason: a few words without secrets, since anyone who can reach the address can read
+    /// them.
     NotReady(String),
 }
 
-/// `GET /healthz`: that this is answered at all is the news.
+/// `GET /healthz`: any answer at all shows that the process is alive.
 pub(crate) async fn alive() -> &'static str {
     "ok\n"
 }

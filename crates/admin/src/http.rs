@@ -1,12 +1,13 @@
-//! The HTTP server: accepts, bounds and ends connections, and sends each request to its answer.
+//! The HTTP server: accepts, limits and ends connections, and routes each request to its handler.
 //!
-//! A stranger who reaches the address can neither keep it from others nor make it grow: there is a bound on
-//! connections, and when it is reached the oldest that is not at work makes room (`connections`); a request is at work from
-//! its login on (`work`), and no body is read before; a request's head has a size and a time; an answer that is not read is
-//! given up. Health and metrics are answered even while all connections are at work.
+//! A stranger who can reach the address can neither shut others out nor make the server's memory grow.
+//! Connections are limited, and at the limit the oldest one that is not at work is closed to make room
+//! (`connections`). A request counts as work from its login on (`work`), and no body is read before. A
+//! request's head is limited in size and time, and a response that the client does not read is abandoned.
+//! Health and metrics are served even while all connections are at work.
 //!
-//! Every request is answered. Where what is left of its body keeps others from being read behind it, the answer says that
-//! the connection closes (`service`), and the client has the time to read it (`linger`).
+//! Every request gets a response. If the unread rest of its body blocks the next request, the response says
+//! that the connection closes (`service`), and the client gets time to read it (`linger`).
 
 use std::io;
 use std::pin::pin;
@@ -38,7 +39,7 @@ mod linger;
 mod service;
 mod work;
 
-/// Serves HTTP until `shutdown` is over, then finishes the requests at hand within a few seconds.
+/// Serves HTTP until `shutdown` completes, then finishes the requests in progress within a few seconds.
 ///
 /// Dropping the future closes the listener and every connection at once.
 pub async fn serve(
@@ -49,7 +50,7 @@ pub async fn serve(
     serve_within(LIMITS, listener.into(), router(source), shutdown).await;
 }
 
-/// Serves the metrics and nothing else, in the same way.
+/// Serves only the metrics, with the same limits and shutdown as `serve`.
 pub async fn serve_metrics(
     listener: impl Into<Listener>,
     source: Arc<dyn Source>,
@@ -60,18 +61,18 @@ pub async fn serve_metrics(
 
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Open connections.
+    /// Maximum number of open connections.
     connections: usize,
-    /// Connections beyond them for health and metrics, while all those are at work.
+    /// Additional connections for health and metrics while all of the above are at work.
     reserve: usize,
-    /// From the first moment a request may come, so between requests too, to the end of its head. As much before that for
-    /// the handshake of TLS.
+    /// From the moment a request may start, which includes the idle time between requests, to the end of its
+    /// head. The TLS handshake has the same time before that.
     head: Duration,
-    /// Without one byte of an answer being taken.
+    /// Time without the client accepting any byte of a response.
     stall: Duration,
-    /// From the end of the last answer to the client's closing the connection.
+    /// From the end of the last response until the client closes the connection.
     linger: Duration,
-    /// From the request to shut down to the end of the last connection.
+    /// From the shutdown request to the end of the last connection.
     drain: Duration,
 }
 
@@ -80,20 +81,21 @@ const LIMITS: Limits = Limits {
     connections: 256,
     // Each answers one probe and closes.
     reserve: 32,
-    // Ample for a head. Scrapers come less often and open a connection each time, which costs nothing that matters.
+    // Ample for a head. Scrapers come less often than this and reconnect each time, at a negligible cost.
     head: Duration::from_secs(10),
-    // A scraper behind the worst network takes something in this time.
+    // Even over a very poor network a scraper reads something in this time.
     stall: Duration::from_secs(10),
-    // A few round trips around the world, for what was sent before the answer had arrived.
+    // A few round trips around the world, for bytes the client sent before the response reached it.
     linger: Duration::from_secs(1),
-    // Answers take milliseconds; this is for clients that are slow to take them.
+    // Responses take milliseconds; this is for clients that read them slowly.
     drain: Duration::from_secs(2),
 };
 
 /// The largest head of a request, in bytes: room for a browser's cookies of other services on the same host.
 const MAX_HEAD: usize = 16 * 1024;
 
-/// The pause after a failed accept, which is usually want of file descriptors: trying again at once would only spin.
+/// The pause after a failed accept. The usual cause is a lack of file descriptors, where an immediate retry
+/// would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 async fn serve_within(
@@ -104,7 +106,7 @@ async fn serve_within(
 ) {
     let router = TowerToHyperService::new(strict(router, listener.strict()));
     let mut connections = Connections::new(limits.connections, limits.reserve);
-    // Nothing is sent: that the sender is gone is the message.
+    // Nothing is ever sent: dropping the sender is the signal.
     let (open, draining) = watch::channel(());
     let mut shutdown = pin!(shutdown);
     loop {
@@ -139,10 +141,11 @@ async fn accept(listener: &Listener) -> Arrived {
     }
 }
 
-/// Whether the client gave up before it was accepted; the next one may be fine.
+/// Whether the error concerns only this connection, whose client gave up before it was accepted; the next may
+/// be fine.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, InvalidInput, NotConnected};
-    // setsockopt(2) on a connection that was reset meanwhile says EINVAL.
+    // setsockopt(2) fails with EINVAL on a connection that has been reset in the meantime.
     matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected | InvalidInput)
 }
 
@@ -191,7 +194,7 @@ fn router(source: Arc<dyn Source>) -> Router {
     finished(ours.merge(probes_and_page))
 }
 
-/// Adds what every answer has.
+/// Adds the parts that all responses share: the fallback, the Host check and the security headers.
 fn finished(router: Router) -> Router {
     router
         .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
@@ -199,12 +202,12 @@ fn finished(router: Router) -> Router {
         .layer(middleware::map_response(with_security_headers))
 }
 
-/// What an answer may load, unless it says otherwise: nothing.
+/// The default Content-Security-Policy: a response may load nothing.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 );
 
-/// No page of another origin may frame, sniff, embed or cache what is answered here
+/// No page of another origin may frame, embed or MIME-sniff a response from here, and none may be cached
 /// (<https://owasp.org/www-project-secure-headers/>).
 const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 5] = [
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
@@ -217,8 +220,8 @@ const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 5] = [
     ),
 ];
 
-/// Adds to every answer over TLS for how long this host is to be asked that way only. It is never told without being
-/// asked for: it holds for all ports of the host, those without TLS included, and outlives the setting.
+/// Adds Strict-Transport-Security to every response, if configured. There is no default, since the header
+/// applies to all ports of the host, including those without TLS, and outlives the setting.
 fn strict(router: Router, strict: Option<Duration>) -> Router {
     let Some(strict) = strict else { return router };
     let value = HeaderValue::try_from(format!("max-age={}", strict.as_secs()));

@@ -18,7 +18,7 @@ pub(super) const PATIENT: Limits = Limits {
     drain: Duration::from_secs(60),
 };
 
-/// A source that is ready or not as told, with one metric of a size to choose.
+/// A source with settable readiness and one metric of a chosen size.
 struct Told {
     readiness: Mutex<Readiness>,
     padding: usize,
@@ -39,7 +39,7 @@ impl Source for Told {
     }
 }
 
-/// A server on a free port, and what ends it.
+/// A server on a free port, and the sender that shuts it down.
 pub(super) struct Server {
     port: u16,
     source: Arc<Told>,
@@ -67,7 +67,7 @@ impl Server {
         TcpStream::connect(("127.0.0.1", self.port)).await.unwrap()
     }
 
-    /// One request on a connection of its own; the whole answer.
+    /// Sends a request on a new connection; returns the whole response.
     async fn answer(&self, request_line: &str) -> String {
         let mut stream = self.connect().await;
         let request = format!("{request_line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -76,14 +76,14 @@ impl Server {
     }
 }
 
-/// Reads until the server closes, politely or not.
+/// Reads until the server closes or resets the connection.
 async fn read_to_end(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).unwrap()
 }
 
-/// A request that keeps its connection, and its answer.
+/// Sends a request that keeps its connection open, and reads the response.
 async fn keep_alive_request(stream: &mut TcpStream) {
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
@@ -201,7 +201,7 @@ async fn an_answer_that_is_not_read_is_given_up() {
     let server = Server::start(Limits { stall: Duration::from_millis(50), ..PATIENT }, 32 << 20).await;
     let mut stream = server.connect().await;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    // The server gave up when its side is gone, which another request there would find out; the drain waits for it.
+    // The server has given up once its side is closed, which the drain waits for.
     stream.readable().await.unwrap();
     server.shutdown.send(()).unwrap();
     server.task.await.unwrap();

@@ -11,7 +11,7 @@ use transport::tls::{
 use super::tests::{PATIENT, Server};
 use super::*;
 
-/// A certificate for localhost, and both ends that believe it.
+/// A certificate for localhost, and the TLS configuration of both ends that trust it.
 struct Ends {
     folder: TempDir,
     server: Arc<ServerTls>,
@@ -96,7 +96,7 @@ async fn a_handshake_that_is_not_finished_has_an_end_and_so_has_idleness_after_o
     let server = ends.start(Limits { head: Duration::from_millis(50), ..PATIENT }, NEVER).await;
     let mut silent = server.connect().await;
     let mut half = server.connect().await;
-    // A slow machine may be too late with it already, and is reset then.
+    // On a slow machine this may come too late, and the connection is reset.
     let _ = half.write_all(b"\x16\x03\x01\x02\x00\x01").await;
     for stream in [&mut silent, &mut half] {
         assert_eq!(stream.read_to_end(&mut Vec::new()).await.unwrap_or_default(), 0);
@@ -116,7 +116,7 @@ async fn at_the_limit_an_unfinished_handshake_makes_room() {
     let mut silent = server.connect().await;
     silent.write_all(b"\x16").await.unwrap();
     ask(&mut ends.connect(&server).await.unwrap()).await;
-    // Reset where what it sent was not read.
+    // The connection is reset if its bytes were not read.
     let _ = silent.read_to_end(&mut Vec::new()).await;
 }
 
@@ -125,7 +125,7 @@ async fn shutting_down_does_not_wait_for_a_handshake() {
     let ends = Ends::new();
     let server = ends.start(Limits { drain: Duration::from_hours(1), ..PATIENT }, NEVER).await;
     let mut silent = server.connect().await;
-    // Accepted after the silent one, whose handshake has begun then.
+    // Accepted after the silent one, whose handshake has therefore begun.
     ask(&mut ends.connect(&server).await.unwrap()).await;
     server.shutdown.send(()).unwrap();
     tokio::time::timeout(Duration::from_mins(2), server.task).await.expect("it waited").unwrap();

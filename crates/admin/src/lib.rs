@@ -1,17 +1,18 @@
 //! The HTTP side of Leveret: `/healthz`, `/readyz`, `/metrics`, the management API under `/api`, the dashboard at `/` and a
 //! page at `/messages` to try out AMQP over WebSocket.
 //!
-//! * [`serve`] (`http`) keeps the connections, over TLS or not: limits, time-outs, security headers, shutdown.
+//! * [`serve`] (`http`) manages the connections, with or without TLS: limits, time-outs, security headers,
+//!   shutdown.
 //! * `health` answers the probes, `metrics` writes Prometheus' text format, `process` measures this process.
 //! * `api` is the management API under `/api`.
-//! * `dashboard` is what people see of the API, `page` where a visitor's browser speaks AMQP over WebSocket; the files of
-//!   both are part of the program (`files`).
+//! * `dashboard` is the web interface to the API; `page` lets a visitor's browser speak AMQP over WebSocket.
+//!   The files of both are compiled into the program (`files`).
 //!
-//! What there is to tell comes from a [`Source`]. Never add a messaging protocol or a back end here: the process that
-//! joins them to this crate writes the `Source`, so that each can be tested without the others.
+//! All figures and state come from a [`Source`]. Never add a messaging protocol or a backend here: the process
+//! that joins them to this crate implements `Source`, so that each can be tested without the others.
 //!
-//! Invariants: no client holds a connection without using it, nor keeps others out by opening many (`http`); no
-//! request body is read but by `api`, within bounds, and from those who have logged in.
+//! Invariants: no client can hold a connection without using it, or shut others out by opening many (`http`).
+//! Only `api` reads request bodies, within bounds, and only after the client has logged in.
 
 mod api;
 mod dashboard;
@@ -37,12 +38,13 @@ pub use metrics::{Detail, Families, Kind, Labels, MetricsWriter, Number, Wanted}
 pub use page::WebSocketPorts;
 pub use process::{descriptors, resident_memory};
 
-/// What the process behind the HTTP listener can tell about itself.
+/// The process behind the HTTP listener, as the answers report it.
 pub trait Source: Send + Sync + 'static {
-    /// Whether clients should be sent here now. Called on a thread that serves others: it must not block.
+    /// Whether clients should be sent here now. Called on a thread that also serves other connections, so it
+    /// must not block.
     fn ready(&self) -> Readiness;
 
-    /// Writes the metrics. Called on a thread of its own, at most a few times at once.
+    /// Writes the metrics. Called on a blocking thread, at most a few calls at a time.
     fn metrics(&self, wanted: &Wanted, out: &mut MetricsWriter);
 
     /// The management API, if there is one.
@@ -50,6 +52,6 @@ pub trait Source: Send + Sync + 'static {
         None
     }
 
-    /// Where the page at `/messages` finds AMQP over WebSocket. Must not block, either.
+    /// The ports where the page at `/messages` finds AMQP over WebSocket. Must not block either.
     fn websocket_ports(&self) -> WebSocketPorts;
 }

@@ -18,7 +18,7 @@ use crate::api::Caller;
 pub struct Listener {
     socket: Socket,
     tls: Option<Arc<ServerTls>>,
-    /// How long browsers are told to come by TLS only; zero tells nothing.
+    /// `max-age` of Strict-Transport-Security; if zero, the header is not sent.
     strict: Duration,
 }
 
@@ -40,16 +40,17 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// One of them cannot be bound.
+    /// One of the addresses cannot be bound.
     pub async fn tcp(places: &[(&str, u16)]) -> io::Result<Self> {
         TcpListeners::bind(places).await.map(|listeners| Self::plain(Socket::Tcp(listeners)))
     }
 
-    /// Listens on a Unix socket, in place of one that an ended process left behind.
+    /// Listens on a Unix socket, replacing one that a process left behind when it ended.
     ///
     /// # Errors
     ///
-    /// Another process listens there, something else has that path, or it cannot be created.
+    /// Another process listens on the path, something other than a socket has it, or the socket cannot be
+    /// created.
     pub async fn unix(path: &Path) -> io::Result<Self> {
         remove_stale(path).await?;
         let listener = UnixListener::bind(path)?;
@@ -60,14 +61,14 @@ impl Listener {
         Self { socket, tls: None, strict: Duration::ZERO }
     }
 
-    /// The same, over TLS. For `strict`, browsers are told to come to this host by TLS only (RFC 6797), whatever the port;
-    /// zero tells them nothing.
+    /// The same listener over TLS. For the time `strict`, browsers then use only TLS for this host, on any port
+    /// (RFC 6797); if it is zero, Strict-Transport-Security is not sent.
     #[must_use]
     pub fn over_tls(self, tls: Arc<ServerTls>, strict: Duration) -> Self {
         Self { tls: Some(tls), strict, ..self }
     }
 
-    /// The TCP addresses that were bound; none for a Unix socket.
+    /// The bound TCP addresses; empty for a Unix socket.
     pub fn local_addresses(&self) -> Vec<SocketAddr> {
         match &self.socket {
             Socket::Tcp(listeners) => listeners.local_addresses().collect(),
@@ -75,15 +76,16 @@ impl Listener {
         }
     }
 
-    /// What every answer says of it, if it says anything.
+    /// The `max-age` of Strict-Transport-Security for every response, if the header is to be sent.
     pub(crate) fn strict(&self) -> Option<Duration> {
-        // Parts of a second would say 0, which tells browsers to forget it.
+        // A fraction of a second would round down to 0, which makes browsers forget the policy.
         (self.tls.is_some() && self.strict.as_secs() > 0).then_some(self.strict)
     }
 
     pub(crate) async fn accept(&self) -> io::Result<Arrived> {
         let stream = match &self.socket {
-            // Answers are written whole; waiting to fill a packet would only delay them, and so this does not.
+            // Responses are written whole, so waiting to fill a packet (Nagle) would only delay them;
+            // `from_tcp` disables it.
             Socket::Tcp(listener) => Stream::from_tcp(listener.accept().await?.0)?,
             Socket::Unix(socket) => Stream::Unix(socket.listener.accept().await?.0),
         };
@@ -99,19 +101,19 @@ impl From<TcpListener> for Listener {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // It may be gone already; there is nobody to tell.
+        // The file may be gone already, and a destructor cannot report an error.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// A connection that was accepted, before TLS.
+/// An accepted connection, before the TLS handshake.
 pub(crate) struct Arrived {
     stream: Stream,
     tls: Option<Arc<ServerTls>>,
 }
 
 impl Arrived {
-    /// Who is at the other end.
+    /// The peer's address, and whether it is on this machine.
     pub(crate) fn caller(&self) -> Caller {
         if let Stream::Unix(_) = self.stream {
             return Caller { ip: None, is_local: true };
@@ -124,17 +126,18 @@ impl Arrived {
         self.tls.is_some()
     }
 
-    /// The stream that HTTP is spoken on, after the handshake if there is TLS: it takes as long as the client wants it to.
+    /// The stream that carries HTTP, after the handshake if there is TLS. The handshake takes as long as the
+    /// client pleases.
     pub(crate) async fn stream(self) -> io::Result<Stream> {
         match self.tls {
-            // Whom a client's certificate names is no login here.
+            // A client certificate does not log anybody in here.
             Some(tls) => Ok(tls.accept(self.stream).await?.stream),
             None => Ok(self.stream),
         }
     }
 }
 
-/// Removes a socket that nobody listens on, and nothing else.
+/// Removes the path if it is a socket that no process listens on; leaves anything else alone.
 async fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     if !is_socket {

@@ -12,7 +12,7 @@ pub use self::wanted::{Detail, Families, Wanted};
 /// Writes metric families: their `# HELP` and `# TYPE` lines and their samples.
 ///
 /// Names and labels come from the program and are checked in debug builds; help texts and label values may hold
-/// anything and are escaped. Write each family once: a scraper refuses the whole answer otherwise.
+/// anything and are escaped. Write each family only once, or a scraper rejects the whole response.
 #[derive(Debug, Default)]
 pub struct MetricsWriter {
     text: String,
@@ -21,7 +21,7 @@ pub struct MetricsWriter {
 /// The type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only ever rises, except when the process restarts. Its name ends in `_total`.
+    /// Only ever rises, except when the process restarts. The family's name ends in `_total`.
     Counter,
     /// Rises and falls.
     Gauge,
@@ -37,23 +37,23 @@ pub enum Number {
 }
 
 impl MetricsWriter {
-    /// An empty answer.
+    /// Creates an empty writer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A counter with one sample and no labels.
+    /// Writes a counter with one sample and no labels.
     pub fn counter(&mut self, name: &str, help: &str, value: impl Into<Number>) {
         self.family(name, help, Kind::Counter).sample(&[], value);
     }
 
-    /// A gauge with one sample and no labels.
+    /// Writes a gauge with one sample and no labels.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Into<Number>) {
         self.family(name, help, Kind::Gauge).sample(&[], value);
     }
 
-    /// A family whose samples differ in their labels; write them on what is returned.
+    /// Starts a family whose samples differ in their labels; write the samples on the returned value.
     pub fn family<'w>(&'w mut self, name: &'w str, help: &str, kind: Kind) -> Family<'w> {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -63,9 +63,9 @@ impl MetricsWriter {
         Family { writer: self, name }
     }
 
-    /// A histogram with one set of labels. `buckets` are upper bounds in rising order, each with the number of
-    /// observations in its own bucket alone, those above the last bound left out; `count` and `sum` are of all
-    /// observations.
+    /// Writes a histogram with one set of labels. `buckets` are upper bounds in rising order, each with the
+    /// number of observations in that bucket alone; observations above the last bound are not in it. `count`
+    /// and `sum` cover all observations.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -88,7 +88,7 @@ impl MetricsWriter {
         self.sample(&format!("{name}_count"), labels, None, count.into());
     }
 
-    /// What was written.
+    /// Returns the text written so far.
     #[must_use]
     pub fn into_text(self) -> String {
         self.text
@@ -130,12 +130,12 @@ fn write_labels<'l>(text: &mut String, labels: impl Iterator<Item = (&'l str, &'
     }
 }
 
-/// Labels as they are written, for what has samples in several families.
+/// Labels in their written form, for an object with samples in several families.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Labels(String);
 
 impl Labels {
-    /// Writes them once.
+    /// Formats the labels once.
     #[must_use]
     pub fn new(labels: &[(&str, &str)]) -> Self {
         let mut text = String::new();
@@ -152,13 +152,13 @@ pub struct Family<'w> {
 }
 
 impl Family<'_> {
-    /// A sample. The labels tell it from the family's others.
+    /// Writes a sample. Its labels must differ from those of the family's other samples.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Into<Number>) -> &mut Self {
         self.writer.sample(self.name, labels, None, value.into());
         self
     }
 
-    /// A sample with labels that are written already.
+    /// Writes a sample with labels that have been formatted already.
     pub fn sample_of(&mut self, labels: &Labels, value: impl Into<Number>) -> &mut Self {
         let text = &mut self.writer.text;
         text.push_str(self.name);
@@ -197,7 +197,7 @@ fn is_name(name: &str) -> bool {
     name.chars().all(fits) && name.starts_with(|first: char| !first.is_ascii_digit())
 }
 
-/// Escapes what would end the line or, in a label's value, the quotes.
+/// Escapes characters that would end the line or, in a label's value, the quotes.
 fn escape(text: &mut String, raw: &str, in_quotes: bool) {
     for character in raw.chars() {
         match character {

@@ -1,4 +1,4 @@
-//! Metrics of this process, from /proc (proc_pid_stat(5) and its neighbours).
+//! Metrics of this process, from /proc (proc_pid_stat(5) and related files).
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ impl Started {
     }
 }
 
-/// Writes what could be read; a value the system does not tell is left out and never made up.
+/// Writes the values that could be read. A value that the system does not report is left out.
 pub(crate) fn write(out: &mut MetricsWriter, started: Started, wanted: &Wanted) {
     match wanted {
         Wanted::Together | Wanted::Apart => {
@@ -43,7 +43,7 @@ fn write_usage(out: &mut MetricsWriter, prefix: &str) {
     }
 }
 
-/// A name with Erlang in it is what dashboards have the uptime from.
+/// Dashboards made for RabbitMQ read the uptime from a metric with Erlang in its name.
 fn write_limits(out: &mut MetricsWriter, prefix: &str, started: Started) {
     if let Some(most) = read("limits").as_deref().and_then(max_open_files) {
         let help = "The most file descriptors that may be open.";
@@ -66,12 +66,12 @@ fn write_own(out: &mut MetricsWriter, started: Started) {
     }
 }
 
-/// Bytes of this process's resident memory, if the system tells.
+/// This process's resident memory in bytes, if the system reports it.
 pub fn resident_memory() -> Option<u64> {
     read("status").as_deref().and_then(resident_bytes)
 }
 
-/// How many file descriptors this process has open, and may have, as far as the system tells.
+/// The number of file descriptors this process has open and its limit, each if the system reports it.
 pub fn descriptors() -> (Option<u64>, Option<u64>) {
     (open_files(), read("limits").as_deref().and_then(max_open_files))
 }
@@ -91,18 +91,19 @@ fn max_open_files(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Since Linux 6.2 the folder's size is the number of descriptors; before, it is 0 and they are counted one by one.
+/// Since Linux 6.2 the directory's size is the number of descriptors; before that it is 0, and they are counted
+/// one by one.
 fn open_files() -> Option<u64> {
     let told = fs::metadata("/proc/self/fd").ok()?.len();
     if told > 0 {
         return Some(told);
     }
-    // One of them is the folder being read.
+    // One of them is the directory being read.
     let counted = fs::read_dir("/proc/self/fd").ok()?.count() as u64;
     counted.checked_sub(1)
 }
 
-/// What a clock tick of /proc is: `USER_HZ`, which Linux fixes at 100 on every platform Leveret is built for.
+/// Clock ticks per second in /proc: `USER_HZ`, which Linux fixes at 100 on every platform Leveret is built for.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 fn cpu_and_threads(stat: &str) -> Option<(f64, u64)> {

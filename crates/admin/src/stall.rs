@@ -1,4 +1,4 @@
-//! A bound on how long the other side may take nothing of what is written to it.
+//! A bound on how long a peer may accept none of the bytes written to it.
 
 use std::io;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ impl<S> StallTimeout<S> {
         Self { stream, bound, stalled: None }
     }
 
-    /// Starts, checks or ends the wait, given how an attempt to write went.
+    /// Starts, checks or clears the timer, depending on the outcome of an attempt to write.
     fn watch<T>(&mut self, context: &mut Context<'_>, attempt: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if attempt.is_ready() {
             self.stalled = None;

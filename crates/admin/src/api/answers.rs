@@ -1,7 +1,7 @@
-//! A bound on the memory of answers that are being sent.
+//! Bounds the memory of responses that are being sent.
 //!
-//! Threads make few answers at once, but each stays in memory until its reader has taken it. So bytes are counted
-//! until they are freed, and while there are too many no request starts that may add to them.
+//! Only a few responses are produced at once, but each stays in memory until its client has read it. Their
+//! bytes are therefore counted until they are freed, and at the bound no request starts that may add to them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,29 +12,30 @@ use tokio::sync::Notify;
 
 use crate::http::AtWork;
 
-/// Bytes of answers that are not sent yet.
+/// Counts the bytes of responses that have not been sent yet.
 #[derive(Default)]
 pub(super) struct Answers {
     unread: AtomicUsize,
     freed: Notify,
 }
 
-/// The bytes of one.
+/// The bytes of one response.
 struct Answer {
     bytes: Vec<u8>,
     all: Arc<Answers>,
-    /// Its connection need not make room meanwhile.
+    /// Keeps the connection from being closed to make room until the response is sent.
     _at_work: Option<AtWork>,
 }
 
 impl Answers {
-    /// Counts an answer until the last of it is dropped, which is when it has been written or given up.
+    /// Counts a response until its last piece is dropped, once it has been written or abandoned.
     pub(super) fn keep(self: &Arc<Self>, bytes: Vec<u8>, at_work: Option<AtWork>) -> Bytes {
         self.unread.fetch_add(bytes.capacity(), Ordering::Relaxed);
         Bytes::from_owner(Answer { bytes, all: Arc::clone(self), _at_work: at_work })
     }
 
-    /// Whether another may be made. It may be of any size, so there is more than the bound by those that are at work.
+    /// Whether another response may be produced. Its size is unknown, so the responses then in progress can
+    /// exceed the bound.
     pub(super) fn have_room(&self) -> bool {
         self.unread.load(Ordering::Relaxed) < MOST_UNREAD
     }
@@ -44,11 +45,11 @@ impl Answers {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Waits for that.
+    /// Waits until there is room.
     pub(super) async fn room(&self) {
         loop {
             let mut freed = pin!(self.freed.notified());
-            // Before looking, so that nothing is missed.
+            // Registered before the check, so that no notification is missed.
             freed.as_mut().enable();
             if self.have_room() {
                 return;
@@ -71,8 +72,8 @@ impl Drop for Answer {
     }
 }
 
-/// Bytes of answers at which the next has to wait: two lists of some 100,000 queues, or one of the largest
-/// definitions that could be loaded again and as much beside it.
+/// Bytes of unsent responses at which the next request has to wait: two lists of some 100,000 queues, or an
+/// export of the largest definitions that can be imported again, plus as much besides.
 pub(super) const MOST_UNREAD: usize = 128 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Bindings, and the keys that tell two of them between the same ends apart.
+//! Bindings, and the properties keys that distinguish bindings between the same source and destination.
 
 use amqp::FieldTable;
 use broker::{Binding, BindingEnd, BindingView, json_of};
@@ -12,15 +12,16 @@ use super::exchanges;
 use super::listing::list;
 use super::overview::columns;
 
-/// A binding and where it is.
+/// A binding and its virtual host.
 struct Item {
     vhost: String,
     view: BindingView,
-    /// What it is sorted by.
+    /// Sort key: source, destination type, destination and routing key.
     ends: String,
 }
 
-/// `GET /api/bindings`, and those of a virtual host: with those that every queue has from the default exchange.
+/// `GET /api/bindings`, and those of a virtual host, including each queue's implicit binding from the default
+/// exchange.
 pub(super) fn all(call: &Call) -> Answer {
     let mut items = Vec::new();
     for vhost in call.vhosts()? {
@@ -66,13 +67,13 @@ pub(super) fn between(call: &Call) -> Answer {
     show_found(call, of_ends(call)?)
 }
 
-/// `GET` of one of them, by its properties key.
+/// `GET` of one binding, by its properties key.
 pub(super) fn one(call: &Call) -> Answer {
     let item = Item::new(call.at("vhost"), find(call)?);
     Ok(Reply::json(columns(call, show(&item))))
 }
 
-/// `POST`: binds.
+/// `POST`: creates a binding.
 pub(super) fn bind(call: &Call) -> Answer {
     let seat = call.seat()?;
     let mut body = call.object()?;
@@ -94,7 +95,7 @@ pub(super) fn bind(call: &Call) -> Answer {
     Ok(Reply { location: Some(location), ..Reply::put(true) }.when_defined(ticket))
 }
 
-/// `DELETE` of one of them, by its properties key.
+/// `DELETE` of one binding, by its properties key.
 pub(super) fn unbind(call: &Call) -> Answer {
     let view = find(call)?;
     let arguments = view.arguments.encode();
@@ -112,7 +113,7 @@ pub(super) fn unbind(call: &Call) -> Answer {
     Ok(Reply::no_content().when_defined(ticket))
 }
 
-/// The destination of a path, and whether it is a queue.
+/// The destination in the path, and whether it is a queue.
 fn destination(call: &Call) -> (&str, bool) {
     match call.at("exchange") {
         "" => (call.at("destination"), true),
@@ -126,7 +127,7 @@ fn of_queue(call: &Call, name: &str) -> Result<Vec<BindingView>, ApiError> {
     Ok(found)
 }
 
-/// Those between the two ends of the path.
+/// The bindings between the source and the destination in the path.
 fn of_ends(call: &Call) -> Result<Vec<BindingView>, ApiError> {
     let vhost = call.vhost()?;
     let source = exchanges::name(call.at("source"));
@@ -146,7 +147,7 @@ fn find(call: &Call) -> Result<BindingView, ApiError> {
     of_ends(call)?.into_iter().find(is_it).ok_or_else(ApiError::not_found)
 }
 
-/// What every queue has from the default exchange.
+/// The binding that every queue has from the default exchange.
 fn implicit(queue: &std::sync::Arc<str>) -> BindingView {
     BindingView {
         source: "".into(),
@@ -192,8 +193,8 @@ fn end_of(end: BindingEnd) -> &'static str {
     }
 }
 
-/// The key that tells a binding from others between the same ends: the routing key, and something that stands for the
-/// arguments. To clients it means nothing, so that ours need not be RabbitMQ's, where there are arguments.
+/// The key that distinguishes a binding from others between the same ends: the routing key, and a hash of the
+/// arguments. It is opaque to clients, so for bindings with arguments it need not match RabbitMQ's.
 fn properties_key(routing_key: &str, arguments: &FieldTable) -> String {
     let quoted = quote(routing_key).replace('~', "%7E");
     match (routing_key, arguments.is_empty()) {
@@ -210,14 +211,14 @@ fn hash(bytes: &[u8]) -> u64 {
     })
 }
 
-/// As forms are encoded, which is what RabbitMQ does here: a space becomes a plus.
+/// Encodes as forms do, like RabbitMQ here: a space becomes a plus.
 fn quote(text: &str) -> String {
     utf8_percent_encode(text, QUOTED).to_string().replace("%20", "+")
 }
 
 const QUOTED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Places of the table of bindings looked at under one lock: well below a millisecond.
+/// Entries of the bindings table visited per lock acquisition: well below a millisecond.
 const STEP: usize = 1000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a route gets and gives.
+//! The request that a route's handler receives, and the reply it returns.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::login::User;
 use super::parts;
 
-/// A request whose sender may make it.
+/// An authorised request.
 pub(super) struct Call {
     pub(super) api: Arc<Api>,
     pub(super) user: User,
@@ -23,26 +23,26 @@ pub(super) struct Call {
     /// The query, decoded, in order.
     pub(super) query: Vec<(String, String)>,
     pub(super) body: Bytes,
-    /// Header X-Reason.
+    /// Value of the header X-Reason.
     pub(super) reason: Option<String>,
 }
 
-/// What a request leads to.
+/// The outcome of a request.
 pub(super) type Answer = Result<Reply, ApiError>;
 
-/// An answer that says yes.
+/// A successful response.
 pub(super) struct Reply {
     pub(super) status: StatusCode,
-    /// JSON.
+    /// Encoded JSON.
     pub(super) body: Option<Vec<u8>>,
     pub(super) location: Option<String>,
-    /// Methods that the path knows, if that was asked.
+    /// The methods of the path, in a response to OPTIONS.
     pub(super) allow: Option<String>,
-    /// Sent when this is on disk.
+    /// The reply is sent once this is on disk.
     pub(super) until: Until,
 }
 
-/// What an answer waits for.
+/// The writes that a response waits for.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Until {
     pub(super) defined: Option<Ticket>,
@@ -55,7 +55,7 @@ impl Reply {
         Self::text(body.into().to_string().into_bytes())
     }
 
-    /// 200 with a body that is JSON already.
+    /// 200 with a body that is encoded JSON already.
     pub(super) fn text(body: Vec<u8>) -> Self {
         Self {
             status: StatusCode::OK,
@@ -76,7 +76,7 @@ impl Reply {
         }
     }
 
-    /// 201 for something new, 204 for something that was there.
+    /// 201 for a new object, 204 for one that existed.
     pub(super) fn put(is_new: bool) -> Self {
         let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
         Self { status, ..Self::no_content() }
@@ -98,7 +98,7 @@ impl Reply {
 }
 
 impl Call {
-    /// The embedded broker. Routes that need one are not there without it.
+    /// The embedded broker. Routes that need it do not exist without it.
     pub(super) fn broker(&self) -> Result<&Arc<Broker>, ApiError> {
         self.api.broker.as_ref().ok_or_else(ApiError::not_found)
     }
@@ -129,7 +129,8 @@ impl Call {
         self.broker()?.vhost(self.at("vhost")).ok_or_else(ApiError::not_found)
     }
 
-    /// Those that the user sees, or the one of the path, which the door has let the user see.
+    /// The virtual hosts that the user may see, or the one in the path, for which `door` has checked the user's
+    /// access.
     pub(super) fn vhosts(&self) -> Result<Vec<Arc<VirtualHost>>, ApiError> {
         if self.has("vhost") {
             return Ok(vec![self.vhost()?]);
@@ -140,13 +141,13 @@ impl Call {
         Ok(vhosts)
     }
 
-    /// A place in the virtual host of the path, to ask for permission.
+    /// The user's authorised session in the virtual host of the path, which checks permissions.
     pub(super) fn seat(&self) -> Result<Seat, ApiError> {
         let identity = self.user.identity.as_ref().ok_or_else(ApiError::not_found)?;
         Ok(self.broker()?.seat(identity, self.at("vhost"))?)
     }
 
-    /// The body as an object; nothing is an empty one.
+    /// The body as an object; an empty body counts as an empty object.
     pub(super) fn object(&self) -> Result<Map<String, Value>, ApiError> {
         if self.body.iter().all(u8::is_ascii_whitespace) {
             return Ok(Map::new());
@@ -157,12 +158,12 @@ impl Call {
         }
     }
 
-    /// The parts of a large body with these names. What else is in it is passed over, and takes no memory.
+    /// The members of a large body with these names. Other members are skipped and take no memory.
     pub(super) fn parts(&self, names: &'static [&'static str]) -> Result<Map<String, Value>, ApiError> {
         parts::read(&self.body, names)
     }
 
-    /// Finishes a change of the definitions.
+    /// Completes a change of the definitions: the reply waits until it is on disk.
     pub(super) fn defined(&self, reply: Reply) -> Answer {
         Ok(reply.when_defined(self.broker()?.last_defined()))
     }
@@ -172,7 +173,7 @@ impl Call {
         Ok(self.broker()?.define(section, entry, self.now())?)
     }
 
-    /// Takes a definition away; 404 if it is not there.
+    /// Removes a definition; 404 if it does not exist.
     pub(super) fn undefine(&self, section: Section, names: &[&str]) -> Answer {
         if !self.broker()?.undefine(section, names, self.now()) {
             return Err(ApiError::not_found());
@@ -181,13 +182,13 @@ impl Call {
     }
 }
 
-/// Refuses a body that lacks one of these.
+/// Refuses a body that lacks any of these keys.
 pub(super) fn require(body: &Map<String, Value>, keys: &[&str]) -> Result<(), ApiError> {
     let missing: Vec<&str> = keys.iter().filter(|&&key| !body.contains_key(key)).copied().collect();
     if missing.is_empty() { Ok(()) } else { Err(ApiError::key_missing(&missing)) }
 }
 
-/// A flag, which RabbitMQ takes as text, too.
+/// Reads a boolean, which RabbitMQ also accepts as a string.
 pub(super) fn flag(body: &Map<String, Value>, key: &str, default: bool) -> Result<bool, ApiError> {
     match body.get(key) {
         None | Some(Value::Null) => Ok(default),
@@ -210,12 +211,12 @@ pub(super) fn text<'b>(
     }
 }
 
-/// A whole number, which RabbitMQ takes as text, too.
+/// Reads an integer, which RabbitMQ also accepts as a string.
 pub(super) fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// Takes the object under a key out of the body; RabbitMQ takes an empty list for an empty object.
+/// Removes the object under a key from the body. RabbitMQ accepts an empty list as an empty object.
 pub(super) fn object(body: &mut Map<String, Value>, key: &str) -> Result<Map<String, Value>, ApiError> {
     match body.remove(key) {
         None | Some(Value::Null) => Ok(Map::new()),
@@ -225,7 +226,7 @@ pub(super) fn object(body: &mut Map<String, Value>, key: &str) -> Result<Map<Str
     }
 }
 
-/// The arguments of a declaration, encoded.
+/// The arguments of a declaration or binding, encoded as an AMQP table.
 pub(super) fn arguments(call: &Call, body: &mut Map<String, Value>) -> Result<Vec<u8>, ApiError> {
     let encoded = arguments_of(&object(body, "arguments")?).encode();
     let most = max_body_payload(call.api.process.frame_max());
@@ -237,12 +238,12 @@ pub(super) fn arguments(call: &Call, body: &mut Map<String, Value>) -> Result<Ve
     }
 }
 
-/// Arguments that have just been encoded, as what the broker takes.
+/// Encoded arguments in the form that the broker accepts.
 pub(super) fn raw(arguments: &[u8]) -> Result<RawTable<'_>, ApiError> {
     RawTable::check(arguments).map_err(|error| ApiError::bad_request(format!("arguments: {error}")))
 }
 
-/// A text that is to be a name or key in AMQP, which has room for 255 bytes.
+/// Checks that a name or key fits into an AMQP short string of 255 bytes.
 pub(super) fn short<'t>(what: &str, text: &'t str) -> Result<&'t str, ApiError> {
     match text.len() {
         0..=255 => Ok(text),

@@ -8,8 +8,8 @@ use super::call::{Answer, Call, Reply};
 use super::error::ApiError;
 use super::process::{CertificateFile, TlsListener};
 
-/// `GET /api/health/checks/certificate-expiration/{within}/{unit}`: no certificate of a listener ends within that time, nor
-/// one of its chain, nor an authority of client certificates.
+/// `GET /api/health/checks/certificate-expiration/{within}/{unit}`: succeeds if no listener has a certificate,
+/// including its chain and the authorities for client certificates, that expires within that time.
 pub(super) fn expiration(call: &Call) -> Answer {
     let within = seconds(call.at("within"), call.at("unit")).map_err(ApiError::bad_request)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs);
@@ -22,7 +22,7 @@ pub(super) fn expiration(call: &Call) -> Answer {
     Err(ApiError::unhealthy(json!({"status": "failed", "reason": reason, "expired": expired})))
 }
 
-/// The time as RabbitMQ counts it: a month is a twelfth of a year of 365 days.
+/// Converts the time to seconds as RabbitMQ does: a month is a twelfth of a year of 365 days.
 fn seconds(within: &str, unit: &str) -> Result<i64, &'static str> {
     const DAY: i64 = 24 * 60 * 60;
     let within: i64 = within.parse().map_err(|_| "Invalid expiration value.")?;
@@ -36,8 +36,8 @@ fn seconds(within: &str, unit: &str) -> Result<i64, &'static str> {
     Ok(within.saturating_mul(unit))
 }
 
-/// An object for each listener and each of its certificates that ends before `end`, or whose authorities do: RabbitMQ's,
-/// which has one certificate for each listener.
+/// One object for each certificate of a listener that expires before `end`, or whose listener's authorities do.
+/// The object is that of RabbitMQ, where a listener has one certificate.
 fn expired(node: &str, listeners: &[TlsListener], end: i64) -> Vec<Value> {
     let mut expired = Vec::new();
     for TlsListener { listener, certificates, authorities } in listeners {
@@ -58,7 +58,7 @@ fn expired(node: &str, listeners: &[TlsListener], end: i64) -> Vec<Value> {
     expired
 }
 
-/// Those of a file's certificates that end before then.
+/// The expiry times, as text, of the file's certificates that expire before `end`.
 fn ends(file: &CertificateFile, end: i64) -> Vec<&str> {
     file.ends.iter().filter(|(at, _)| *at < end).map(|(_, text)| text.as_str()).collect()
 }

@@ -76,13 +76,13 @@ pub(super) fn channel(call: &Call) -> Answer {
     Ok(Reply::json(columns(call, shown)))
 }
 
-/// A connection as other things tell of it.
+/// A connection's details as they appear in other objects.
 pub(super) fn details(connection: &dyn Connection) -> Value {
     let info = connection.info();
     json!({"name": connection.name(), "peer_host": info.peer_host, "peer_port": info.peer_port})
 }
 
-/// A connection and its name, which is made up anew each time it is asked for.
+/// A connection and its name, which `name()` would format anew on each call.
 struct Named {
     name: String,
     connection: Arc<dyn Connection>,
@@ -98,7 +98,7 @@ fn reason(call: &Call) -> &str {
     call.reason.as_deref().unwrap_or("Closed via management plugin")
 }
 
-/// Those that the user sees; of one virtual host, if the path has one.
+/// The connections that the user may see; only those in the path's virtual host, if it names one.
 fn visible(call: &Call) -> Vec<Named> {
     let vhost = Some(call.at("vhost")).filter(|vhost| !vhost.is_empty());
     let mut connections = call.api.process.connections();
@@ -160,7 +160,7 @@ fn show(call: &Call, named: &Named) -> Value {
     shown
 }
 
-/// A channel, and what is told of its connection.
+/// A channel, and the details of its connection.
 struct Channel {
     id: u64,
     name: String,

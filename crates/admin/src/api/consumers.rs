@@ -1,4 +1,4 @@
-//! Consumers, as lists and as parts of what they belong to.
+//! Consumers, as lists and as parts of queues and channels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) fn consumers_of_queue(call: &Call, vhost: &str, queue: &Queue) -> Vec
     queue.consumers().iter().map(|info| show(call, vhost, queue, info, &known)).collect()
 }
 
-/// The consumers of a channel, of which there are so many. The search ends when they are found.
+/// The consumers of a channel. The search through the queues ends when `count` of them are found.
 pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16, count: u64) -> Vec<Value> {
     let (Ok(broker), Some(found)) = (call.broker(), call.api.process.connection(connection)) else {
         return Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16, c
     shown
 }
 
-/// What is told of connections, each made up once: many consumers may share one.
+/// Details of connections, each computed once, since many consumers may share one.
 #[derive(Default)]
 struct Connections(std::cell::RefCell<HashMap<u64, Option<(Value, String)>>>);
 

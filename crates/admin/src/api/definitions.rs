@@ -1,4 +1,4 @@
-//! Definitions, all at once.
+//! Export and import of all definitions.
 
 use broker::{COMPATIBLE_VERSION, Definitions, VirtualHost};
 use serde_json::{Map, Value, json};
@@ -21,7 +21,7 @@ pub(super) fn export_vhost(call: &Call) -> Answer {
     Ok(show(call.broker()?.export(Some(&*vhost))))
 }
 
-/// `POST /api/definitions`. As in RabbitMQ, what stands before the first entry that is wrong has been loaded.
+/// `POST /api/definitions`. As in RabbitMQ, the entries before the first invalid one stay loaded.
 pub(super) fn import(call: &Call) -> Answer {
     load(call, &call.object()?)
 }
@@ -50,7 +50,7 @@ fn load(call: &Call, file: &Map<String, Value>) -> Answer {
     call.defined(Reply::no_content())
 }
 
-/// Entries of one virtual host do not say of which.
+/// Adds the virtual host to all entries: definitions of a single virtual host do not name it.
 fn put_vhost(file: &mut Map<String, Value>, vhost: &VirtualHost) {
     for entry in file.values_mut().filter_map(Value::as_array_mut).flatten() {
         if let Some(entry) = entry.as_object_mut() {

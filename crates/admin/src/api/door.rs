@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Processes a request: routing, login, body, handler and response.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::login::{User, Who};
 use super::routes::{self, Action, Found, Size};
 use crate::http::{OverTls, Work};
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     /// `None` for a Unix socket.
@@ -33,7 +33,7 @@ pub(crate) struct Caller {
     pub(crate) is_local: bool,
 }
 
-/// Everything under `/api`. Requests need a [`Caller`] among their extensions.
+/// The routes under `/api`. Requests need a [`Caller`] among their extensions.
 pub(crate) fn router(api: Arc<Api>) -> Router {
     Router::new().route("/api", any(handle)).route("/api/{*path}", any(handle)).with_state(api)
 }
@@ -47,7 +47,7 @@ async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
     with_headers(answer)
 }
 
-/// Lets requests for what lies beside the API pass if their sender sees everything in it.
+/// Middleware for routes outside the API: lets a request pass if its user may see everything in the API.
 pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let user = log_in(&api, &head, Who::Monitoring);
@@ -68,7 +68,7 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
     check_origin(head)?;
     let user = log_in(&api, head, action.who)?;
     user.check(api.broker.as_deref(), action.who, found.vhost())?;
-    // From here on nobody makes the connection of somebody who has logged in give way to others.
+    // From here on the connection of a logged-in user is not closed to make room for others.
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
     let (body, _room) = read(&api, head, action, body).await?;
@@ -80,7 +80,7 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
     let (answers, until_sent) = (Arc::clone(&api.answers), at_work.clone());
     let reply = tokio::task::spawn_blocking(move || {
         let mut reply = run(&call)?;
-        // Counted before the next request may run.
+        // Counted before the permit is released and the next request may run.
         let body = reply.body.take().map(|body| answers.keep(body, until_sent));
         drop(permit);
         Ok::<_, ApiError>((reply, body))
@@ -93,9 +93,9 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
     Ok(response(reply, body))
 }
 
-/// Waits for a thread, and before that for room for what it may answer.
+/// Waits for a permit to run on a thread, and for room for the response.
 async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedSemaphorePermit, ApiError> {
-    // Those say nothing but whether it was done.
+    // Their responses have no body.
     let is_short = matches!(*method, Method::PUT | Method::DELETE);
     let deadline = Instant::now() + patience;
     loop {
@@ -103,7 +103,7 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
         if is_short || api.answers.have_room() {
             return Ok(permit);
         }
-        // Threads are not for waiting.
+        // Do not hold a permit while waiting.
         drop(permit);
         let room = tokio::time::timeout_at(deadline, api.answers.room()).await;
         room.map_err(|_| ApiError::not_yet("too many answers wait for their readers"))?;
@@ -113,8 +113,8 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
 fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> {
     let nobody = Caller { ip: None, is_local: false };
     let caller = head.extensions.get::<Caller>().copied().unwrap_or(nobody);
-    // What holds for this machine alone (guest, and everything where there are no users) is neither for pages of others
-    // in a browser here, nor for whom a proxy here speaks.
+    // Rights of local callers only (logging in as guest, and everything where there are no users) extend
+    // neither to foreign pages in a browser on this machine, nor to the clients of a proxy on it.
     let is_local = caller.is_local && names_this_machine(&head.headers) && !is_passed_on(&head.headers);
     let caller = Caller { is_local, ..caller };
     match &api.broker {
@@ -125,8 +125,8 @@ fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> 
     }
 }
 
-/// Whether the header Host names this machine by an address or as localhost. A name that somebody has bound to an
-/// address of this machine may be a page of theirs in a browser here.
+/// Whether the header Host is an IP address or localhost. Any other name may have been pointed at this machine
+/// by a stranger, whose page in a local browser then makes the request (DNS rebinding).
 fn names_this_machine(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else { return true };
     let Ok(host) = host.to_str() else { return false };
@@ -138,14 +138,16 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
     name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Whether a proxy says that it asks for somebody else (RFC 7239, RFC 9110 for Via, and what was there before them).
+/// Whether a proxy states that it forwards the request (RFC 7239, Via of RFC 9110, and their unstandardised
+/// predecessors).
 fn is_passed_on(headers: &HeaderMap) -> bool {
     headers.keys().map(HeaderName::as_str).any(|name| {
         matches!(name, "forwarded" | "via" | "x-real-ip" | "x-client-ip") || name.starts_with("x-forwarded")
     })
 }
 
-/// A browser tells which page asks. Others' pages may not change anything, though the browser knows the password.
+/// Refuses changes requested by pages of another origin, which the browser names: the browser may hold the
+/// password.
 fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
     if matches!(head.method, Method::GET | Method::HEAD) {
         return Ok(());
@@ -153,7 +155,8 @@ fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
     let Some(origin) = head.headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
     let host = head.headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    // A page without TLS may come from anybody on the way. Without TLS here there may be some in front.
+    // A page loaded without TLS may have been altered on the way. If this listener has no TLS, a proxy in front
+    // of it may.
     let is_over_tls = head.extensions.get::<OverTls>().is_some();
     match (origin, host) {
         (Some((scheme, _)), _) if is_over_tls && scheme != "https" => Err(ApiError::foreign()),
@@ -162,7 +165,8 @@ fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
     }
 }
 
-/// Reads the body, within its size and time, if the route takes one. A large one has to wait for room.
+/// Reads the body within its limits of size and time, if the route takes one. A large one first waits for a
+/// permit.
 async fn read<'a>(
     api: &'a Api,
     head: &request::Parts,
@@ -192,7 +196,7 @@ async fn read<'a>(
     }
 }
 
-/// The query as pairs, decoded as forms are.
+/// The query as pairs, form-decoded.
 fn query(uri: &Uri) -> Vec<(String, String)> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
     let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
@@ -204,7 +208,7 @@ fn query(uri: &Uri) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A reply as it is sent, with the body that was taken from it.
+/// Builds the HTTP response from a reply and the body that was taken out of it.
 fn response(reply: Reply, body: Option<Bytes>) -> Response {
     let mut response = match body {
         None => reply.status.into_response(),
@@ -221,7 +225,7 @@ fn response(reply: Reply, body: Option<Bytes>) -> Response {
 
 fn with_headers(mut response: Response) -> Response {
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
-        // As RabbitMQ has it: nothing to read.
+        // As in RabbitMQ, without a body.
         *response.body_mut() = Body::empty();
         response.headers_mut().remove(header::CONTENT_TYPE);
         response.headers_mut().remove(header::CONTENT_LENGTH);
@@ -229,16 +233,16 @@ fn with_headers(mut response: Response) -> Response {
     response
 }
 
-/// Bytes of a usual body: a definition with a long list of arguments.
+/// Maximum bytes of a usual body: a definition with a long list of arguments.
 const USUAL_BODY: usize = 1 << 20;
 
-/// Bytes of a large one: the definitions of some 300,000 queues, or a message of 16 MiB in base64.
+/// Maximum bytes of a large body: the definitions of some 300,000 queues, or a message of 16 MiB in base64.
 const LARGE_BODY: usize = 64 << 20;
 
-/// For a body to come: 64 MiB at 18 Mbit/s.
+/// Time for a body to arrive: 64 MiB at 18 Mbit/s.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
-/// For room for an answer: others take theirs within moments, or are stalled.
+/// Time to wait for room for a response: clients read theirs within moments, or have stalled.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -297,7 +301,7 @@ mod tests {
         log_in_here(&Api::new(None, Arc::clone(&world().1.process)), headers)
     }
 
-    /// Over the loopback interface.
+    /// Logs in over the loopback interface.
     fn log_in_here(api: &Api, headers: &[(&str, &str)]) -> Result<User, ApiError> {
         let mut head = parts("GET", headers);
         head.extensions.insert(Caller { ip: "127.0.0.1".parse().ok(), is_local: true });

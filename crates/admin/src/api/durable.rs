@@ -1,4 +1,4 @@
-//! Waiting for the disk: what was answered survives a crash.
+//! Waits for the disk, so that every change acknowledged by a response survives a crash.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::Api;
 use super::call::Until;
 use super::error::ApiError;
 
-/// Comes back when all of it is on disk, or the disk has had its time.
+/// Returns once everything in `until` is on disk, or fails after `DISK_TIME`.
 pub(super) async fn wait(api: &Api, until: Until) -> Result<(), ApiError> {
     let Some(store) = api.broker.as_ref().and_then(|broker| broker.store()) else { return Ok(()) };
     let woken = Arc::new(Woken::default());
@@ -52,7 +52,7 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    /// Whether somebody woke it before the deadline.
+    /// Waits until woken or the deadline; returns whether it was woken.
     pub(super) fn wait(&self, deadline: Instant) -> bool {
         let mut is_woken = self.is_woken.lock();
         while !*is_woken {
@@ -71,7 +71,8 @@ impl Waiter for Parked {
     }
 }
 
-/// For the disk to take a change; a round takes milliseconds, but a disk that is full may be freed.
+/// Time for the disk to take a change. A write takes milliseconds, but a full disk may be freed in the
+/// meantime.
 const DISK_TIME: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Answers that say no, in RabbitMQ's form: `{"error": …, "reason": …}`.
+//! Error responses in RabbitMQ's form: `{"error": …, "reason": …}`.
 
 use amqp::ReplyCode;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -6,17 +6,17 @@ use axum::response::{IntoResponse, Response};
 use broker::{BrokerError, DefinitionsError};
 use serde_json::{Value, json};
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
     error: &'static str,
     reason: Value,
-    /// Ask for other credentials.
+    /// Send a challenge for other credentials (WWW-Authenticate).
     challenge: bool,
-    /// Methods that the path knows.
+    /// The methods of the path, for the header Allow.
     allow: Option<String>,
-    /// In place of error and reason.
+    /// Sent instead of `error` and `reason`.
     body: Option<Value>,
 }
 
@@ -25,13 +25,13 @@ impl ApiError {
         Self { status, error, reason: reason.into(), challenge: false, allow: None, body: None }
     }
 
-    /// 401 to who is nobody.
+    /// 401 for a request without valid credentials.
     pub(super) fn login_failed() -> Self {
         let refused = Self::new(StatusCode::UNAUTHORIZED, "not_authorized", "Login failed");
         Self { challenge: true, ..refused }
     }
 
-    /// 401 to who is somebody else.
+    /// 401 for a user without the necessary rights.
     pub(super) fn not_authorised(reason: impl Into<Value>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "not_authorised", reason)
     }
@@ -41,25 +41,25 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
     }
 
-    /// 429 to who has failed too often.
+    /// 429 for a client with too many failed logins.
     pub(super) fn too_many_attempts() -> Self {
         let reason = "Too many failed logins, try again later";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", reason)
     }
 
-    /// 403 to a page of somebody else.
+    /// 403 for a page of another origin.
     pub(super) fn foreign() -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", "requests of other origins are not taken")
     }
 
-    /// 403 to who is not at this machine.
+    /// 403 for a client that is not on this machine.
     pub(super) fn remote() -> Self {
         let reason = "without a broker of its own the API answers on the loopback interface and Unix sockets only, \
             and nobody through a proxy";
         Self::new(StatusCode::FORBIDDEN, "forbidden", reason)
     }
 
-    /// 503 with an answer of its own.
+    /// 503 with the given body.
     pub(super) fn unhealthy(body: Value) -> Self {
         let refused = Self::new(StatusCode::SERVICE_UNAVAILABLE, "", Value::Null);
         Self { body: Some(body), ..refused }
@@ -70,12 +70,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
     }
 
-    /// 400 with an error of its own.
+    /// 400 with the given `error` text.
     pub(super) fn invalid(error: &'static str, reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error, reason)
     }
 
-    /// 404 of a path or a thing that is not there.
+    /// 404 for a path or an object that does not exist.
     pub(super) fn not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "Object Not Found", "Not Found")
     }
@@ -106,7 +106,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "see the log")
     }
 
-    /// Something that was asked of the broker as a client would: with the name of the code in front.
+    /// Error of an operation that AMQP clients have too: the reason starts with the name of the reply code.
     pub(super) fn of_operation(error: &BrokerError) -> Self {
         let code = error.reply_code();
         let reason = format!("{} - {error}", code.name());
@@ -117,7 +117,7 @@ impl ApiError {
         }
     }
 
-    /// A message that was not taken: RabbitMQ makes no difference between the reasons.
+    /// A message that was not accepted: always 400, since RabbitMQ does not distinguish the causes.
     pub(super) fn of_publish(error: &BrokerError) -> Self {
         let code = error.reply_code();
         Self::bad_request(format!("{} {} - {error}", code.code(), code.name()))
@@ -129,7 +129,7 @@ impl ApiError {
     }
 }
 
-/// Something that was asked for as a definition: RabbitMQ leaves the names of codes out.
+/// Error of a definition: RabbitMQ leaves out the names of reply codes here.
 impl From<BrokerError> for ApiError {
     fn from(error: BrokerError) -> Self {
         match error.reply_code() {

@@ -59,7 +59,7 @@ pub(super) fn delete(call: &Call) -> Answer {
     Ok(Reply::no_content().when_defined(ticket))
 }
 
-/// The exchange of a path, in which the default exchange has a name of its own.
+/// The exchange named in a path, where the default exchange is called `amq.default`.
 pub(super) fn name(part: &str) -> &str {
     if part == "amq.default" { "" } else { part }
 }

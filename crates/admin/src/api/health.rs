@@ -1,4 +1,4 @@
-//! Health checks: 200 when all is well, 503 with what is not.
+//! Health checks: 200 on success, 503 with the problem on failure.
 
 use broker::{Body, Publish, QueueDeclare};
 use serde_json::{Value, json};
@@ -79,12 +79,12 @@ pub(super) fn protocol(call: &Call) -> Answer {
     Err(ApiError::unhealthy(body))
 }
 
-/// What is always well here.
+/// Checks that always succeed in Leveret.
 pub(super) fn fine(_: &Call) -> Answer {
     ok()
 }
 
-/// Checks of a cluster, which this is not.
+/// Checks of clusters, which always succeed on a single node.
 pub(super) fn single(_: &Call) -> Answer {
     Ok(Reply::json(json!({"status": "ok", "reason": "single node cluster"})))
 }

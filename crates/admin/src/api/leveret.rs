@@ -1,4 +1,4 @@
-//! Resources of our own: what stands between clients and an upstream, limits, and the drain.
+//! Leveret's own resources: the pool between clients and upstream, limits, and the drain.
 
 use std::collections::HashMap;
 
@@ -70,7 +70,7 @@ pub(super) fn environment(call: &Call) -> Answer {
     Ok(Reply::json(call.api.process.environment()))
 }
 
-/// `POST /api/leveret/drain`: answered when it has begun.
+/// `POST /api/leveret/drain`: responds once the drain has begun.
 pub(super) fn drain(call: &Call) -> Answer {
     tracing::info!(user = call.user.name(), "asked over HTTP to shut down");
     call.api.process.drain();

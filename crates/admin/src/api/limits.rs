@@ -7,7 +7,7 @@ use super::call::{Answer, Call, Reply, number, require};
 use super::error::ApiError;
 use super::listing::list;
 
-/// The parameter that the limits of a virtual host are.
+/// Component and name of the parameter that holds a virtual host's limits.
 const OF_VHOST: [&str; 2] = ["vhost-limits", "limits"];
 
 /// `GET /api/vhost-limits`, and those of a virtual host.
@@ -33,7 +33,7 @@ pub(super) fn set_of_vhost(call: &Call) -> Answer {
     call.defined(Reply::no_content())
 }
 
-/// `DELETE /api/vhost-limits/{vhost}/{name}`. As in RabbitMQ it may have been unlimited before.
+/// `DELETE /api/vhost-limits/{vhost}/{name}`. As in RabbitMQ, succeeds even if the limit was not set.
 pub(super) fn clear_of_vhost(call: &Call) -> Answer {
     call.vhost()?;
     let _changing = call.api.changes.lock();
@@ -72,7 +72,7 @@ pub(super) fn set_of_user(call: &Call) -> Answer {
     change_of_user(call, |limits| _ = limits.insert(call.at("name").to_owned(), value))
 }
 
-/// `DELETE /api/user-limits/{user}/{name}`. As in RabbitMQ the user may have been unlimited before.
+/// `DELETE /api/user-limits/{user}/{name}`. As in RabbitMQ, succeeds even if the limit was not set.
 pub(super) fn clear_of_user(call: &Call) -> Answer {
     change_of_user(call, |limits| _ = limits.remove(call.at("name")))
 }

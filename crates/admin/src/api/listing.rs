@@ -1,7 +1,7 @@
-//! Lists: pages, filters, sorting and columns, as RabbitMQ's management API has them.
+//! Lists with pages, filters, sorting and columns, as in RabbitMQ's management API.
 //!
-//! The items come in no order and cost little; only those of the page are shown. Sorting by anything but virtual host
-//! and name has to show all of them first.
+//! The items arrive unordered and are cheap to collect; only those on the page are rendered. Sorting by
+//! anything but virtual host and name requires rendering all of them first.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::call::{Answer, Call, Reply};
 use super::error::ApiError;
 
-/// Answers with a list, or with a page of it if that is asked for. `key` is the virtual host and the name.
+/// Replies with a list, or with a page of it if the query asks for one. `key` is the virtual host and the name.
 pub(super) fn list<T>(
     call: &Call,
     mut items: Vec<T>,
@@ -34,7 +34,7 @@ pub(super) fn list<T>(
             filtered,
         ),
         Some(sort) => {
-            // The values to sort by are kept, and what they were taken from is not: it may be large.
+            // Only the sort values are kept; the rendered items may be large and are dropped.
             let by = |item: &T| at_path(&show(item), sort).cloned().unwrap_or(Value::Null);
             let mut keyed: Vec<(Value, &T)> = items.iter().map(|item| (by(item), item)).collect();
             keyed.sort_by(|(one, first), (other, second)| {
@@ -46,7 +46,7 @@ pub(super) fn list<T>(
     Ok(Reply::text(body))
 }
 
-/// The same for items that are in order already, and shared: a page costs what is on it.
+/// The same as `list` for shared items that are already in order: the cost is that of the page alone.
 pub(super) fn list_sorted<T>(
     call: &Call,
     items: &[T],
@@ -69,12 +69,12 @@ where
     Ok(Reply::text(asked.write(page.into_iter().map(show), shown, total, total)))
 }
 
-/// What the query asks of a list.
+/// The list options in the query.
 struct Asked<'c> {
     columns: Option<Vec<&'c str>>,
     page: Option<Page>,
     filter: Option<Filter>,
-    /// Anything but virtual host and name.
+    /// Column other than virtual host and name to sort by.
     sort: Option<&'c str>,
     reverse: bool,
 }
@@ -98,7 +98,7 @@ impl<'c> Asked<'c> {
         if self.reverse { order.reverse() } else { order }
     }
 
-    /// The list, or a page with what there is to say about it. One item is in memory at a time.
+    /// Writes the list, or a page and its counts. Only one rendered item is in memory at a time.
     fn write(
         &self,
         items: impl Iterator<Item = Value>,
@@ -124,7 +124,7 @@ impl<'c> Asked<'c> {
                 None => item,
                 Some(columns) => select(&item, columns),
             };
-            // A value can be written, and memory takes everything.
+            // Cannot fail: any `Value` can be serialised, and writes to memory succeed.
             let _ = serde_json::to_writer(&mut out, &item);
         }
         out.push(b']');
@@ -135,7 +135,7 @@ impl<'c> Asked<'c> {
     }
 }
 
-/// The items of a range in order, without putting the others in order.
+/// Returns the items of a range in order, without sorting the others.
 fn take<T>(items: &mut [T], start: usize, end: usize, order: impl Fn(&T, &T) -> Ordering) -> &[T] {
     if start >= end {
         return &[];
@@ -200,7 +200,7 @@ enum Filter {
 impl Filter {
     fn lets_pass(&self, name: &str) -> bool {
         match self {
-            // RabbitMQ does not tell capitals from small letters here.
+            // Case-insensitive, as in RabbitMQ.
             Self::Part(part) => name.to_lowercase().contains(part),
             Self::Pattern(pattern) => pattern.matches(name),
         }
@@ -218,7 +218,7 @@ fn filter(call: &Call) -> Result<Option<Filter>, ApiError> {
         .map_err(|_| ApiError::bad_request("Pagination parameters are invalid"))
 }
 
-/// Only the columns asked for, such as `name` or `message_stats.publish`.
+/// Keeps only the given columns, such as `name` or `message_stats.publish`.
 pub(super) fn select(value: &Value, columns: &[&str]) -> Value {
     let mut selected = Map::new();
     for column in columns {
@@ -242,7 +242,7 @@ fn at_path<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
     path.split('.').try_fold(value, |value, part| value.get(part))
 }
 
-/// What is not there comes first, then truth, numbers, texts.
+/// Missing values come first, then booleans, numbers and strings.
 fn compare(one: &Value, other: &Value) -> Ordering {
     match (one, other) {
         (Value::Bool(one), Value::Bool(other)) => one.cmp(other),

@@ -1,4 +1,4 @@
-//! Who asks, and what that user may see and do (RabbitMQ, "Management Plugin", access and permissions).
+//! Login, and the rights of the user (RabbitMQ, "Management Plugin", access and permissions).
 
 use std::time::Instant;
 
@@ -10,16 +10,18 @@ use broker::{Broker, Identity, LoginRefused, VirtualHost};
 use super::door::Caller;
 use super::error::ApiError;
 
-/// Somebody who has logged in and may use the API.
+/// A logged-in user who may use the API.
 #[derive(Debug, Clone)]
 pub(super) struct User {
-    /// `None` where there is no broker to log in to: then it is whoever reaches the listener from this machine.
+    /// `None` without a broker to log in to: the user is then any client on this machine that reaches the
+    /// listener.
     pub(super) identity: Option<Identity>,
     pub(super) tags: Vec<String>,
     level: Level,
 }
 
-/// What tags allow, each more than the one before, but for `Policymaker` and `Monitoring`, which are apart.
+/// Rights that follow from the user's tags, beyond those of `management`. An administrator has all of them;
+/// `policymaker` and `monitoring` do not include each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Level {
     policymaker: bool,
@@ -27,17 +29,17 @@ struct Level {
     administrator: bool,
 }
 
-/// Who may use a route.
+/// The users that may use a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     /// Everybody, logged in or not.
     Everybody,
-    /// Everybody with a tag of the management plugin; with a virtual host in the path, who has access to it, or is an
-    /// administrator.
+    /// Users with a tag of the management plugin. If the path names a virtual host, they need access to it or
+    /// the tag `administrator`.
     Anyone,
-    /// The same, but virtual hosts are open to tag `monitoring`, too.
+    /// As `Anyone`, but the tag `monitoring` suffices for any virtual host too.
     AnyoneMonitors,
-    /// Who has access to the virtual host of the path, administrator or not.
+    /// Users with access to the virtual host of the path, which administrators need too.
     Member,
     /// Tag `policymaker` with access to the virtual host, or `administrator`.
     Policymaker,
@@ -48,11 +50,11 @@ pub(super) enum Who {
 }
 
 impl User {
-    /// Judges the header Authorization.
+    /// Validates the header Authorization.
     pub(super) fn log_in(broker: &Broker, headers: &HeaderMap, peer: Caller) -> Result<Self, ApiError> {
         let (name, password) = credentials(headers).ok_or_else(ApiError::login_failed)?;
         if name.len() > MAX_NAME {
-            // Nobody's, and not logged: it may be as long as a head.
+            // No user has such a name. It is not logged, since it may be as long as a request's head.
             return Err(ApiError::login_failed());
         }
         let judged = broker.authenticate_from(&name, &password, peer.ip, peer.is_local, Instant::now());
@@ -77,7 +79,8 @@ impl User {
         Ok(Self { identity: Some(identity), tags, level })
     }
 
-    /// Whoever is at this machine, where there are no users of our own: an operator. The caller has made sure of that.
+    /// The operator: any client on this machine, where Leveret has no users of its own. The caller has checked
+    /// both.
     pub(super) fn operator() -> Self {
         let level = Level { policymaker: true, monitoring: true, administrator: true };
         Self { identity: None, tags: vec!["administrator".to_owned()], level }
@@ -87,7 +90,7 @@ impl User {
         self.identity.as_ref().map_or("operator", Identity::user)
     }
 
-    /// Whether the user may use a route, with a virtual host in its path.
+    /// Checks whether the user may use a route, given the virtual host in its path, if any.
     pub(super) fn check(
         &self,
         broker: Option<&Broker>,
@@ -102,7 +105,7 @@ impl User {
         match who {
             Who::Anyone => refuse(level.administrator || member(), NOT_MEMBER),
             Who::AnyoneMonitors => refuse(level.monitoring || member(), NOT_MEMBER),
-            // To an administrator RabbitMQ says that the virtual host is not there.
+            // RabbitMQ tells administrators when the virtual host does not exist.
             Who::Member => {
                 let is_there = |vhost| broker.is_some_and(|broker| broker.vhost(vhost).is_some());
                 let missing = vhost.is_some_and(|vhost| !is_there(vhost));
@@ -121,7 +124,7 @@ impl User {
         }
     }
 
-    /// Whether the user sees what is in a virtual host in lists of all of them.
+    /// Whether lists across virtual hosts show this user the objects of `vhost`.
     pub(super) fn sees(&self, vhost: &VirtualHost, broker: &Broker) -> bool {
         self.level.monitoring || self.may_open(Some(broker), vhost.name())
     }
@@ -131,23 +134,23 @@ impl User {
         both.is_some_and(|(broker, identity)| broker.open(identity, vhost).is_ok())
     }
 
-    /// Whether the user sees other users' connections.
+    /// Whether the user may see connections of `user`.
     pub(super) fn sees_connections_of(&self, user: &str) -> bool {
         self.level.monitoring || self.name() == user
     }
 
-    /// Whether the user may close them: whoever monitors looks on, and closes none but its own.
+    /// Whether the user may close connections of `user`. Monitoring users may only close their own.
     pub(super) fn may_close_connections_of(&self, user: &str) -> bool {
         self.level.administrator || self.name() == user
     }
 }
 
-/// Bytes of the longest name of a user: definitions with longer ones are refused.
+/// Maximum bytes of a user name: definitions with longer ones are refused.
 const MAX_NAME: usize = 255;
 
 const NOT_MEMBER: &str = "User not authorised to access virtual host";
 
-/// User and password of `Basic` (RFC 7617).
+/// User and password from the scheme `Basic` (RFC 7617).
 fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;

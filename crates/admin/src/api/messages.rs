@@ -17,7 +17,8 @@ use super::error::ApiError;
 use super::exchanges;
 use super::properties;
 
-/// `POST /api/exchanges/{vhost}/{name}/publish`: answered when the message is where a confirm would find it.
+/// `POST /api/exchanges/{vhost}/{name}/publish`: responds at the point where a publisher would receive its
+/// confirm.
 pub(super) fn publish(call: &Call) -> Answer {
     let seat = call.seat()?;
     let mut body = call.parts(OF_A_MESSAGE)?;
@@ -34,7 +35,7 @@ pub(super) fn publish(call: &Call) -> Answer {
             format!("the properties have {length} bytes, but {most} are the most that a frame takes");
         return Err(ApiError::bad_request(reason));
     }
-    // A client would wait. Requests that wait would keep others from being answered.
+    // An AMQP client would wait, but a waiting request would block others.
     if call.api.process.blocks_publishers() || !seat.vhost().has_room() {
         return Err(ApiError::not_yet("publishers are kept waiting for want of memory, disk space or speed"));
     }
@@ -53,14 +54,14 @@ pub(super) fn publish(call: &Call) -> Answer {
     Ok(Reply::json(json!({"routed": routed})).when_stored(flushed.until))
 }
 
-/// What publishes for a request.
+/// Creates the publisher of a request.
 pub(super) fn publisher(seat: &Seat) -> Publisher {
     let mut publisher = seat.vhost().publisher(seat.identity());
     publisher.set_connection(Arc::new(Request), 1);
     publisher
 }
 
-/// Takes the payload out of the body: it may be large.
+/// Takes the payload out of the body instead of copying it, since it may be large.
 fn payload(body: &mut Map<String, Value>) -> Result<Bytes, ApiError> {
     let payload = match body.remove("payload") {
         None | Some(Value::Null) => String::new(),
@@ -88,7 +89,7 @@ pub(super) fn get(call: &Call) -> Answer {
     let queue = open(&seat, name)?;
     let taken = take(call, &queue, &wanted);
     trace(call, &seat, &queue, taken.iter().map(|(delivery, _)| delivery));
-    // Before anything can go wrong: what was taken is settled, or goes back.
+    // The messages are settled or requeued below, so nothing in between may fail.
     let shown =
         taken.iter().map(|(delivery, left)| show(delivery, &queue, *left, &wanted)).collect::<Vec<_>>();
     let taken = taken.into_iter().map(|(delivery, _)| delivery).collect();
@@ -104,16 +105,16 @@ fn open(seat: &Seat, name: &str) -> Result<Arc<Queue>, ApiError> {
     seat.vhost().queue(SESSION, name).map_err(|error| ApiError::of_operation(&error))
 }
 
-/// What somebody wants of a queue.
+/// The options of a request to get messages.
 struct Wanted {
     count: usize,
     after: After,
     is_base64: bool,
-    /// Bytes of a payload that are shown.
+    /// Maximum bytes of a payload that are shown.
     truncate: usize,
 }
 
-/// What becomes of messages that were looked at.
+/// How fetched messages are settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
     Ack,
@@ -146,14 +147,14 @@ impl Wanted {
     }
 }
 
-/// Takes one message, for good.
+/// Takes one message and acknowledges it.
 pub(super) fn take_one(call: &Call, seat: &Seat, queue: &Queue) -> Option<Got> {
     let got = fetch(call, queue, true, Instant::now() + LOAD_TIME);
     trace(call, seat, queue, got.iter().map(|got| &got.delivery));
     got
 }
 
-/// Tells the firehose what was got, if the virtual host is traced.
+/// Reports the fetched messages to the firehose, if the virtual host is traced.
 fn trace<'d>(call: &Call, seat: &Seat, queue: &Queue, got: impl Iterator<Item = &'d Delivery>) {
     if seat.vhost().is_traced() {
         let mut tracer = seat.vhost().tracer(seat.identity(), Some(&Request));
@@ -162,7 +163,8 @@ fn trace<'d>(call: &Call, seat: &Seat, queue: &Queue, got: impl Iterator<Item = 
     }
 }
 
-/// In place of a client's connection. RabbitMQ opens one within itself for each request, which has no address either.
+/// Stands in for a client's connection. RabbitMQ opens an internal one for each request, which has no address
+/// either.
 struct Request;
 
 impl TracedConnection for Request {
@@ -171,7 +173,7 @@ impl TracedConnection for Request {
     }
 }
 
-/// Takes messages with what was left behind each.
+/// Takes messages, each with the number of messages then left in the queue.
 fn take(call: &Call, queue: &Queue, wanted: &Wanted) -> Vec<(Delivery, u64)> {
     let deadline = Instant::now() + LOAD_TIME;
     let (mut taken, mut bytes) = (Vec::new(), 0);
@@ -185,7 +187,7 @@ fn take(call: &Call, queue: &Queue, wanted: &Wanted) -> Vec<(Delivery, u64)> {
     taken
 }
 
-/// The next message. What stands on disk is waited for.
+/// Fetches the next message, waiting for it if it has to be read from disk.
 fn fetch(call: &Call, queue: &Queue, no_ack: bool, deadline: Instant) -> Option<Got> {
     let parked = Arc::new(Parked::default());
     loop {
@@ -216,14 +218,14 @@ fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &Wanted) -> Value
     })
 }
 
-/// What a message to be published has to have.
+/// The required members of a message to publish.
 const OF_A_MESSAGE: &[&str] = &["properties", "routing_key", "payload", "payload_encoding"];
 
-/// Messages that one request gets at most: as many as a human looks at, and a script can ask again.
+/// Maximum number of messages per request: more than a person reads, and a script can ask again.
 const MOST_MESSAGES: usize = 10_000;
 
-/// Bytes of bodies from which on a request gets no more.
+/// Total bytes of bodies at which a request gets no more messages.
 const MOST_BYTES: usize = 32 << 20;
 
-/// For messages to come back from the disk.
+/// Time for messages to be read from disk.
 const LOAD_TIME: Duration = Duration::from_secs(10);

@@ -1,15 +1,18 @@
-//! The management API under `/api`: that of the embedded broker, compatible with RabbitMQ's where both have the thing
-//! (docs/http-api.md tells what differs), and our own under `/api/leveret`, which is there in front of an upstream, too.
+//! The management API under `/api`: that of the embedded broker, compatible with RabbitMQ's where both have the
+//! feature (docs/http-api.md lists the differences), and Leveret's own under `/api/leveret`, which also exists
+//! in front of an upstream.
 //!
-//! * `door`: a request is authenticated by its head, its body is read within bounds, and its route (`routes`) runs
-//!   on a thread that may wait for locks. The answer waits until what was changed is on disk (`durable`).
-//! * `answers`: a bound on answers that wait to be read.
-//! * `call`: what a route gets and gives. `login`: who may what. `listing`: pages, filters, sorting, columns.
-//! * Everything else: the routes, by what they are about.
-//! * [`Process`] and [`Connection`]: what the broker does not know, told by whoever joins it to listeners.
+//! * `door` authenticates a request by its head, reads its body within bounds, and runs its route (`routes`) on
+//!   a thread that may wait for locks. The response waits until the changes are on disk (`durable`).
+//! * `answers` bounds the memory of responses that wait to be read.
+//! * `call`: a route's request and reply. `login`: users and their rights. `listing`: pages, filters, sorting,
+//!   columns.
+//! * All other modules: the routes, by subject.
+//! * [`Process`] and [`Connection`]: facts that the broker does not know, supplied by the code that joins it to
+//!   listeners.
 //!
-//! Invariants: nobody's body is read before the login is good; no password is logged or shown; no list is gathered
-//! under one lock; a change that was answered survives a crash.
+//! Invariants: no body is read before a successful login; no password is logged or shown; no list is collected
+//! under a single lock; a change that was acknowledged survives a crash.
 
 mod answers;
 mod bindings;
@@ -62,21 +65,21 @@ pub struct Api {
     /// `None` in front of an upstream.
     broker: Option<Arc<Broker>>,
     process: Arc<dyn Process>,
-    /// Definitions are changed one at a time, so that what is read, changed and written back is nobody else's.
+    /// Serialises changes of definitions, so that none interferes with another's read, modify and write.
     changes: Mutex<()>,
     samples: samples::Samples,
     totals: totals::Totals,
     queues: snapshot::Snapshot,
-    /// Requests at work.
+    /// Permits of requests that are running.
     threads: Arc<Semaphore>,
-    /// Large bodies in memory.
+    /// Permits of large bodies in memory.
     large_bodies: Semaphore,
-    /// Those that are being sent.
+    /// Responses that are being sent.
     answers: Arc<answers::Answers>,
 }
 
 impl Api {
-    /// The API of a broker, if there is one, and the process around it.
+    /// Creates the API of a broker, if there is one, and of the process around it.
     pub fn new(broker: Option<Arc<Broker>>, process: Arc<dyn Process>) -> Arc<Self> {
         Arc::new(Self {
             broker,
@@ -92,13 +95,14 @@ impl Api {
     }
 }
 
-/// What is done over HTTP is no connection's, and owns no exclusive queue.
+/// Session of operations over HTTP. It belongs to no connection and owns no exclusive queue.
 const SESSION: SessionId = SessionId(u64::MAX - 1);
 
-/// Requests at work at once, each on a thread; others wait. Few, for each may hold a long list in memory.
+/// Requests that may run at once, each on a thread; others wait. The number is small because each may hold a
+/// long list in memory.
 const REQUESTS_AT_ONCE: usize = 4;
 
-/// Bodies beyond the usual size (definitions, messages) in memory at once.
+/// Bodies beyond the usual size (definitions, messages) that may be in memory at once.
 const LARGE_BODIES: usize = 4;
 
 #[cfg(test)]

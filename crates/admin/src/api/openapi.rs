@@ -1,4 +1,4 @@
-//! The OpenAPI description, made of the table of routes.
+//! The OpenAPI description, generated from the table of routes.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ pub(super) fn description(call: &Call) -> Answer {
     Ok(Reply::json(describe(call.api.process.version(), call.api.broker.is_some())))
 }
 
-/// What is there with a broker, or without.
+/// Describes the routes that exist with a broker, or without one.
 fn describe(version: &str, has_broker: bool) -> Value {
     let mut paths = Map::new();
     for route in ROUTES.iter().filter(|route| has_broker || route.back == Back::Any) {

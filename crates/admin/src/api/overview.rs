@@ -1,4 +1,4 @@
-//! The broker as a whole: overview, node, names.
+//! The broker as a whole: overview, node and cluster name.
 
 use broker::{Broker, COMPATIBLE_VERSION, Section};
 use serde_json::{Map, Value, json};
@@ -43,7 +43,7 @@ pub(super) fn whoami(call: &Call) -> Answer {
     Ok(Reply::json(json!({"name": call.user.name(), "tags": call.user.tags})))
 }
 
-/// `GET /api/auth`: with user and password, and nothing else.
+/// `GET /api/auth`: the only login is by user and password.
 pub(super) fn auth(_: &Call) -> Answer {
     Ok(Reply::json(json!({"enable_uaa": false, "uaa_client_id": "", "uaa_location": ""})))
 }
@@ -53,7 +53,7 @@ pub(super) fn extensions(_: &Call) -> Answer {
     Ok(Reply::json(json!([])))
 }
 
-/// `GET /api/feature-flags`: of RabbitMQ's, the ones whose features are here.
+/// `GET /api/feature-flags`: RabbitMQ's flags whose features Leveret has.
 pub(super) fn feature_flags(_: &Call) -> Answer {
     let flag = |(name, about): &(&str, &str)| {
         json!({
@@ -100,7 +100,7 @@ pub(super) fn node(call: &Call) -> Answer {
     }
 }
 
-/// Only the columns asked for.
+/// Keeps only the columns in the query.
 pub(super) fn columns(call: &Call, value: Value) -> Value {
     match call.query("columns") {
         None => value,
@@ -108,7 +108,7 @@ pub(super) fn columns(call: &Call, value: Value) -> Value {
     }
 }
 
-/// RabbitMQ's names of protocols: what listeners are for.
+/// The listeners, with RabbitMQ's names of their protocols.
 fn listeners(call: &Call, node: &str) -> Value {
     let show = |listener: &ListenerInfo| {
         json!({
@@ -192,7 +192,7 @@ fn object_totals(call: &Call) -> Value {
             let metrics = broker.metrics();
             json!({
                 "channels": channels, "connections": connections, "consumers": metrics.consumers.get(),
-                // The default exchange of each virtual host is counted by RabbitMQ, too.
+                // RabbitMQ also counts the default exchange of each virtual host.
                 "exchanges": metrics.exchanges.get() + broker.vhosts().len() as u64,
                 "queues": metrics.queues.get(),
             })

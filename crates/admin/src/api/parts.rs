@@ -1,4 +1,5 @@
-//! Parts of a large body, without making everything in it a value: `[0,0,0,...]` takes sixteen times its length then.
+//! Extracts parts of a large body without parsing all of it into a `Value`, in which `[0,0,0,...]` takes
+//! sixteen times its length.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,10 +10,12 @@ use serde_json::{Deserializer, Map, Value};
 
 use super::error::ApiError;
 
-/// The parts of an object with these names; nothing is an empty object. Of those with the same name the last one counts.
+/// Reads the members with these names from a JSON object; an empty body counts as an empty object. If a name
+/// occurs several times, the last one counts.
 ///
 /// # Errors
-/// 400 if the body is no object, or a list or object in it is longer than [`MOST_STRUCTURED`]. Texts may be longer.
+/// 400 if the body is not an object, or a wanted member that is not a string is longer than
+/// [`MOST_STRUCTURED`].
 pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<String, Value>, ApiError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(Map::new());
@@ -32,7 +35,7 @@ pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<St
     Ok(parts)
 }
 
-/// Finds the values of these names, in their order.
+/// Visitor that finds the values of these names, in the order of the names.
 struct Named(&'static [&'static str]);
 
 impl<'b> Visitor<'b> for Named {
@@ -54,8 +57,8 @@ impl<'b> Visitor<'b> for Named {
     }
 }
 
-/// Bytes of a list or an object that is read: properties that fit into the largest frame of 128 KiB, with every byte
-/// of them escaped.
+/// Maximum length in bytes of a member that is a list or an object: enough for properties that fit into the
+/// largest frame of 128 KiB, with every byte of them escaped.
 const MOST_STRUCTURED: usize = 1 << 20;
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ pub(super) fn clear_topic(call: &Call) -> Answer {
     call.defined(Reply::no_content())
 }
 
-/// The beginning of an entry, if there are such a virtual host and such a user.
+/// A new entry with virtual host and user filled in; fails with 400 unless both exist.
 fn entry(call: &Call) -> Result<Map<String, Value>, ApiError> {
     let (vhost, user) = (call.at("vhost"), call.at("user"));
     let broker = call.broker()?;

@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 
-/// The component that operator policies are parameters of.
+/// The parameter component of operator policies.
 const OPERATOR: &str = "operator_policy";
 
 /// `GET /api/policies`, and those of a virtual host.
@@ -26,7 +26,7 @@ pub(super) fn one(call: &Call) -> Answer {
     Ok(Reply::json(columns(call, entry.ok_or_else(ApiError::not_found)?)))
 }
 
-/// `PUT /api/policies/{vhost}/{name}`. Queues and exchanges follow at once.
+/// `PUT /api/policies/{vhost}/{name}`. It applies to queues and exchanges at once.
 pub(super) fn set(call: &Call) -> Answer {
     let mut entry = body(call)?;
     let (vhost, name) = (call.at("vhost"), call.at("name"));
@@ -79,7 +79,7 @@ pub(super) fn clear_operator(call: &Call) -> Answer {
     call.undefine(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
 }
 
-/// What a policy says, with what it leaves out.
+/// The policy in the body, with defaults for omitted members.
 fn body(call: &Call) -> Result<Map<String, Value>, ApiError> {
     let mut body = call.object()?;
     require(&body, &["pattern", "definition"])?;
@@ -95,7 +95,7 @@ fn body(call: &Call) -> Result<Map<String, Value>, ApiError> {
     Ok(entry)
 }
 
-/// A parameter in the form of a policy.
+/// Converts a parameter to the form of a policy.
 fn flat(parameter: &Value) -> Value {
     let mut shown = parameter["value"].clone();
     if let Some(shown) = shown.as_object_mut() {

@@ -1,13 +1,13 @@
-//! What the process around the API tells.
+//! Interface to the process around the API.
 
 use std::sync::Arc;
 
 use broker::{MessageCounts, Timestamp};
 use serde_json::Value;
 
-/// The process that all of it is in. None of this may block for long.
+/// The process that the API runs in. No method may block for long.
 pub trait Process: Send + Sync + 'static {
-    /// The broker's time.
+    /// The current time of the broker's clock.
     fn now(&self) -> Timestamp;
 
     /// The product's version.
@@ -16,31 +16,31 @@ pub trait Process: Send + Sync + 'static {
     /// The node's name, as in `leveret@localhost`.
     fn node_name(&self) -> &str;
 
-    /// What this machine is.
+    /// The machine and its resources.
     fn node(&self) -> NodeInfo;
 
-    /// Where clients come in.
+    /// The listeners for clients.
     fn listeners(&self) -> Vec<ListenerInfo>;
 
-    /// Those of them that are over TLS, and any others, with what they show now.
+    /// All listeners over TLS, including those not in `listeners`, with their current certificates.
     fn tls_listeners(&self) -> Vec<TlsListener>;
 
-    /// What listeners and sessions have counted.
+    /// Counters of listeners and sessions.
     fn counters(&self) -> Counters;
 
     /// How many connections are open.
     fn connection_count(&self) -> u64;
 
-    /// Open connections, in the order in which they came.
+    /// Open connections, in the order in which they were opened.
     fn connections(&self) -> Vec<Arc<dyn Connection>>;
 
-    /// The open connection with this number, which is also its session's.
+    /// The open connection with this number, which is also the number of its session.
     fn connection(&self, id: u64) -> Option<Arc<dyn Connection>>;
 
     /// The open connection with this name.
     fn connection_named(&self, name: &str) -> Option<Arc<dyn Connection>>;
 
-    /// Upstream addresses, as objects; none without an upstream.
+    /// Upstream addresses, as objects; empty without an upstream.
     fn upstreams(&self) -> Vec<Value>;
 
     /// Upstream connections, as objects; `clients` has the numbers of the connections that they serve.
@@ -49,19 +49,19 @@ pub trait Process: Send + Sync + 'static {
     /// Channels leased to clients, and what sharing has saved, as an object; `None` without an upstream.
     fn leases(&self) -> Option<Value>;
 
-    /// Bytes of the largest message.
+    /// Maximum size of a message in bytes.
     fn max_message_size(&self) -> u64;
 
-    /// Bytes of the largest frame that AMQP clients may agree on; 0 is no limit.
+    /// The largest frame in bytes that AMQP clients may negotiate; 0 is no limit.
     fn frame_max(&self) -> u32;
 
-    /// Whether an alarm, of memory or disk, keeps publishers waiting.
+    /// Whether a memory or disk alarm blocks publishers.
     fn blocks_publishers(&self) -> bool;
 
     /// Limits and how often they were exceeded, as an object.
     fn limits(&self) -> Value;
 
-    /// The settings in effect, as objects: without secrets, and with where they came from.
+    /// The settings in effect, as objects, with their origins and without secrets.
     fn environment(&self) -> Value;
 
     /// Shuts down in order, as SIGTERM does. Returns at once.
@@ -70,110 +70,110 @@ pub trait Process: Send + Sync + 'static {
 
 /// A client's open connection.
 pub trait Connection: Send + Sync {
-    /// Its number, which is also its session's.
+    /// Its number, which is also the number of its session.
     fn id(&self) -> u64;
 
     /// As RabbitMQ names it: `peer:port -> host:port`.
     fn name(&self) -> String;
 
-    /// Who has logged in.
+    /// The name of the logged-in user.
     fn user(&self) -> &str;
 
     /// Its virtual host.
     fn vhost(&self) -> &str;
 
-    /// Everything about it.
+    /// All other facts about the connection.
     fn info(&self) -> ConnectionInfo;
 
-    /// Its channels, and what went through them as of `now`.
+    /// Its channels, with their message counts as of `now`.
     fn channels(&self, now: Timestamp) -> Vec<ChannelInfo>;
 
     /// Bytes received and sent per second, since somebody last asked.
     fn byte_rates(&self, now: Timestamp) -> (f64, f64);
 
-    /// Ends it: the client is told 320 CONNECTION_FORCED with this text.
+    /// Closes it with 320 CONNECTION_FORCED and this text.
     fn close(&self, reason: &str);
 }
 
-/// What there is to know about a connection.
+/// Properties and counters of a connection.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionInfo {
     /// The client's address; empty for a Unix socket.
     pub peer_host: String,
     /// The client's port; 0 for a Unix socket.
     pub peer_port: u16,
-    /// Our address.
+    /// The local address.
     pub host: String,
-    /// Our port.
+    /// The local port.
     pub port: u16,
-    /// Whether it came over TLS.
+    /// Whether it uses TLS.
     pub tls: bool,
-    /// Whether it came as a WebSocket.
+    /// Whether it is a WebSocket connection.
     pub websocket: bool,
     /// Its protocol and version, as in `AMQP 0-9-1`.
     pub protocol: &'static str,
     /// The SASL mechanism of the login.
     pub mechanism: &'static str,
-    /// Milliseconds since 1970.
+    /// Time of connecting, in milliseconds since 1970.
     pub connected_at: u64,
-    /// Most channels; 0 is no limit.
+    /// Maximum number of channels; 0 is no limit.
     pub channel_max: u16,
-    /// Bytes of the largest frame; 0 is no limit.
+    /// Maximum frame size in bytes; 0 is no limit.
     pub frame_max: u32,
-    /// Seconds; 0 is none.
+    /// Heartbeat interval in seconds; 0 for no heartbeats.
     pub heartbeat: u16,
-    /// What the client tells about itself, as an object.
+    /// The client's own properties (`client-properties`), as an object.
     pub client_properties: Value,
     /// Bytes received since it was opened.
     pub received: u64,
     /// Bytes sent since it was opened.
     pub sent: u64,
-    /// Bytes that wait for the client to take them.
+    /// Bytes queued for the client and not yet written.
     pub backlog: u64,
-    /// Channels.
+    /// Number of open channels.
     pub channels: u64,
 }
 
-/// What there is to know about a channel.
+/// Properties and counters of a channel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ChannelInfo {
-    /// Its number.
+    /// The channel's number.
     pub number: u16,
-    /// For consumers to come; 0 is no limit.
+    /// Prefetch count for new consumers; 0 is no limit.
     pub prefetch: u16,
-    /// Of the channel as a whole; 0 is no limit.
+    /// Prefetch count of the channel as a whole; 0 is no limit.
     pub global_prefetch: u16,
-    /// Publishes are confirmed.
+    /// Whether the channel is in confirm mode.
     pub confirms: bool,
-    /// Publishes and acknowledgements are committed.
+    /// Whether the channel is in transaction mode.
     pub transactional: bool,
-    /// Consumers.
+    /// Number of consumers.
     pub consumers: u64,
-    /// Deliveries that have not been settled.
+    /// Number of unacknowledged deliveries.
     pub unacknowledged: u64,
-    /// What went through it; `None` if nothing did, or nobody counts.
+    /// Counts of its messages; `None` if there were none, or they are not counted.
     pub counts: Option<MessageCounts>,
 }
 
-/// A listener.
+/// A listener's protocol and address.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerInfo {
     /// RabbitMQ's name of the protocol: `amqp`, `amqp/ssl`, `http`, …
     pub protocol: &'static str,
-    /// The address.
+    /// The bound address.
     pub host: String,
-    /// The port.
+    /// The bound port.
     pub port: u16,
 }
 
 /// A listener over TLS.
 #[derive(Debug, Clone, Default)]
 pub struct TlsListener {
-    /// Where it is.
+    /// Protocol, address and port.
     pub listener: ListenerInfo,
-    /// What it shows, by the names that clients ask for.
+    /// The certificates it presents, chosen by the server name that the client requests.
     pub certificates: Vec<CertificateFile>,
-    /// Whose client certificates it believes, if it asks for any.
+    /// The authorities that it trusts for client certificates, if it requests any.
     pub authorities: Option<CertificateFile>,
 }
 
@@ -182,7 +182,7 @@ pub struct TlsListener {
 pub struct CertificateFile {
     /// Its path.
     pub path: String,
-    /// When each of them ends: seconds since 1970, and the same as text (`2026-01-31 9:05:00`).
+    /// Expiry of each certificate: in seconds since 1970, and as text (`2026-01-31 9:05:00`).
     pub ends: Vec<(i64, String)>,
 }
 
@@ -193,19 +193,19 @@ pub struct NodeInfo {
     pub name: String,
     /// Bytes of memory in use.
     pub memory_used: Option<u64>,
-    /// Open file descriptors, and the most that may be.
+    /// Open file descriptors, and their limit.
     pub descriptors: (Option<u64>, Option<u64>),
     /// Milliseconds since the process started.
     pub uptime: u64,
-    /// Bytes above which publishers are blocked.
+    /// Bytes of memory in use above which publishers are blocked.
     pub memory_limit: Option<u64>,
-    /// Whether they are.
+    /// Whether they are blocked for this reason.
     pub memory_alarm: bool,
     /// Bytes free on the data folder's file system.
     pub disk_free: Option<u64>,
-    /// Bytes below which publishers are blocked.
+    /// Free bytes below which publishers are blocked.
     pub disk_free_limit: Option<u64>,
-    /// Whether they are.
+    /// Whether they are blocked for this reason.
     pub disk_alarm: bool,
 }
 

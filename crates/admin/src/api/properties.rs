@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::call::{number, object};
 use super::error::ApiError;
 
-/// Reads properties; what is unknown is left unread, as in RabbitMQ.
+/// Encodes properties given as JSON. Unknown ones are ignored, as in RabbitMQ.
 pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
     let headers = match given.get("headers") {
         None | Some(Value::Null) => None,
@@ -56,7 +56,7 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// Properties as RabbitMQ shows them: none at all are an empty list.
+/// Properties as RabbitMQ shows them: an empty list if there are none.
 pub(super) fn show(bytes: &[u8]) -> Value {
     let properties = Properties::decode(bytes).unwrap_or_default();
     let mut shown = Map::new();
@@ -83,7 +83,7 @@ pub(super) fn show(bytes: &[u8]) -> Value {
     if shown.is_empty() { json!([]) } else { Value::Object(shown) }
 }
 
-/// Of a short string.
+/// Maximum bytes of a short string.
 const MOST_BYTES: usize = 255;
 
 #[cfg(test)]

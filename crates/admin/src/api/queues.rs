@@ -86,7 +86,7 @@ pub(super) fn purge(call: &Call) -> Answer {
     Ok(Reply::no_content().when_stored(until))
 }
 
-/// `POST /api/queues/{vhost}/{name}/actions`: a queue has no mirrors, and so they are always synchronised.
+/// `POST /api/queues/{vhost}/{name}/actions`: does nothing, since queues have no mirrors to synchronise.
 pub(super) fn act(call: &Call) -> Answer {
     find(call)?;
     match call.object()?.get("action") {

@@ -1,4 +1,5 @@
-//! Which paths there are, who may use them, and what runs then. The OpenAPI description is made of the same table.
+//! The table of paths, with the users that may use them and their handlers. The OpenAPI description is
+//! generated from the same table.
 
 use axum::http::Method;
 use percent_encoding::percent_decode_str;
@@ -12,20 +13,20 @@ use super::{
     messages, openapi, overview, parameters, permissions, policies, queues, users, vhosts,
 };
 
-/// A path and what can be done with it.
+/// A path and its methods.
 pub(super) struct Route {
-    /// With variable parts in braces.
+    /// Below `/api/`, with variable parts in braces.
     pub(super) path: &'static str,
     pub(super) back: Back,
     pub(super) actions: &'static [Action],
 }
 
-/// What has to stand behind the process for a path to be there.
+/// The backend that a path requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Back {
     /// The embedded broker.
     Broker,
-    /// That, or an upstream.
+    /// The embedded broker or an upstream.
     Any,
 }
 
@@ -34,10 +35,10 @@ pub(super) struct Action {
     pub(super) verb: Verb,
     pub(super) who: Who,
     pub(super) size: Size,
-    /// The answer is a list, which may be asked for in pages.
+    /// The response is a list, which can be requested in pages.
     pub(super) is_list: bool,
     pub(super) run: fn(&Call) -> Answer,
-    /// In a few words.
+    /// Summary in a few words, for the OpenAPI description.
     pub(super) about: &'static str,
 }
 
@@ -49,10 +50,10 @@ pub(super) enum Verb {
     Delete,
 }
 
-/// Of the body.
+/// Limit on the size of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
-    /// None is read, whatever comes.
+    /// The body is not read.
     Nothing,
     Usual,
     Large,
@@ -69,7 +70,7 @@ impl Verb {
     }
 }
 
-/// A path that was asked for.
+/// The route that matches a request's path.
 pub(super) struct Found {
     route: &'static Route,
     /// The variable parts by their names, decoded.
@@ -77,13 +78,13 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// What a method does. HEAD is GET without the answer's body, which HTTP leaves out by itself.
+    /// The action of a method. HEAD runs GET; the HTTP server omits the response's body.
     pub(super) fn action(&self, method: &Method) -> Option<&'static Action> {
         let name = if method == Method::HEAD { "GET" } else { method.as_str() };
         self.route.actions.iter().find(|action| action.verb.name() == name)
     }
 
-    /// The methods, in RabbitMQ's order.
+    /// The value of the header Allow, in RabbitMQ's order.
     pub(super) fn allow(&self) -> String {
         let has = |verb| self.route.actions.iter().any(|action| action.verb == verb);
         let verbs = [
@@ -102,7 +103,7 @@ impl Found {
     }
 }
 
-/// The route of a path. A part that is written out goes before one that is variable.
+/// Finds the route of a path. The first match in `ROUTES` wins, where literal parts stand before variable ones.
 pub(super) fn find(path: &str, has_broker: bool) -> Option<Found> {
     let path = path.strip_prefix("/api")?;
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
@@ -155,7 +156,7 @@ const fn large(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Actio
     Action { size: Size::Large, ..post(who, run, about) }
 }
 
-/// Asks for something that needs no words.
+/// A `POST` that takes no body.
 const fn bare(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
     Action { size: Size::Nothing, ..post(who, run, about) }
 }

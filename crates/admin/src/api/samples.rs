@@ -1,4 +1,4 @@
-//! Rates, of counters that are looked at now and then.
+//! Rates of counters that are only read now and then.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-/// What counters stood at when somebody last looked.
+/// Recent values of counters, recorded whenever they are shown.
 #[derive(Default)]
 pub(super) struct Samples {
     series: Mutex<HashMap<&'static str, VecDeque<(Instant, u64)>>>,
 }
 
 impl Samples {
-    /// Adds a counter and its rate to an object, as RabbitMQ shows them: `name`, and `name_details` with the rate per
-    /// second. `series` tells it from counters of the same name elsewhere.
+    /// Adds a counter and its rate to an object, as RabbitMQ shows them: `name`, and `name_details` with the
+    /// rate per second. `series` distinguishes it from counters of the same name elsewhere.
     pub(super) fn show(&self, into: &mut Map<String, Value>, series: &'static str, name: &str, count: u64) {
         let rate = self.rate(series, count, Instant::now());
         into.insert(name.to_owned(), Value::from(count));
         into.insert(format!("{name}_details"), json!({"rate": rate}));
     }
 
-    /// The change per second over the last [`SPAN`] or a little more, as far as somebody looked.
+    /// The change per second over the last [`SPAN`] or a little more, as far as samples exist.
     fn rate(&self, series: &'static str, count: u64, now: Instant) -> f64 {
         let mut all = self.series.lock();
         let seen = all.entry(series).or_default();
-        // Those that are older than the span are needed no more once there is a younger one that is old enough.
+        // A sample is dropped once the next one is at least as old as the span.
         while seen.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= SPAN) {
             seen.pop_front();
         }
@@ -41,13 +41,13 @@ impl Samples {
     }
 }
 
-/// What a rate is about, as in RabbitMQ.
+/// The time that a rate covers, as in RabbitMQ.
 const SPAN: Duration = Duration::from_secs(5);
 
-/// Between two samples that are kept: six to a span.
+/// Minimum time between two samples: about six per span.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Over less than this a rate says nothing.
+/// A rate over less time than this is meaningless and shown as 0.
 const SHORTEST: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

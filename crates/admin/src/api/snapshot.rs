@@ -1,4 +1,5 @@
-//! The queues in order, remembered until one comes or goes, so that a page of a long list costs that page.
+//! The sorted queues, cached until one is created or deleted, so that a page of a long list costs no more than
+//! that page.
 
 use std::sync::Arc;
 
@@ -13,13 +14,13 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// What lists are sorted by.
+    /// The sort key of lists.
     pub(super) fn key(&self) -> (&str, &str) {
         (self.vhost.name(), self.queue.name())
     }
 }
 
-/// All queues by virtual host and name, as they were at one time.
+/// Cache of all queues, sorted by virtual host and name.
 #[derive(Default)]
 pub(super) struct Snapshot {
     last: Mutex<Option<Taken>>,
@@ -28,16 +29,16 @@ pub(super) struct Snapshot {
 struct Taken {
     stamp: u64,
     queues: Arc<[Listed]>,
-    /// How often it was taken anew.
+    /// Number of times the queues have been walked.
     #[cfg(test)]
     walks: u64,
 }
 
 impl Snapshot {
-    /// All queues in order. They are walked through only if one has come or gone since the last time.
+    /// All queues in order. They are walked only if one has been created or deleted since the last call.
     pub(super) fn get(&self, broker: &Broker) -> Arc<[Listed]> {
         let mut last = self.last.lock();
-        // Before the walk: what comes during it makes for another one.
+        // Read before the walk, so that a change during it causes another walk.
         let stamp = stamp(broker);
         if let Some(taken) = &*last
             && taken.stamp == stamp
@@ -66,13 +67,13 @@ impl Snapshot {
     }
 }
 
-/// Another number after a queue has come or gone.
+/// A number that changes whenever a queue is created or deleted.
 fn stamp(broker: &Broker) -> u64 {
     let metrics = broker.metrics();
     metrics.queues_created.get().wrapping_add(metrics.queues_deleted.get())
 }
 
-/// Those of one virtual host, which stand together.
+/// The queues of one virtual host, which are adjacent.
 pub(super) fn of_vhost<'q>(queues: &'q [Listed], vhost: &str) -> &'q [Listed] {
     let start = queues.partition_point(|listed| listed.vhost.name() < vhost);
     let end = queues.partition_point(|listed| listed.vhost.name() <= vhost);

@@ -1,15 +1,16 @@
-//! `message_stats` of queues, exchanges, channels and virtual hosts, as RabbitMQ shows them: publishing, and what became of
-//! messages, are each there as a whole once anything of it has happened.
+//! `message_stats` of queues, exchanges, channels and virtual hosts, as RabbitMQ shows them: the group of
+//! publishing counters and the group of delivery counters each appear as a whole once one of their counters is
+//! above zero.
 
 use broker::{Count, MessageCounts};
 use serde_json::{Map, Value, json};
 
-/// Of a queue or a virtual host.
+/// Statistics of a queue or a virtual host.
 pub(super) fn of_queues(counts: &MessageCounts) -> Option<Value> {
     stats(&[&[("publish", counts.publish)], &leaving(counts)])
 }
 
-/// Of a channel.
+/// Statistics of a channel.
 pub(super) fn of_channel(counts: &MessageCounts) -> Option<Value> {
     let entering = [
         ("publish", counts.publish),
@@ -20,7 +21,7 @@ pub(super) fn of_channel(counts: &MessageCounts) -> Option<Value> {
     stats(&[&entering, &leaving(counts)])
 }
 
-/// Of an exchange: messages published to it, and places in queues that they led to.
+/// Statistics of an exchange: messages published to it, and enqueued copies of them.
 pub(super) fn of_exchange((published, enqueued): (Count, Count)) -> Option<Value> {
     stats(&[&[("publish_in", published)], &[("publish_out", enqueued)]])
 }
@@ -38,7 +39,7 @@ fn leaving(counts: &MessageCounts) -> [(&'static str, Count); 8] {
     ]
 }
 
-/// `None` if nothing at all has happened.
+/// `None` if all counters are zero.
 fn stats(groups: &[&[(&str, Count)]]) -> Option<Value> {
     let mut shown = Map::new();
     for group in groups.iter().filter(|group| group.iter().any(|(_, count)| count.total > 0)) {

@@ -1,4 +1,4 @@
-//! Routes on a broker, without sockets.
+//! Tests of routes on a broker, without sockets.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,12 +20,12 @@ use super::*;
 mod rates;
 mod refused;
 
-/// A process in which nothing goes on.
+/// A process without listeners and connections.
 #[derive(Default)]
 struct Quiet {
-    /// An alarm stands.
+    /// Whether an alarm is in effect.
     alarm: AtomicBool,
-    /// Milliseconds that have passed.
+    /// Milliseconds that the clock is moved on.
     later: AtomicU64,
 }
 
@@ -120,7 +120,7 @@ fn declare(broker: &Broker, name: &str) {
     broker.vhost("/").unwrap().declare_queue(SESSION, &declare, Timestamp(1)).unwrap();
 }
 
-/// What guest asks for.
+/// A request of user guest.
 fn call(api: &Arc<Api>, names: &[(&'static str, &str)], query: &[(&str, &str)], body: &Value) -> Call {
     let mut headers = HeaderMap::new();
     headers.insert(AUTHORIZATION, format!("Basic {}", STANDARD.encode("guest:guest")).parse().unwrap());
@@ -226,5 +226,5 @@ fn what_was_got_and_put_back_is_there_again() {
     assert_eq!(get("ack_requeue_true"), []);
 }
 
-/// Of the process.
+/// The process's `frame_max`, in bytes.
 const FRAME_MAX: u32 = 131_072;

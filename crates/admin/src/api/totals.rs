@@ -1,5 +1,5 @@
-//! What all queues hold together, and those of each virtual host, and what came and went there: sums of many small looks,
-//! which with very many queues are not taken for each request.
+//! Message totals of all queues and of each virtual host. With very many queues, summing them up for each
+//! request would be too expensive, so the sums are cached.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::snapshot::Snapshot;
 
-/// The sums, as they were at one time.
+/// Cache of the sums.
 #[derive(Default)]
 pub(super) struct Totals {
     last: Mutex<Option<Taken>>,
@@ -22,11 +22,11 @@ struct Taken {
     sums: Arc<Sums>,
 }
 
-/// What the queues of each virtual host hold, and what went through them.
+/// Sums of each virtual host by name.
 #[derive(Debug, Default)]
 pub(super) struct Sums(HashMap<Box<str>, Sum>);
 
-/// Messages in some queues, and what was published to their virtual hosts and became of it.
+/// Messages in the queues, and the counts of messages published, delivered and acknowledged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) ready: u64,
@@ -35,7 +35,7 @@ pub(super) struct Sum {
 }
 
 impl Totals {
-    /// The sums, as of a short time ago at most.
+    /// The sums, which may be slightly out of date.
     pub(super) fn get(&self, queues: &Snapshot, broker: &Broker, now: Timestamp) -> Arc<Sums> {
         self.get_at(Instant::now, || Sums::count(queues, broker, now))
     }
@@ -57,7 +57,7 @@ impl Totals {
 impl Sums {
     fn count(queues: &Snapshot, broker: &Broker, now: Timestamp) -> Self {
         let mut sums = HashMap::<Box<str>, Sum>::new();
-        // First: a queue that goes meanwhile is not counted twice.
+        // Read first, so that a queue that is deleted in the meantime is not counted twice.
         for vhost in broker.vhosts() {
             sums.entry(vhost.name().into()).or_default().counts = vhost.counts_of_gone_queues();
         }
@@ -75,13 +75,13 @@ impl Sums {
             sum.counts += counts.unwrap_or_default();
         }
         for vhost in broker.vhosts() {
-            // Each message once, however many queues it went to.
+            // Counts each message once, regardless of the number of queues it was routed to.
             sums.entry(vhost.name().into()).or_default().counts.publish = vhost.published(now);
         }
         Self(sums)
     }
 
-    /// Of one virtual host.
+    /// The sum of one virtual host.
     pub(super) fn of(&self, vhost: &str) -> Sum {
         self.0.get(vhost).copied().unwrap_or_default()
     }
@@ -97,7 +97,8 @@ impl Sums {
     }
 }
 
-/// Sums are taken anew after so many times as long as it took last: never more than a tenth of a processor's time.
+/// The sums stay valid for this multiple of the time they took to compute: computing them never uses more than
+/// a tenth of a processor.
 const REST: u32 = 10;
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub(super) fn remove(call: &Call) -> Answer {
     Ok(reply)
 }
 
-/// `POST /api/users/bulk-delete`: all of them, or none.
+/// `POST /api/users/bulk-delete`: deletes none if one of them does not exist.
 pub(super) fn remove_many(call: &Call) -> Answer {
     let body = call.object()?;
     require(&body, &["users"])?;
@@ -91,7 +91,7 @@ fn close_connections(call: &Call, user: &str) {
     }
 }
 
-/// A list, or one text with commas.
+/// Tags are a list, or one string separated by commas.
 fn tags(body: &Map<String, Value>) -> Result<Value, ApiError> {
     match body.get("tags") {
         Some(Value::Array(tags)) if tags.iter().all(Value::is_string) => Ok(Value::Array(tags.clone())),
@@ -104,7 +104,7 @@ fn show_all(call: &Call, users: Vec<Value>) -> Answer {
     list(call, users, |user| ("", user["name"].as_str().unwrap_or_default()), show)
 }
 
-/// As RabbitMQ shows a user, who may have no password.
+/// A user as RabbitMQ shows it. A user without a password has a hashing algorithm all the same.
 fn show(user: &Value) -> Value {
     let mut shown = user.clone();
     if let Some(shown) = shown.as_object_mut() {

@@ -20,7 +20,7 @@ pub(super) fn one(call: &Call) -> Answer {
     Ok(Reply::json(columns(call, show(call, &*call.vhost()?))))
 }
 
-/// `PUT /api/vhosts/{vhost}`. Who adds one may do everything there, as in RabbitMQ.
+/// `PUT /api/vhosts/{vhost}`. The user who adds one gets all permissions in it, as in RabbitMQ.
 pub(super) fn set(call: &Call) -> Answer {
     let body = call.object()?;
     let name = call.at("vhost");
@@ -47,7 +47,7 @@ pub(super) fn set(call: &Call) -> Answer {
     call.defined(Reply::put(is_new))
 }
 
-/// Whether tracing is to be on, if that is said. RabbitMQ takes it as text, too, and nothing else.
+/// The requested state of tracing, if given. As in RabbitMQ, a boolean or the same as a string.
 fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
     match body.get("tracing") {
         None => Ok(None),

@@ -1,8 +1,8 @@
-//! The dashboard at `/`: what the management API tells, and what can be done through it, in a browser.
+//! The dashboard at `/`: a web interface to the management API.
 //!
-//! Its files stand in `static` as they are served: `main.js` logs in and shows the view that the address names, `views`
-//! are those, `parts` what they are made of, and `api.js` is the only one that asks the API. They load nothing from
-//! elsewhere, and their policy lets them load nothing from elsewhere.
+//! The files in `static` are served as they are: `main.js` logs in and shows the view that the address names,
+//! `views` holds the views, `parts` their components, and only `api.js` calls the API. They load nothing from
+//! other servers, and their Content-Security-Policy forbids it.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use axum::http::HeaderValue;
 use crate::Source;
 use crate::files::{CSS, File, HTML, PICTURE, SCRIPT, routes};
 
-/// The routes of the dashboard.
+/// The routes of the dashboard's files.
 pub(crate) fn router() -> Router<Arc<dyn Source>> {
     routes(&FILES, POLICY)
 }
 
-/// Only this server's scripts, styles and pictures, and requests to this server alone. Names of queues are chosen by
-/// strangers: even a mistake that made markup of one would run nothing, for scripts in markup are forbidden, and so is
-/// making markup of texts (`trusted-types`).
+/// Allows only this server's scripts, styles and pictures, and requests to this server alone. Strangers choose
+/// the names of queues: even if a bug inserted one as markup, nothing would run, because inline scripts are
+/// forbidden and so is turning text into markup (`trusted-types`).
 pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; \
      trusted-types 'none'",
 );
 
-/// Where the colours are, and what they say of a state, for every page.
+/// Path of the stylesheet with the colours, and their meaning for states, which all pages share.
 pub(crate) const COLOURS: &str = "/dashboard/colours.css";
 
 #[rustfmt::skip]

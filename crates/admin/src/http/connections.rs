@@ -1,4 +1,4 @@
-//! The open connections, and which of them makes room for a new one.
+//! The open connections, and the choice of which one is closed to make room for a new one.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -9,20 +9,20 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::work::Work;
 
-/// The open connections, never more than their limits.
+/// The open connections, never more than the limits.
 pub(super) struct Connections {
     tasks: JoinSet<()>,
     usual: Places,
-    /// For when all the usual ones are at work.
+    /// Used while all the usual connections are at work.
     reserve: Places,
 }
 
-/// What a connection may ask for.
+/// The requests that a connection may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admitted {
     /// Anything.
     Usual,
-    /// Health and metrics, which have to be answered whatever else goes on.
+    /// Only health and metrics, which must be served under any load.
     Probes,
 }
 
@@ -31,10 +31,11 @@ impl Connections {
         Self { tasks: JoinSet::new(), usual: Places::new(usual), reserve: Places::new(reserve) }
     }
 
-    /// Runs a connection. At the limit another one ends for it that is not at work: it is between requests, has not finished
-    /// one, or belongs to somebody who has not logged in, and what such a client may ask takes milliseconds. It is the oldest
-    /// of the address that has the most, so that an address with many takes them from nobody but itself. If all are at
-    /// work, the new one is in the reserve: nobody's request is cut for somebody who has only just come.
+    /// Runs a connection. At the limit, a connection that is not at work is closed for it: one that is between
+    /// requests, has not finished sending one, or whose client has not logged in (such a client's requests take
+    /// milliseconds). The oldest connection of the address with the most is chosen, so that an address with
+    /// many displaces only its own. If all are at work, the new connection goes to the reserve: no request is
+    /// cut short for a newcomer.
     pub(super) fn admit<C>(
         &mut self,
         work: Work,
@@ -55,7 +56,7 @@ impl Connections {
         places.by_age.push_back(Open { task, work, from: from.map(network_of) });
     }
 
-    /// Waits for all to end, and after the bound ends them.
+    /// Waits until all have ended, and aborts the rest after the bound.
     pub(super) async fn finish(mut self, bound: Duration) {
         let all_ended = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(bound, all_ended).await.is_err() {
@@ -67,7 +68,7 @@ impl Connections {
 
 struct Places {
     limit: usize,
-    /// Oldest first; some may have ended.
+    /// Oldest first; may contain connections that have ended.
     by_age: VecDeque<Open>,
 }
 
@@ -83,7 +84,8 @@ impl Places {
         Self { limit, by_age: VecDeque::new() }
     }
 
-    /// Returns whether there is room for one more.
+    /// Closes a connection that is not at work if the limit is reached. Returns whether there is room for one
+    /// more.
     fn make_room(&mut self) -> bool {
         if self.by_age.len() >= self.limit {
             self.by_age.retain(|open| !open.task.is_finished());
@@ -96,14 +98,15 @@ impl Places {
             *counts.entry(open.from).or_default() += 1;
         }
         let idle = self.by_age.iter().enumerate().filter(|(_, open)| open.work.is_over());
-        // The first of those that are equal is the oldest.
+        // `min_by_key` returns the first of several minima, which is the oldest connection.
         let least = idle.min_by_key(|(_, open)| Reverse(counts.get(&open.from).copied()));
         let oldest = least.map(|(at, _)| at).and_then(|at| self.by_age.remove(at));
         oldest.inspect(|open| open.task.abort()).is_some()
     }
 }
 
-/// What counts as one address: whoever has one of IPv6 has the 2^64 of its network.
+/// The unit in which addresses are counted. A client with one IPv6 address has the 2^64 addresses of its /64
+/// network.
 fn network_of(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(_) => ip,
@@ -115,7 +118,7 @@ fn network_of(ip: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    /// Admits a connection that never ends by itself; returns what it may ask for.
+    /// Admits a connection that never ends by itself; returns which requests it may make.
     fn admit(connections: &mut Connections, from: &str, work: &Work) -> Option<Admitted> {
         let mut told = None;
         connections.admit(work.clone(), from.parse().ok(), |admitted| {

@@ -1,4 +1,5 @@
-//! The end of a connection: what the client still sends is read for a moment, so that it gets the last answer.
+//! The end of a connection: bytes that the client still sends are read for a moment, so that it receives the
+//! last response.
 
 use std::io;
 use std::pin::Pin;
@@ -10,10 +11,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream of which everything that has come is read when it is shut down.
+/// A stream that reads and discards all received bytes when it is shut down.
 ///
-/// Closing a socket before everything was read from it resets the connection, which may take an answer from a client that
-/// has not read it yet (RFC 9112, 9.6).
+/// Closing a socket with unread bytes resets the connection, and the client may lose a response that it has not
+/// read yet (RFC 9112, 9.6).
 pub(super) struct Lingering<S> {
     stream: S,
     bound: Duration,
@@ -22,8 +23,8 @@ pub(super) struct Lingering<S> {
     until: Option<Pin<Box<Sleep>>>,
 }
 
-/// Set when the client is in the middle of sending something: then the stream is shut down only when the client has closed
-/// it, too, or the bound is over.
+/// Set when the client is in the middle of sending a request. Shutdown of the stream then completes only once
+/// the client has closed it too, or the bound has passed.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MoreComes(Arc<AtomicBool>);
 
@@ -37,7 +38,7 @@ impl MoreComes {
     }
 }
 
-/// Bytes that are read and dropped at once.
+/// Maximum number of bytes discarded per read.
 const PIECE: usize = 4096;
 
 impl<S> Lingering<S> {

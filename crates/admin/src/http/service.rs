@@ -1,4 +1,4 @@
-//! A connection's requests on their way to the router, and what is left of their bodies afterwards.
+//! Passes a connection's requests to the router, and handles the unread rest of their bodies afterwards.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use super::linger::MoreComes;
 use super::work::Work;
 use crate::api::Caller;
 
-/// The router, for a connection whose other end it is told of.
+/// The router as seen by one connection: adds the connection's details to each request.
 #[derive(Clone)]
 pub(super) struct Service {
     pub(super) inner: TowerToHyperService<Router>,
@@ -30,11 +30,11 @@ pub(super) struct Service {
     pub(super) is_over_tls: bool,
     pub(super) work: Work,
     pub(super) admitted: Admitted,
-    /// The client sends what nobody reads.
+    /// Set if the client sends bytes that no handler reads.
     pub(super) more_comes: MoreComes,
 }
 
-/// Among the extensions of a request that came over TLS.
+/// Request extension that marks a request received over TLS.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OverTls;
 
@@ -56,7 +56,7 @@ impl hyper::service::Service<Request<Incoming>> for Service {
         }
         let body = request.body().clone();
         let is_asked_for = request.headers().contains_key(header::EXPECT);
-        // The reserve has to be free again soon.
+        // Connections of the reserve must be free again soon.
         let is_last = self.admitted == Admitted::Probes;
         let (answer, more_comes) = (self.inner.call(request), self.more_comes.clone());
         Box::pin(async move {
@@ -70,7 +70,7 @@ impl hyper::service::Service<Request<Incoming>> for Service {
     }
 }
 
-/// What is answered in the reserve.
+/// Whether the reserve serves this path.
 fn is_probe(path: &str) -> bool {
     matches!(path, "/healthz" | "/readyz" | "/metrics")
 }
@@ -80,14 +80,14 @@ fn busy() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
-/// Says that no other request is answered behind this one.
+/// Announces that the connection closes after this response.
 fn closing(mut answer: Response) -> Response {
     answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     answer
 }
 
-/// Refuses requests that say twice where they go, or do not say it: who is in front of this server may have read another
-/// one (RFC 9112, 3.2).
+/// Refuses requests with several Host headers or none: a proxy in front of this server may have acted on
+/// another host (RFC 9112, 3.2).
 pub(super) async fn check_host(request: RouterRequest, next: Next) -> Response {
     let hosts = request.headers().get_all(header::HOST).iter().count();
     match (hosts, request.version()) {
@@ -96,7 +96,7 @@ pub(super) async fn check_host(request: RouterRequest, next: Next) -> Response {
     }
 }
 
-/// A body that more can be read of when its request has been answered.
+/// A body whose rest can still be read once its request has been answered.
 #[derive(Clone)]
 struct SharedBody(Arc<Mutex<Incoming>>);
 
@@ -121,9 +121,10 @@ impl Body for SharedBody {
 }
 
 impl SharedBody {
-    /// Reads what nobody wanted of the body, if it is short and comes at once: behind it is the next request. Returns whether
-    /// it is; otherwise the connection cannot be used again, and its client has to be told. The client that asks whether
-    /// it may send the body has been told by the answer.
+    /// Reads and discards the rest of the body if it is short and arrives soon, since the next request follows
+    /// it. Returns whether the body has ended; otherwise the connection cannot be reused, and the response must
+    /// say so. A client that sent `Expect` (`is_asked_for`) has its answer in the response and may not send the
+    /// body at all.
     async fn has_ended(mut self, is_asked_for: bool) -> bool {
         if self.is_end_stream() {
             return true;
@@ -147,8 +148,9 @@ impl SharedBody {
     }
 }
 
-/// Bytes of a body that nobody wants, up to which reading them costs less than another connection.
+/// Number of unwanted bytes of a body up to which reading them costs less than another connection.
 const MOST_LEFT: u64 = 64 << 10;
 
-/// For them to come. Who sends a request in several pieces sends them one behind the other.
+/// Time for those bytes to arrive. A client that sends a request in several pieces sends them in quick
+/// succession.
 const LEFT_TIME: Duration = Duration::from_secs(1);

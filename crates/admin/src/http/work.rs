@@ -1,20 +1,21 @@
-//! Which connections are at work, so that they need not make room for others.
+//! Records which connections are at work, and so need not make room for others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many requests of a connection are at work; with HTTP/1.1 one at most, but for an answer that is still sent.
-/// Among the extensions of every request.
+/// The number of a connection's requests that are at work. With HTTP/1.1 this is at most one, apart from a
+/// response that is still being sent. Every request carries this as an extension.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Work(Arc<AtomicUsize>);
 
-/// Keeps a connection from having to make room: from a good login on, and for as long as its answer says so.
+/// Protects a connection from being closed to make room, from a successful login until the handler or the
+/// response body drops it.
 #[derive(Debug)]
 pub(crate) struct AtWork(Work);
 
 impl Work {
-    /// A request is worth keeping its connection for. Never before somebody has logged in: strangers could keep all
-    /// connections so.
+    /// Starts work on a request that its connection is to be kept for. Never called before a login: strangers
+    /// could hold all connections that way.
     pub(crate) fn begin(&self) -> AtWork {
         self.0.fetch_add(1, Ordering::Relaxed);
         AtWork(self.clone())

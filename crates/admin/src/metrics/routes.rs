@@ -1,5 +1,5 @@
-//! `/metrics`, `/metrics/per-object` and `/metrics/detailed`, each scrape on a thread of its own: reading /proc and walking
-//! a big source may take its time.
+//! `/metrics`, `/metrics/per-object` and `/metrics/detailed`. Each scrape runs on a blocking thread, since
+//! reading /proc and walking a big source may take a while.
 
 use std::sync::Arc;
 
@@ -15,23 +15,24 @@ use super::{Detail, MetricsWriter, Wanted};
 use crate::api::{self, Api};
 use crate::{Source, process};
 
-/// Scrapes being written at once; others wait. Each takes a thread and walks what there is to measure.
+/// Scrapes that may run at once; others wait. Each occupies a thread and walks all measured objects.
 const SCRAPES_AT_ONCE: usize = 2;
 
-/// What the answers need.
+/// State shared by the handlers.
 struct Context {
     source: Arc<dyn Source>,
     scrapes: Arc<Semaphore>,
     started: process::Started,
 }
 
-/// The routes of the metrics for everybody.
+/// The routes of the metrics, all open to everybody.
 pub(crate) fn router(source: Arc<dyn Source>) -> Router {
     let context = Arc::new(Context::new(source));
     together(Arc::clone(&context)).merge(apart(context))
 }
 
-/// The routes of the metrics beside the API: what names queues and virtual hosts is for those who may see all of them there.
+/// The routes of the metrics where there is also an API. Metrics that name queues and virtual hosts are only
+/// for users who may see all of these in the API.
 pub(crate) fn router_beside(api: Arc<Api>, source: Arc<dyn Source>) -> Router {
     let context = Arc::new(Context::new(source));
     let apart =
@@ -59,7 +60,7 @@ fn apart(context: Arc<Context>) -> Router {
         .with_state(context)
 }
 
-/// `GET /metrics/detailed?family=F&vhost=V`, both as often as wanted.
+/// `GET /metrics/detailed?family=F&vhost=V`; both parameters may be repeated.
 async fn detailed(State(context): State<Arc<Context>>, RawQuery(query): RawQuery) -> Response {
     let detail = Detail::of_query(query.as_deref().unwrap_or_default());
     scrape(context, Wanted::Detailed(detail)).await

@@ -13,11 +13,11 @@ pub enum Wanted {
     Detailed(Detail),
 }
 
-/// Some families, of some virtual hosts.
+/// A selection of families and virtual hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Detail {
     families: Vec<Families>,
-    /// All if empty.
+    /// Empty for all virtual hosts.
     vhosts: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ pub enum Families {
     Churn,
     /// `node_metrics`: limits of the process.
     Node,
-    /// `node_coarse_metrics`: what the process uses.
+    /// `node_coarse_metrics`: resource usage of the process.
     NodeCoarse,
     /// `auth_attempt_metrics`: logins.
     Logins,
@@ -41,15 +41,15 @@ pub enum Families {
     Channels,
     /// `queue_coarse_metrics`: messages of each queue.
     QueueMessages,
-    /// `queue_metrics`: what else there is to tell of each queue.
+    /// `queue_metrics`: all other metrics of each queue.
     Queues,
-    /// `queue_consumer_count`: the consumers of each queue alone.
+    /// `queue_consumer_count`: only the number of consumers of each queue.
     QueueConsumers,
     /// `vhost_status`: the virtual hosts.
     VirtualHosts,
     /// `exchange_names`: the exchanges.
     Exchanges,
-    /// `exchange_bindings`: how many bindings lead from each exchange. Walks all bindings.
+    /// `exchange_bindings`: the number of bindings from each exchange. Walks all bindings.
     ExchangeBindings,
 }
 
@@ -69,7 +69,7 @@ const FAMILIES: [(&str, Families); 13] = [
     ("exchange_bindings", Families::ExchangeBindings),
 ];
 
-/// Those that `/metrics/per-object` has.
+/// The families in `/metrics/per-object`.
 const PER_OBJECT: [Families; 5] = [
     Families::ConnectionBytes,
     Families::Connections,
@@ -79,8 +79,8 @@ const PER_OBJECT: [Families; 5] = [
 ];
 
 impl Detail {
-    /// Reads `family=F&vhost=V`, both as often as wanted. A family that there is not is left out, as RabbitMQ does: scrapers
-    /// ask all brokers for the same.
+    /// Parses `family=F&vhost=V`; both parameters may be repeated. Unknown families are ignored, as in
+    /// RabbitMQ: scrapers ask all brokers for the same families.
     pub(crate) fn of_query(query: &str) -> Self {
         let mut detail = Self::default();
         for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -98,19 +98,19 @@ impl Detail {
         detail
     }
 
-    /// Those that come with `/metrics/per-object`, of all virtual hosts.
+    /// The families of `/metrics/per-object`, of all virtual hosts.
     #[must_use]
     pub fn per_object() -> Self {
         Self { families: PER_OBJECT.to_vec(), vhosts: Vec::new() }
     }
 
-    /// Whether any of these is wanted.
+    /// Whether any of these families is wanted.
     #[must_use]
     pub fn wants(&self, any: &[Families]) -> bool {
         self.families.iter().any(|wanted| any.contains(wanted))
     }
 
-    /// Whether what is in this virtual host is wanted.
+    /// Whether the objects in this virtual host are wanted.
     #[must_use]
     pub fn wants_vhost(&self, name: &str) -> bool {
         self.vhosts.is_empty() || self.vhosts.iter().any(|wanted| wanted == name)

@@ -1,7 +1,7 @@
-//! The page at `/messages`: AMQP over WebSocket, tried out in a browser.
+//! The page at `/messages`, for trying out AMQP over WebSocket in a browser.
 //!
-//! Its files stand in `static` as they are served. They load nothing from elsewhere, and their policy lets them load
-//! nothing from elsewhere.
+//! The files in `static` are served as they are. They load nothing from other servers, and their
+//! Content-Security-Policy forbids it.
 
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ use axum::routing::get;
 use crate::Source;
 use crate::files::{CSS, File, HTML, SCRIPT, routes};
 
-/// The ports of the listeners that a page can speak AMQP to; `None` for one that is off or has no port.
+/// The ports of the WebSocket listeners for AMQP; `None` for one that is off or has no port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WebSocketPorts {
-    /// Of the bare one.
+    /// Port of the listener without TLS.
     pub ws: Option<u16>,
-    /// Of the one over TLS.
+    /// Port of the listener over TLS.
     pub wss: Option<u16>,
 }
 
-/// The routes of the page.
+/// The routes of the page and its files.
 pub(crate) fn router() -> Router<Arc<dyn Source>> {
     routes(&FILES, POLICY).route("/page/listeners.json", get(listeners))
 }
 
-/// `GET /page/listeners.json`: where the page's connections go.
+/// `GET /page/listeners.json`: the ports that the page connects to.
 async fn listeners(State(source): State<Arc<dyn Source>>) -> Response {
     let WebSocketPorts { ws, wss } = source.websocket_ports();
     let json = |port: Option<u16>| port.map_or_else(|| "null".to_owned(), |port| port.to_string());
@@ -36,7 +36,7 @@ async fn listeners(State(source): State<Arc<dyn Source>>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Only this server's scripts and styles, and connections to brokers wherever the visitor says.
+/// Allows only this server's scripts and styles, and WebSocket connections to any broker the visitor names.
 pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' ws: wss:; frame-ancestors 'none'; \
      base-uri 'none'; form-action 'none'",

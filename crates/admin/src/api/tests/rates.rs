@@ -1,8 +1,8 @@
-//! `message_stats`, with the clock moved on.
+//! `message_stats` with rates, on a clock that the tests move.
 
 use super::*;
 
-/// Who asks, and a clock that the test moves.
+/// A broker and its API, with a clock that the test moves.
 struct Asked {
     quiet: Arc<Quiet>,
     broker: Arc<Broker>,
@@ -27,7 +27,7 @@ impl Asked {
         (0..count).for_each(|_| drop(shown(messages::publish(&call))));
     }
 
-    /// Of one thing of the virtual host.
+    /// The statistics of one object in the virtual host.
     fn stats(&self, one: impl Fn(&Call) -> call::Answer, name: &str) -> Value {
         let call = call(&self.api, &[("vhost", "/"), ("name", name)], &[], &json!({}));
         shown(one(&call))["message_stats"].take()

@@ -1,4 +1,4 @@
-//! What is refused, and what is not, of messages, arguments and limits.
+//! Messages, arguments and limits that are refused, and those that are accepted.
 
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
