@@ -1,4 +1,4 @@
-//! The sampler of the embedded broker's resources, which raises and clears its alarms.
+//! Samples the resources of the embedded broker, and raises and clears its alarms.
 
 mod limits;
 mod sources;
@@ -17,18 +17,20 @@ use crate::config::{ByteSize, Watermark};
 pub(crate) use limits::memory_total;
 use sources::{Sources, System};
 
-/// How long between two samples while all is well.
+/// Time between two samples while no limit is near.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// And while a limit is near.
+/// Time between two samples while a limit is near.
 const INTERVAL_NEAR: Duration = Duration::from_millis(100);
-/// And while fast publishers may reach the limit of the disk at any moment: what they bring until the next sample is beyond it.
+/// Time between two samples while fast publishers may reach the disk limit at any moment: messages that arrive
+/// before the next sample exceed it.
 const INTERVAL_CLOSE: Duration = Duration::from_millis(10);
-/// Bytes from the limit of the disk within which it is so close.
+/// Distance from the disk limit, in bytes, below which [`INTERVAL_CLOSE`] applies.
 const CLOSE: u64 = 256 << 20;
-/// Bytes from a limit within which it is near: fast publishers bring about as much between two samples.
+/// Distance from a limit, in bytes, below which it is near: about as much as fast publishers send between two
+/// samples.
 const NEAR: u64 = 2 << 30;
 
-/// The limits, and what was last measured of the disk, in bytes. The process's memory is among its own metrics.
+/// The limits and the last measured free disk space, in bytes. The process metrics include its memory.
 #[derive(Debug)]
 pub(crate) struct Levels {
     /// [`NO_LIMIT`] for none.
@@ -38,7 +40,7 @@ pub(crate) struct Levels {
     disk_free: AtomicU64,
 }
 
-/// No process has as much memory.
+/// Stands for no limit: no process has as much memory.
 const NO_LIMIT: u64 = u64::MAX;
 
 impl Levels {
@@ -50,7 +52,7 @@ impl Levels {
         }
     }
 
-    /// From now on these are the limits; the sampler finds out within a second what follows from them.
+    /// Replaces the limits; the sampler applies them within a second.
     pub(crate) fn set_limits(&self, watermark: Watermark, disk_free_limit: ByteSize) {
         let memory_limit = watermark.of(limits::memory_total()).unwrap_or(NO_LIMIT);
         self.memory_limit.store(memory_limit, Ordering::Relaxed);
@@ -59,17 +61,17 @@ impl Levels {
         }
     }
 
-    /// Memory above which its alarm is raised, if it ever is.
+    /// Bytes of memory above which the memory alarm is raised; `None` for no limit.
     pub(crate) fn memory_limit(&self) -> Option<u64> {
         Some(self.memory_limit.load(Ordering::Relaxed)).filter(|limit| *limit != NO_LIMIT)
     }
 
-    /// Free space below which its alarm is raised; `None` without a data folder.
+    /// Free bytes below which the disk alarm is raised; `None` without a data folder.
     pub(crate) fn disk_limit(&self) -> Option<u64> {
         self.disk_limit.as_ref().map(|limit| limit.load(Ordering::Relaxed))
     }
 
-    /// Free space on the data folder's file system.
+    /// Free bytes on the data folder's file system, as last measured.
     pub(crate) fn disk_free(&self) -> u64 {
         self.disk_free.load(Ordering::Relaxed)
     }
@@ -78,17 +80,18 @@ impl Levels {
 /// Runs the sampler until dropped.
 pub(crate) struct Sampler {
     levels: Arc<Levels>,
-    /// Its end is what the thread waits for.
+    /// Dropping it ends the thread.
     _alive: SyncSender<()>,
 }
 
 impl Sampler {
-    /// Measures once, so that alarms stand before the first client comes, and goes on in a thread of its own: a file
-    /// system may take long to answer. `folder` is the data folder, and `store` what lies in it.
+    /// Measures once, so that alarms are raised before the first client connects, and continues in a thread of
+    /// its own, since a file system may be slow to respond. `folder` is the data folder, and `store` the store
+    /// in it.
     ///
     /// # Errors
     ///
-    /// There can be no thread.
+    /// The thread cannot be started.
     pub(crate) fn start(
         alarms: Arc<Alarms>,
         watermark: Watermark,
@@ -121,8 +124,9 @@ impl Sampler {
     }
 }
 
-/// jemalloc returns freed memory to the system when others are allocated or freed; when publishers wait and the queues
-/// are empty, nothing is, and the alarm would stand for ever. With a thread of its own it needs no occasion.
+/// Lets jemalloc return freed memory to the system in a background thread. Otherwise it does so only during
+/// allocations and deallocations; with blocked publishers and empty queues there are none, and the alarm would
+/// never clear.
 fn give_memory_back() {
     #[cfg(feature = "jemalloc")]
     if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
@@ -130,7 +134,7 @@ fn give_memory_back() {
     }
 }
 
-/// Holds what it measures against the limits.
+/// Compares measurements with the limits.
 struct Watch<S> {
     alarms: Arc<Alarms>,
     levels: Arc<Levels>,
@@ -138,15 +142,15 @@ struct Watch<S> {
 }
 
 impl<S: Sources> Watch<S> {
-    /// Measures once; returns how long it may take until the next time. What cannot be measured now changes nothing.
+    /// Measures once; returns the time until the next sample. A failed measurement changes no alarm.
     fn sample(&self) -> Duration {
-        // Without a limit nothing comes near it, and an alarm of an earlier one is cleared.
+        // With no limit, none is ever near, and an alarm from an earlier limit is cleared.
         let memory = self.sample_memory(self.levels.memory_limit().unwrap_or(NO_LIMIT));
         let disk = self.levels.disk_limit().map_or(INTERVAL, |limit| self.sample_disk(limit));
         if memory { disk.min(INTERVAL_NEAR) } else { disk }
     }
 
-    /// Whether the limit is near, or reached.
+    /// Raises or clears the memory alarm; returns whether the limit is near or reached.
     fn sample_memory(&self, limit: u64) -> bool {
         let Some(used) = self.sources.memory_used() else { return false };
         if used > limit {
@@ -159,10 +163,10 @@ impl<S: Sources> Watch<S> {
         limit != NO_LIMIT && used.saturating_add(NEAR) > limit
     }
 
-    /// Returns how long it may take until the next time.
+    /// Raises or clears the disk alarm; returns the time until the next sample.
     fn sample_disk(&self, limit: u64) -> Duration {
         self.sources.keep_free(limit);
-        // Where nothing can be confirmed, publishers are told, whatever the file system says of its free space.
+        // If the store cannot confirm anything, publishers are blocked regardless of the reported free space.
         let needs_space = self.sources.needs_space();
         let Some(free) = self.sources.disk_free() else { return INTERVAL };
         self.levels.disk_free.store(free, Ordering::Relaxed);
@@ -181,7 +185,7 @@ impl<S: Sources> Watch<S> {
     }
 }
 
-/// How far from its limit a level has to be for an alarm to be cleared, so that it does not come and go with every message.
+/// Distance from the limit at which an alarm is cleared, so that it does not toggle with every message.
 fn margin(limit: u64) -> u64 {
     limit / 20
 }

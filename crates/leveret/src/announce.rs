@@ -1,23 +1,23 @@
-//! The lines of start-up that scripts read: one per listener, on standard output.
+//! The start-up lines for scripts: one per listener, on standard output.
 
 use std::io::Write as _;
 
 use parking_lot::Mutex;
 
-/// A listener that scripts have been told of.
+/// An announced listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Announced {
-    /// As scripts read it: `web-mqtt`.
+    /// The name in the announcement: `web-mqtt`.
     pub(crate) name: String,
     pub(crate) url: String,
-    /// Over TLS, which the URL of a Unix socket does not tell.
+    /// Whether it uses TLS, which the URL of a Unix socket does not show.
     pub(crate) is_tls: bool,
 }
 
-/// The listeners that were announced, in order.
+/// The announced listeners, in order.
 static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 
-/// Prints `NAME  listening on URL` and flushes, so that whoever started the process can read the port at once.
+/// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once.
 ///
 /// A closed standard output is no reason to stop serving.
 pub(crate) fn announce(name: &str, scheme: &str, url: &str) {
@@ -27,13 +27,13 @@ pub(crate) fn announce(name: &str, scheme: &str, url: &str) {
     let _ = write!(output, "{}", line(name, url)).and_then(|()| output.flush());
 }
 
-/// The listeners of this process.
+/// Returns the announced listeners, in order.
 pub(crate) fn announced() -> Vec<Announced> {
     ANNOUNCED.lock().clone()
 }
 
 fn line(name: &str, url: &str) -> String {
-    // As wide as `amqps`, so that the lines of AMQP align.
+    // Padded to the width of `amqps`, so that the AMQP lines align.
     format!("{name:<5} listening on {url}\n")
 }
 

@@ -1,4 +1,4 @@
-//! The command line: `leveret serve`, `leveret config …`, `leveret ctl …`, and what packages need.
+//! The command line: `leveret serve`, `leveret config …`, `leveret ctl …`, and the commands that packages need.
 
 use std::path::PathBuf;
 
@@ -51,7 +51,7 @@ pub(crate) enum ConfigCommand {
     Reference,
 }
 
-/// The error of a wrong command line as one line, such as `unexpected argument '--amqq' found, a similar argument
+/// Formats a command-line error as one line, such as `unexpected argument '--amqq' found, a similar argument
 /// exists: '--amqp'`.
 pub(crate) fn usage_line(error: &clap::Error) -> String {
     let text = error.to_string();
@@ -65,7 +65,7 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
     mask_credentials(&line)
 }
 
-// By hand and not derived, because the arguments come from the declaration of the settings.
+// Implemented by hand, because the arguments come from the declaration of the settings.
 impl Args for Flags {
     fn augment_args(command: ClapCommand) -> ClapCommand {
         let config = Arg::new("config")
@@ -89,7 +89,7 @@ impl Args for Flags {
     }
 }
 
-/// The meaning in its lines, and a line with the defaults and the variable.
+/// The setting's meaning, followed by a line with the defaults and the variable.
 fn help(setting: &Setting) -> String {
     let mut lines: Vec<String> = setting.help.lines().map(|line| line.trim().to_owned()).collect();
     let with_upstream = setting.default_with_upstream.map(|default| format!(", with an upstream {default}"));

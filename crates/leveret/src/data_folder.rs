@@ -1,4 +1,4 @@
-//! The data folder: whose it is, and what lies in it.
+//! The data folder: its lock and its contents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use crate::config::Config;
 use crate::definitions;
 use crate::pagers::Pagers;
 
-/// An open data folder. Dropping it writes the last changes and gives the folder free, in this order.
+/// An open data folder. Dropping it writes the last changes and then releases the folder.
 pub(crate) struct DataFolder {
-    /// End before the store does.
+    /// Stopped before the store.
     pagers: Option<Pagers>,
     running: Option<Running>,
     _lock: FolderLock,
 }
 
-/// Why a broker cannot start with what it is to have. The line begins with the key of the setting at fault.
+/// Errors in loading the broker's initial contents. The line begins with the key of the setting at fault.
 #[derive(Debug)]
 pub(crate) enum FillError {
     /// The file of definitions cannot be loaded.
     Definitions(String),
-    /// The data folder cannot be used, or not be read.
+    /// The data folder cannot be used or read.
     Folder(String),
 }
 
-/// Puts into a new broker what is to be there when it starts: what the data folder holds, if there is one, and the file
-/// of definitions, or else what a new broker has. All of it is on disk when this returns.
+/// Loads the initial contents of a new broker: those of the data folder, if there is one, and the definitions
+/// file, or otherwise the defaults of a new broker. All of it is on disk on return.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub(crate) fn fill(
 }
 
 impl DataFolder {
-    /// Keeps the threads that page, as long as there is a folder.
+    /// Keeps the paging threads running until the folder is dropped.
     pub(crate) fn keep(&mut self, pagers: Pagers) {
         self.pagers = Some(pagers);
     }

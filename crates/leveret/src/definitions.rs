@@ -6,14 +6,14 @@ use broker::{Broker, Definitions, Timestamp};
 
 use crate::config::Config;
 
-/// Definitions that have been read, and where from.
+/// Definitions and the file they were read from.
 #[derive(Debug)]
 pub(crate) struct DefinitionsFile {
     path: PathBuf,
     definitions: Definitions,
 }
 
-/// Reads the file that the setting `definitions` names, if it names one.
+/// Reads the file named by the setting `definitions`, if any.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, String> {
 }
 
 impl DefinitionsFile {
-    /// Loads them.
+    /// Loads the definitions into the broker.
     ///
     /// # Errors
     ///

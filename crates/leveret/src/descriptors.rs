@@ -1,9 +1,10 @@
-//! As many open files as this process may have.
+//! The limit of open files.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Raises the limit of open files to what it may be raised to. Systems start processes with a low one, often 1,024, for the
-/// sake of programs that use `select`; each connection is an open file, and each relayed one is two.
+/// Raises the soft limit of open files to the hard limit. Systems start processes with a low soft limit, often
+/// 1,024, for the sake of programs that use `select`. Each connection is an open file, and each relayed one is
+/// two.
 pub(crate) fn raise_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

@@ -1,4 +1,4 @@
-//! `leveret health`: asks a running server of this machine how it is, for containers without another HTTP client.
+//! `leveret health`: probes a server running on this machine, for containers without another HTTP client.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ pub(crate) struct HealthArguments {
     pub(crate) flags: Flags,
 }
 
-/// Longer than a live server ever takes, and shorter than the time-outs of those who ask by this command.
+/// Longer than a live server ever takes, and shorter than the time-outs of the programs that run this command.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks; the answer is the exit code.
+/// Probes the server. The exit code follows from the result.
 pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
     let Config { http, https, .. } = &effective.config;
     let is_tls = *http == ListenAddr::Off && matches!(https, ListenAddr::Tcp { .. } | ListenAddr::Several(_));
@@ -44,12 +44,12 @@ pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<
     }
 }
 
-/// The certificate is for the name that others know, not for an address of this machine; and nothing is told that somebody
-/// else may not hear.
+/// Certificates are not verified: the server's is issued for its public name, not for a local address, and the
+/// probe transmits nothing confidential.
 const BELIEVING: ClientTlsConfig =
     ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: false };
 
-/// Where a server that listens there is found on this machine.
+/// The endpoint at which a server with this listener is reached from the same machine.
 fn endpoint(listen: &ListenAddr, tls: bool) -> Result<Endpoint, String> {
     match listen {
         ListenAddr::Off => Err("is off, there is nobody to ask".to_owned()),

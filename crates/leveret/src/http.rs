@@ -1,4 +1,4 @@
-//! The listeners of HTTP: dashboard, API, health and metrics.
+//! The HTTP listeners: dashboard, API, health and metrics.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::signals::Signalled;
 use crate::status::Status;
 use crate::tls::Tls;
 
-/// The listeners, bound.
+/// The bound listeners.
 pub(crate) struct HttpListeners {
     http: Option<Listener>,
     https: Option<Listener>,
@@ -21,11 +21,11 @@ pub(crate) struct HttpListeners {
 }
 
 impl HttpListeners {
-    /// Binds and announces those that are on.
+    /// Binds and announces the configured listeners.
     ///
     /// # Errors
     ///
-    /// The first that cannot be bound.
+    /// A listener cannot be bound; the first such failure is returned.
     pub(crate) async fn bind(config: &Config, tls: &Tls) -> Result<Self, ServeError> {
         let http = bind_http("http", "http", &config.http).await?;
         let https = bind_http("https", "https", &config.https).await?;
@@ -38,20 +38,21 @@ impl HttpListeners {
     }
 }
 
-/// The listeners at work.
+/// The running listeners.
 pub(crate) struct Http {
-    /// Its first message is what the tasks wait for.
+    /// The first message ends the tasks.
     may_end: watch::Sender<()>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Http {
-    /// Starts accepting. A signal ends that at once, so that a successor can have the addresses.
+    /// Starts accepting. A signal ends this at once, so that a successor can bind the addresses.
     pub(crate) fn serve(listeners: HttpListeners, status: &Arc<Status>, mut signalled: Signalled) -> Self {
         let source = || Arc::clone(status) as Arc<dyn Source>;
         let may_end = watch::Sender::new(());
         let HttpListeners { http, https, prometheus } = listeners;
-        // Each with bounds of its own: strangers who reach one do not keep others from the other.
+        // Each listener has its own connection limits, so that strangers who can reach one cannot exhaust
+        // another.
         let end = || {
             let mut end = may_end.subscribe();
             async move {
@@ -61,7 +62,7 @@ impl Http {
         let serve = |listener| tokio::spawn(admin::serve(listener, source(), end()));
         let tasks = http.into_iter().chain(https).map(serve).collect();
         if let Some(listener) = prometheus {
-            // Nobody waits for a scrape.
+            // Shutdown does not wait for scrapes.
             tokio::spawn(admin::serve_metrics(listener, source(), end()));
         }
         let by_signal = may_end.clone();
@@ -72,7 +73,7 @@ impl Http {
         Self { may_end, tasks }
     }
 
-    /// Finishes the requests at hand.
+    /// Finishes the requests in progress.
     pub(crate) async fn end(self) {
         self.may_end.send_replace(());
         for task in self.tasks {

@@ -1,5 +1,5 @@
-//! A small blocking HTTP client, for `leveret ctl` and `leveret health`: a connection for each request, over TCP, TLS or a
-//! Unix socket.
+//! A small blocking HTTP client for `leveret ctl` and `leveret health`, with one connection per request over
+//! TCP, TLS or a Unix socket.
 
 use std::error::Error as _;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub(crate) struct HttpClient {
     timeout: Duration,
 }
 
-/// Where a server is.
+/// A server's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// `http://host:port/prefix` or `https://host:port/prefix`.
@@ -35,9 +35,9 @@ pub(crate) enum Endpoint {
         host: String,
         /// The port.
         port: u16,
-        /// Over TLS.
+        /// Whether it uses TLS.
         tls: bool,
-        /// What stands in front of every path; empty, or with a slash in front and none behind.
+        /// Prefix of every path; empty, or with a leading slash and no trailing one.
         prefix: String,
     },
     /// `unix:/path`.
@@ -49,30 +49,30 @@ pub(crate) struct Ask<'a> {
     pub(crate) method: Method,
     /// Path and query, already encoded.
     pub(crate) path: &'a str,
-    /// JSON, if there is a body.
+    /// JSON body, if any.
     pub(crate) body: Option<Vec<u8>>,
-    /// One header more.
+    /// An additional header.
     pub(crate) header: Option<(&'static str, &'a str)>,
 }
 
-/// An answer, whatever its status.
+/// A response with any status.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Bytes,
 }
 
-/// The longest answer that is taken, in bytes: definitions of a million queues.
+/// Maximum size of a response's body in bytes: the definitions of a million queues.
 const MAX_ANSWER: usize = 1 << 30;
 
-/// How long connecting to one address may take.
+/// Time limit for connecting to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Endpoint {
     /// Reads a URL.
     ///
     /// # Errors
-    /// What is wrong with it, without quoting it: a password may be part of the mistake.
+    /// Describes the mistake without quoting the URL, which may contain a password.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         const SHAPE: &str = "http://host:port, https://host:port or unix:/path";
         if let Some(path) = text.strip_prefix("unix:") {
@@ -144,11 +144,11 @@ impl fmt::Display for HostAndPort<'_> {
 }
 
 impl HttpClient {
-    /// A client that gives up on a request after `timeout`, its answer included. `files` say whom it believes and who it is
-    /// over TLS.
+    /// A client that gives up on a request if its complete response takes longer than `timeout`. `files` name
+    /// the trusted authorities and the client's own certificate for TLS.
     ///
     /// # Errors
-    /// A file cannot be used, or the system has no resources.
+    /// A file cannot be used, or the system lacks resources.
     pub(crate) fn new(endpoint: Endpoint, files: ClientTlsConfig, timeout: Duration) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let tls = match &endpoint {
@@ -183,7 +183,7 @@ impl HttpClient {
         let request = self.request(ask)?;
         let stream = TokioIo::new(self.connect().await?);
         let (mut sender, connection) = http1::handshake(stream).await.map_err(cause)?;
-        // Ends with the client's runtime, if not by itself.
+        // Ends with the client's runtime at the latest.
         tokio::spawn(connection);
         let answer = sender.send_request(request).await.map_err(cause)?;
         let status = answer.status().as_u16();
@@ -225,7 +225,7 @@ impl HttpClient {
     }
 }
 
-/// What the socket or TLS said, where hyper alone says only that something did not work.
+/// The underlying error of the socket or TLS, since hyper's own message says little.
 fn cause(error: hyper::Error) -> io::Error {
     match error.source() {
         Some(source) => io::Error::other(source.to_string()),

@@ -1,4 +1,4 @@
-//! The file of the upstream credentials of clients that log in with certificates.
+//! The file with the upstream credentials of clients that log in with certificates.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use proxy::Identities;
 /// Reads the file: a table for each identity, with the keys `user` and `password`.
 ///
 /// # Errors
-/// A line that begins with the setting's key and tells what is wrong, without quoting the file.
+/// A line that begins with the setting's key and describes the mistake without quoting the file.
 pub(crate) fn read(path: &Path) -> Result<Identities, String> {
     let fault = |what: &str| format!("upstream_external: {}: {what}", path.display());
     let text = fs::read_to_string(path).map_err(|error| fault(&error.to_string()))?;
@@ -16,7 +16,7 @@ pub(crate) fn read(path: &Path) -> Result<Identities, String> {
 }
 
 fn parse(text: &str) -> Result<Identities, String> {
-    // The parser's own words would quote the line, and a password with it.
+    // The parser's own message would quote the line, and possibly a password in it.
     let file: toml::Table = toml::from_str(text).map_err(|error: toml::de::Error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
         format!("line {line} is not TOML")

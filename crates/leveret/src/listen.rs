@@ -1,4 +1,4 @@
-//! Listeners: bound, and announced.
+//! Binds and announces listeners.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ pub(crate) async fn bind(
     Ok(Some(listener))
 }
 
-/// The same for a listener of HTTP.
+/// The same as `bind` for an HTTP listener.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub(crate) async fn bind_http(
     Ok(Some(listener))
 }
 
-/// One line for each address.
+/// Announces each address on a line of its own.
 fn announce_all(name: &str, scheme: &str, bound: impl IntoIterator<Item = SocketAddr>) {
     bound.into_iter().for_each(|address| announce(name, scheme, &format!("{scheme}://{address}")));
 }

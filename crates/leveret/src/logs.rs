@@ -8,14 +8,14 @@ use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use crate::config::Config;
 
-/// What is logged, which can change while the process runs.
+/// Handle to the log filter, which can change while the process runs.
 #[derive(Debug, Clone)]
 pub(crate) struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
 impl LogLevel {
-    /// From now on `log` decides. It was checked when it was read.
+    /// Applies the setting `log`, which was validated when it was read.
     pub(crate) fn set(&self, config: &Config) {
-        // It fails only when there is no log any more to tell of it.
+        // This fails only if there is no log any more to report the failure.
         let _ = self.0.reload(filter(config));
     }
 }
@@ -30,7 +30,7 @@ pub(crate) fn start(config: &Config) -> LogLevel {
     LogLevel(handle)
 }
 
-/// `log` was checked when it was read.
+/// The filter of the setting `log`, which was validated when it was read.
 fn filter(config: &Config) -> EnvFilter {
     EnvFilter::builder().parse_lossy(&config.log.0)
 }

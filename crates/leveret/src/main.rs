@@ -1,6 +1,7 @@
 //! Leveret: a pool in front of AMQP 0-9-1 brokers, or such a broker itself, in one binary.
 //!
-//! This crate holds arguments, configuration, wiring and signals, and nothing that can live in another one.
+//! This crate contains only arguments, configuration, wiring and signals; everything else lives in other
+//! crates.
 
 mod alarms;
 mod announce;
@@ -38,13 +39,13 @@ use clap::Parser as _;
 use cli::{Command, CommandLine, ConfigCommand};
 use config::{Effective, Flags};
 
-// Long-lived connections of changing size fragment the system's allocator; jemalloc gives memory back.
-// .cargo/config.toml sets how soon.
+// Long-lived connections of changing size fragment the system's allocator; jemalloc returns memory to the
+// system. .cargo/config.toml sets how soon.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The exit code for something that failed while running.
+/// The exit code for a failure while running.
 const FAILED: u8 = 1;
 /// The exit code for wrong usage or configuration.
 const WRONG_USAGE: u8 = 2;
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Why a command did not end well; the exit code follows from it.
+/// The error of a command, which determines the exit code.
 enum Failure {
     Usage(String),
     Run(String),
@@ -92,7 +93,7 @@ impl Failure {
     }
 }
 
-/// Prints help and versions as they are, and mistakes as one line.
+/// Prints help and versions unchanged, and errors as one line.
 fn refuse_command_line(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind;
     match error.kind() {
@@ -124,7 +125,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
     let result = runtime.block_on(serve::run(flags, effective, log));
-    // Whatever has not ended by now is over its bound and is not waited for.
+    // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {
         serve::ServeError::Definitions(line)
@@ -134,8 +135,9 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     })
 }
 
-/// Threads beyond those that busy connections may keep at work: whoever has little to do (a client that connects, a
-/// heartbeat, a health check) finds one of them free, and the system runs it before threads that have run all along.
+/// Threads in addition to those that busy connections may occupy. Short work (a connecting client, a heartbeat,
+/// a health check) finds one of them free, and the system's scheduler prefers it to threads that have been
+/// running all along.
 const RESERVED_THREADS: usize = 1;
 
 fn benchmark(arguments: bench::Arguments) -> ExitCode {

@@ -1,4 +1,4 @@
-//! MQTT: its listeners, and what its clients are offered.
+//! MQTT: the listeners, and the settings offered to clients.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::relays::Relays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
-/// Bytes of a packet beside its message: topic and properties.
+/// Bytes of a packet in addition to its message, for topic and properties.
 const ROOM_FOR_PROPERTIES: u64 = 128 * 1024;
 
-/// The listeners of MQTT, bound.
+/// The bound MQTT listeners.
 pub(crate) struct MqttListeners {
     mqtt: Option<Listener>,
     mqtts: Option<Listener>,
@@ -23,11 +23,11 @@ pub(crate) struct MqttListeners {
 }
 
 impl MqttListeners {
-    /// Binds and announces those that are on.
+    /// Binds and announces the configured listeners.
     ///
     /// # Errors
     ///
-    /// The first that cannot be bound.
+    /// A listener cannot be bound; the first such failure is returned.
     pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
         Ok(Self {
             mqtt: bind("mqtt", "mqtt", &config.mqtt).await?,
@@ -58,11 +58,11 @@ impl MqttListeners {
     }
 }
 
-/// What MQTT clients of the embedded broker are offered.
+/// The settings that MQTT clients of the embedded broker are offered.
 pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
     let largest = config.max_message_size.of_broker().min(server::MAX_UNSPLIT_MESSAGE) + ROOM_FOR_PROPERTIES;
     let expiry = config.mqtt_session_expiry_max.as_secs();
-    // Rounded up: less than a second is not off.
+    // Rounded up, since 0 would mean off.
     let keep_alive = config.mqtt_keep_alive_max.as_millis().div_ceil(1000);
     MqttConfig {
         vhost: config.mqtt_vhost.0.clone(),

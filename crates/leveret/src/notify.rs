@@ -1,5 +1,5 @@
-//! Telling the service manager how it goes (sd_notify(3)): a datagram for each change, to the socket that it names in the
-//! environment. Without one nothing is told.
+//! Notifies the service manager of state changes (sd_notify(3)) with datagrams to the socket named in the
+//! environment. Without one, nothing is sent.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The service manager, if there is one. Clones talk to the same.
+/// The service manager, if there is one. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Notifier(Option<Arc<Manager>>);
 
@@ -17,15 +17,16 @@ pub(crate) struct Notifier(Option<Arc<Manager>>);
 struct Manager {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// How long it waits for a sign of life before it ends the service.
+    /// Time without a watchdog message after which it ends the service.
     patience: Option<Duration>,
 }
 
-/// Longer than it takes after `drain_timeout` to answer the last probes, and to write and sync what is left.
+/// Time allowed after `drain_timeout`: more than is needed to respond to the last probes and to write and sync
+/// the remaining changes.
 const ENDING: Duration = Duration::from_secs(30);
 
 impl Notifier {
-    /// The service manager that the environment names.
+    /// Connects to the service manager named in the environment.
     ///
     /// # Errors
     /// Its socket cannot be used.
@@ -39,18 +40,18 @@ impl Notifier {
         };
         let address = address(&name)?;
         let socket = UnixDatagram::unbound()?;
-        // A manager that does not read is not waited for.
+        // Sending does not wait for a manager that does not read.
         socket.set_nonblocking(true)?;
         Ok(Self(Some(Arc::new(Manager { socket, address, patience: patience(environment) }))))
     }
 
-    /// Everything is up; also after a reload.
+    /// Reports that the server is ready, at start and after a reload.
     pub(crate) fn ready(&self) {
         self.tell("READY=1\nSTATUS=Serving");
     }
 
-    /// The configuration is being read again; [`Notifier::ready`] is to follow. The time is what `Type=notify-reload`
-    /// of systemd 253 asks for.
+    /// Reports that the configuration is being read again; [`Notifier::ready`] must follow.
+    /// `Type=notify-reload` of systemd 253 requires the time.
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let microseconds = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
@@ -59,17 +60,17 @@ impl Notifier {
         ));
     }
 
-    /// The drain has begun and may take so long.
+    /// Reports that the drain has begun and may take `drain_timeout`.
     pub(crate) fn stopping(&self, drain_timeout: Duration) {
         let most = drain_timeout.saturating_add(ENDING).as_micros();
         self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
     }
 
-    /// Gives signs of life for as long as it is polled, if they are wanted. Run as a task among those that serve clients, so
-    /// that they fail to come when no task gets on.
+    /// Sends watchdog messages for as long as it is polled, if the manager expects them. Runs as a task among
+    /// those that serve clients, so that the messages stop when no task makes progress.
     pub(crate) async fn stay_alive(self) {
         let Some(patience) = self.0.as_ref().and_then(|manager| manager.patience) else { return };
-        // Half, as sd_watchdog_enabled(3) recommends.
+        // Half the time-out, as sd_watchdog_enabled(3) recommends.
         let mut ticks = tokio::time::interval(patience / 2);
         loop {
             ticks.tick().await;
@@ -85,7 +86,7 @@ impl Notifier {
     }
 }
 
-/// A path, or a name in the abstract namespace, written with `@` in front.
+/// A path, or a name in the abstract namespace, written with a leading `@`.
 fn address(name: &OsStr) -> io::Result<SocketAddr> {
     match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),

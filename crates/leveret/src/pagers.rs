@@ -9,10 +9,10 @@ use broker::Broker;
 use parking_lot::{Condvar, Mutex};
 use server::Clock;
 
-/// One can wait for the disk while another works on what it gave.
+/// One can wait for the disk while the other processes loaded messages.
 const THREADS: usize = 2;
 
-/// Tells the threads that there is something to do.
+/// Wakes the threads when there is work.
 #[derive(Default)]
 pub(crate) struct Bell {
     state: Mutex<State>,
@@ -25,7 +25,7 @@ struct State {
     stop: bool,
 }
 
-/// The threads. Dropping it stops them, each after what it is doing.
+/// The paging threads. Dropping this stops each of them after its current step.
 pub(crate) struct Pagers {
     bell: Arc<Bell>,
     threads: Vec<JoinHandle<()>>,
@@ -34,7 +34,7 @@ pub(crate) struct Pagers {
 impl Pagers {
     /// # Errors
     ///
-    /// When the system gives no thread.
+    /// A thread cannot be started.
     pub(crate) fn start(broker: &Arc<Broker>, bell: Arc<Bell>, clock: Clock) -> io::Result<Self> {
         let mut pagers = Self { bell, threads: Vec::with_capacity(THREADS) };
         for _ in 0..THREADS {
@@ -51,7 +51,7 @@ impl Drop for Pagers {
         self.bell.state.lock().stop = true;
         self.bell.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic there has been told already.
+            // A panic in the thread has already been reported.
             drop(thread.join());
         }
     }
@@ -70,7 +70,7 @@ impl Bell {
         self.state.lock().stop
     }
 
-    /// Waits until it is rung; false when it is time to stop.
+    /// Waits until the bell is rung; returns false when the thread is to stop.
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |state| !state.rung && !state.stop);

@@ -1,4 +1,4 @@
-//! Man pages and shell completions, made from the declaration of the command line.
+//! Man pages and shell completions, generated from the declaration of the command line.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -34,7 +34,7 @@ pub(crate) fn completions(wanted: &Completions) -> Result<(), Failure> {
     print(&script)
 }
 
-/// leveret(1), or it and those of all commands.
+/// Prints leveret(1), or writes the man pages of all commands.
 pub(crate) fn man(wanted: &ManPages) -> Result<(), Failure> {
     let mut command = CommandLine::command();
     command.build();
@@ -47,7 +47,7 @@ pub(crate) fn man(wanted: &ManPages) -> Result<(), Failure> {
     }
 }
 
-/// A page for the command, and for each below it: `leveret-config-print.1`.
+/// Writes a page for the command and for each of its subcommands: `leveret-config-print.1`.
 fn write_all(command: &Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let name = page_name(command);

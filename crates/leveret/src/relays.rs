@@ -1,4 +1,4 @@
-//! Relays and the webroot: what WebSocket listeners serve besides AMQP.
+//! Relays and the webroot, which WebSocket listeners serve besides AMQP.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::listen::bind;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
-/// What is served besides AMQP.
+/// The relays and the webroot.
 pub(crate) struct Relays {
     /// To the upstream's STOMP port.
     stomp: Option<Arc<Relay>>,
@@ -26,11 +26,11 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// Makes what the settings ask for.
+    /// Creates the relays and opens the webroot as configured.
     ///
     /// # Errors
     ///
-    /// The webroot is no folder.
+    /// The webroot cannot be opened as a folder.
     pub(crate) fn new(config: &Config, tls: &Tls) -> Result<Self, ServeError> {
         let relays = config.relay.0.iter().enumerate().map(|(at, relay)| {
             if !relay.upstream_verify.0 {
@@ -50,7 +50,7 @@ impl Relays {
         Ok(Self { stomp, mqtt, relays, webroot })
     }
 
-    /// What `ws` and `wss` serve.
+    /// The routes of `ws` and `wss`.
     pub(crate) fn routes(&self, config: &Config) -> Routes {
         let by_path = config.relay.0.iter().zip(&self.relays);
         let by_path = by_path.filter_map(|(entry, relay)| Some((entry.path.clone()?, Arc::clone(relay))));
@@ -64,7 +64,7 @@ impl Relays {
         Routes { amqp: true, mqtt, stomp, relays, webroot, ..Routes::default() }
     }
 
-    /// What `web_stomp` and `web_stomps` serve.
+    /// The routes of `web_stomp` and `web_stomps`.
     pub(crate) fn web_stomp_routes(&self, config: &Config) -> Routes {
         let relays = at(self.stomp.as_ref(), Routes::WEB_STOMP).collect();
         let stomp = if config.upstream.is_empty() { Routes::WEB_STOMP } else { &[] };
@@ -76,7 +76,7 @@ impl Relays {
         self.stomp.as_ref()
     }
 
-    /// What `web_mqtt` and `web_mqtts` serve.
+    /// The routes of `web_mqtt` and `web_mqtts`.
     pub(crate) fn web_mqtt_routes(&self, config: &Config) -> Routes {
         let relays = at(self.mqtt.as_ref(), Routes::WEB_MQTT).collect();
         let mqtt = if config.upstream.is_empty() { Routes::WEB_MQTT } else { &[] };
@@ -88,11 +88,11 @@ impl Relays {
         self.mqtt.as_ref()
     }
 
-    /// Binds the listeners of the relays that have their own, and announces them.
+    /// Binds and announces the listeners of the relays that have their own.
     ///
     /// # Errors
     ///
-    /// The first that cannot be bound.
+    /// A listener cannot be bound; the first such failure is returned.
     pub(crate) async fn listen(&self, config: &Config) -> Result<Vec<RelayListener>, ServeError> {
         let mut listeners = Vec::new();
         for (entry, relay) in config.relay.0.iter().zip(&self.relays) {
@@ -116,14 +116,14 @@ impl Relays {
     }
 }
 
-/// A relay's own listener, bound.
+/// The bound listener of a relay.
 pub(crate) struct RelayListener {
     listener: Listener,
     relay: Arc<Relay>,
     tls: bool,
 }
 
-/// The relay, if there is one, at each of these paths.
+/// Routes each of these paths to the relay, if there is one.
 fn at(relay: Option<&Arc<Relay>>, paths: &[&str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
     relay.into_iter().flat_map(move |relay| paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))))
 }
@@ -143,7 +143,7 @@ fn mqtt_relay(config: &Config, tls: &Tls, url: &RelayUrl) -> RelayConfig {
     }
 }
 
-/// Bytes go both ways as they are; which version is spoken is between the client and the upstream.
+/// Bytes pass unchanged in both directions; the client and the upstream settle the protocol version.
 fn upstream_relay(config: &Config, tls: &Tls, setting: &str, url: &RelayUrl) -> RelayConfig {
     RelayConfig {
         name: setting.to_owned(),
@@ -157,7 +157,7 @@ fn upstream_relay(config: &Config, tls: &Tls, setting: &str, url: &RelayUrl) -> 
     }
 }
 
-/// `tls` is that of a URL that asks for it.
+/// `tls` is used only if the URL asks for TLS.
 fn relay_upstream(url: &RelayUrl, tls: Option<&Arc<ClientTls>>) -> RelayUpstream {
     match (url, tls) {
         (RelayUrl::Unix(path), _) => RelayUpstream::Unix(path.clone()),

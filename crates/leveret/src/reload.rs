@@ -1,5 +1,5 @@
-//! SIGHUP: reads the configuration and the files that it names again, and puts into effect what can change while clients
-//! are served.
+//! SIGHUP: reads the configuration and the files that it names again, and applies the changes that are possible
+//! while clients are served.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,33 +16,33 @@ use crate::signals::ReloadRequests;
 use crate::tls::Tls;
 use crate::{config, identities, serve};
 
-/// What a reload changes.
+/// The parts of the process that a reload changes.
 pub(crate) struct Reloader {
     pub(crate) flags: Flags,
-    /// What is in effect; what cannot change live stays as it was at start.
+    /// The settings in effect; those that cannot change live stay as they were at start.
     pub(crate) effective: Mutex<Effective>,
     pub(crate) log: LogLevel,
     pub(crate) tls: Tls,
     pub(crate) access_log: Option<Arc<AccessLogWriter>>,
     pub(crate) server: Server,
     pub(crate) door: Door,
-    /// Of the embedded broker.
+    /// Alarm levels of the embedded broker.
     pub(crate) levels: Option<Arc<Levels>>,
     pub(crate) notifier: Notifier,
 }
 
 impl Reloader {
-    /// Reloads whenever it is asked for.
+    /// Reloads on every request.
     pub(crate) async fn serve(self: Arc<Self>, requests: ReloadRequests) {
         loop {
             requests.next().await;
             let this = Arc::clone(&self);
-            // A disk may be slow, and sessions are not to wait for it. A reload that panicked has changed nothing.
+            // A disk may be slow, and sessions must not wait for it. A reload that panics is abandoned.
             let _ = tokio::task::spawn_blocking(move || this.reload()).await;
         }
     }
 
-    /// How long shutting down waits, now.
+    /// The `drain_timeout` now in effect.
     pub(crate) fn drain_timeout(&self) -> Duration {
         self.effective.lock().config.drain_timeout
     }
@@ -57,7 +57,7 @@ impl Reloader {
         self.notifier.ready();
     }
 
-    /// Reads all layers again. If anything in them is wrong, nothing of them changes.
+    /// Reads all layers again. If there is a mistake in any of them, no setting changes.
     fn read_settings(&self) {
         let read = config::load(&self.flags, &|name| std::env::var_os(name));
         let wanted = match read {
@@ -78,12 +78,12 @@ impl Reloader {
             tracing::info!("SIGHUP: no setting has changed");
         }
         let config = effective.config.clone();
-        // Files are read below, and others ask for the settings.
+        // Unlock before files are read: others need the settings.
         drop(effective);
         self.apply(&config);
     }
 
-    /// Puts into effect what can be, changed or not.
+    /// Applies all live settings, whether they have changed or not.
     fn apply(&self, config: &Config) {
         self.log.set(config);
         self.server.set_limits(serve::limits(config));
@@ -96,7 +96,7 @@ impl Reloader {
     }
 }
 
-/// Reads the file of upstream credentials again. If it cannot be used, it stays as it was.
+/// Reads the file of upstream credentials again. If it cannot be used, the previous credentials stay in effect.
 fn read_identities(pool: &Pool, config: &Config) {
     let Some(path) = &config.upstream_external.0 else { return };
     match identities::read(path) {

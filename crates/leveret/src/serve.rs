@@ -1,4 +1,4 @@
-//! `leveret serve`: joins listeners, back end and HTTP, and takes them down in order.
+//! `leveret serve`: connects listeners, backend and HTTP, and shuts them down in order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,17 +36,17 @@ use crate::status::Status;
 use crate::stomp::StompListeners;
 use crate::tls::Tls;
 
-/// How often the upstream's reachability is looked at while no client has tried it.
+/// Interval of the probes for whether the upstream is reachable.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Serves until a signal asks for a drain and the drain is over.
+/// Serves until a drain is requested and complete.
 ///
 /// # Errors
 ///
 /// Something could not start; the message begins with the key of the setting at fault.
 pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Result<(), ServeError> {
     let config = effective.config.clone();
-    // Before anything is announced: who reads the announcement may send a signal at once.
+    // Before any announcement, since its reader may send a signal at once.
     let Caught { mut drain, signalled, drainer, reload } = signals::catch().map_err(ServeError::Signals)?;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
@@ -131,14 +131,14 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         pool.drain(drain_timeout).await;
     }
 
-    // Last to go: one who has asked for the drain over HTTP sees how it goes.
+    // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
-    // After the last session, so that what it has changed is kept.
+    // After the last session has ended, so that its changes are stored.
     drop(data_folder);
     Ok(())
 }
 
-/// The management API of what the reloader changes.
+/// Creates the management API.
 fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<Api> {
     let config = reloader.effective.lock().config.clone();
     let (of_limits, of_environment) = (Arc::clone(reloader), Arc::clone(reloader));
@@ -166,7 +166,7 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
     Api::new(embedded, manager)
 }
 
-/// Watches memory and disk for the embedded broker.
+/// Starts the sampler of memory and disk for the embedded broker.
 fn start_sampler(config: &Config, server: &Server, door: &Door) -> Result<Option<Sampler>, ServeError> {
     let Door::Broker(broker) = door else { return Ok(None) };
     let store = broker.store().cloned();
@@ -176,14 +176,14 @@ fn start_sampler(config: &Config, server: &Server, door: &Door) -> Result<Option
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 
-/// Starts the thread that writes the access log, if there is to be one.
+/// Starts the thread that writes the access log, if it is configured.
 fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> {
     let target = config.access_log.0.clone();
     let open = |target| AccessLogWriter::start(target, config.access_log_format).map(Arc::new);
     target.map(open).transpose()
 }
 
-/// Says at start-up, and loudly, what was configured and takes protection away, or does nothing.
+/// Warns at start-up about settings that remove protection or have no effect.
 fn warn_of_open_doors(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
@@ -200,7 +200,7 @@ fn warn_of_open_doors(config: &Config) {
     }
 }
 
-/// The load balancers that are believed.
+/// The load balancers whose PROXY protocol headers are trusted.
 pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     let accepted = match config.proxy_protocol {
         InboundHeader::Off => return None,
@@ -212,7 +212,7 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
 }
 
-/// Starts what clients are joined to, and opens the folder of the embedded broker.
+/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder.
 fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Door, Option<DataFolder>), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
@@ -227,7 +227,7 @@ fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Door, Option<D
     Ok((door, None))
 }
 
-/// Keeps an eye on the upstream: whether it can be reached, and what it calls itself, which clients are told in turn.
+/// Probes whether the upstream is reachable, and passes its server-properties on to clients.
 fn watch_upstream(pool: Arc<Pool>, server: Server) {
     tokio::spawn(async move {
         loop {
@@ -241,7 +241,7 @@ fn watch_upstream(pool: Arc<Pool>, server: Server) {
     });
 }
 
-/// Tells the clients of virtual hosts that are deleted upstream, those that have nothing there included.
+/// Closes the clients of virtual hosts that are deleted upstream, including those without any upstream channel.
 async fn close_deleted(pool: Arc<Pool>, server: Server) {
     loop {
         let DeletedVirtualHost { name, reason } = pool.deleted_virtual_host().await;
@@ -251,7 +251,7 @@ async fn close_deleted(pool: Arc<Pool>, server: Server) {
     }
 }
 
-/// Makes the embedded broker, and the task that lets its messages and queues expire in time.
+/// Creates the embedded broker, and the task that expires its messages and queues.
 fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataFolder>), ServeError> {
     let changed = Arc::new(Notify::new());
     let waker = Arc::clone(&changed);
@@ -278,7 +278,7 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
                     () = changed.notified() => {}
                     () = tokio::time::sleep_until(clock.instant(deadline).into()) => {
                         expiring.expire(clock.timestamp(Instant::now()));
-                        // What is left has fallen due already.
+                        // Other deadlines may already have passed.
                         tokio::task::yield_now().await;
                     }
                 },
@@ -334,15 +334,16 @@ fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> Serve
     }
 }
 
-/// A quarter of what the process may take before publishers are blocked, for what clients may never complete must not block them
-/// alone; and in any case two of the largest messages.
+/// Bytes of incomplete messages that are allowed: a quarter of the memory at which publishers are blocked, so
+/// that messages that clients may never complete cannot block publishers by themselves, and at least two
+/// messages of the maximum size.
 fn incomplete_limit(config: &Config) -> usize {
     let watermark = config.memory_high_watermark.of(alarms::memory_total());
     let share = watermark.map_or(INCOMPLETE_WITHOUT_WATERMARK, |bytes| bytes / 4);
     usize::try_from(share.max(2 * config.max_message_size.of_broker())).unwrap_or(usize::MAX)
 }
 
-/// Bytes of incomplete messages where there is no `memory_high_watermark` to take a share of.
+/// Bytes of incomplete messages that are allowed without a `memory_high_watermark`.
 const INCOMPLETE_WITHOUT_WATERMARK: u64 = 1 << 30;
 
 pub(crate) fn websocket_config(config: &Config, routes: Routes) -> WebSocketConfig {
@@ -389,14 +390,14 @@ fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
     }
 }
 
-/// Why serving could not start.
+/// Errors that prevent the server from starting.
 #[derive(Debug)]
 pub(crate) enum ServeError {
     /// The listener of the setting `key` could not be bound.
     Listen { key: &'static str, address: ListenAddr, error: io::Error },
     /// The handlers of signals could not be installed.
     Signals(io::Error),
-    /// The service manager cannot be told anything.
+    /// The service manager cannot be notified.
     Notifier(io::Error),
     /// Memory and disk cannot be watched.
     Sampler(io::Error),
@@ -410,7 +411,7 @@ pub(crate) enum ServeError {
     Tls(String),
     /// The file of upstream credentials cannot be used; the line begins with the key.
     Identities(String),
-    /// The definitions cannot be loaded or kept; the line begins with the key at fault.
+    /// The definitions cannot be loaded or stored; the line begins with the key at fault.
     Definitions(String),
     /// The data folder cannot be used; the line begins with the key.
     DataFolder(String),

@@ -1,6 +1,6 @@
-//! Signals: the first SIGTERM or SIGINT asks for a drain, the second leaves at once; SIGHUP
-//! asks for files to be read again. A drain may be asked for from within, too, which is no signal: whoever runs this
-//! process sends its first one later.
+//! Signals: the first SIGTERM or SIGINT requests a drain, the second ends the process at once; SIGHUP requests
+//! that files are read again. A drain can also be requested from within the process, which does not count as a
+//! signal: a later SIGTERM or SIGINT is then still the first.
 
 use std::io;
 use std::sync::Arc;
@@ -8,50 +8,50 @@ use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
-/// The exit code of a process that was told to leave before its drain was over.
+/// The exit code of a process that a second signal ends before its drain is complete.
 const LEFT_AT_ONCE: i32 = 1;
 
-/// Whether the process was asked to drain. Clones see the same request.
+/// Whether a drain has been requested. Clones see the same request.
 #[derive(Debug, Clone)]
 pub(crate) struct DrainRequest(watch::Receiver<bool>);
 
-/// Whether a signal has asked for the drain: then a successor may be waiting for the process's addresses.
+/// Whether a signal has requested the drain: if so, a successor may be waiting for the process's addresses.
 #[derive(Debug)]
 pub(crate) struct Signalled(watch::Receiver<bool>);
 
 impl Signalled {
-    /// Returns when a signal has asked, or at once if one has.
+    /// Waits until a signal requests the drain; returns at once if one already has.
     pub(crate) async fn wait(&mut self) {
         if self.0.wait_for(|signalled| *signalled).await.is_err() {
-            // The task that watches the signals is gone, and none will ask.
+            // The task that watches the signals is gone, so none will arrive.
             std::future::pending().await
         }
     }
 }
 
-/// Asks for a drain from within the process.
+/// Requests a drain from within the process.
 #[derive(Debug, Clone)]
 pub(crate) struct Drainer(Arc<watch::Sender<bool>>);
 
 impl Drainer {
-    /// Asks for it; once is enough.
+    /// Requests the drain; further calls have no effect.
     pub(crate) fn ask(&self) {
         self.0.send_replace(true);
     }
 }
 
-/// Requests to read files again; several that come close together are one.
+/// Requests to read files again; several in quick succession count as one.
 #[derive(Debug)]
 pub(crate) struct ReloadRequests(Arc<Notify>);
 
 impl ReloadRequests {
-    /// Returns at the next request.
+    /// Waits for the next request.
     pub(crate) async fn next(&self) {
         self.0.notified().await;
     }
 }
 
-/// Catches the signals from now on; the default of each would have ended the process.
+/// Installs handlers for the signals, each of which would end the process by default.
 ///
 /// # Errors
 ///
@@ -77,7 +77,7 @@ pub(crate) fn catch() -> io::Result<Caught> {
     })
 }
 
-/// What signals lead to.
+/// The effects of the signals.
 pub(crate) struct Caught {
     pub(crate) drain: DrainRequest,
     pub(crate) signalled: Signalled,
@@ -86,9 +86,10 @@ pub(crate) struct Caught {
 }
 
 impl DrainRequest {
-    /// Returns when a drain is asked for, or at once if it was.
+    /// Waits until a drain is requested; returns at once if it already has been.
     pub(crate) async fn wait(&mut self) {
-        // An error means the task that watches the signals is gone; then none can arrive and draining is the safe answer.
+        // An error means that the task that watches the signals is gone. None can then arrive, and draining is
+        // the safe response.
         let _ = self.0.wait_for(|requested| *requested).await;
     }
 }
@@ -112,7 +113,7 @@ impl Signals {
         std::process::exit(LEFT_AT_ONCE);
     }
 
-    /// The next signal that asks the process to end.
+    /// Waits for the next signal that requests the process to end, and forwards SIGHUP in the meantime.
     async fn next(&mut self) -> &'static str {
         loop {
             tokio::select! {

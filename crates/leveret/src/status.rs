@@ -1,4 +1,4 @@
-//! What the process tells about itself over HTTP.
+//! Readiness and metrics of the process, for the HTTP listeners.
 
 mod alarms;
 mod broker;
@@ -23,9 +23,9 @@ pub(crate) struct Status {
     server: Server,
     door: Door,
     websocket_ports: WebSocketPorts,
-    /// Of the embedded broker.
+    /// Alarm levels of the embedded broker.
     levels: Option<Arc<Levels>>,
-    /// Of listeners over TLS.
+    /// TLS of listeners, for the expiry of certificates.
     tls: Option<Arc<ServerTls>>,
     draining: AtomicBool,
     management: OnceLock<Arc<Api>>,
@@ -50,7 +50,7 @@ impl Status {
         }
     }
 
-    /// Has the management API, from now on.
+    /// Sets the management API.
     pub(crate) fn manage(&self, api: Arc<Api>) {
         let _ = self.management.set(api);
     }
@@ -59,7 +59,7 @@ impl Status {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Everything that is not told object by object.
+    /// Writes all metrics that are not per object.
     fn write_all(&self, out: &mut MetricsWriter) {
         let draining = u64::from(self.draining.load(Ordering::Relaxed));
         out.gauge("leveret_draining", "Whether this process is shutting down.", draining);

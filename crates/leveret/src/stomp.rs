@@ -1,4 +1,4 @@
-//! The listeners of STOMP.
+//! The STOMP listeners.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::relays::Relays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
-/// The listeners of STOMP, bound.
+/// The bound STOMP listeners.
 pub(crate) struct StompListeners {
     stomp: Option<Listener>,
     stomps: Option<Listener>,
@@ -19,11 +19,11 @@ pub(crate) struct StompListeners {
 }
 
 impl StompListeners {
-    /// Binds and announces those that are on.
+    /// Binds and announces the configured listeners.
     ///
     /// # Errors
     ///
-    /// The first that cannot be bound.
+    /// A listener cannot be bound; the first such failure is returned.
     pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
         Ok(Self {
             stomp: bind("stomp", "stomp", &config.stomp).await?,

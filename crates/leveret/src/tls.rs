@@ -1,4 +1,4 @@
-//! The files of TLS: loaded at start-up, read again on SIGHUP.
+//! The TLS files, loaded at start-up and read again on SIGHUP.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,19 +10,19 @@ use transport::tls::{
 
 use crate::config::{Config, RelayEntry, RelayUrl, VerifyClient};
 
-/// TLS of both sides, as far as it is configured.
+/// TLS for listeners and upstreams, as far as it is configured.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tls {
     /// For listeners.
     pub(crate) server: Option<Arc<ServerTls>>,
-    /// For upstreams over TLS, whatever their protocol.
+    /// For upstreams over TLS, of any protocol.
     pub(crate) client: Option<Arc<ClientTls>>,
-    /// For the `tls://` upstreams of relays, by the relays' places in their list.
+    /// For the `tls://` upstreams of relays, by the index of the relay.
     pub(crate) relays: Vec<Option<Arc<ClientTls>>>,
 }
 
 impl Tls {
-    /// Reads the files that the settings name, and logs what they hold.
+    /// Reads the configured files and logs their certificates.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl Tls {
         Ok(tls)
     }
 
-    /// Reads the files again. What cannot be used is logged and stays as it was.
+    /// Reads the files again. If some cannot be used, this is logged and the previous ones stay in effect.
     pub(crate) fn reload(&self) {
         if let Some(server) = &self.server {
             match server.reload() {
@@ -154,14 +154,14 @@ fn log_certificate(certificate: &CertificateInfo) {
     }
 }
 
-/// The first to end, if that is soon, or over.
+/// The earliest expiry, if it is soon or already past.
 fn ends_soon(ends: &[Expiry], now: SystemTime) -> Option<&Expiry> {
     let soon = (now + WARNING).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let soon = i64::try_from(soon).unwrap_or(i64::MAX);
     ends.iter().filter(|end| end.at < soon).min_by_key(|end| end.at)
 }
 
-/// Time enough to have a certificate renewed by hand; those that are renewed by a program are replaced sooner.
+/// Enough time to renew a certificate by hand; programs renew theirs earlier.
 const WARNING: Duration = Duration::from_hours(30 * 24);
 
 fn log_failure(reason: &str) {

@@ -1,25 +1,25 @@
-//! How much memory this process may use.
+//! Determines how much memory this process may use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of this machine's memory, or of the part that the control groups of this process leave to it. `None` if the
-/// system does not tell.
+/// Bytes of this machine's memory, or the lower limit of this process's control groups. `None` if the system
+/// does not report either.
 pub(crate) fn memory_total() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kibibytes(&text, "MemTotal:"));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     machine.into_iter().chain(least_of_groups(Path::new("/sys/fs/cgroup"), &groups)).min()
 }
 
-/// The value behind `key` in files of /proc that count in kB; in bytes.
+/// The value after `key` in /proc files that count in kB, converted to bytes.
 pub(super) fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }
 
-/// The least memory limit of the groups in `groups`, which is /proc/self/cgroup (cgroups(7)), and of those around them.
-/// `root` is where version 2 is mounted, and version 1 one folder below.
+/// The lowest memory limit of the groups in `groups`, which is /proc/self/cgroup (cgroups(7)), and of their
+/// ancestors. Version 2 is mounted at `root`, and version 1 one directory below.
 fn least_of_groups(root: &Path, groups: &str) -> Option<u64> {
     let limits = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -36,12 +36,12 @@ fn least_of_groups(root: &Path, groups: &str) -> Option<u64> {
     limits.min()
 }
 
-/// The least limit that `file` tells in the folder `path` below `mount`, and in those around it up to `mount`. A path that
-/// does not exist is that of the host, seen from within a container, which finds its own group at `mount`.
+/// The lowest limit in `file` in the directory `path` below `mount` and in its ancestors up to `mount`. If the
+/// path does not exist, it is the host's path seen from within a container, whose own group is at `mount`.
 fn least_up_to(mount: &Path, path: &str, file: &str) -> Option<u64> {
     let group: PathBuf = mount.join(path.trim_start_matches('/'));
     let folders = group.ancestors().take_while(|folder| folder.starts_with(mount));
-    // `max`, and the huge number that stands for it in version 1, are no limit below the machine's memory.
+    // `max`, and the huge number for it in version 1, do not limit below the machine's memory.
     folders.filter_map(|folder| fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()).min()
 }
 

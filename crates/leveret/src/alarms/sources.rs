@@ -1,4 +1,4 @@
-//! Where levels are measured.
+//! The measurements of memory and disk.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,34 +6,33 @@ use std::sync::Arc;
 
 use store::Store;
 
-/// Measures what may run out. `None` where that cannot be told now.
+/// Measures the resources that may run out. `None` if the value is not available now.
 pub(super) trait Sources {
-    /// Bytes of memory that this process has.
+    /// Bytes of memory that this process uses.
     fn memory_used(&self) -> Option<u64>;
     /// Bytes that may still be written to the data folder's file system.
     fn disk_free(&self) -> Option<u64>;
-    /// Whether the store cannot confirm anything, or only just.
+    /// Whether the store can write nothing, or only acknowledgements into the space reserved for them.
     fn needs_space(&self) -> bool;
-    /// Tells the store how many bytes are to stay free.
+    /// Sets the number of bytes that the store must leave free.
     fn keep_free(&self, bytes: u64);
 }
 
-/// This system.
+/// Measures this process and its data folder.
 pub(super) struct System {
     /// The data folder.
     pub(super) folder: Option<PathBuf>,
-    /// What lies in it.
+    /// The store in the data folder.
     pub(super) store: Option<Arc<Store>>,
 }
 
 impl Sources for System {
-    /// What is resident: all that the kernel counts when it looks for somebody to end, buffers that could be freed
-    /// included.
+    /// Resident memory: all that the kernel's OOM killer counts, including buffers that could be freed.
     fn memory_used(&self) -> Option<u64> {
         resident(&fs::read_to_string("/proc/self/status").ok()?)
     }
 
-    /// Without the part that is kept for the superuser.
+    /// Excludes the space reserved for the superuser.
     fn disk_free(&self) -> Option<u64> {
         let file_system = rustix::fs::statvfs(self.folder.as_ref()?).ok()?;
         file_system.f_bavail.checked_mul(file_system.f_frsize)

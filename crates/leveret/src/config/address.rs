@@ -1,11 +1,11 @@
-//! Addresses: where to listen, and which broker is upstream.
+//! Addresses of listeners and of upstream brokers.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use super::value::{Value, quoted};
 
-/// Where a listener listens: `HOST:PORT`, several of them, `unix:/path`, or `off`.
+/// The address of a listener: `HOST:PORT`, several of them, `unix:/path`, or `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddr {
     /// No listener.
@@ -17,14 +17,14 @@ pub(crate) enum ListenAddr {
         /// The port.
         port: u16,
     },
-    /// Two or more of the former.
+    /// Two or more TCP addresses.
     Several(Vec<Self>),
     /// A Unix socket at an absolute path.
     Unix(PathBuf),
 }
 
 impl ListenAddr {
-    /// The hosts and ports of TCP.
+    /// The hosts and ports of TCP addresses.
     pub(crate) fn places(&self) -> Vec<(&str, u16)> {
         match self {
             Self::Off | Self::Unix(_) => Vec::new(),
@@ -33,7 +33,7 @@ impl ListenAddr {
         }
     }
 
-    /// Whether the two cannot both be bound, as far as the texts tell.
+    /// Whether the two addresses conflict, as far as can be seen without resolving names.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         if let (Self::Unix(path), Self::Unix(other)) = (self, other) {
             return path == other;
@@ -43,7 +43,8 @@ impl ListenAddr {
     }
 }
 
-/// The longest path of a Unix socket in bytes: `sun_path` is 108 of them with the closing zero (unix(7)).
+/// Maximum length of a Unix socket's path in bytes: `sun_path` has 108, including the terminating zero
+/// (unix(7)).
 const MAX_UNIX_PATH: usize = 107;
 
 impl Value for ListenAddr {
@@ -122,19 +123,19 @@ impl fmt::Display for ListenAddr {
     }
 }
 
-/// The broker to stand in front of: `amqp://[user:password@]host[:port][/vhost]`, or `amqps://` for TLS.
+/// The URL of an upstream broker: `amqp://[user:password@]host[:port][/vhost]`, or `amqps://` for TLS.
 ///
 /// Only the host and the port are used: every client is authenticated with its own credentials (P1). A user and
-/// password are accepted, since URLs are copied with them, but not kept, so they cannot be shown.
+/// password are accepted, since copied URLs often contain them, but are not stored, so they cannot be shown.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct UpstreamUrl {
     /// An IP address without brackets, or a name to look up.
     pub(crate) host: String,
-    /// The port, unless given 5672, or 5671 with TLS.
+    /// The port; by default 5672, or 5671 with TLS.
     pub(crate) port: u16,
-    /// Over TLS.
+    /// Whether to use TLS.
     pub(crate) tls: bool,
-    /// The rest was given but has no effect; start-up warns about it.
+    /// Whether the URL has a user or vhost, which have no effect; start-up warns about them.
     pub(crate) has_unused_parts: bool,
 }
 
@@ -142,7 +143,7 @@ const AMQP_PORT: u16 = 5672;
 const AMQPS_PORT: u16 = 5671;
 
 impl UpstreamUrl {
-    /// Reads a URL. No message quotes it: a mistake in it may put a password anywhere.
+    /// Parses a URL. Error messages do not quote it, since in a malformed URL a password may be anywhere.
     fn parse(text: &str) -> Result<Self, String> {
         const SHAPE: &str = "amqp://host[:port]";
         let Some((scheme, rest)) = text.split_once("://") else {
@@ -184,7 +185,7 @@ impl fmt::Debug for UpstreamUrl {
     }
 }
 
-/// The upstreams in the order of their preference; `off` is none.
+/// The upstreams in order of preference; `off` for none.
 impl Value for Vec<UpstreamUrl> {
     const KIND: &'static str = "URL";
     const REPEATED: bool = true;
@@ -217,7 +218,7 @@ impl Value for Vec<UpstreamUrl> {
     }
 }
 
-/// Masks what stands between `://` and the last `@` after it, for texts that may quote what a user typed.
+/// Masks the text between `://` and the last `@` after it, for messages that may quote user input.
 pub(crate) fn mask_credentials(text: &str) -> String {
     let mut parts = text.split("://");
     let mut masked = parts.next().unwrap_or_default().to_owned();
@@ -234,7 +235,7 @@ pub(crate) fn mask_credentials(text: &str) -> String {
     masked
 }
 
-/// Splits `host:port`, `[v6]:port`, `host` and `[v6]`. `None` when brackets or colons do not pair up.
+/// Splits `host:port`, `[v6]:port`, `host` and `[v6]`. `None` if the brackets or colons are invalid.
 pub(crate) fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']')?;

@@ -1,10 +1,10 @@
-//! Ports of the upstream for protocols that are only relayed.
+//! Upstream ports for protocols that are only relayed.
 
 use super::relay::RelayUrl;
 use super::settings::Config;
 use super::value::{Value, quoted};
 
-/// A port of the upstream, if there is one.
+/// A port of the upstream, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UpstreamPort(pub(crate) Option<RelayUrl>);
 
@@ -15,7 +15,7 @@ impl UpstreamPort {
 }
 
 impl Config {
-    /// Whether any port of the upstream is spoken to over TLS.
+    /// Whether the connection to any upstream port uses TLS.
     pub(crate) fn has_upstream_over_tls(&self) -> bool {
         let ports = [&self.upstream_mqtt, &self.upstream_stomp];
         self.upstream.iter().any(|upstream| upstream.tls) || ports.into_iter().any(UpstreamPort::is_over_tls)

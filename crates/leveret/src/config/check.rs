@@ -1,4 +1,4 @@
-//! Settings of TLS, of the PROXY protocol and of relays that only make sense together.
+//! Checks settings of TLS, the PROXY protocol and relays that depend on each other.
 
 use server::Routes;
 
@@ -28,7 +28,7 @@ pub(super) fn listeners(config: &Config) -> [(&'static str, &ListenAddr); 15] {
     ]
 }
 
-/// Refuses combinations that would leave something out that was asked for.
+/// Refuses combinations in which a setting would have no effect, or lacks another that it needs.
 pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
     let fault = |key: &'static str, reason: &str| Err(ConfigError::new(effective.place(key), reason));
@@ -117,7 +117,7 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
     Ok(())
 }
 
-/// Refuses relays that nobody could reach, or that stand in the way of something else.
+/// Refuses relays that could not be reached, or that conflict with another path or listener.
 pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
     let fault = |reason: String| Err(ConfigError::new(effective.place("relay"), reason));

@@ -1,4 +1,4 @@
-//! Settings that are one of a few words, and lists of files and networks.
+//! Settings with a fixed set of words, names, and lists of files and networks.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use transport::tls::{LoginFrom, SanType};
 
 use super::value::{Value, quoted};
 
-/// A type whose values are words.
+/// Implements `Value` for a type whose values are words.
 macro_rules! words {
     ($type:ty { $($word:literal => $value:expr),+ $(,)? }) => {
         impl Value for $type {
@@ -28,13 +28,13 @@ macro_rules! words {
     };
 }
 
-/// On or off.
+/// `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Switch(pub(crate) bool);
 
 words!(Switch { "on" => Self(true), "off" => Self(false) });
 
-/// Whether clients have to show certificates.
+/// Whether clients must present certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VerifyClient {
     Off,
@@ -52,7 +52,7 @@ words!(LoginFrom {
     "san_uri" => Self::SubjectAlternativeName(SanType::Uri),
 });
 
-/// Which headers load balancers send.
+/// The PROXY protocol headers that load balancers send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InboundHeader {
     Off,
@@ -65,7 +65,7 @@ words!(InboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2, "
 
 words!(AccessFormat { "text" => Self::Text, "json" => Self::Json });
 
-/// Where the access log goes, or `None` for `off`.
+/// The target of the access log, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AccessLogTarget(pub(crate) Option<AccessTarget>);
 
@@ -90,7 +90,7 @@ impl Value for AccessLogTarget {
     }
 }
 
-/// What limits on clients do.
+/// The effect of limits on clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LimitsMode {
     Enforce,
@@ -99,7 +99,7 @@ pub(crate) enum LimitsMode {
 
 words!(LimitsMode { "enforce" => Self::Enforce, "alarm" => Self::Alarm });
 
-/// Which header the upstream gets.
+/// The PROXY protocol header sent to the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutboundHeader {
     Off,
@@ -109,7 +109,7 @@ pub(crate) enum OutboundHeader {
 
 words!(OutboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2 });
 
-/// A name of a host, or `None` for `off`.
+/// A host name, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostName(pub(crate) Option<String>);
 
@@ -131,7 +131,7 @@ impl Value for HostName {
     }
 }
 
-/// The name of something of the broker.
+/// A name of an object in the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name(pub(crate) String);
 
@@ -147,7 +147,7 @@ impl Value for Name {
     }
 }
 
-/// A name, or `off` for none.
+/// A name, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OptionalName(pub(crate) Option<String>);
 
@@ -167,7 +167,7 @@ impl Value for OptionalName {
     }
 }
 
-/// Files in order; `off` is none.
+/// Files in order; `off` for none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FilePaths(pub(crate) Vec<PathBuf>);
 
@@ -192,17 +192,17 @@ impl Value for FilePaths {
     }
 }
 
-/// Where load balancers are.
+/// The addresses of trusted load balancers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Networks {
-    /// By their addresses.
+    /// Networks that they connect from.
     pub(crate) networks: Vec<Network>,
-    /// Behind Unix sockets.
+    /// Whether peers on Unix sockets are included.
     pub(crate) unix: bool,
 }
 
 impl Networks {
-    /// Nobody.
+    /// Whether no load balancer is trusted.
     pub(crate) fn is_empty(&self) -> bool {
         self.networks.is_empty() && !self.unix
     }

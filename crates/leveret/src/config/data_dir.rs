@@ -1,4 +1,4 @@
-//! Where the embedded broker keeps what must survive a restart.
+//! The folder in which the embedded broker stores durable data.
 
 use std::env;
 use std::path::PathBuf;
@@ -8,20 +8,20 @@ use super::value::{Value, quoted};
 /// The setting `data_dir`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DataDir {
-    /// Nothing is kept.
+    /// Nothing is stored on disk.
     Off,
-    /// Where the system keeps such things.
+    /// The system's folder for state: `STATE_DIRECTORY`, `XDG_STATE_HOME` or below `HOME`.
     Auto,
-    /// Here.
+    /// This folder.
     At(PathBuf),
 }
 
 impl DataDir {
-    /// The folder; `None` when nothing is to be kept.
+    /// The folder; `None` if nothing is to be stored.
     ///
     /// # Errors
     ///
-    /// `auto`, and the environment does not tell where.
+    /// The setting is `auto`, and the environment names no folder.
     pub(crate) fn folder(&self) -> Result<Option<PathBuf>, String> {
         self.folder_with(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
     }

@@ -8,14 +8,14 @@ use toml::{Spanned, Value};
 use super::layers::{ConfigError, Given, Origin};
 use super::settings::SETTINGS;
 
-/// No configuration comes near it; a device or a log given by mistake must not fill the memory.
+/// Far above any real configuration; a device or a log given by mistake must not fill the memory.
 const MAX_FILE_SIZE: u64 = 1 << 20;
 
 /// Reads the file that `named_by` (a flag or a variable) names.
 ///
 /// # Errors
 ///
-/// The file cannot be read, is not TOML, or has an unknown key or a value of no use for a setting.
+/// The file cannot be read, is not TOML, or has an unknown key or a value of an unsupported type.
 pub(super) fn read(path: &Path, named_by: &str) -> Result<Vec<Given>, ConfigError> {
     let unreadable =
         |reason: String| ConfigError::new(named_by, format!("cannot read {}: {reason}", path.display()));
@@ -37,7 +37,7 @@ fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
 fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
     let line_of = |offset: usize| 1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count();
     let entries: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(|error| {
-        // Only the message: the error's own form quotes the line, and with it whatever secret stands there.
+        // Only the message: the error's `Display` quotes the line, including any secret in it.
         let line = error.span().map_or(1, |span| line_of(span.start));
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
         ConfigError::new(format!("{}:{line}", path.display()), format!("not valid TOML: {message}"))
@@ -52,7 +52,7 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let texts = texts(&value, known.tables).map_err(|reason| fault(&reason))?;
         given.push(Given { key: known.key, texts, origin: Origin::File { path: path.to_owned(), line } });
     }
-    // In the order of the file, so that the first mistake is the one reported.
+    // Sorted in the order of the file, so that the first mistake is the one reported.
     given.sort_by_key(|given| match given.origin {
         Origin::File { line, .. } => line,
         _ => 0,
@@ -60,7 +60,7 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
     Ok(given)
 }
 
-/// The texts that flags would have given.
+/// Converts a value of the file to the texts that flags would have.
 pub(super) fn texts(value: &Value, tables: bool) -> Result<Vec<String>, String> {
     match value {
         Value::Array(values) => values.iter().map(|value| text(value, tables)).collect(),

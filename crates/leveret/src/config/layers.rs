@@ -1,4 +1,5 @@
-//! The layers of the configuration: flag over variable over file over default.
+//! The layers of the configuration: a flag overrides a variable, which overrides the file, which overrides the
+//! default.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,16 +11,16 @@ use super::check::{check_relays, check_transports, listeners};
 use super::file;
 use super::settings::{Config, SETTINGS, Setting, flag, variable};
 
-/// What the command line gave, not yet read.
+/// The settings given on the command line, not yet parsed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Flags {
     /// The file named by `--config`.
     pub(crate) file: Option<PathBuf>,
-    /// Keys and the texts of their flags.
+    /// The texts of the flags by key.
     pub(crate) values: BTreeMap<&'static str, Vec<String>>,
 }
 
-/// The configuration and where each value of it came from.
+/// The configuration and the origin of each value.
 #[derive(Debug, Clone)]
 pub(crate) struct Effective {
     /// The values.
@@ -27,10 +28,10 @@ pub(crate) struct Effective {
     origins: BTreeMap<&'static str, Origin>,
 }
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Nobody set it.
+    /// Not set in any layer.
     Default,
     /// A line of the configuration file.
     File { path: PathBuf, line: usize },
@@ -40,7 +41,7 @@ pub(crate) enum Origin {
     Flag,
 }
 
-/// A mistake in the configuration: one line that begins with the key at fault, as its layer spells it.
+/// A mistake in the configuration: one line that begins with the key at fault, as spelt in its layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConfigError {
     place: String,
@@ -49,7 +50,7 @@ pub(crate) struct ConfigError {
 
 impl ConfigError {
     pub(super) fn new(place: impl Into<String>, reason: impl AsRef<str>) -> Self {
-        // A URL given for the wrong setting is quoted like any other mistake, but not with its password.
+        // A URL given for the wrong setting is quoted like any other mistake, but without its password.
         Self { place: place.into(), reason: mask_credentials(reason.as_ref()) }
     }
 }
@@ -67,12 +68,13 @@ pub(crate) const FILE_VARIABLE: &str = "LEVERET_CONFIG";
 
 /// Reads all layers.
 ///
-/// `environment` looks a variable up; an empty one counts as not set. Every value of every layer is checked, also one
-/// that a higher layer replaces.
+/// `environment` looks up a variable; an empty one counts as not set. Every value of every layer is validated,
+/// including those that a higher layer overrides.
 ///
 /// # Errors
 ///
-/// The first mistake: an unreadable file, an unknown key, a value that is none, or values that contradict each other.
+/// The first mistake: an unreadable file, an unknown key, an invalid value, or values that contradict each
+/// other.
 pub(crate) fn load(
     flags: &Flags,
     environment: &dyn Fn(&str) -> Option<OsString>,
@@ -95,18 +97,18 @@ pub(crate) fn load(
     Ok(effective)
 }
 
-/// A setting that is not what it was.
+/// A setting that differs after a reload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Its key.
     pub(crate) key: &'static str,
-    /// What it is to be, as TOML without secrets.
+    /// The new value, as TOML without secrets.
     pub(crate) value: String,
-    /// Whether it has changed now; others do at the next start.
+    /// Whether it has changed now; otherwise it changes at the next start.
     pub(crate) live: bool,
 }
 
-/// What one layer gave for one key.
+/// The texts that one layer has for one key.
 pub(super) struct Given {
     pub(super) key: &'static str,
     pub(super) texts: Vec<String>,
@@ -114,7 +116,7 @@ pub(super) struct Given {
 }
 
 impl Effective {
-    /// The settings in effect, a line each with its origin as a comment: a file that can be used again.
+    /// The settings in effect as a usable configuration file: one line for each, with its origin as a comment.
     pub(crate) fn to_toml(&self) -> String {
         let lines: Vec<_> = self
             .describe()
@@ -124,8 +126,8 @@ impl Effective {
         lines.into_iter().map(|(line, origin)| format!("{line:<width$}  # {origin}\n")).collect()
     }
 
-    /// The settings in effect, an object each with its key, its value as TOML without secrets, its origin, and whether
-    /// SIGHUP changes it.
+    /// The settings in effect as objects, each with its key, its value as TOML without secrets, its origin, and
+    /// whether SIGHUP changes it.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let settings = self.describe().map(|(setting, value, origin)| {
             serde_json::json!({
@@ -135,7 +137,7 @@ impl Effective {
         settings.collect()
     }
 
-    /// Takes what is live from a configuration that has been read anew. Returns every setting in which it differs.
+    /// Takes over the live settings from a newly read configuration. Returns every setting that differs.
     pub(crate) fn take_live(&mut self, wanted: &Effective) -> Vec<Change> {
         let mut changes = Vec::new();
         for setting in SETTINGS {
@@ -183,7 +185,7 @@ impl Effective {
         Ok(())
     }
 
-    /// Puts the defaults that hold with an upstream, now that it is known whether there is one.
+    /// Applies the defaults for use with an upstream, if there is one.
     fn adjust_defaults(&mut self) {
         if self.config.upstream.is_empty() {
             return;
@@ -197,7 +199,7 @@ impl Effective {
         }
     }
 
-    /// Checks what no single setting can tell.
+    /// Checks conditions that involve several settings.
     fn check(&self) -> Result<(), ConfigError> {
         let Config { relay, definitions, upstream, .. } = &self.config;
         let place = |key| self.place(key);
@@ -227,14 +229,14 @@ impl Effective {
         check_transports(self)
     }
 
-    /// The key as its user has spelled it, for error lines.
+    /// The key as spelt in the layer it came from, for error lines.
     pub(super) fn place(&self, key: &str) -> String {
         self.origin(key).place(key)
     }
 }
 
 impl Origin {
-    /// The key as a user of this layer spells it, for error lines.
+    /// The key as this layer spells it, for error lines.
     fn place(&self, key: &str) -> String {
         match self {
             Self::Default => key.to_owned(),
@@ -258,10 +260,10 @@ fn file_layer(
     }
 }
 
-/// Looks up the variable of every key.
+/// Reads the variable of every key.
 ///
-/// Variables are not searched for unknown names: container platforms put some of their own, such as
-/// `LEVERET_SERVICE_HOST`, into the environment of a service called leveret.
+/// Unknown variables are not errors: container platforms put some of their own, such as `LEVERET_SERVICE_HOST`,
+/// into the environment of a service called leveret.
 fn variables(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Given>, ConfigError> {
     let mut given = Vec::new();
     for setting in SETTINGS {
@@ -275,7 +277,7 @@ fn variables(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Given
     Ok(given)
 }
 
-/// The elements of a list by commas. Commas within braces belong to a table.
+/// Splits a list at commas. Commas within braces belong to a table.
 fn elements(value: &str) -> Vec<String> {
     let mut depth = 0_usize;
     let parts = value.split(|character: char| {

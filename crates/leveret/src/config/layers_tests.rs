@@ -8,7 +8,7 @@ use tempfile::NamedTempFile;
 use super::super::value::Limit;
 use super::*;
 
-/// What a user gives: flags, variables, and the text of a file.
+/// Input of a user: flags, variables, and the text of a file.
 #[derive(Default)]
 struct Given {
     flags: Vec<(&'static str, &'static str)>,
@@ -35,7 +35,7 @@ impl Given {
         Ok((effective.config, origins))
     }
 
-    /// The same, whole.
+    /// The same as `load`, with the whole `Effective`.
     fn effective(&self) -> Result<(Effective, BTreeMap<&'static str, String>), String> {
         let file = self.file.map(|text| {
             let mut file = NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! The configuration: one declaration of all settings, and the layers that give them their values.
+//! The configuration: one declaration of all settings, and the layers that supply their values.
 
 mod address;
 mod back_end;

@@ -1,4 +1,4 @@
-//! Which pages may connect over WebSocket.
+//! The origins of pages that may connect over WebSocket.
 
 use websocket::handshake::{OriginPattern, OriginRules};
 
@@ -8,7 +8,7 @@ use super::value::{Value, quoted};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origins(pub(crate) OriginRules);
 
-/// What `local` stands for. Other names may be made to lead to this machine by whoever owns them.
+/// The hosts that `local` stands for. The owner of any other name could make it resolve to this machine.
 const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 impl Value for Origins {

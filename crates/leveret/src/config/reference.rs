@@ -1,4 +1,4 @@
-//! docs/configuration.md, written from the declaration of the settings.
+//! Generates docs/configuration.md from the declaration of the settings.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::layers::FILE_VARIABLE;
 use super::relay::{RELAY_KEYS, RelayKey};
 use super::settings::{SETTINGS, Setting};
 
-/// The whole of docs/configuration.md; a test compares the two.
+/// The complete text of docs/configuration.md; a test compares the two.
 pub(crate) fn reference() -> String {
     let mut text = INTRODUCTION.replace("{FILE_VARIABLE}", FILE_VARIABLE);
     let mut group = "";
@@ -42,7 +42,7 @@ fn row(text: &mut String, setting: &Setting) {
     );
 }
 
-/// The keys of a relay.
+/// Appends the section on the keys of a relay.
 fn relays(text: &mut String) {
     text.push_str(RELAYS);
     for RelayKey { key, kind, default, meaning } in RELAY_KEYS {

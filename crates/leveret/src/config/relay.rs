@@ -1,7 +1,7 @@
-//! Relays: what is relayed to where.
+//! The setting `relay`: paths or listeners that are relayed to other servers.
 //!
-//! The other settings are texts, and so is a relay: `LISTEN=URL`, or all of its keys as an inline table of TOML. A table
-//! `[[relay]]` of the file is turned into the second form, and `leveret config print` writes it.
+//! Like the other settings, a relay is given as text: `LISTEN=URL`, or all of its keys as an inline TOML table.
+//! A table `[[relay]]` in the file is converted to the second form, which `leveret config print` writes too.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,18 +15,18 @@ use super::file;
 use super::origins::Origins;
 use super::value::{FilePath, Limit, Value, quoted, within};
 
-/// The relays in their order.
+/// The relays in their configured order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Relays(pub(crate) Vec<RelayEntry>);
 
 /// One relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RelayEntry {
-    /// Where it is on `ws` and `wss`.
+    /// Its path on `ws` and `wss`.
     pub(crate) path: Option<String>,
-    /// Its own listener, where it has every path.
+    /// Its own listener, on which it serves every path.
     pub(crate) listen: ListenAddr,
-    /// Whether its own listener is for TLS.
+    /// Whether its own listener uses TLS.
     pub(crate) tls: Switch,
     pub(crate) upstream: RelayUrl,
     pub(crate) upstream_ca: FilePath,
@@ -35,7 +35,7 @@ pub(crate) struct RelayEntry {
     pub(crate) connect_timeout: Duration,
     pub(crate) proxy_protocol: OutboundHeader,
     pub(crate) subprotocols: Vec<String>,
-    /// Those of `ws_origins` if none are given.
+    /// `None` for those of `ws_origins`.
     pub(crate) origins: Option<Origins>,
     pub(crate) max_connections: Limit,
     pub(crate) max_connections_per_ip: Limit,
@@ -79,7 +79,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const SHAPE: &str = "LISTEN=URL, such as 127.0.0.1:15675=tcp://localhost:1883 or /mqtt=tcp://localhost:1883";
 
 impl RelayEntry {
-    /// What it is called in logs.
+    /// The relay's name in logs: its path, or else its listener.
     pub(crate) fn name(&self) -> String {
         self.path.clone().unwrap_or_else(|| self.listen.to_string())
     }
@@ -157,7 +157,7 @@ impl RelayEntry {
         Ok(())
     }
 
-    /// Refuses what would leave something out that was asked for.
+    /// Refuses combinations in which a given key would have no effect.
     fn check(self) -> Result<Self, String> {
         if self.path.is_none() && self.listen == ListenAddr::Off {
             return Err("a relay needs 'listen' or 'path'".to_owned());
@@ -178,7 +178,7 @@ impl RelayEntry {
         Ok(self)
     }
 
-    /// What differs from the defaults, as an inline table.
+    /// The values that differ from the defaults, as an inline table.
     fn to_toml(&self) -> String {
         let default = Self::new(self.upstream.clone());
         let mut parts = Vec::new();
@@ -221,7 +221,7 @@ impl RelayEntry {
     }
 }
 
-/// The relays; `off` is none.
+/// The relays; `off` for none.
 impl Value for Relays {
     const KIND: &'static str = "RELAY";
     const REPEATED: bool = true;
@@ -253,7 +253,7 @@ impl Value for Relays {
     }
 }
 
-/// The server behind a relay.
+/// The address of the server behind a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RelayUrl {
     Host { host: String, port: u16, tls: bool },
@@ -303,7 +303,7 @@ fn one(texts: &[String]) -> Result<String, String> {
     }
 }
 
-/// TOML has words of its own for it.
+/// Also accepts `true` and `false`, which TOML users may write.
 fn switch(texts: &[String]) -> Result<Switch, String> {
     match one(texts)?.as_str() {
         "true" => Ok(Switch(true)),

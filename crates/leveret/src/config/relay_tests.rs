@@ -1,4 +1,4 @@
-//! Relays in both of their forms.
+//! Tests of relays in both of their forms.
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Every setting, declared once.
 //!
-//! The declaration below makes the fields of [`Config`], the flags and their help, the keys of the file, the
-//! variables of the environment, and docs/configuration.md. To add a setting, add it here; nothing else.
+//! The declaration below generates the fields of [`Config`], the flags and their help, the keys of the file,
+//! the environment variables, and docs/configuration.md. To add a setting, add it only here.
 
 use std::time::Duration;
 
@@ -22,31 +22,31 @@ use super::value::{
 };
 use super::watermark::Watermark;
 
-/// One setting, without its type: what the parser, the layers and the reference need to know of it.
+/// One setting without its type, as the parser, the layers and the reference use it.
 pub(crate) struct Setting {
     /// The key in the file and the field of [`Config`]: `frame_max`.
     pub(crate) key: &'static str,
-    /// The heading it stands under.
+    /// The heading that it is listed under.
     pub(crate) group: &'static str,
-    /// Its meaning, in lines that begin with a space.
+    /// Its description, in lines that begin with a space.
     pub(crate) help: &'static str,
-    /// What stands for its value: `ADDR`.
+    /// The placeholder for its value: `ADDR`.
     pub(crate) kind: &'static str,
     /// Whether it may be given several times.
     pub(crate) repeated: bool,
-    /// Whether the file may give it as tables.
+    /// Whether the file may contain it as tables.
     pub(crate) tables: bool,
-    /// The default, as a user would write it.
+    /// The default, in the syntax of the setting.
     pub(crate) default: &'static str,
-    /// The default when an upstream is configured, where it differs.
+    /// The default with an upstream, if it differs.
     pub(crate) default_with_upstream: Option<&'static str>,
-    /// The least and the most, as a user would write them.
+    /// The minimum and the maximum, in the syntax of the setting.
     pub(crate) range: Option<(&'static str, &'static str)>,
-    /// Reads the texts of one layer into the configuration.
+    /// Parses the texts of one layer into the configuration.
     pub(crate) apply: fn(&mut Config, &[String]) -> Result<(), String>,
     /// The value in the configuration as TOML, without secrets.
     pub(crate) to_toml: fn(&Config) -> String,
-    /// Puts the value of the second configuration into the first.
+    /// Copies the value from the second configuration to the first.
     pub(crate) copy: fn(&mut Config, &Config),
 }
 
@@ -61,7 +61,7 @@ impl Setting {
         variable(self.key)
     }
 
-    /// Whether SIGHUP changes it while clients are served; anything else changes at the next start.
+    /// Whether SIGHUP changes it while clients are served; other settings change at the next start.
     pub(crate) fn is_live(&self) -> bool {
         LIVE.contains(&self.key)
     }

@@ -1,24 +1,25 @@
-//! The kinds of value a setting can have: how each is read from text and written back as TOML.
+//! The types of settings: how each is parsed from text and written back as TOML.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Something a setting can hold.
+/// The type of a setting.
 ///
-/// Text is the one form all layers share: a flag and a variable are text, and a value of the file is turned into it.
+/// Text is the one form that all layers share: flags and variables are text, and values of the file are
+/// converted to it.
 pub(crate) trait Value: Sized {
-    /// What stands for the value in `--help`, such as `ADDR`.
+    /// The placeholder for the value in `--help`, such as `ADDR`.
     const KIND: &'static str;
     /// Whether several values may be given.
     const REPEATED: bool = false;
-    /// Whether the file may give a value as a table; `parse` then gets it as an inline one.
+    /// Whether the file may give a value as a table, which `parse` then receives as an inline table.
     const TABLES: bool = false;
 
-    /// Reads one value. The error says what is wrong with it, without naming the setting.
+    /// Parses one value. The error describes the mistake without naming the setting.
     fn parse(text: &str) -> Result<Self, String>;
 
-    /// Reads everything one layer gave for the setting.
+    /// Parses all texts that one layer has for the setting.
     fn parse_all(texts: &[String]) -> Result<Self, String> {
         match texts {
             [text] => Self::parse(text),
@@ -26,11 +27,11 @@ pub(crate) trait Value: Sized {
         }
     }
 
-    /// The value as TOML, fit to be read again, except for secrets, which are masked.
+    /// The value as TOML that can be parsed again, except for secrets, which are masked.
     fn to_toml(&self) -> String;
 }
 
-/// Refuses a value outside `least..=most`; the bounds are written as a user would write them.
+/// Refuses a value outside `least..=most`; the bounds have the syntax of the setting.
 pub(super) fn within<T: Value + PartialOrd>(value: &T, least: &str, most: &str) -> Result<(), String> {
     if *value < T::parse(least)? || *value > T::parse(most)? {
         return Err(format!("must be between {least} and {most}"));
@@ -111,7 +112,7 @@ impl Value for Duration {
     }
 }
 
-/// A number of bytes, written plainly or with a unit: binary (`MiB`) or decimal (`MB`).
+/// A number of bytes, written without a unit, or with a binary (`MiB`) or decimal (`MB`) one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
@@ -149,10 +150,10 @@ impl Value for ByteSize {
     }
 }
 
-/// RabbitMQ's bound on what may be configured, and ours.
+/// The largest value that may be configured, here and in RabbitMQ.
 const LARGEST_MESSAGE: ByteSize = ByteSize(512 << 20);
 
-/// The largest message, or `None` for `unlimited`: as large as what stands behind takes.
+/// The maximum message size, or `None` for `unlimited`: as large as the backend accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MessageSize(pub(crate) Option<ByteSize>);
 
@@ -182,7 +183,7 @@ impl Value for MessageSize {
     }
 }
 
-/// The most of something, or `None` for `unlimited`.
+/// A maximum number, or `None` for `unlimited`.
 ///
 /// Zero is refused: in other programs it means "none" as often as it means "any number".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,18 +208,18 @@ impl Value for Limit {
 }
 
 impl Limit {
-    /// The number, and 0 for no limit.
+    /// The number, or 0 for no limit.
     pub(crate) fn or_none(self) -> usize {
         self.0.map_or(0, |most| most as usize)
     }
 }
 
-/// The most bytes a second, or `None` for `unlimited`.
+/// Maximum bytes per second, or `None` for `unlimited`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit(pub(crate) Option<ByteSize>);
 
 impl RateLimit {
-    /// The number of bytes, and 0 for no limit.
+    /// The number of bytes, or 0 for no limit.
     pub(crate) fn or_none(self) -> usize {
         self.0.map_or(0, |most| usize::try_from(most.0).unwrap_or(usize::MAX))
     }
@@ -262,7 +263,7 @@ impl Value for FilePath {
     }
 }
 
-/// How many threads run the sessions; `auto` is one for each core this process may use.
+/// Number of threads that run the sessions; `auto` is one for each core this process may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerThreads(Option<NonZeroUsize>);
 
@@ -295,7 +296,7 @@ impl Value for WorkerThreads {
     }
 }
 
-/// What to log: one level, or directives in the syntax of `tracing-subscriber`'s `EnvFilter`.
+/// The log filter: one level, or directives in the syntax of `tracing-subscriber`'s `EnvFilter`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogFilter(pub(crate) String);
 
@@ -306,7 +307,7 @@ impl Value for LogFilter {
 
     fn parse(text: &str) -> Result<Self, String> {
         let directives = text.contains(['=', ',']);
-        // A lone word would be taken for a module's name, so `--log verbose` would log nothing and say nothing.
+        // A lone word would be taken for a module's name, so `--log verbose` would silently log nothing.
         let valid = if directives {
             tracing_subscriber::EnvFilter::builder().parse(text).is_ok()
         } else {

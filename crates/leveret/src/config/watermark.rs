@@ -1,8 +1,8 @@
-//! How much memory may be used: `memory_high_watermark`.
+//! Limits on memory, such as `memory_high_watermark`.
 
 use super::value::{ByteSize, Value, quoted};
 
-/// The setting `memory_high_watermark`.
+/// The value of `memory_high_watermark` or `memory_paging_watermark`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Watermark {
     /// No limit.
@@ -14,7 +14,7 @@ pub(crate) enum Watermark {
 }
 
 impl Watermark {
-    /// Bytes, out of `total` if that is known; `None` for no limit.
+    /// The limit in bytes, given the `total` memory if that is known; `None` for no limit.
     pub(crate) fn of(self, total: Option<u64>) -> Option<u64> {
         match self {
             Self::Off => None,
@@ -27,7 +27,7 @@ impl Watermark {
 impl Value for Watermark {
     const KIND: &'static str = "WATERMARK";
 
-    /// A bare number is a share up to 1, and bytes above.
+    /// A bare number is a share if it is at most 1, and a number of bytes otherwise.
     fn parse(text: &str) -> Result<Self, String> {
         if text == "off" {
             return Ok(Self::Off);

@@ -1,4 +1,4 @@
-//! What is done to queues, connections and a virtual host that is running.
+//! Operations on queues, exchanges, connections and running virtual hosts.
 
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -114,8 +114,8 @@ pub(super) fn run(command: &ActCommand, api: &Api, output: &Output) -> Result<()
     }
 }
 
-/// Switches tracing. The description and the tags have to be brought along, or they are gone; and the virtual host has to be
-/// there, or it would be made.
+/// Switches tracing. The request has to repeat the description and the tags, or they would be cleared; and the
+/// virtual host has to exist, or it would be created.
 fn trace(api: &Api, vhost: &str, tracing: bool) -> Result<(), Failure> {
     let path = path(&["vhosts", vhost]);
     let found = api.get(&path)?;
@@ -128,7 +128,7 @@ fn trace(api: &Api, vhost: &str, tracing: bool) -> Result<(), Failure> {
     api.put(&path, &changed)
 }
 
-/// A reason as the header of a request can carry it (RFC 9110, section 5.5): others, servers drop without a word.
+/// Checks that a header can carry the reason (RFC 9110, section 5.5): servers silently drop others.
 fn reason(text: &str) -> Result<String, String> {
     match text.chars().find(|each| !matches!(each, ' '..='~')) {
         None => Ok(text.to_owned()),
@@ -136,7 +136,7 @@ fn reason(text: &str) -> Result<String, String> {
     }
 }
 
-/// The conditions that hold, as a query.
+/// The conditions that are set, as a query string.
 fn query(conditions: &[(&str, bool)]) -> String {
     let wanted: Vec<_> =
         conditions.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| format!("{name}=true")).collect();

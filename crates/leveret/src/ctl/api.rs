@@ -1,4 +1,4 @@
-//! The management API that a running server has: RabbitMQ's, as far as both have the thing.
+//! Client of a running server's management API, which is RabbitMQ's as far as both have the feature.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) struct Connection {
     )]
     url: String,
     /// The user. The password is in LEVERET_CTL_PASSWORD or in --password-file, or is asked for
-    // An id of its own: a global option would take the value of a command's argument with the same one.
+    // Has a distinct id: a global option would take the value of a command's argument with the same id.
     #[arg(
         id = "login",
         long = "user",
@@ -55,19 +55,19 @@ pub(super) struct Connection {
     timeout: u64,
 }
 
-/// A conversation with the API of one server.
+/// Client of one server's API.
 pub(super) struct Api {
     client: HttpClient,
     user: String,
 }
 
-/// What need not be encoded in a part of a path (RFC 3986, section 2.3).
+/// Encodes all but the unreserved characters in a path segment (RFC 3986, section 2.3).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// `/api`, and each part behind a slash of its own.
+/// `/api` followed by the parts, each encoded and preceded by a slash.
 pub(super) fn path(parts: &[&str]) -> String {
     parts.iter().fold("/api".to_owned(), |path, part| {
-        // A dot or two alone would be taken for a step in the path.
+        // A segment of only one or two dots would be resolved as a relative path.
         let encoded = match *part {
             "." => "%2E".to_owned(),
             ".." => "%2E%2E".to_owned(),
@@ -77,13 +77,13 @@ pub(super) fn path(parts: &[&str]) -> String {
     })
 }
 
-/// A part of a path or query, with everything encoded that has a meaning there.
+/// Encodes all characters that have a special meaning in a path or query.
 pub(super) fn encode(part: &str) -> String {
     utf8_percent_encode(part, ENCODED).to_string()
 }
 
 impl Api {
-    /// Finds the password; nothing is sent yet.
+    /// Determines the password; sends nothing yet.
     pub(super) fn new(connection: &Connection) -> Result<Self, Failure> {
         let endpoint =
             Endpoint::parse(&connection.url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?;
@@ -105,12 +105,12 @@ impl Api {
         Ok(Self { client, user })
     }
 
-    /// What is there.
+    /// Gets the resource; fails if it does not exist.
     pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
         self.found(path)?.ok_or_else(|| Failure::Run(format!("{path}: there is no such thing")))
     }
 
-    /// What is there, if it is.
+    /// Gets the resource, or `None` if it does not exist.
     pub(super) fn found(&self, path: &str) -> Result<Option<Value>, Failure> {
         let answer = self.exchange(Ask { method: Method::GET, path, body: None, header: None })?;
         match answer {
@@ -119,27 +119,27 @@ impl Api {
         }
     }
 
-    /// Puts something there.
+    /// Creates or replaces the resource.
     pub(super) fn put(&self, path: &str, value: &Value) -> Result<(), Failure> {
         self.send(Method::PUT, path, Some(value.to_string().into_bytes()), None).map(drop)
     }
 
-    /// Sends something to be done.
+    /// Sends a `POST` and returns the response.
     pub(super) fn post(&self, path: &str, body: Vec<u8>) -> Result<Value, Failure> {
         self.send(Method::POST, path, Some(body), None)
     }
 
-    /// Removes what is there.
+    /// Deletes the resource.
     pub(super) fn delete(&self, path: &str) -> Result<(), Failure> {
         self.send(Method::DELETE, path, None, None).map(drop)
     }
 
-    /// Removes what is there, and tells why.
+    /// Deletes the resource, with a reason for the server to pass on.
     pub(super) fn delete_because(&self, path: &str, reason: &str) -> Result<(), Failure> {
         self.send(Method::DELETE, path, None, Some(("x-reason", reason))).map(drop)
     }
 
-    /// As whom this is.
+    /// The user that the requests are made as.
     pub(super) fn user(&self) -> &str {
         &self.user
     }
@@ -182,11 +182,11 @@ impl Api {
 
 enum Reply {
     Done(Value),
-    /// Why.
+    /// The reason, on one line.
     Missing(String),
 }
 
-/// The words of a refusal, on one line.
+/// Formats a refusal on one line.
 fn reason(status: u16, told: Option<&Value>) -> String {
     let word = |key: &str| told.and_then(|told| told.get(key)).and_then(Value::as_str);
     let text = match (word("error"), word("reason")) {
@@ -197,7 +197,7 @@ fn reason(status: u16, told: Option<&Value>) -> String {
     format!("{status} {}", printable(&text))
 }
 
-/// On one line.
+/// Replaces control characters by spaces, which keeps the text on one line.
 fn printable(text: &str) -> String {
     text.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect()
 }

@@ -1,4 +1,4 @@
-//! Definitions: users, virtual hosts, exchanges, queues and what belongs to them, as a file.
+//! Definitions as a file: users, virtual hosts, exchanges, queues and related objects.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -46,7 +46,7 @@ pub(super) fn run(command: &DefinitionCommand, api: &Api, output: &Output) -> Re
         DefinitionCommand::ImportDefinitions(file) => {
             let text = file.read().map_err(|error| file.fault(&error))?;
             let definitions: Result<Value, _> = serde_json::from_slice(&text);
-            // The parser's own words quote nothing of the file.
+            // The parser's messages do not quote the file.
             definitions
                 .map_err(|error| Failure::Usage(format!("{}: is no JSON: {error}", file.file.display())))?;
             api.post(&file.path(), text)?;
@@ -80,7 +80,7 @@ impl File {
     }
 }
 
-/// They hold hashes of passwords: a new file is its owner's alone.
+/// Writes the file. Definitions contain password hashes, so only its owner may access a new file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     use io::Write as _;
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;

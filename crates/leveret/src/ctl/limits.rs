@@ -83,7 +83,7 @@ pub(super) fn run(command: &LimitCommand, api: &Api, output: &Output) -> Result<
     }
 }
 
-/// Each limit is a resource of its own. All are checked before the first is set.
+/// Sets limits, each of which is a resource of its own. All are validated before the first is set.
 fn set(api: &Api, place: &[&str], known: &[&str], limits: &str) -> Result<(), Failure> {
     let limits = json_argument("limits", limits)?;
     let Value::Object(limits) = limits else { return Ok(()) };
@@ -102,7 +102,7 @@ fn set(api: &Api, place: &[&str], known: &[&str], limits: &str) -> Result<(), Fa
     Ok(())
 }
 
-/// Clears those of the limits that there are.
+/// Clears those of the limits that are set.
 fn clear(api: &Api, place: &[&str], limits: &[&str]) -> Result<(), Failure> {
     let told = api.get(&path(place))?;
     let is_set = |limit: &&&str| told.pointer("/0/value").is_some_and(|value| value.get(**limit).is_some());

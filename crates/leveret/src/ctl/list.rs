@@ -1,4 +1,4 @@
-//! `list_*`: what there is.
+//! The `list_*` commands.
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -66,7 +66,7 @@ pub(super) struct InVhost {
     #[command(flatten)]
     vhost: super::Vhost,
     /// Of every virtual host, which is a column then; whatever --vhost says
-    // No conflict with --vhost: a variable may have set that one.
+    // Not declared as conflicting with --vhost, which a variable may have set.
     #[arg(long)]
     all_vhosts: bool,
     /// What to show of each
@@ -89,7 +89,8 @@ pub(super) struct OfUser {
     columns: Vec<String>,
 }
 
-/// Rows asked for at once, of lists that the server gives in pages: it then never holds a long list for one client.
+/// Rows per request, for lists that the server returns in pages: it then never holds a long list for one
+/// client.
 const PAGE: usize = 500;
 
 pub(super) fn run(command: &ListCommand, api: &Api, output: &Output) -> Result<(), Failure> {
@@ -170,7 +171,7 @@ impl InVhost {
 }
 
 impl Everywhere {
-    /// The list at `/api/` and these parts of a path.
+    /// Shows the list at `/api/` and these path segments.
     pub(super) fn show(
         &self,
         api: &Api,
@@ -206,7 +207,7 @@ fn rows(api: &Api, path: &str) -> Result<Vec<Value>, Failure> {
     }
 }
 
-/// All pages of a list, one after the other.
+/// Fetches all pages of a list, one after the other.
 fn pages(api: &Api, path: &str, columns: &[Column]) -> Result<Vec<Value>, Failure> {
     let wanted: Vec<_> = columns.iter().map(|column| encode(column.place())).collect();
     let (mut rows, mut page, mut pages) = (Vec::new(), 1, 1);
@@ -214,7 +215,7 @@ fn pages(api: &Api, path: &str, columns: &[Column]) -> Result<Vec<Value>, Failur
         let columns = wanted.join(",");
         let query = format!("{path}?page={page}&page_size={PAGE}&pagination=true&columns={columns}");
         match api.get(&query)? {
-            // A server that knows no pages gives everything.
+            // A server without pagination returns everything.
             Value::Array(all) => return Ok(all),
             Value::Object(mut answer) => {
                 pages = answer.get("page_count").and_then(Value::as_u64).unwrap_or(1);

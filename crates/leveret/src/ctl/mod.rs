@@ -1,7 +1,7 @@
-//! `leveret ctl`: what is done by hand, to a running server over its HTTP API, or to a data folder.
+//! `leveret ctl`: manual operations on a running server over its HTTP API, or on a data folder.
 //!
-//! The commands are rabbitmqctl's as far as both have the thing, and so are their names; they speak RabbitMQ's management
-//! API, and do the same for a RabbitMQ.
+//! The commands and their names are rabbitmqctl's as far as both have the feature. They use RabbitMQ's
+//! management API, and work with a RabbitMQ server too.
 
 mod act;
 mod api;

@@ -1,4 +1,4 @@
-//! What is printed: tables for people, JSON and bare lines for scripts.
+//! Output: tables for people, JSON and bare lines for scripts.
 
 use std::io::{self, Write as _};
 
@@ -25,7 +25,7 @@ enum Format {
     Json,
 }
 
-/// A column: its heading, and where its value is, such as `queue.name`.
+/// A column: its heading, and the path of its value, such as `queue.name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Column {
     heading: String,
@@ -33,7 +33,7 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// A column that is headed by where its value is.
+    /// A column whose heading is the path of its value.
     pub(super) fn new(place: &str) -> Self {
         Self::headed(place, place)
     }
@@ -44,7 +44,7 @@ impl Column {
 
     /// Its value in a row.
     fn of<'v>(&self, row: &'v Value) -> &'v Value {
-        // A key may hold dots itself.
+        // A key may itself contain dots.
         row.get(&self.place).unwrap_or_else(|| {
             self.place.split('.').try_fold(row, |value, key| value.get(key)).unwrap_or(&Value::Null)
         })
@@ -56,7 +56,7 @@ impl Column {
 }
 
 impl Output {
-    /// Prints rows; as JSON whole, unless columns were chosen.
+    /// Prints rows. As JSON they are printed whole, unless columns were chosen.
     pub(super) fn rows(&self, columns: &[Column], chosen: bool, rows: Vec<Value>) -> Result<(), Failure> {
         if self.format == Format::Json {
             let pick = |row: &Value| {
@@ -87,7 +87,7 @@ impl Output {
         print(&text)
     }
 
-    /// Prints one thing: a line for each of its parts, or all of it as JSON.
+    /// Prints one object: a line for each of its facts, or the whole as JSON.
     pub(super) fn facts(&self, facts: &[(&str, Value)], whole: &Value) -> Result<(), Failure> {
         if self.format == Format::Json {
             return self.json(whole);
@@ -101,7 +101,7 @@ impl Output {
         print(&facts.map(line).collect::<String>())
     }
 
-    /// A number of bytes as this prints it: for people in a unit that fits, for scripts as it is.
+    /// Formats a number of bytes: with a fitting unit for people, unchanged for scripts.
     pub(super) fn size(&self, bytes: Value) -> Value {
         match bytes.as_u64() {
             Some(number) if !self.quiet && self.format == Format::Table => Value::String(size(number)),
@@ -109,7 +109,7 @@ impl Output {
         }
     }
 
-    /// Says what was done.
+    /// Reports what was done.
     pub(super) fn done(&self, what: &str) -> Result<(), Failure> {
         match (self.quiet, self.format) {
             (true, _) => Ok(()),
@@ -118,18 +118,18 @@ impl Output {
         }
     }
 
-    /// Prints JSON: on one line when it is to be quiet.
+    /// Prints JSON, on one line in quiet mode.
     pub(super) fn json(&self, value: &Value) -> Result<(), Failure> {
         let text = if self.quiet { Ok(value.to_string()) } else { serde_json::to_string_pretty(value) };
         print(&(text.map_err(Failure::run)? + "\n"))
     }
 }
 
-/// A number of bytes in the largest unit that leaves a whole part, with one decimal.
+/// Formats a number of bytes with one decimal, in the largest unit in which it is at least 1.
 fn size(bytes: u64) -> String {
     let fits = |(_, unit): &&(&str, u64)| bytes >= *unit;
     match UNITS.iter().find(fits) {
-        // Whole parts and tenths, rounded down: there is not more free than there is.
+        // Rounded down, so as not to show more free space than there is.
         Some((name, unit)) => format!("{}.{} {name}", bytes / unit, bytes % unit * 10 / unit),
         None => format!("{bytes} B"),
     }
@@ -138,7 +138,7 @@ fn size(bytes: u64) -> String {
 /// Largest first.
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
-/// Prints to standard output. A reader that has seen enough, such as `head`, is no failure.
+/// Prints to standard output. A reader that closes the pipe early, such as `head`, is not a failure.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -160,7 +160,8 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// Anybody who may declare a queue chooses its name: it must not move the cursor, nor make up lines and columns.
+/// Escapes control characters. Any user who may declare a queue chooses its name, which must not move the
+/// cursor or fake lines and columns.
 fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for sign in text.chars() {

@@ -1,4 +1,4 @@
-//! What users may do.
+//! Permissions of users.
 
 use clap::{Args, Subcommand};
 use serde_json::json;

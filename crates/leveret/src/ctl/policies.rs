@@ -81,7 +81,7 @@ impl Name {
     }
 }
 
-/// An argument that is to be an object of JSON.
+/// Parses an argument that must be a JSON object.
 pub(super) fn json_argument(name: &str, text: &str) -> Result<Value, Failure> {
     let fault = |reason: String| Failure::Usage(format!("{name}: {reason}"));
     let value: Value = serde_json::from_str(text).map_err(|error| fault(format!("is no JSON: {error}")))?;

@@ -1,4 +1,5 @@
-//! What Leveret has and RabbitMQ has not: clients of the pool, its upstreams, what it saves, limits, and the drain.
+//! Commands for features that RabbitMQ lacks: clients of the pool, its upstreams and savings, limits, and the
+//! drain.
 
 use clap::Subcommand;
 use serde_json::Value;
@@ -57,7 +58,7 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
     }
 }
 
-/// One object, a line for each of its members.
+/// Prints one object, with a line for each of its members.
 fn facts(api: &Api, output: &Output, what: &str) -> Result<(), Failure> {
     let whole = api.get(&path(&["leveret", what]))?;
     let members = whole.as_object().into_iter().flatten();

@@ -1,5 +1,5 @@
-//! Passwords: from a variable, a file, standard input or the terminal; never from the command line, which everybody on the
-//! machine can read.
+//! Reads passwords from a variable, a file, standard input or the terminal, and never from the command line,
+//! which everybody on the machine can read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Write as _};
@@ -9,12 +9,12 @@ use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex};
 
 use crate::Failure;
 
-/// The variable with the password of whoever uses the API.
+/// The variable with the password for logging in to the API.
 const LOGIN: &str = "LEVERET_CTL_PASSWORD";
-/// The variable with the password that a user is to have.
+/// The variable with a user's new password.
 const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
 
-/// The password of `user`. That of guest is guest unless something else is said, as with RabbitMQ's tools.
+/// The password of `user`. It defaults to guest for the user guest, as in RabbitMQ's tools.
 pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> {
     if let Some(path) = file {
         return of_file(path);
@@ -31,7 +31,7 @@ pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> 
     }
 }
 
-/// The password that somebody is to have.
+/// Reads the new password of a user.
 pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Failure> {
     if let Some(path) = file {
         return of_file(path);
@@ -76,7 +76,7 @@ fn first_line(text: &str) -> Option<String> {
     text.lines().next().filter(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// The terminal of this process, whatever its standard streams are.
+/// The controlling terminal of this process, independent of its standard streams.
 struct Terminal(File);
 
 impl Terminal {
@@ -84,13 +84,13 @@ impl Terminal {
         OpenOptions::new().read(true).write(true).open("/dev/tty").ok().map(Self)
     }
 
-    /// Asks, without showing what is typed. Ctrl-C is read here like any key: a signal would end the process and leave a
-    /// terminal behind that shows nothing.
+    /// Prompts for a line without echo. Ctrl-C is read here like any other key: a signal would end the process
+    /// and leave the terminal without echo.
     fn ask(&mut self, prompt: &str) -> Result<String, Failure> {
         let shown = termios::tcgetattr(&self.0).map_err(Failure::run)?;
         let mut hidden = shown.clone();
         hidden.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
-        // Line by line, nobody would learn of Ctrl-C before the end of the line.
+        // In line mode, Ctrl-C would be seen only at the end of the line.
         hidden.local_modes.remove(LocalModes::ICANON);
         (hidden.special_codes[SpecialCodeIndex::VMIN], hidden.special_codes[SpecialCodeIndex::VTIME]) =
             (1, 0);
@@ -105,7 +105,7 @@ impl Terminal {
     }
 }
 
-/// A line as it is typed, key by key.
+/// Reads a line key by key.
 fn typed(terminal: impl BufRead) -> io::Result<Result<String, Failure>> {
     let mut line = Vec::new();
     for byte in terminal.bytes() {
@@ -120,12 +120,12 @@ fn typed(terminal: impl BufRead) -> io::Result<Result<String, Failure>> {
     Ok(String::from_utf8(line).map_err(|_| Failure::Usage("the password is not valid UTF-8".to_owned())))
 }
 
-/// Takes the last character away, which may be several bytes.
+/// Removes the last character, which may be several bytes.
 fn erase(line: &mut Vec<u8>) {
     while line.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
 }
 
-// What keys send unless somebody has chosen others (stty(1)): Ctrl-C, Ctrl-D, Backspace (two kinds), Ctrl-U, Ctrl-\.
+// The default control characters (stty(1)): Ctrl-C, Ctrl-D, Backspace (two kinds), Ctrl-U, Ctrl-\.
 const INTERRUPT: u8 = 3;
 const END: u8 = 4;
 const BACKSPACE: u8 = 8;

@@ -1,4 +1,4 @@
-//! How a server is.
+//! The state of a server.
 
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ pub(super) fn run(command: &StatusCommand, api: &Api, output: &Output) -> Result
 
 fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     let overview = api.get(&path(&["overview"]))?;
-    // A pool has none.
+    // A Leveret in front of an upstream has none.
     let nodes = api.found(&path(&["nodes"]))?.unwrap_or_default();
     let node = nodes.get(0).unwrap_or(&Value::Null);
     let told = |place: &str| overview.pointer(place).cloned().unwrap_or(Value::Null);
@@ -63,5 +63,5 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     output.facts(&facts, &json!({ "overview": overview, "nodes": nodes }))
 }
 
-/// Facts that are numbers of bytes.
+/// Facts in bytes.
 const SIZES: [&str; 4] = ["mem_used", "mem_limit", "disk_free", "disk_free_limit"];

@@ -1,4 +1,4 @@
-//! `leveret ctl store`: verifying a data folder, and giving up what is damaged in it.
+//! `leveret ctl store`: verifies a data folder, and discards damaged parts of it.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -61,7 +61,7 @@ fn report(folder: &Path, disk: &Arc<dyn Disk>, output: &mut impl io::Write) -> R
     Ok(report.is_sound())
 }
 
-/// A folder that is there already, for this process alone.
+/// Opens and locks an existing folder.
 fn open(folder: &Path) -> Result<(FolderLock, Arc<dyn Disk>), Failure> {
     if !folder.is_dir() {
         return Err(at_fault(folder, &"not a folder"));

@@ -126,7 +126,7 @@ fn add_user(new: &NewUser, api: &Api, output: &Output) -> Result<(), Failure> {
     output.done(&format!("user '{name}' added"))
 }
 
-/// A change of the tags has to bring the password's hash along, or the password is gone.
+/// Sets the tags. The request has to repeat the password's hash, or the password would be removed.
 fn set_tags(name: &str, tags: &[String], api: &Api, output: &Output) -> Result<(), Failure> {
     let user = user(api, name)?;
     let mut changed = json!({ "tags": tags.join(",") });
@@ -144,7 +144,7 @@ fn user(api: &Api, name: &str) -> Result<Value, Failure> {
     found.ok_or_else(|| Failure::Run(format!("there is no user '{name}'")))
 }
 
-/// The tags of a user by commas, as they are put; servers tell them as a list or by commas.
+/// A user's tags separated by commas, as requests send them; servers return a list or a comma-separated string.
 fn tags_of(user: &Value) -> String {
     match user.get("tags") {
         Some(Value::Array(tags)) => tags.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),

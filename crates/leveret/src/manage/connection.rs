@@ -1,4 +1,4 @@
-//! An open connection as the API shows it.
+//! Open connections as the API shows them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use broker::{MessageCounts, Timestamp};
 use server::{ChannelStatus, OpenConnection, canonical};
 use transport::Peer;
 
-/// A connection that can be shown.
+/// Implements the API's view of an open connection.
 pub(super) struct Shown(pub(super) Arc<OpenConnection>);
 
 impl Connection for Shown {
@@ -69,7 +69,7 @@ impl Connection for Shown {
     }
 }
 
-/// Whether a connection has this name. The number at its end tells most of them apart for less.
+/// Whether a connection has this name. Checking the peer's port first rules out most connections cheaply.
 pub(super) fn is_named(connection: &OpenConnection, wanted: &str) -> bool {
     match connection.peer() {
         Peer::Ip(peer) if !wanted.contains(&peer.port().to_string()) => false,

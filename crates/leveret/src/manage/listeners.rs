@@ -8,7 +8,7 @@ use transport::tls::{Expiry, InUse};
 
 use crate::announce::Announced;
 
-/// A listener from the line that announced it; `None` for one whose protocol RabbitMQ has no name for.
+/// A listener from its announcement; `None` if RabbitMQ has no name for its protocol.
 pub(super) fn read(name: &str, url: &str) -> Option<ListenerInfo> {
     let protocol = match name {
         "amqp" => "amqp",
@@ -40,7 +40,8 @@ fn place(protocol: &'static str, url: &str) -> ListenerInfo {
     }
 }
 
-/// Listeners over TLS with what they show and believe. Those of relays are among them, by a name of ours.
+/// The listeners over TLS, with their certificates and trusted authorities. Listeners of relays are included,
+/// with a protocol name of Leveret's own.
 pub(super) fn over_tls(announced: &[Announced], in_use: &InUse) -> Vec<TlsListener> {
     let file = |path: &Path, ends: &[Expiry]| CertificateFile {
         path: path.display().to_string(),

@@ -1,4 +1,4 @@
-//! What the management API is told of the process: listeners, connections, resources, the pool.
+//! The process as the management API sees it: listeners, connections, resources, the pool.
 
 mod connection;
 mod listeners;
@@ -31,21 +31,21 @@ pub(crate) struct Manager {
     hooks: Hooks,
 }
 
-/// What others know or do.
+/// Callbacks into other parts of the process.
 pub(crate) struct Hooks {
-    /// Tells the limits that hold now.
+    /// Returns the limits in effect.
     pub(crate) limits: Box<dyn Fn() -> Limits + Send + Sync>,
-    /// Those of the pool, if there is one.
+    /// Limits of the pool, if there is one.
     pub(crate) pool_limits: PoolLimits,
-    /// Tells the settings in effect.
+    /// Returns the settings in effect, as JSON.
     pub(crate) environment: Box<dyn Fn() -> Value + Send + Sync>,
-    /// What listeners over TLS show, if there are any.
+    /// The certificates of listeners over TLS, if there are any.
     pub(crate) certificates: Option<Arc<ServerTls>>,
-    /// Shuts down.
+    /// Requests the drain of the process.
     pub(crate) drainer: Drainer,
 }
 
-/// Listeners over TLS with what they show and believe now.
+/// Listeners over TLS, with the certificates and authorities now in use.
 pub(crate) fn tls_listeners(tls: Option<&ServerTls>) -> Vec<TlsListener> {
     tls.map(|tls| listeners::over_tls(&announced(), &tls.in_use())).unwrap_or_default()
 }
@@ -204,7 +204,7 @@ impl ApiProcess for Manager {
     }
 }
 
-/// Limits as an object; `null` is none.
+/// Limits as an object; `null` for no limit.
 fn scopes(scopes: Scopes<usize>) -> Value {
     let limit = |most: usize| (most > 0).then_some(most);
     json!({
@@ -216,7 +216,7 @@ fn used(scopes: Scopes<usize>) -> Value {
     json!({"total": scopes.total, "per_ip": scopes.per_ip, "per_user": scopes.per_user})
 }
 
-/// As RabbitMQ names its nodes: after the machine.
+/// The node's name, derived from the host name as in RabbitMQ.
 pub(crate) fn node_name() -> String {
     let uname = rustix::system::uname();
     let host = uname.nodename().to_str().ok().and_then(|name| name.split('.').next()).unwrap_or_default();

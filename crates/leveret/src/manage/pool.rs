@@ -3,16 +3,16 @@
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
 
-/// How much the pool may take, from start to end.
+/// Limits of the pool, which do not change while the process runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolLimits {
-    /// Upstream connections.
+    /// Maximum number of upstream connections.
     pub(crate) connections: u32,
-    /// Bytes kept until an upstream answers for them.
+    /// Maximum bytes kept for replay until an upstream acknowledges them.
     pub(crate) replay_bytes: u64,
 }
 
-/// The limits, and how much of each is in use.
+/// The limits and their current usage.
 pub(super) fn limits(pool: &Pool, limits: &PoolLimits) -> Value {
     let metrics = pool.metrics();
     json!({
@@ -27,7 +27,7 @@ pub(super) fn upstreams(pool: &Pool) -> Vec<Value> {
     pool.addresses().into_iter().map(show).collect()
 }
 
-/// A connection to one of them.
+/// An upstream connection.
 pub(super) fn connection(view: &UpstreamView) -> Value {
     json!({
         "name": view.name, "address": view.address, "user": view.user, "vhost": view.vhost,
@@ -37,7 +37,7 @@ pub(super) fn connection(view: &UpstreamView) -> Value {
     })
 }
 
-/// What is leased, and what sharing has saved.
+/// The leased channels, and the figures on the savings from sharing.
 pub(super) fn leases(pool: &Pool) -> Value {
     let metrics = pool.metrics();
     json!({

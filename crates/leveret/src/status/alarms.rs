@@ -5,7 +5,7 @@ use server::{Alarms, Resource};
 
 use crate::alarms::Levels;
 
-/// The alarms under RabbitMQ's names and our own.
+/// Writes the alarms under RabbitMQ's names and our own.
 pub(super) fn write(levels: &Levels, alarms: &Alarms, out: &mut MetricsWriter) {
     let memory = u64::from(alarms.is_raised(Resource::Memory));
     let disk = u64::from(alarms.is_raised(Resource::Disk));
@@ -16,13 +16,13 @@ pub(super) fn write(levels: &Levels, alarms: &Alarms, out: &mut MetricsWriter) {
     out.gauge("rabbitmq_alarms_free_disk_space_watermark", "Whether the disk alarm stands.", disk);
     let blocked = alarms.blocked_connections() as u64;
     out.gauge("leveret_blocked_connections", "Client connections that an alarm blocks.", blocked);
-    // There is no such alarm: at the limit of descriptors new connections wait.
+    // Leveret has no such alarm: at the limit of descriptors, new connections wait.
     out.gauge("rabbitmq_alarms_file_descriptor_limit", "Always 0.", 0_u64);
     write_limits(levels, "rabbitmq", out);
     write_free(levels, "rabbitmq", out);
 }
 
-/// What `/metrics/detailed` has of it.
+/// Writes the part of this that belongs to `/metrics/detailed`.
 pub(super) fn write_detailed(levels: &Levels, detail: &Detail, out: &mut MetricsWriter) {
     if detail.wants(&[Families::Node]) {
         write_limits(levels, "rabbitmq_detailed", out);

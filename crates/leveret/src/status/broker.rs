@@ -1,13 +1,13 @@
-//! What the embedded broker has done, under RabbitMQ's names and our own.
+//! Metrics of the embedded broker, under RabbitMQ's names and our own.
 
 use admin::{Detail, Families, Kind, MetricsWriter};
 use broker::{Broker, FrontEnd, Metrics};
 
-/// The front ends by the names that RabbitMQ gives their protocols. Versions of MQTT and of STOMP are not told apart.
+/// The front ends, with RabbitMQ's names of their protocols. Versions of MQTT and STOMP are not distinguished.
 const FRONT_ENDS: [(FrontEnd, &str); 3] =
     [(FrontEnd::Amqp, "amqp091"), (FrontEnd::Mqtt, "mqtt"), (FrontEnd::Stomp, "stomp")];
 
-/// Queues of every type are of one make here, and told as the one that they stand for.
+/// The type label: all queue types share one implementation here, and are reported as classic queues.
 const QUEUE_TYPE: (&str, &str) = ("queue_type", "rabbit_classic_queue");
 
 pub(super) fn write(broker: &Broker, out: &mut MetricsWriter) {
@@ -23,14 +23,14 @@ pub(super) fn write(broker: &Broker, out: &mut MetricsWriter) {
     write_dead_lettered(metrics, out);
 }
 
-/// What `/metrics/detailed` has of it.
+/// Writes the part of this that belongs to `/metrics/detailed`.
 pub(super) fn write_detailed(broker: Option<&Broker>, detail: &Detail, out: &mut MetricsWriter) {
     if let Some(broker) = broker.filter(|_| detail.wants(&[Families::Churn])) {
         write_churn(broker.metrics(), "rabbitmq_detailed", out);
     }
 }
 
-/// What publishers wanted to know, and were told.
+/// Writes the confirms requested and sent, and the unroutable messages returned and dropped.
 pub(super) fn write_confirms(served: &server::Metrics, broker: &Metrics, out: &mut MetricsWriter) {
     let name = "rabbitmq_global_messages_received_confirm_total";
     let mut family = out.family(name, "Messages received that are to be confirmed.", Kind::Counter);
@@ -42,7 +42,7 @@ pub(super) fn write_confirms(served: &server::Metrics, broker: &Metrics, out: &m
     for (front_end, protocol) in FRONT_ENDS {
         family.sample(&[("protocol", protocol)], served.confirms(front_end).given.get());
     }
-    // Only AMQP has them returned.
+    // Only AMQP returns unroutable messages.
     let returned = served.messages_returned.get();
     let name = "rabbitmq_global_messages_unroutable_returned_total";
     let help = "Unroutable messages returned to their publishers.";
@@ -68,7 +68,7 @@ fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {
     }
 }
 
-/// What of the queues is in memory, and what on disk only.
+/// Writes how much of the queues is in memory, and how much only on disk.
 fn write_paging(held: &broker::Held, out: &mut MetricsWriter) {
     let help = "Memory that ready messages take.";
     out.gauge("leveret_broker_resident_bytes", help, held.resident);
@@ -107,7 +107,7 @@ fn write_published(metrics: &Metrics, out: &mut MetricsWriter) {
     family(name, "Messages routed to a queue.", Kind::Counter, &|published| published.routed.get());
 }
 
-/// Not by protocol: a queue counts what it gives away, whoever takes it.
+/// Not by protocol: queues count deliveries without regard to the consumer's protocol.
 fn write_delivered(metrics: &Metrics, out: &mut MetricsWriter) {
     let delivered = metrics.messages_delivered.get();
     let delivered_auto = metrics.messages_delivered_auto_ack.get();

@@ -1,4 +1,4 @@
-//! When the certificates of listeners end.
+//! The expiry of the listeners' certificates.
 
 use admin::{Kind, MetricsWriter, TlsListener};
 use transport::tls::ServerTls;
@@ -18,7 +18,7 @@ fn write_of(listeners: &[TlsListener], out: &mut MetricsWriter) {
     for TlsListener { listener, certificates, .. } in listeners {
         let port = listener.port.to_string();
         for (place, file) in certificates.iter().enumerate() {
-            // Given twice, it is shown for the first of both.
+            // A file that is configured twice gets only one sample.
             if certificates[..place].iter().any(|other| other.path == file.path) {
                 continue;
             }

@@ -1,10 +1,10 @@
-//! Who tells all this: what dashboards join every expression with.
+//! The identity of this process, which dashboards join every expression with.
 
 use admin::{Kind, MetricsWriter};
 
 use crate::manage::node_name;
 
-/// The cluster's name, as clients are told it among the server-properties.
+/// The cluster's name, as in the server-properties that clients receive.
 const CLUSTER: &str = "leveret@localhost";
 
 pub(super) fn write(out: &mut MetricsWriter) {

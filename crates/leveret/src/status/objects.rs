@@ -1,5 +1,5 @@
-//! Queues, connections and channels, added up or one by one. Each is looked at for itself, and lists of them are copied a
-//! part at a time: no lock is held for the length of a scrape.
+//! Queues, connections and channels, summed up or one by one. Each object is read separately, and lists of them
+//! are copied in parts, so that no lock is held for the length of a scrape.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use admin::{Detail, Families, Kind, Labels, MetricsWriter};
 use broker::{Broker, QueueView, VirtualHost};
 use server::{ChannelStatus, OpenConnection, Server};
 
-/// Bindings looked at with their lock held: well below a millisecond.
+/// Bindings visited per lock acquisition: well below a millisecond.
 const BINDINGS_AT_ONCE: usize = 1000;
 
-/// What queues and connections come to together.
+/// Writes the sums over all queues and connections.
 pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut MetricsWriter) {
     write_protocols(server, out);
     let received = server.metrics().bytes_received.get();
@@ -32,7 +32,7 @@ pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut
     }
 }
 
-/// Open connections by what they speak, and over what.
+/// Writes the number of open connections by protocol and transport.
 pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();
     for connection in server.open_connections() {
@@ -45,7 +45,7 @@ pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     }
 }
 
-/// Without its version, as URLs begin with it.
+/// The protocol without its version, as in the scheme of a URL.
 fn protocol(connection: &OpenConnection) -> String {
     connection.protocol().split(' ').next().unwrap_or_default().to_lowercase()
 }
@@ -62,7 +62,7 @@ fn transport(connection: &OpenConnection) -> &'static str {
     }
 }
 
-/// Those that are wanted, one by one, under names that begin with `prefix`.
+/// Writes the wanted objects one by one, under names that begin with `prefix`.
 pub(super) fn write_apart(
     server: &Server,
     broker: Option<&Broker>,
@@ -91,7 +91,7 @@ pub(super) fn write_apart(
     }
 }
 
-/// The queues that are wanted, each looked at once for all families.
+/// The wanted queues, each read once for all families.
 fn views(broker: &Broker, detail: &Detail) -> Vec<(Labels, QueueView)> {
     let vhosts = broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name()));
     let views = vhosts.flat_map(|vhost| {
@@ -102,7 +102,7 @@ fn views(broker: &Broker, detail: &Detail) -> Vec<(Labels, QueueView)> {
     views.collect()
 }
 
-/// A family that tells something of each queue, or of all.
+/// A family with a value for each queue, or for all queues together.
 struct QueueFamily {
     name: &'static str,
     help: &'static str,
@@ -206,7 +206,7 @@ fn write_channels(connections: &[&Arc<OpenConnection>], prefix: &str, out: &mut 
     });
 }
 
-/// Virtual hosts and exchanges, under the names that RabbitMQ has for what belongs to a cluster.
+/// Writes virtual hosts and exchanges, under RabbitMQ's names for objects of a cluster.
 pub(super) fn write_names(broker: Option<&Broker>, detail: &Detail, out: &mut MetricsWriter) {
     let Some(broker) = broker else { return };
     let vhosts: Vec<_> =
@@ -231,7 +231,7 @@ pub(super) fn write_names(broker: Option<&Broker>, detail: &Detail, out: &mut Me
     }
 }
 
-/// A value for each exchange by its name.
+/// Returns the value of an exchange by its name.
 type OfExchange = Box<dyn Fn(&str) -> u64>;
 
 /// Like RabbitMQ, without the default exchange and internal ones.

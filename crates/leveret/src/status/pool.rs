@@ -1,4 +1,4 @@
-//! What the pool does, and what its upstreams do.
+//! Metrics of the pool and its upstreams.
 
 use admin::{Kind, MetricsWriter};
 use proxy::Pool;

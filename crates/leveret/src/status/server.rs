@@ -32,7 +32,7 @@ pub(super) fn write(server: &Server, out: &mut MetricsWriter) {
     }
 }
 
-/// What `/metrics/detailed` has of it.
+/// Writes the part of this that belongs to `/metrics/detailed`.
 pub(super) fn write_detailed(server: &Server, detail: &Detail, out: &mut MetricsWriter) {
     if detail.wants(&[Families::Churn]) {
         write_churn(server, "rabbitmq_detailed", out);

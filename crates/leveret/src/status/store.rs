@@ -1,4 +1,4 @@
-//! What the disk of the embedded broker does, and whether it fails.
+//! Metrics of the embedded broker's store, and whether its disk fails.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 use admin::{Kind, MetricsWriter};
 use broker::Store;
 
-/// Why durable work does not get on, in words for an operator; `None` while it does.
+/// Explains to an operator why durable operations make no progress; `None` while they do.
 pub(super) fn impairment(store: &Store) -> Option<String> {
     let failing = store.failing()?;
     let seconds = failing.since.elapsed().unwrap_or_default().as_secs();
