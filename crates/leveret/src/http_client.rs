@@ -167,10 +167,10 @@ impl HttpClient {
         &self.endpoint
     }
 
-    /// Sends a request and takes the whole answer.
+    /// Sends a request and reads the whole response.
     ///
     /// # Errors
-    /// Nobody answers, or not in time, or not HTTP.
+    /// The server cannot be reached, does not respond in time, or does not speak HTTP.
     pub(crate) fn ask(&self, ask: Ask<'_>) -> io::Result<Answer> {
         let exchange = async {
             let all = tokio::time::timeout(self.timeout, self.exchange(ask)).await;
