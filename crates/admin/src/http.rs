@@ -24,13 +24,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::watch;
 
-use self::connections::Connections;
+use self::connections::OpenConnections;
 use self::linger::{Lingering, MoreComes};
 pub(crate) use self::service::OverTls;
 use self::service::Service;
 pub(crate) use self::work::{AtWork, Work};
 use crate::api;
-use crate::listener::{Arrived, Listener};
+use crate::listener::{AdminListener, Arrived};
 use crate::stall::StallTimeout;
 use crate::{Source, dashboard, health, metrics, page};
 
@@ -43,7 +43,7 @@ mod work;
 ///
 /// Dropping the future closes the listener and every connection at once.
 pub async fn serve(
-    listener: impl Into<Listener>,
+    listener: impl Into<AdminListener>,
     source: Arc<dyn Source>,
     shutdown: impl Future<Output = ()>,
 ) {
@@ -52,7 +52,7 @@ pub async fn serve(
 
 /// Serves only the metrics, with the same limits and shutdown as `serve`.
 pub async fn serve_metrics(
-    listener: impl Into<Listener>,
+    listener: impl Into<AdminListener>,
     source: Arc<dyn Source>,
     shutdown: impl Future<Output = ()>,
 ) {
@@ -100,12 +100,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 async fn serve_within(
     limits: Limits,
-    listener: Listener,
+    listener: AdminListener,
     router: Router,
     shutdown: impl Future<Output = ()>,
 ) {
     let router = TowerToHyperService::new(strict(router, listener.strict()));
-    let mut connections = Connections::new(limits.connections, limits.reserve);
+    let mut connections = OpenConnections::new(limits.connections, limits.reserve);
     // Nothing is ever sent: dropping the sender is the signal.
     let (open, draining) = watch::channel(());
     let mut shutdown = pin!(shutdown);
@@ -128,7 +128,7 @@ async fn serve_within(
     connections.finish(limits.drain).await;
 }
 
-async fn accept(listener: &Listener) -> Arrived {
+async fn accept(listener: &AdminListener) -> Arrived {
     loop {
         match listener.accept().await {
             Ok(arrived) => return arrived,

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::{MetricsWriter, Readiness, Wanted, WebSocketPorts};
+use crate::{MetricsWriter, Readiness, WantedMetrics, WebSocketPorts};
 
 pub(super) const PATIENT: Limits = Limits {
     connections: 16,
@@ -29,7 +29,7 @@ impl Source for Told {
         self.readiness.lock().unwrap().clone()
     }
 
-    fn metrics(&self, _: &Wanted, out: &mut MetricsWriter) {
+    fn metrics(&self, _: &WantedMetrics, out: &mut MetricsWriter) {
         assert!(self.padding != usize::MAX, "a source with a bug");
         out.gauge("leveret_test", &"x".repeat(self.padding), 42_u64);
     }
@@ -49,10 +49,10 @@ pub(super) struct Server {
 
 impl Server {
     async fn start(limits: Limits, padding: usize) -> Self {
-        Self::start_on(Listener::tcp(&[("127.0.0.1", 0)]).await.unwrap(), limits, padding).await
+        Self::start_on(AdminListener::tcp(&[("127.0.0.1", 0)]).await.unwrap(), limits, padding).await
     }
 
-    pub(super) async fn start_on(listener: Listener, limits: Limits, padding: usize) -> Self {
+    pub(super) async fn start_on(listener: AdminListener, limits: Limits, padding: usize) -> Self {
         let port = listener.local_addresses()[0].port();
         let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding });
         let (shutdown, told) = oneshot::channel();
@@ -289,7 +289,7 @@ async fn shutting_down_does_not_wait_for_a_client_that_stays() {
 async fn a_unix_socket_answers_as_well() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("http.sock");
-    let listener = Listener::unix(&path).await.unwrap();
+    let listener = AdminListener::unix(&path).await.unwrap();
     let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding: 0 });
     let (shutdown, told) = oneshot::channel::<()>();
     let server = tokio::spawn(serve(listener, source, async {

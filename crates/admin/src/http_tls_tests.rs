@@ -35,7 +35,7 @@ impl Ends {
 
     async fn start(&self, limits: Limits, strict: Duration) -> Server {
         let listener =
-            Listener::tcp(&[("127.0.0.1", 0)]).await.unwrap().over_tls(Arc::clone(&self.server), strict);
+            AdminListener::tcp(&[("127.0.0.1", 0)]).await.unwrap().over_tls(Arc::clone(&self.server), strict);
         Server::start_on(listener, limits, 0).await
     }
 

@@ -28,13 +28,13 @@ mod stall;
 use std::sync::Arc;
 
 pub use api::{
-    Api, CertificateFile, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
+    Api, CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
     Process as ApiProcess, TlsListener,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};
-pub use listener::Listener;
-pub use metrics::{Detail, Families, Kind, Labels, MetricsWriter, Number, Wanted};
+pub use listener::AdminListener;
+pub use metrics::{Detail, Families, Labels, MetricKind, MetricsWriter, Number, WantedMetrics};
 pub use page::WebSocketPorts;
 pub use process::{descriptors, resident_memory};
 
@@ -45,7 +45,7 @@ pub trait Source: Send + Sync + 'static {
     fn ready(&self) -> Readiness;
 
     /// Writes the metrics. Called on a blocking thread, at most a few calls at a time.
-    fn metrics(&self, wanted: &Wanted, out: &mut MetricsWriter);
+    fn metrics(&self, wanted: &WantedMetrics, out: &mut MetricsWriter);
 
     /// The management API, if there is one.
     fn management(&self) -> Option<Arc<Api>> {

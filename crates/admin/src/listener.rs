@@ -15,7 +15,7 @@ use crate::api::Caller;
 
 /// A bound listener. A Unix socket's file is removed when the listener is dropped.
 #[derive(Debug)]
-pub struct Listener {
+pub struct AdminListener {
     socket: Socket,
     tls: Option<Arc<ServerTls>>,
     /// `max-age` of Strict-Transport-Security; if zero, the header is not sent.
@@ -35,7 +35,7 @@ struct UnixSocket {
     path: PathBuf,
 }
 
-impl Listener {
+impl AdminListener {
     /// Listens on TCP ports: see [`TcpListeners::bind`].
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Listener {
     }
 }
 
-impl From<TcpListener> for Listener {
+impl From<TcpListener> for AdminListener {
     fn from(listener: TcpListener) -> Self {
         Self::plain(Socket::Tcp(listener.into()))
     }
@@ -159,8 +159,8 @@ mod tests {
         let path = directory.path().join("http.sock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let listener = Listener::unix(&path).await.unwrap();
-        assert_eq!(Listener::unix(&path).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let listener = AdminListener::unix(&path).await.unwrap();
+        assert_eq!(AdminListener::unix(&path).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
     }
@@ -170,7 +170,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("precious");
         std::fs::write(&path, "data").unwrap();
-        assert_eq!(Listener::unix(&path).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(AdminListener::unix(&path).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
     }
 }

@@ -7,7 +7,7 @@ mod wanted;
 use std::fmt::{self, Write as _};
 
 pub(crate) use self::routes::{router, router_beside};
-pub use self::wanted::{Detail, Families, Wanted};
+pub use self::wanted::{Detail, Families, WantedMetrics};
 
 /// Writes metric families: their `# HELP` and `# TYPE` lines and their samples.
 ///
@@ -20,7 +20,7 @@ pub struct MetricsWriter {
 
 /// The type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only ever rises, except when the process restarts. The family's name ends in `_total`.
     Counter,
     /// Rises and falls.
@@ -45,19 +45,19 @@ impl MetricsWriter {
 
     /// Writes a counter with one sample and no labels.
     pub fn counter(&mut self, name: &str, help: &str, value: impl Into<Number>) {
-        self.family(name, help, Kind::Counter).sample(&[], value);
+        self.family(name, help, MetricKind::Counter).sample(&[], value);
     }
 
     /// Writes a gauge with one sample and no labels.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Into<Number>) {
-        self.family(name, help, Kind::Gauge).sample(&[], value);
+        self.family(name, help, MetricKind::Gauge).sample(&[], value);
     }
 
     /// Starts a family whose samples differ in their labels; write the samples on the returned value.
-    pub fn family<'w>(&'w mut self, name: &'w str, help: &str, kind: Kind) -> Family<'w> {
+    pub fn family<'w>(&'w mut self, name: &'w str, help: &str, kind: MetricKind) -> Family<'w> {
         let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
         };
         self.head(name, help, kind);
         Family { writer: self, name }
@@ -224,7 +224,7 @@ mod tests {
         let text = written(|out| {
             out.counter("leveret_accepted_total", "Connections accepted.", 7_u64);
             out.gauge("leveret_load", "Load.", 0.5);
-            out.family("leveret_sessions", "Sessions.", Kind::Gauge)
+            out.family("leveret_sessions", "Sessions.", MetricKind::Gauge)
                 .sample(&[("protocol", "amqp"), ("transport", "tcp")], 1_u64)
                 .sample(&[("protocol", "amqp"), ("transport", "unix")], 0_u64);
         });
@@ -263,7 +263,8 @@ mod tests {
     #[test]
     fn nothing_in_a_label_or_help_can_forge_a_line() {
         let text = written(|out| {
-            out.family("a", "one\ntwo \\ \"three\"", Kind::Gauge).sample(&[("q", "x\"} 1\nb 2\\")], 0_u64);
+            out.family("a", "one\ntwo \\ \"three\"", MetricKind::Gauge)
+                .sample(&[("q", "x\"} 1\nb 2\\")], 0_u64);
         });
         assert_eq!(
             text,
@@ -275,11 +276,11 @@ mod tests {
     fn labels_written_once_are_those_written_each_time() {
         let labels = [("vhost", "/"), ("queue", "a\"b")];
         let each_time = written(|out| {
-            out.family("a", "help", Kind::Gauge).sample(&labels, 1_u64).sample(&labels, 2_u64);
+            out.family("a", "help", MetricKind::Gauge).sample(&labels, 1_u64).sample(&labels, 2_u64);
         });
         let once = written(|out| {
             let labels = Labels::new(&labels);
-            out.family("a", "help", Kind::Gauge).sample_of(&labels, 1_u64).sample_of(&labels, 2_u64);
+            out.family("a", "help", MetricKind::Gauge).sample_of(&labels, 1_u64).sample_of(&labels, 2_u64);
         });
         assert_eq!(once, each_time);
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::metrics::{Families, Kind, MetricsWriter, Wanted};
+use crate::metrics::{Families, MetricKind, MetricsWriter, WantedMetrics};
 
 /// When this process began to serve HTTP, in seconds since 1970.
 #[derive(Debug, Clone, Copy)]
@@ -16,14 +16,14 @@ impl Started {
 }
 
 /// Writes the values that could be read. A value that the system does not report is left out.
-pub(crate) fn write(out: &mut MetricsWriter, started: Started, wanted: &Wanted) {
+pub(crate) fn write(out: &mut MetricsWriter, started: Started, wanted: &WantedMetrics) {
     match wanted {
-        Wanted::Together | Wanted::Apart => {
+        WantedMetrics::Together | WantedMetrics::Apart => {
             write_usage(out, "rabbitmq");
             write_limits(out, "rabbitmq", started);
             write_own(out, started);
         }
-        Wanted::Detailed(detail) => {
+        WantedMetrics::Detailed(detail) => {
             if detail.wants(&[Families::NodeCoarse]) {
                 write_usage(out, "rabbitmq_detailed");
             }
@@ -57,7 +57,7 @@ fn write_limits(out: &mut MetricsWriter, prefix: &str, started: Started) {
 }
 
 fn write_own(out: &mut MetricsWriter, started: Started) {
-    out.family("leveret_build_info", "The version that runs.", Kind::Gauge)
+    out.family("leveret_build_info", "The version that runs.", MetricKind::Gauge)
         .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
     out.gauge("leveret_start_time_seconds", "When this process started, since 1970.", started.0);
     if let Some((seconds, threads)) = read("stat").as_deref().and_then(cpu_and_threads) {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn this_process_is_measured() {
         let mut out = MetricsWriter::new();
-        write(&mut out, Started::now(), &Wanted::Together);
+        write(&mut out, Started::now(), &WantedMetrics::Together);
         let text = out.into_text();
         for name in [
             "leveret_build_info",

@@ -5,7 +5,7 @@
 
 use std::hint::black_box;
 
-use amqp::content::{Assembler, Progress, Whole, write_content};
+use amqp::content::{Assembled, Assembler, Whole, write_content};
 use amqp::frame::write_method;
 use amqp::method::basic;
 use amqp::{ContentHeader, FieldTable, FieldValue, Frame, FrameKind, Method, Properties, RawTable};
@@ -98,10 +98,10 @@ fn assemble(mut input: &[u8]) -> usize {
             _ => {
                 let method = Method::decode(frame.payload).unwrap();
                 assembler.expect((), method.ids());
-                Ok(Progress::More)
+                Ok(Assembled::More)
             }
         };
-        if let Progress::Complete(content) = progress.unwrap() {
+        if let Assembled::Complete(content) = progress.unwrap() {
             bytes += content.body.len();
         }
     }

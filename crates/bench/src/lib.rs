@@ -70,11 +70,11 @@ use websockets::WebSocketsArguments;
 #[derive(Debug, Clone, Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    study: Study,
+    study: StudyCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum Study {
+enum StudyCommand {
     Stream(StreamArguments),
     Routing(RoutingArguments),
     Websockets(WebSocketsArguments),
@@ -104,34 +104,34 @@ pub enum Outcome {
 /// [`Error::is_usage`] distinguishes a wrong command line (exit code 2) from a run that failed (exit code 1).
 pub fn run(arguments: Arguments) -> Result<Outcome, Error> {
     match arguments.study {
-        Study::Stream(arguments) => run_stream(&arguments),
-        Study::Routing(arguments) => run_routing(&arguments),
-        Study::Websockets(arguments) => run_websockets(&arguments),
-        Study::Proxy(arguments) => {
+        StudyCommand::Stream(arguments) => run_stream(&arguments),
+        StudyCommand::Routing(arguments) => run_routing(&arguments),
+        StudyCommand::Websockets(arguments) => run_websockets(&arguments),
+        StudyCommand::Proxy(arguments) => {
             let plan = arguments.plan()?;
             run_study(&plan.common, |watch| proxy::run(&plan, watch))
         }
-        Study::Publish(arguments) => {
+        StudyCommand::Publish(arguments) => {
             let plan = arguments.plan()?;
             run_study(&plan.common, |watch| publish::run(&plan, watch))
         }
-        Study::Strategies(arguments) => {
+        StudyCommand::Strategies(arguments) => {
             let plan = arguments.plan()?;
             run_study(&plan.common, |watch| strategies::run(&plan, watch))
         }
-        Study::Churn(arguments) => {
+        StudyCommand::Churn(arguments) => {
             let plan = arguments.plan()?;
             run_study(&plan.common, |watch| churn::run(&plan, watch))
         }
-        Study::All(arguments) => {
+        StudyCommand::All(arguments) => {
             let bar = progress_bar();
             let results = arguments.run(&mut watch(&bar));
             bar.finish_and_clear();
             arguments.write(results?)
         }
-        Study::Compare(arguments) => arguments.run().map(|()| Outcome::Met),
-        Study::Link(arguments) => arguments.run(),
-        Study::Sink(arguments) => arguments.run().map(|()| Outcome::Met),
+        StudyCommand::Compare(arguments) => arguments.run().map(|()| Outcome::Met),
+        StudyCommand::Link(arguments) => arguments.run(),
+        StudyCommand::Sink(arguments) => arguments.run().map(|()| Outcome::Met),
     }
 }
 

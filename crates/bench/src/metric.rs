@@ -12,9 +12,9 @@ pub enum Metric {
     /// Messages consumed per second.
     Consume,
     /// End-to-end latency in seconds.
-    Latency(Point),
+    Latency(LatencyPoint),
     /// Publish-to-confirm latency in seconds.
-    ConfirmLatency(Point),
+    ConfirmLatency(LatencyPoint),
     /// Messages that met this fate, over all rounds.
     Count(Fate),
     /// Cores that the measured processes used: 1.5 is one and a half.
@@ -36,7 +36,7 @@ pub enum Metric {
 /// A point of a latency distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum Point {
+pub enum LatencyPoint {
     Min,
     Mean,
     P50,
@@ -62,15 +62,15 @@ pub enum Fate {
     Returned,
 }
 
-const POINTS: [(&str, Point); 8] = [
-    ("min", Point::Min),
-    ("mean", Point::Mean),
-    ("p50", Point::P50),
-    ("p90", Point::P90),
-    ("p99", Point::P99),
-    ("p99.9", Point::P99_9),
-    ("p99.99", Point::P99_99),
-    ("max", Point::Max),
+const POINTS: [(&str, LatencyPoint); 8] = [
+    ("min", LatencyPoint::Min),
+    ("mean", LatencyPoint::Mean),
+    ("p50", LatencyPoint::P50),
+    ("p90", LatencyPoint::P90),
+    ("p99", LatencyPoint::P99),
+    ("p99.9", LatencyPoint::P99_9),
+    ("p99.99", LatencyPoint::P99_99),
+    ("max", LatencyPoint::Max),
 ];
 
 const OTHERS: [(&str, Metric); 15] = [
@@ -176,8 +176,8 @@ mod tests {
     fn values_are_shown_with_units() {
         assert_eq!(Metric::Rate.show(1_234_567.4), "1,234,567/s");
         assert_eq!(Metric::Rate.show(3.21), "3.2/s");
-        assert_eq!(Metric::Latency(Point::P50).show(0.001_234), "1.23 ms");
-        assert_eq!(Metric::Latency(Point::P50).show(0.000_123), "123 µs");
+        assert_eq!(Metric::Latency(LatencyPoint::P50).show(0.001_234), "1.23 ms");
+        assert_eq!(Metric::Latency(LatencyPoint::P50).show(0.000_123), "123 µs");
         assert_eq!(Metric::Rss.show(3.0 * 1_048_576.0), "3.0 MiB");
         assert_eq!(grouped(-1000.0), "-1,000");
         assert_eq!(grouped(-0.2), "0");

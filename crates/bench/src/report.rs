@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize};
 use crate::expect::{Figures, Verdict};
 use crate::latency::Percentiles;
 use crate::machine::Machine;
-use crate::metric::{Fate, Metric, Point};
+use crate::metric::{Fate, LatencyPoint, Metric};
 use crate::stats::Summary;
 use crate::stream::workload::Workload;
 
 /// All results of one run of `bench stream`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Report {
+pub struct StreamReport {
     /// The machine that it ran on.
     pub machine: Machine,
     /// The workload of each round.
     pub workload: Workload,
     /// In the order given; ratios are relative to the first.
-    pub systems: Vec<SystemReport>,
+    pub systems: Vec<StreamSystem>,
     /// Notes that a reader needs to interpret the figures.
     pub notes: Vec<String>,
     /// The outcomes of the expectations.
@@ -26,7 +26,7 @@ pub struct Report {
 
 /// One system under test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SystemReport {
+pub struct StreamSystem {
     /// Its name on the command line.
     pub name: String,
     /// Its URI, without the password.
@@ -189,20 +189,20 @@ impl Counts {
     }
 }
 
-fn at(latency: &Percentiles, point: Point) -> f64 {
+fn at(latency: &Percentiles, point: LatencyPoint) -> f64 {
     match point {
-        Point::Min => latency.min,
-        Point::Mean => latency.mean,
-        Point::P50 => latency.p50,
-        Point::P90 => latency.p90,
-        Point::P99 => latency.p99,
-        Point::P99_9 => latency.p99_9,
-        Point::P99_99 => latency.p99_99,
-        Point::Max => latency.max,
+        LatencyPoint::Min => latency.min,
+        LatencyPoint::Mean => latency.mean,
+        LatencyPoint::P50 => latency.p50,
+        LatencyPoint::P90 => latency.p90,
+        LatencyPoint::P99 => latency.p99,
+        LatencyPoint::P99_9 => latency.p99_9,
+        LatencyPoint::P99_99 => latency.p99_99,
+        LatencyPoint::Max => latency.max,
     }
 }
 
-impl SystemReport {
+impl StreamSystem {
     /// A figure in each round that measured it.
     pub(crate) fn values_of(&self, metric: Metric) -> Vec<f64> {
         self.rounds.iter().filter_map(|round| round.figure(metric)).collect()
@@ -218,15 +218,24 @@ impl SystemReport {
         let summary = self.summary_of(metric)?;
         Some(match metric {
             Metric::Count(_) => summary.mean * summary.count as f64,
-            Metric::Latency(Point::Max) | Metric::ConfirmLatency(Point::Max) | Metric::Rss => summary.max,
-            Metric::Latency(Point::Min) | Metric::ConfirmLatency(Point::Min) => summary.min,
+            Metric::Latency(LatencyPoint::Max) | Metric::ConfirmLatency(LatencyPoint::Max) | Metric::Rss => {
+                summary.max
+            }
+            Metric::Latency(LatencyPoint::Min) | Metric::ConfirmLatency(LatencyPoint::Min) => summary.min,
             _ => summary.median,
         })
     }
 
     /// Fills [`SystemReport::summary`] from the rounds.
     pub(crate) fn summarise(&mut self) {
-        let points = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
+        let points = [
+            LatencyPoint::P50,
+            LatencyPoint::P90,
+            LatencyPoint::P99,
+            LatencyPoint::P99_9,
+            LatencyPoint::P99_99,
+            LatencyPoint::Max,
+        ];
         let metrics = [Metric::Rate, Metric::Publish, Metric::Consume]
             .into_iter()
             .chain(points.map(Metric::Latency))
@@ -240,7 +249,7 @@ impl SystemReport {
     }
 }
 
-impl Figures for Report {
+impl Figures for StreamReport {
     fn systems(&self) -> Vec<&str> {
         self.systems.iter().map(|system| system.name.as_str()).collect()
     }
@@ -269,9 +278,9 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn system(name: &str, rounds: Vec<Round>) -> SystemReport {
+    pub(crate) fn system(name: &str, rounds: Vec<Round>) -> StreamSystem {
         let (uri, server) = ("amqp://guest@localhost:5672/%2f".into(), "Product 1".into());
-        SystemReport { name: name.into(), uri, server, pids: vec![], rounds, summary: vec![] }
+        StreamSystem { name: name.into(), uri, server, pids: vec![], rounds, summary: vec![] }
     }
 
     #[test]
@@ -280,7 +289,7 @@ pub(crate) mod tests {
         assert_eq!(system.figure(Metric::Rate), Some(30.0));
         assert_eq!(system.figure(Metric::Publish), Some(60.0));
         assert_eq!(system.figure(Metric::Count(Fate::Lost)), Some(5.0));
-        assert_eq!(system.figure(Metric::Latency(Point::P99)), None);
+        assert_eq!(system.figure(Metric::Latency(LatencyPoint::P99)), None);
     }
 
     #[test]

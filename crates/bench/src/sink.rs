@@ -49,13 +49,13 @@ fn serve(listener: &TcpListener) -> io::Result<()> {
     loop {
         let (stream, _): (TcpStream, SocketAddr) = listener.accept()?;
         // A failed connection, by a protocol error or a disconnection, ends only its own thread.
-        thread::spawn(move || Session::default().run(stream));
+        thread::spawn(move || SinkConnection::default().run(stream));
     }
 }
 
 /// The state of a connection.
 #[derive(Default)]
-struct Session {
+struct SinkConnection {
     /// By channel in confirm mode: messages received, and whether some of them are unconfirmed.
     confirming: BTreeMap<u16, (u64, bool)>,
     /// Bytes missing from the content that is being received on each channel.
@@ -64,7 +64,7 @@ struct Session {
     closed: bool,
 }
 
-impl Session {
+impl SinkConnection {
     fn run(mut self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
         let mut handshake = ServerHandshake::new(ServerOffer {

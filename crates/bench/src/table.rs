@@ -5,12 +5,12 @@ use std::fmt::Write;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{Cell, CellAlignment, Row, Table};
 
-use crate::metric::{Fate, Metric, Point, grouped};
-use crate::report::{Report, SystemReport};
+use crate::metric::{Fate, LatencyPoint, Metric, grouped};
+use crate::report::{StreamReport, StreamSystem};
 use crate::stream::workload::{Acks, Length, Workload};
 
 /// Renders the whole report: machine, parameters, tables, notes, verdicts.
-pub(crate) fn render(report: &Report) -> String {
+pub(crate) fn render(report: &StreamReport) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(out, "{}", report.machine);
@@ -75,8 +75,15 @@ fn many(count: usize, what: &str) -> String {
 }
 
 /// Median and spread of each figure for each system, and ratios to the first.
-pub(crate) fn figures(report: &Report) -> Table {
-    let points = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
+pub(crate) fn figures(report: &StreamReport) -> Table {
+    let points = [
+        LatencyPoint::P50,
+        LatencyPoint::P90,
+        LatencyPoint::P99,
+        LatencyPoint::P99_9,
+        LatencyPoint::P99_99,
+        LatencyPoint::Max,
+    ];
     let metrics = [Metric::Rate, Metric::Publish]
         .into_iter()
         .chain(points.map(Metric::Latency))
@@ -103,7 +110,7 @@ pub(crate) fn figures(report: &Report) -> Table {
     table
 }
 
-fn ratio(metric: Metric, system: &SystemReport, first: &SystemReport) -> String {
+fn ratio(metric: Metric, system: &StreamSystem, first: &StreamSystem) -> String {
     match (system.figure(metric), first.figure(metric)) {
         (Some(ours), Some(theirs)) if theirs > 0.0 => format!("{:.2}", ours / theirs),
         _ => String::new(),
@@ -111,7 +118,7 @@ fn ratio(metric: Metric, system: &SystemReport, first: &SystemReport) -> String 
 }
 
 /// The fates of the messages, over all rounds, and the usage of the generator itself.
-pub(crate) fn fates(report: &Report) -> Table {
+pub(crate) fn fates(report: &StreamReport) -> Table {
     let mut table = new_table(&[
         "system",
         "published",
@@ -183,7 +190,7 @@ mod tests {
             stream: StreamArguments,
         }
         let cli: Cli = clap::Parser::parse_from(["stream"]);
-        let report = Report {
+        let report = StreamReport {
             machine: Machine::describe(),
             workload: cli.stream.plan().unwrap().workload,
             systems: vec![system("old", vec![round(1000.0, 2)]), system("new", vec![round(3500.0, 0)])],
@@ -198,7 +205,7 @@ mod tests {
 
     #[test]
     fn names_of_confirm_figures_keep_their_percentile() {
-        assert_eq!(name_of(Metric::ConfirmLatency(Point::P99_9)), "confirm p99.9");
-        assert_eq!(name_of(Metric::ConfirmLatency(Point::P99_99)), "confirm p99.99");
+        assert_eq!(name_of(Metric::ConfirmLatency(LatencyPoint::P99_9)), "confirm p99.9");
+        assert_eq!(name_of(Metric::ConfirmLatency(LatencyPoint::P99_99)), "confirm p99.99");
     }
 }

@@ -18,9 +18,9 @@ const SESSION: SessionId = SessionId(1);
 struct Discard;
 
 impl Consumer for Discard {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         while offer.next().is_some() {}
-        Room::More
+        ConsumerRoom::More
     }
 
     fn cancelled(&self) {}

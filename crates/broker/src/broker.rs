@@ -14,7 +14,7 @@ use crate::error::BrokerError;
 use crate::manage::Book;
 use crate::metrics::Metrics;
 use crate::paging::{Paging, PagingWaker};
-use crate::permissions::Seat;
+use crate::permissions::AuthorisedSession;
 use crate::time::Timestamp;
 use crate::users::{Attempts, Identity, LoginRefused, MAX_NAME, UserSpec, Users};
 use crate::vhost::VirtualHost;
@@ -204,11 +204,11 @@ impl Broker {
     ///
     /// # Errors
     /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ checks first.
-    pub fn seat(&self, identity: &Identity, vhost: &str) -> Result<Seat, BrokerError> {
+    pub fn seat(&self, identity: &Identity, vhost: &str) -> Result<AuthorisedSession, BrokerError> {
         let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
         let account = self.users.account(identity.user());
         let account = account.ok_or_else(|| refused(identity, vhost))?;
-        let seat = Seat::take(found, identity.clone(), account)?;
+        let seat = AuthorisedSession::take(found, identity.clone(), account)?;
         self.check_open(identity, seat.vhost())?;
         Ok(seat)
     }

@@ -169,7 +169,7 @@ fn merged(deaths: &[FieldValue]) -> Vec<FieldValue> {
     if deaths.len() < 2 {
         return deaths.to_vec();
     }
-    let mut entries: HashMap<Event<'_>, (usize, i64), RandomState> = HashMap::default();
+    let mut entries: HashMap<DeathKey<'_>, (usize, i64), RandomState> = HashMap::default();
     let mut merged: Vec<FieldValue> = Vec::new();
     for death in deaths {
         let Some(event) = event_of(death) else {
@@ -193,10 +193,10 @@ fn merged(deaths: &[FieldValue]) -> Vec<FieldValue> {
 }
 
 /// Queue and reason, if present.
-type Event<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+type DeathKey<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
 
 /// The key by which deaths are merged; `None` for an array element that is not a death.
-fn event_of(death: &FieldValue) -> Option<Event<'_>> {
+fn event_of(death: &FieldValue) -> Option<DeathKey<'_>> {
     let FieldValue::Table(table) = death else { return None };
     let text = |key| match table.get(key) {
         Some(FieldValue::LongString(text)) => Some(&**text),

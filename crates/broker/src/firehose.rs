@@ -42,7 +42,7 @@ pub struct Tracer {
 }
 
 /// A message that a client has published or received.
-pub(crate) struct Event<'a> {
+pub(crate) struct TracedEvent<'a> {
     /// The number of the client's channel.
     pub(crate) channel: u16,
     /// The exchange it was published to.
@@ -105,7 +105,7 @@ impl Tracer {
         let mut routing_keys = vec![message.routing_key()];
         routing_keys.extend(crate::dead_letter::copies(&decoded));
         routing_keys.extend(message.blind_copies());
-        let event = Event {
+        let event = TracedEvent {
             channel,
             exchange: message.exchange(),
             routing_keys: &routing_keys,
@@ -120,7 +120,7 @@ impl Tracer {
     }
 
     /// Publishes the report of a message. It waits in a batch until [`Tracer::flush`].
-    pub(crate) fn publish(&mut self, event: &Event<'_>, now: Timestamp) {
+    pub(crate) fn publish(&mut self, event: &TracedEvent<'_>, now: Timestamp) {
         work::charge(TRACE, 1);
         let (prefix, name) = match event.kind {
             EventKind::Publish { .. } => ("publish.", event.exchange),
@@ -158,7 +158,7 @@ impl Tracer {
     /// Encodes the properties of the message that reports `event`. They have to fit into one frame: if the
     /// event has very many queues only the first of them are listed, and if its own headers are too large, or
     /// nested too deeply, they are left out.
-    fn properties_about(&self, event: &Event<'_>) -> Vec<u8> {
+    fn properties_about(&self, event: &TracedEvent<'_>) -> Vec<u8> {
         let properties = Properties::decode(event.properties).unwrap_or_default();
         let whole = self.headers_about(event, &properties).encode();
         let headers = match RawTable::check(&whole) {
@@ -171,7 +171,7 @@ impl Tracer {
     }
 
     /// The headers, in RabbitMQ's order.
-    fn headers_about(&self, event: &Event<'_>, properties: &Properties<'_>) -> FieldTable {
+    fn headers_about(&self, event: &TracedEvent<'_>, properties: &Properties<'_>) -> FieldTable {
         let text = |text: &str| FieldValue::text(text);
         let number = |number: u16| FieldValue::I32(number.into());
         let mut headers = vec![

@@ -93,16 +93,16 @@ pub use inspect::without_blind_copies;
 pub use limits::VirtualHostLimits;
 pub use manage::{BindingEnd, BindingView, ExchangeView, QueueView};
 pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
-pub use metrics::{Counter, FrontEnd, Metrics, Published};
+pub use metrics::{FrontEnd, Metrics, Published, SharedCounter};
 pub use names::generated_name;
-pub use paging::{Held, PagingWaker};
-pub use permissions::{Pattern, Permissions, Seat, TopicPermissions};
+pub use paging::{PagingStatus, PagingWaker};
+pub use permissions::{AuthorisedSession, Pattern, Permissions, TopicPermissions};
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
-    Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue, QueueProperties,
-    Room,
+    Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue,
+    QueueProperties,
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name};

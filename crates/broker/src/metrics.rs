@@ -8,7 +8,7 @@ macro_rules! counters {
         /// exact; two values read one after the other need not belong to the same moment.
         #[derive(Debug, Default)]
         pub struct Metrics {
-            $($(#[$doc])* pub $name: Counter,)*
+            $($(#[$doc])* pub $name: SharedCounter,)*
             published: [Published; 3],
         }
 
@@ -106,11 +106,11 @@ pub enum FrontEnd {
 #[derive(Debug, Default)]
 pub struct Published {
     /// Messages that reached at least one queue.
-    pub routed: Counter,
+    pub routed: SharedCounter,
     /// Messages that reached none.
-    pub unroutable: Counter,
+    pub unroutable: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
-    pub publishers: Counter,
+    pub publishers: SharedCounter,
 }
 
 impl Metrics {
@@ -122,9 +122,9 @@ impl Metrics {
 
 /// A counter, or a gauge.
 #[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+pub struct SharedCounter(AtomicU64);
 
-impl Counter {
+impl SharedCounter {
     /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

@@ -22,7 +22,7 @@ pub type PagingWaker = Arc<dyn Fn() + Send + Sync>;
 /// The messages of a broker's queues, in memory and on disk. Each value is exact except for messages that
 /// several queues share: for these each queue counts its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct PagingStatus {
     /// Bytes of memory that ready messages take.
     pub resident: u64,
     /// Ready messages that are on disk only.
@@ -75,7 +75,7 @@ impl Broker {
     }
 
     /// The memory and disk usage of its queues.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> PagingStatus {
         self.paging().held()
     }
 }
@@ -192,8 +192,8 @@ impl Paging {
         self.long.lock().extend(still);
     }
 
-    fn held(&self) -> Held {
-        Held {
+    fn held(&self) -> PagingStatus {
+        PagingStatus {
             resident: self.resident.load(Ordering::Relaxed),
             paged_messages: self.paged_messages.load(Ordering::Relaxed),
             paged_bytes: self.paged_bytes.load(Ordering::Relaxed),

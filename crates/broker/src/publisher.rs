@@ -17,7 +17,7 @@ use crate::inspect::{Inspected, inspect};
 use crate::message::{Body, Message};
 use crate::metrics::{FrontEnd, Published};
 use crate::permissions::Grant;
-use crate::persistence::KeptMessages;
+use crate::persistence::StoredBatch;
 use crate::queue::{DeadLetter, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
@@ -110,7 +110,7 @@ pub struct Publisher {
 struct HandingOver {
     route: Arc<Route>,
     batch: Vec<Arc<Message>>,
-    kept: KeptMessages,
+    kept: StoredBatch,
     /// The index of the batch's first message among the publishes since the last flush.
     first: u64,
     /// The number of the route's queues that have it.
@@ -137,11 +137,11 @@ struct Route {
     queues: Vec<Arc<Queue>>,
     /// False for a route to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to").
     counts: bool,
-    scope: Scope,
+    scope: RouteScope,
 }
 
 /// The messages for which a route is valid.
-enum Scope {
+enum RouteScope {
     /// One message only.
     Once,
     /// All messages with its exchange and key.
@@ -341,7 +341,8 @@ impl Publisher {
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
         let queues = whole.queues.iter().filter(lacks).cloned().collect();
         let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
-        let route = Arc::new(Route { exchange, flow, key, queues, counts: whole.counts, scope: Scope::Once });
+        let route =
+            Arc::new(Route { exchange, flow, key, queues, counts: whole.counts, scope: RouteScope::Once });
         self.follow(route, publish, &inspected)
     }
 
@@ -401,15 +402,15 @@ impl Publisher {
         }
         // Reply queues are not part of the topology, so a route to them cannot be cached.
         let scope = match routes.by_headers {
-            _ if keys.len() > 1 || routes.by_properties || replies => Scope::Once,
-            true if inspected.headers.len() > MAX_HEADERS => Scope::Once,
-            true => Scope::Headers(inspected.headers.into()),
-            false => Scope::Key,
+            _ if keys.len() > 1 || routes.by_properties || replies => RouteScope::Once,
+            true if inspected.headers.len() > MAX_HEADERS => RouteScope::Once,
+            true => RouteScope::Headers(inspected.headers.into()),
+            false => RouteScope::Key,
         };
         let key = publish.routing_key.into();
         let route = Arc::new(Route { exchange, flow, key, queues: routes.queues, counts, scope });
         // Changed permissions start a new generation: a route allowed at an older one is not cached.
-        if !matches!(route.scope, Scope::Once) && generation == allowed_at {
+        if !matches!(route.scope, RouteScope::Once) && generation == allowed_at {
             self.routes.insert(&route, generation);
         }
         Ok(route)
@@ -462,7 +463,7 @@ impl Publisher {
             self.vhost.metrics().messages_routed.add(batch.len());
             self.published().routed.add(batch.len());
         }
-        let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &batch);
+        let kept = StoredBatch::keep(self.vhost.store(), &route.queues, &batch);
         self.flushed.full |= kept.full;
         // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;
@@ -549,9 +550,9 @@ impl Route {
     /// `None` if the route is for one message only.
     fn headers_in_scope(&self) -> Option<Option<&[u8]>> {
         match &self.scope {
-            Scope::Once => None,
-            Scope::Key => Some(None),
-            Scope::Headers(headers) => Some(Some(headers)),
+            RouteScope::Once => None,
+            RouteScope::Key => Some(None),
+            RouteScope::Headers(headers) => Some(Some(headers)),
         }
     }
 }
@@ -592,7 +593,7 @@ impl RouteCache {
         let hash = self.hasher.hash_one((exchange, key));
         match self.routes.find(hash, |route| *route.key == *key && *route.exchange == *exchange) {
             None => Known::Nothing,
-            Some(route) if matches!(route.scope, Scope::Headers(_)) => Known::ByHeaders,
+            Some(route) if matches!(route.scope, RouteScope::Headers(_)) => Known::ByHeaders,
             Some(route) => Known::Route(route.clone()),
         }
     }
@@ -617,7 +618,7 @@ impl RouteCache {
         let hash = |route: &Arc<Route>| hasher.hash_one((&*route.exchange, &*route.key));
         let same = |other: &Arc<Route>| other.key == route.key && other.exchange == route.exchange;
         routes.entry(hash(route), same, hash).or_insert_with(|| route.clone());
-        if let Scope::Headers(headers) = &route.scope {
+        if let RouteScope::Headers(headers) = &route.scope {
             let hash = hasher.hash_one((&*route.exchange, &*route.key, &**headers));
             by_headers.insert_unique(hash, route.clone(), |route| {
                 let headers = route.headers_in_scope().flatten().unwrap_or_default();

@@ -18,7 +18,7 @@ use slab::Slab;
 use crate::ledger::Ledger;
 use crate::queue::Queue;
 use crate::rates::ExchangeFlow;
-use crate::routing::{ExchangeKind, Pattern, Routed, Router};
+use crate::routing::{BindingPattern, ExchangeKind, Routed, Router};
 
 /// The properties that an exchange was declared with.
 #[derive(Debug, Clone)]
@@ -100,7 +100,7 @@ pub(crate) struct Topology {
     exchange_names: HashMap<Arc<str>, u32, RandomState>,
     queues: Slab<QueueSlot>,
     queue_names: HashMap<Arc<str>, u32, RandomState>,
-    bindings: Slab<Binding>,
+    bindings: Slab<PackedBinding>,
     hasher: RandomState,
     /// The virtual host has been deleted: nothing may be added.
     is_closed: bool,
@@ -130,17 +130,17 @@ struct QueueSlot {
 
 /// 20 bytes; a million of them is a design target.
 #[derive(Debug, Clone, Copy)]
-struct Binding {
+struct PackedBinding {
     source: u32,
     destination: Destination,
     /// Key and arguments, as numbers in the source's router.
-    pattern: Pattern,
+    pattern: BindingPattern,
     /// The index in the destination's list.
     place: u32,
 }
 
-impl Binding {
-    fn is(&self, destination: Destination, pattern: Pattern) -> bool {
+impl PackedBinding {
+    fn is(&self, destination: Destination, pattern: BindingPattern) -> bool {
         self.destination == destination && self.pattern == pattern
     }
 }
@@ -305,7 +305,7 @@ impl Topology {
         let entry = bindings.vacant_entry();
         let id = entry.key() as u32;
         source.router.insert(id, destination.0, pattern);
-        entry.insert(Binding { source: from, destination, pattern, place: 0 });
+        entry.insert(PackedBinding { source: from, destination, pattern, place: 0 });
         source.outgoing.insert_unique(hash, id, |&id| hash_of(hasher, &bindings[id as usize]));
         let list = match destination.slot() {
             (true, slot) => &mut exchanges[slot as usize].incoming,
@@ -458,11 +458,11 @@ impl Topology {
     }
 }
 
-fn hash_of(hasher: &RandomState, binding: &Binding) -> u64 {
+fn hash_of(hasher: &RandomState, binding: &PackedBinding) -> u64 {
     hash(hasher, binding.destination, binding.pattern)
 }
 
-fn hash(hasher: &RandomState, destination: Destination, pattern: Pattern) -> u64 {
+fn hash(hasher: &RandomState, destination: Destination, pattern: BindingPattern) -> u64 {
     hasher.hash_one((destination, pattern))
 }
 
@@ -472,6 +472,6 @@ mod tests {
 
     #[test]
     fn a_binding_takes_twenty_bytes() {
-        assert_eq!(size_of::<Binding>(), 20);
+        assert_eq!(size_of::<PackedBinding>(), 20);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use broker::{Broker, Timestamp};
 use store::disk::RealDisk;
-use store::{FolderLock, Recovered, Rounds, Running, Store, StoreSettings};
+use store::{FolderLock, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
 use crate::config::Config;
 use crate::definitions;
@@ -15,7 +15,7 @@ use crate::pagers::Pagers;
 pub(crate) struct DataFolder {
     /// Stopped before the store.
     pagers: Option<Pagers>,
-    running: Option<Running>,
+    running: Option<RunningStore>,
     _lock: FolderLock,
 }
 
@@ -78,7 +78,7 @@ impl DataFolder {
 impl Drop for DataFolder {
     fn drop(&mut self) {
         drop(self.pagers.take());
-        if let Some(Err(error)) = self.running.take().map(Running::close) {
+        if let Some(Err(error)) = self.running.take().map(RunningStore::close) {
             tracing::error!(%error, "the last changes cannot be written; nothing that was confirmed is lost");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use admin::{Listener, Source};
+use admin::{AdminListener, Source};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -15,9 +15,9 @@ use crate::tls::Tls;
 
 /// The bound listeners.
 pub(crate) struct HttpListeners {
-    http: Option<Listener>,
-    https: Option<Listener>,
-    prometheus: Option<Listener>,
+    http: Option<AdminListener>,
+    https: Option<AdminListener>,
+    prometheus: Option<AdminListener>,
 }
 
 impl HttpListeners {

@@ -41,11 +41,11 @@ pub(crate) async fn bind_http(
     key: &'static str,
     scheme: &str,
     address: &ListenAddr,
-) -> Result<Option<admin::Listener>, ServeError> {
+) -> Result<Option<admin::AdminListener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => admin::Listener::tcp(&address.places()).await,
-        ListenAddr::Unix(path) => admin::Listener::unix(path).await,
+        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => admin::AdminListener::tcp(&address.places()).await,
+        ListenAddr::Unix(path) => admin::AdminListener::unix(path).await,
     };
     let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
     if let ListenAddr::Unix(_) = address {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use mqtt::server::Settings;
+use mqtt::server::MqttSettings;
 use server::{Listener, MqttConfig, Preface, Server};
 
 use crate::config::Config;
 use crate::listen::bind;
-use crate::relays::Relays;
+use crate::relays::ServedRelays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
@@ -38,7 +38,7 @@ impl MqttListeners {
     }
 
     /// Starts accepting.
-    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &Relays, tls: &Tls) {
+    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &ServedRelays, tls: &Tls) {
         if let Some(relay) = relays.mqtt() {
             server.relay_mqtt(Arc::clone(relay));
         }
@@ -67,11 +67,11 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
     MqttConfig {
         vhost: config.mqtt_vhost.0.clone(),
         anonymous_user: config.mqtt_anonymous_user.0.clone(),
-        settings: Arc::new(Settings {
+        settings: Arc::new(MqttSettings {
             maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),
             keep_alive_maximum: u16::try_from(keep_alive).unwrap_or(u16::MAX),
-            ..Settings::default()
+            ..MqttSettings::default()
         }),
     }
 }

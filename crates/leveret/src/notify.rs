@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// The service manager, if there is one. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Notifier(Option<Arc<Manager>>);
+pub(crate) struct Notifier(Option<Arc<ServiceManager>>);
 
 #[derive(Debug)]
-struct Manager {
+struct ServiceManager {
     socket: UnixDatagram,
     address: SocketAddr,
     /// Time without a watchdog message after which it ends the service.
@@ -42,7 +42,7 @@ impl Notifier {
         let socket = UnixDatagram::unbound()?;
         // Sending does not wait for a manager that does not read.
         socket.set_nonblocking(true)?;
-        Ok(Self(Some(Arc::new(Manager { socket, address, patience: patience(environment) }))))
+        Ok(Self(Some(Arc::new(ServiceManager { socket, address, patience: patience(environment) }))))
     }
 
     /// Reports that the server is ready, at start and after a reload.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use proxy_protocol::Version;
+use proxy_protocol::ProxyVersion;
 use server::{
     ConnectionLimits, Listener, Preface, Relay, RelayConfig, RelayUpstream, Routes, Server, TextRule,
     WebSocketConfig, Webroot,
@@ -15,7 +15,7 @@ use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
 /// The relays and the webroot.
-pub(crate) struct Relays {
+pub(crate) struct ServedRelays {
     /// To the upstream's STOMP port.
     stomp: Option<Arc<Relay>>,
     /// To the upstream's MQTT port.
@@ -25,7 +25,7 @@ pub(crate) struct Relays {
     webroot: Option<Arc<Webroot>>,
 }
 
-impl Relays {
+impl ServedRelays {
     /// Creates the relays and opens the webroot as configured.
     ///
     /// # Errors
@@ -168,11 +168,11 @@ fn relay_upstream(url: &RelayUrl, tls: Option<&Arc<ClientTls>>) -> RelayUpstream
     }
 }
 
-fn outbound_header(header: OutboundHeader) -> Option<Version> {
+fn outbound_header(header: OutboundHeader) -> Option<ProxyVersion> {
     match header {
         OutboundHeader::Off => None,
-        OutboundHeader::V1 => Some(Version::V1),
-        OutboundHeader::V2 => Some(Version::V2),
+        OutboundHeader::V1 => Some(ProxyVersion::V1),
+        OutboundHeader::V2 => Some(ProxyVersion::V2),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use proxy::Pool;
-use server::{AccessLogWriter, Door, Server};
+use server::{AccessLogWriter, Backend, Server};
 
 use crate::alarms::Levels;
 use crate::config::{Config, Effective, Flags};
@@ -25,7 +25,7 @@ pub(crate) struct Reloader {
     pub(crate) tls: Tls,
     pub(crate) access_log: Option<Arc<AccessLogWriter>>,
     pub(crate) server: Server,
-    pub(crate) door: Door,
+    pub(crate) door: Backend,
     /// Alarm levels of the embedded broker.
     pub(crate) levels: Option<Arc<Levels>>,
     pub(crate) notifier: Notifier,
@@ -90,7 +90,7 @@ impl Reloader {
         if let Some(levels) = &self.levels {
             levels.set_limits(config.memory_high_watermark, config.disk_free_limit);
         }
-        if let Door::Upstream(pool) = &self.door {
+        if let Backend::Upstream(pool) = &self.door {
             read_identities(pool, config);
         }
     }

@@ -8,9 +8,9 @@ use admin::{Api, WebSocketPorts};
 use broker::{Broker, BrokerConfig};
 use parking_lot::Mutex;
 use proxy::{DeletedVirtualHost, Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
-use proxy_protocol::{Accepted, Version};
+use proxy_protocol::{AcceptedVersions, ProxyVersion};
 use server::{
-    AccessLogWriter, Clock, Door, Limits, Listener, Preface, Routes, Scopes, Server, ServerConfig,
+    AccessLogWriter, Backend, Clock, Limits, Listener, Preface, Routes, Scopes, Server, ServerConfig,
     TrustedProxies, WebSocketConfig,
 };
 use tokio::sync::Notify;
@@ -29,7 +29,7 @@ use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::mqtt::{MqttListeners, mqtt_config};
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
-use crate::relays::Relays;
+use crate::relays::ServedRelays;
 use crate::reload::Reloader;
 use crate::signals::{self, Caught, Drainer};
 use crate::status::Status;
@@ -57,7 +57,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     warn_of_open_doors(&config);
     let tls = Tls::load(&config).map_err(ServeError::Tls)?;
 
-    let relays = Relays::new(&config, &tls)?;
+    let relays = ServedRelays::new(&config, &tls)?;
 
     let clock = Clock::start();
     let (door, data_folder) = open_door(&config, &tls, clock)?;
@@ -65,7 +65,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let server_config = server_config(&config, access_log.as_deref());
     let server = Server::new(server_config, door.clone(), clock, env!("CARGO_PKG_VERSION"));
     server.start_mqtt(mqtt_config(&config)).map_err(ServeError::DataFolder)?;
-    if let Door::Upstream(pool) = &door {
+    if let Backend::Upstream(pool) = &door {
         watch_upstream(Arc::clone(pool), server.clone());
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
@@ -127,7 +127,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout is over; the remaining connections are cut");
     }
-    if let Door::Upstream(pool) = &door {
+    if let Backend::Upstream(pool) = &door {
         pool.drain(drain_timeout).await;
     }
 
@@ -160,15 +160,15 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
         },
     );
     let embedded = match &reloader.door {
-        Door::Broker(broker) => Some(Arc::clone(broker)),
-        Door::Upstream(_) => None,
+        Backend::Broker(broker) => Some(Arc::clone(broker)),
+        Backend::Upstream(_) => None,
     };
     Api::new(embedded, manager)
 }
 
 /// Starts the sampler of memory and disk for the embedded broker.
-fn start_sampler(config: &Config, server: &Server, door: &Door) -> Result<Option<Sampler>, ServeError> {
-    let Door::Broker(broker) = door else { return Ok(None) };
+fn start_sampler(config: &Config, server: &Server, door: &Backend) -> Result<Option<Sampler>, ServeError> {
+    let Backend::Broker(broker) = door else { return Ok(None) };
     let store = broker.store().cloned();
     let folder = config.data_dir.folder().ok().flatten().filter(|_| store.is_some());
     let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
@@ -204,26 +204,26 @@ fn warn_of_open_doors(config: &Config) {
 pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     let accepted = match config.proxy_protocol {
         InboundHeader::Off => return None,
-        InboundHeader::V1 => Accepted::Only(Version::V1),
-        InboundHeader::V2 => Accepted::Only(Version::V2),
-        InboundHeader::Any => Accepted::Any,
+        InboundHeader::V1 => AcceptedVersions::Only(ProxyVersion::V1),
+        InboundHeader::V2 => AcceptedVersions::Only(ProxyVersion::V2),
+        InboundHeader::Any => AcceptedVersions::Any,
     };
     let trusted = &config.trusted_proxies;
     Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
 }
 
 /// Starts the backend: the pool to the upstream, or the embedded broker with its data folder.
-fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Door, Option<DataFolder>), ServeError> {
+fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Backend, Option<DataFolder>), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
-        return Ok((Door::Broker(broker), folder));
+        return Ok((Backend::Broker(broker), folder));
     }
     let identities = match &config.upstream_external.0 {
         Some(path) => identities::read(path).map_err(ServeError::Identities)?,
         None => Identities::default(),
     };
     let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
-    let door = Door::Upstream(Pool::new(pool_config));
+    let door = Backend::Upstream(Pool::new(pool_config));
     Ok((door, None))
 }
 
@@ -382,8 +382,8 @@ fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
             tls: tls.client.clone(),
             proxy_protocol: match config.upstream_proxy_protocol {
                 OutboundHeader::Off => None,
-                OutboundHeader::V1 => Some(Version::V1),
-                OutboundHeader::V2 => Some(Version::V2),
+                OutboundHeader::V1 => Some(ProxyVersion::V1),
+                OutboundHeader::V2 => Some(ProxyVersion::V2),
             },
         },
         ..PoolConfig::new(upstreams)

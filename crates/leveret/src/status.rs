@@ -12,8 +12,8 @@ mod store;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use ::server::{Door, Server};
-use admin::{Api, MetricsWriter, Readiness, Source, Wanted, WebSocketPorts};
+use ::server::{Backend, Server};
+use admin::{Api, MetricsWriter, Readiness, Source, WantedMetrics, WebSocketPorts};
 use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
@@ -21,7 +21,7 @@ use crate::alarms::Levels;
 /// Readiness and metrics of the running server.
 pub(crate) struct Status {
     server: Server,
-    door: Door,
+    door: Backend,
     websocket_ports: WebSocketPorts,
     /// Alarm levels of the embedded broker.
     levels: Option<Arc<Levels>>,
@@ -34,7 +34,7 @@ pub(crate) struct Status {
 impl Status {
     pub(crate) fn new(
         server: Server,
-        door: Door,
+        door: Backend,
         websocket_ports: WebSocketPorts,
         levels: Option<Arc<Levels>>,
         tls: Option<Arc<ServerTls>>,
@@ -66,14 +66,14 @@ impl Status {
         server::write(&self.server, out);
         certificates::write(self.tls.as_deref(), out);
         match &self.door {
-            Door::Broker(embedded) => {
+            Backend::Broker(embedded) => {
                 broker::write(embedded, out);
                 broker::write_confirms(self.server.metrics(), embedded.metrics(), out);
                 if let Some(kept) = embedded.store() {
                     store::write(kept, out);
                 }
             }
-            Door::Upstream(pool) => pool::write(pool, out),
+            Backend::Upstream(pool) => pool::write(pool, out),
         }
         if let Some(levels) = &self.levels {
             alarms::write(levels, self.server.alarms(), out);
@@ -82,8 +82,8 @@ impl Status {
 
     fn broker(&self) -> Option<&::broker::Broker> {
         match &self.door {
-            Door::Broker(broker) => Some(broker),
-            Door::Upstream(_) => None,
+            Backend::Broker(broker) => Some(broker),
+            Backend::Upstream(_) => None,
         }
     }
 }
@@ -94,25 +94,25 @@ impl Source for Status {
             return Readiness::NotReady("shutting down".to_owned());
         }
         match &self.door {
-            Door::Upstream(pool) if !pool.is_reachable() => {
+            Backend::Upstream(pool) if !pool.is_reachable() => {
                 Readiness::NotReady("upstream not reachable".to_owned())
             }
-            Door::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
+            Backend::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
                 Some(impairment) => Readiness::Impaired(impairment),
                 None => Readiness::Ready,
             },
-            Door::Upstream(_) => Readiness::Ready,
+            Backend::Upstream(_) => Readiness::Ready,
         }
     }
 
-    fn metrics(&self, wanted: &Wanted, out: &mut MetricsWriter) {
+    fn metrics(&self, wanted: &WantedMetrics, out: &mut MetricsWriter) {
         identity::write(out);
         match wanted {
-            Wanted::Together => {
+            WantedMetrics::Together => {
                 self.write_all(out);
                 objects::write_together(&self.server, self.broker(), out);
             }
-            Wanted::Apart => {
+            WantedMetrics::Apart => {
                 self.write_all(out);
                 objects::write_protocols(&self.server, out);
                 objects::write_apart(
@@ -123,7 +123,7 @@ impl Source for Status {
                     out,
                 );
             }
-            Wanted::Detailed(detail) => {
+            WantedMetrics::Detailed(detail) => {
                 server::write_detailed(&self.server, detail, out);
                 broker::write_detailed(self.broker(), detail, out);
                 if let Some(levels) = &self.levels {

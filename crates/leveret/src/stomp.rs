@@ -6,7 +6,7 @@ use server::{Listener, Preface, Server};
 
 use crate::config::Config;
 use crate::listen::bind;
-use crate::relays::Relays;
+use crate::relays::ServedRelays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
@@ -34,7 +34,7 @@ impl StompListeners {
     }
 
     /// Starts accepting.
-    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &Relays, tls: &Tls) {
+    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &ServedRelays, tls: &Tls) {
         if let Some(relay) = relays.stomp() {
             server.relay_stomp(Arc::clone(relay));
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use transport::tls::{
     AuthoritiesInfo, CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig,
-    Expiry, InUse, ServerTls, ServerTlsConfig, TlsError, TlsFile,
+    Expiry, ServerTls, ServerTlsConfig, TlsError, TlsFile, TlsInUse,
 };
 
 use crate::config::{Config, RelayEntry, RelayUrl, VerifyClient};
@@ -132,7 +132,7 @@ fn of_client(error: &TlsError) -> String {
     format!("{key}: {error}")
 }
 
-fn log_in_use(in_use: &InUse) {
+fn log_in_use(in_use: &TlsInUse) {
     in_use.certificates.iter().for_each(log_certificate);
     if let Some(AuthoritiesInfo { path, ends }) = &in_use.authorities
         && let Some(Expiry { text, .. }) = ends_soon(ends, SystemTime::now())

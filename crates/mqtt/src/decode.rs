@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::fault::Fault;
-use crate::packet::{Packet, PacketKind, Version};
+use crate::fault::MqttFault;
+use crate::packet::{MqttVersion, Packet, PacketKind};
 use crate::reason::ReasonCode;
 use crate::wire;
 
@@ -12,7 +12,7 @@ pub const MAX_HEADER_LEN: usize = 5;
 
 /// The fixed header of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct FixedHeader {
     /// The byte with packet type and flags.
     pub first: u8,
     /// Bytes of the header itself, from 2 to 5.
@@ -21,13 +21,13 @@ pub struct Header {
     pub remaining: u32,
 }
 
-impl Header {
+impl FixedHeader {
     /// Parses the header at the front of `input`; `None` if it is not complete yet.
     ///
     /// # Errors
     /// A reserved packet type, reserved flags, or a malformed length, reported as soon as it can be detected.
     #[inline]
-    pub fn parse(input: &[u8]) -> Result<Option<Self>, Fault> {
+    pub fn parse(input: &[u8]) -> Result<Option<Self>, MqttFault> {
         let Some((first, rest)) = input.split_first() else { return Ok(None) };
         PacketKind::parse(*first)?;
         Ok(wire::varint(rest)?.map(|(remaining, len)| Self { first: *first, len: 1 + len, remaining }))
@@ -41,7 +41,7 @@ impl Header {
 
 /// The progress of one call of [`Decoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step<'a> {
+pub struct DecodeStep<'a> {
     /// Bytes of the input that were consumed.
     pub taken: usize,
     /// The packet that ends there. `None` if no packet is complete; bytes that were not consumed have to be
@@ -54,24 +54,24 @@ pub struct Step<'a> {
 /// A packet that lies whole in the input is borrowed from there. A small packet that is incomplete is left in the input;
 /// a large one is gathered in the decoder, so that no other buffer has to hold it. Its payload can then be shared.
 #[derive(Debug)]
-pub struct Decoder {
-    version: Version,
+pub struct PacketDecoder {
+    version: MqttVersion,
     /// The largest packet accepted, in bytes.
     limit: u32,
     /// A large packet that is incomplete: its header and the part of its body received so far.
-    gathering: Option<Box<(Header, Vec<u8>)>>,
+    gathering: Option<Box<(FixedHeader, Vec<u8>)>>,
     /// The body of the last packet returned, if it was gathered.
     gathered: Bytes,
 }
 
-impl Decoder {
+impl PacketDecoder {
     /// Creates a decoder at the first byte of a stream. `limit` is the size in bytes of the largest packet accepted.
-    pub fn new(version: Version, limit: u32) -> Self {
+    pub fn new(version: MqttVersion, limit: u32) -> Self {
         Self { version, limit, gathering: None, gathered: Bytes::new() }
     }
 
     /// Sets the version and the limit for the packets that follow: for a server, once the CONNECT has been decoded.
-    pub fn set(&mut self, version: Version, limit: u32) {
+    pub fn set(&mut self, version: MqttVersion, limit: u32) {
         self.version = version;
         self.limit = limit;
     }
@@ -81,35 +81,35 @@ impl Decoder {
     /// # Errors
     /// The packet is malformed, or its header announces more bytes than the limit. The stream is unusable from then on.
     #[inline]
-    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<DecodeStep<'a>, MqttFault> {
         if self.gathering.is_some() || !self.gathered.is_empty() {
             return self.gather(input);
         }
-        let Some(header) = self.header(input)? else { return Ok(Step { taken: 0, packet: None }) };
+        let Some(header) = self.header(input)? else { return Ok(DecodeStep { taken: 0, packet: None }) };
         let len = header.packet_len();
         if let Some(body) = input.get(header.len..len) {
             let packet = Packet::decode(self.version, header.first, body, None)?;
-            return Ok(Step { taken: len, packet: Some(packet) });
+            return Ok(DecodeStep { taken: len, packet: Some(packet) });
         }
         if len <= MAX_LEFT {
-            return Ok(Step { taken: 0, packet: None });
+            return Ok(DecodeStep { taken: 0, packet: None });
         }
         self.gathering = Some(Box::new((header, input[header.len..].to_vec())));
-        Ok(Step { taken: input.len(), packet: None })
+        Ok(DecodeStep { taken: input.len(), packet: None })
     }
 
-    fn header(&self, input: &[u8]) -> Result<Option<Header>, Fault> {
-        let header = Header::parse(input)?;
+    fn header(&self, input: &[u8]) -> Result<Option<FixedHeader>, MqttFault> {
+        let header = FixedHeader::parse(input)?;
         match header {
             Some(header) if header.packet_len() > self.limit as usize => {
-                Err(Fault::new(ReasonCode::PacketTooLarge, "packet larger than the limit"))
+                Err(MqttFault::new(ReasonCode::PacketTooLarge, "packet larger than the limit"))
             }
             _ => Ok(header),
         }
     }
 
     #[cold]
-    fn gather<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+    fn gather<'a>(&'a mut self, input: &'a [u8]) -> Result<DecodeStep<'a>, MqttFault> {
         // A caller that stored the payload has its own reference to it.
         self.gathered = Bytes::new();
         let Some(gathering) = &mut self.gathering else { return self.decode(input) };
@@ -123,13 +123,13 @@ impl Decoder {
         }
         body.extend_from_slice(&input[..taken]);
         if taken < missing {
-            return Ok(Step { taken, packet: None });
+            return Ok(DecodeStep { taken, packet: None });
         }
         let first = header.first;
         self.gathered = Bytes::from(std::mem::take(body));
         self.gathering = None;
         let packet = Packet::decode(self.version, first, &self.gathered, Some(&self.gathered))?;
-        Ok(Step { taken, packet: Some(packet) })
+        Ok(DecodeStep { taken, packet: Some(packet) })
     }
 }
 
@@ -140,37 +140,37 @@ pub const MAX_LEFT: usize = 8 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Payload, Publish, QoS};
-    use crate::properties::Properties;
+    use crate::packet::{Payload, PublishPacket, QoS};
+    use crate::properties::PacketProperties;
 
     fn publish(payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        Publish {
+        PublishPacket {
             dup: false,
             qos: QoS::AtLeastOnce,
             retain: true,
             topic: "a/b",
             packet_id: 7,
-            properties: Properties::NONE,
+            properties: PacketProperties::NONE,
             payload: Payload::new(payload),
         }
-        .encode(Version::V5, &mut out);
+        .encode(MqttVersion::V5, &mut out);
         out
     }
 
     #[test]
     fn the_limit_is_judged_by_the_header_alone() {
         let packet = publish(&[7; 300]);
-        let mut decoder = Decoder::new(Version::V5, packet.len() as u32 - 1);
-        assert_eq!(decoder.decode(&packet[..2]), Ok(Step { taken: 0, packet: None }));
+        let mut decoder = PacketDecoder::new(MqttVersion::V5, packet.len() as u32 - 1);
+        assert_eq!(decoder.decode(&packet[..2]), Ok(DecodeStep { taken: 0, packet: None }));
         assert_eq!(decoder.decode(&packet[..3]).map_err(|fault| fault.code), Err(ReasonCode::PacketTooLarge));
-        let mut decoder = Decoder::new(Version::V5, packet.len() as u32);
+        let mut decoder = PacketDecoder::new(MqttVersion::V5, packet.len() as u32);
         assert_eq!(decoder.decode(&packet).map(|step| step.taken), Ok(packet.len()));
     }
 
     #[test]
     fn nothing_is_allocated_for_a_length_that_was_merely_announced() {
-        let mut decoder = Decoder::new(Version::V5, u32::MAX);
+        let mut decoder = PacketDecoder::new(MqttVersion::V5, u32::MAX);
         let step = decoder.decode(&[0x30, 0xff, 0xff, 0xff, 0x7f, 0]).expect("it is a beginning");
         assert_eq!(step.taken, 6);
         let mut input = [0; 100];
@@ -186,9 +186,9 @@ mod tests {
     #[test]
     fn a_large_packet_is_gathered_once_and_shared() {
         let packet = publish(&[9; 100_000]);
-        let mut decoder = Decoder::new(Version::V5, u32::MAX);
+        let mut decoder = PacketDecoder::new(MqttVersion::V5, u32::MAX);
         let (first, second) = packet.split_at(50_000);
-        assert_eq!(decoder.decode(first), Ok(Step { taken: 50_000, packet: None }));
+        assert_eq!(decoder.decode(first), Ok(DecodeStep { taken: 50_000, packet: None }));
         let step = decoder.decode(second).expect("it is a packet");
         assert_eq!(step.taken, second.len());
         let Some(Packet::Publish(publish)) = step.packet else { panic!("it is whole") };
@@ -201,6 +201,6 @@ mod tests {
 
     #[test]
     fn an_idle_decoder_is_a_few_words() {
-        assert!(size_of::<Decoder>() <= 6 * size_of::<usize>());
+        assert!(size_of::<PacketDecoder>() <= 6 * size_of::<usize>());
     }
 }

@@ -10,14 +10,14 @@ use crate::reason::ReasonCode;
 /// DISCONNECT afterwards (section 4.13). Older clients only see the connection closed, unless they are
 /// refused in a CONNACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
+pub struct MqttFault {
     /// The reason code, 0x80 or above.
     pub code: ReasonCode,
     /// A description of the error, for the client's Reason String and for the log.
     pub text: &'static str,
 }
 
-impl Fault {
+impl MqttFault {
     /// Creates a fault with this code and text.
     pub const fn new(code: ReasonCode, text: &'static str) -> Self {
         Self { code, text }
@@ -34,10 +34,10 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for MqttFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.code, self.text)
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for MqttFault {}

@@ -32,8 +32,8 @@ pub mod session;
 pub mod topic;
 pub mod wire;
 
-pub use decode::{Decoder, Header, MAX_HEADER_LEN, MAX_LEFT, Step};
-pub use fault::Fault;
-pub use packet::{Packet, QoS, Version};
-pub use properties::{Holder, Properties, Property, PropertyList};
+pub use decode::{DecodeStep, FixedHeader, MAX_HEADER_LEN, MAX_LEFT, PacketDecoder};
+pub use fault::MqttFault;
+pub use packet::{MqttVersion, Packet, QoS};
+pub use properties::{Holder, PacketProperties, Property, PropertyList};
 pub use reason::ReasonCode;

@@ -1,6 +1,6 @@
 //! The elementary types (section 1.5): integers, variable byte integers, UTF-8 strings and binary data.
 
-use crate::fault::Fault;
+use crate::fault::MqttFault;
 
 /// The largest value of a variable byte integer, which has at most four bytes (section 1.5.5).
 pub const MAX_VARINT: u32 = 268_435_455;
@@ -14,20 +14,20 @@ pub const MAX_STRING: usize = u16::MAX as usize;
 /// # Errors
 /// It has more than four bytes, or more than necessary (MQTT-1.5.5-1).
 #[inline]
-pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, Fault> {
+pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, MqttFault> {
     let mut value = 0;
     for (at, byte) in input.iter().take(4).enumerate() {
         value |= u32::from(byte & 0x7f) << (7 * at);
         if byte & 0x80 == 0 {
             if *byte == 0 && at > 0 {
-                return Err(Fault::malformed("variable byte integer longer than necessary"));
+                return Err(MqttFault::malformed("variable byte integer longer than necessary"));
             }
             return Ok(Some((value, at + 1)));
         }
     }
     match input.len() {
         0..=3 => Ok(None),
-        _ => Err(Fault::malformed("variable byte integer of more than four bytes")),
+        _ => Err(MqttFault::malformed("variable byte integer of more than four bytes")),
     }
 }
 
@@ -67,13 +67,13 @@ pub fn put_string(out: &mut Vec<u8>, text: &str) {
 
 /// Reads fields from the front of a packet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct PacketReader<'a> {
     rest: &'a [u8],
 }
 
-const ENDED: Fault = Fault::malformed("packet ends inside a field");
+const ENDED: MqttFault = MqttFault::malformed("packet ends inside a field");
 
-impl<'a> Reader<'a> {
+impl<'a> PacketReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -88,69 +88,69 @@ impl<'a> Reader<'a> {
     }
 
     /// Fails if bytes are left.
-    pub(crate) fn finish(self) -> Result<(), Fault> {
+    pub(crate) fn finish(self) -> Result<(), MqttFault> {
         if self.rest.is_empty() {
             Ok(())
         } else {
-            Err(Fault::malformed("bytes left over after the last field"))
+            Err(MqttFault::malformed("bytes left over after the last field"))
         }
     }
 
     #[inline]
-    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], Fault> {
+    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], MqttFault> {
         let (taken, rest) = self.rest.split_at_checked(len).ok_or(ENDED)?;
         self.rest = rest;
         Ok(taken)
     }
 
     #[inline]
-    pub(crate) fn u8(&mut self) -> Result<u8, Fault> {
+    pub(crate) fn u8(&mut self) -> Result<u8, MqttFault> {
         let (first, rest) = self.rest.split_first().ok_or(ENDED)?;
         self.rest = rest;
         Ok(*first)
     }
 
     #[inline]
-    pub(crate) fn u16(&mut self) -> Result<u16, Fault> {
+    pub(crate) fn u16(&mut self) -> Result<u16, MqttFault> {
         let (bytes, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
         self.rest = rest;
         Ok(u16::from_be_bytes(*bytes))
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Fault> {
+    pub(crate) fn u32(&mut self) -> Result<u32, MqttFault> {
         let (bytes, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
         self.rest = rest;
         Ok(u32::from_be_bytes(*bytes))
     }
 
-    pub(crate) fn varint(&mut self) -> Result<u32, Fault> {
+    pub(crate) fn varint(&mut self) -> Result<u32, MqttFault> {
         let (value, len) = varint(self.rest)?.ok_or(ENDED)?;
         self.rest = &self.rest[len..];
         Ok(value)
     }
 
     #[inline]
-    pub(crate) fn binary(&mut self) -> Result<&'a [u8], Fault> {
+    pub(crate) fn binary(&mut self) -> Result<&'a [u8], MqttFault> {
         let len = self.u16()?;
         self.take(usize::from(len))
     }
 
     /// Reads a UTF-8 string, which must not contain U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2).
     #[inline]
-    pub(crate) fn string(&mut self) -> Result<&'a str, Fault> {
+    pub(crate) fn string(&mut self) -> Result<&'a str, MqttFault> {
         let bytes = self.binary()?;
-        let text = std::str::from_utf8(bytes).map_err(|_| Fault::malformed("string is not UTF-8"))?;
+        let text = std::str::from_utf8(bytes).map_err(|_| MqttFault::malformed("string is not UTF-8"))?;
         if bytes.contains(&0) {
-            return Err(Fault::malformed("string holds U+0000"));
+            return Err(MqttFault::malformed("string holds U+0000"));
         }
         Ok(text)
     }
 
     /// Reads a packet identifier, which is never 0 (section 2.2.1).
     #[inline]
-    pub(crate) fn packet_id(&mut self) -> Result<u16, Fault> {
+    pub(crate) fn packet_id(&mut self) -> Result<u16, MqttFault> {
         match self.u16()? {
-            0 => Err(Fault::protocol("packet identifier 0")),
+            0 => Err(MqttFault::protocol("packet identifier 0")),
             id => Ok(id),
         }
     }
@@ -193,7 +193,7 @@ mod tests {
         let read = |bytes: &[u8]| {
             let mut framed = Vec::new();
             put_binary(&mut framed, bytes);
-            Reader::new(&framed).string().map(str::to_owned)
+            PacketReader::new(&framed).string().map(str::to_owned)
         };
         assert_eq!(read("A\u{2A6D4}".as_bytes()).as_deref(), Ok("A\u{2A6D4}"));
         assert_eq!(read("\u{FEFF}a".as_bytes()).as_deref(), Ok("\u{FEFF}a"), "a byte order mark is kept");
@@ -207,6 +207,6 @@ mod tests {
         let mut out = Vec::new();
         put_string(&mut out, &"é".repeat(40_000));
         assert_eq!(out.len(), 2 + MAX_STRING - 1);
-        assert_eq!(Reader::new(&out).string().map(str::len), Ok(MAX_STRING - 1));
+        assert_eq!(PacketReader::new(&out).string().map(str::len), Ok(MAX_STRING - 1));
     }
 }

@@ -22,7 +22,7 @@ pub use write::write;
 
 /// The content of a header, about the connection that it precedes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Header {
+pub enum ProxyHeader {
     /// The sender acts for itself (version 2's LOCAL: a health check), or does not name a client (UNKNOWN,
     /// AF_UNSPEC, AF_UNIX): the addresses of the connection itself apply.
     Local,
@@ -37,7 +37,7 @@ pub enum Header {
 
 /// A version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum ProxyVersion {
     /// Version 1, a line of text.
     V1,
     /// Version 2, binary.
@@ -46,15 +46,15 @@ pub enum Version {
 
 /// The versions that a receiver accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accepted {
+pub enum AcceptedVersions {
     /// Only this version.
-    Only(Version),
+    Only(ProxyVersion),
     /// Both; their first bytes tell them apart.
     Any,
 }
 
-impl Accepted {
-    fn includes(self, version: Version) -> bool {
+impl AcceptedVersions {
+    fn includes(self, version: ProxyVersion) -> bool {
         match self {
             Self::Only(only) => only == version,
             Self::Any => true,
@@ -68,7 +68,7 @@ pub enum ParseError {
     /// The bytes do not begin like a header.
     NotAHeader,
     /// A header of a version that is not accepted.
-    VersionRefused(Version),
+    VersionRefused(ProxyVersion),
     /// A header longer than [`MAX_LENGTH`], or a line longer than the 107 bytes that version 1 allows.
     TooLong,
     /// The bytes begin like a header but are malformed; the text says how.
@@ -79,10 +79,10 @@ impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAHeader => f.write_str("no PROXY protocol header"),
-            Self::VersionRefused(Version::V1) => {
+            Self::VersionRefused(ProxyVersion::V1) => {
                 f.write_str("PROXY protocol version 1 is not accepted here, only version 2")
             }
-            Self::VersionRefused(Version::V2) => {
+            Self::VersionRefused(ProxyVersion::V2) => {
                 f.write_str("PROXY protocol version 2 is not accepted here, only version 1")
             }
             Self::TooLong => f.write_str("PROXY protocol header too long"),

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::{
-    Accepted, FIXED_V2, Header, LONGEST_V1, MAX_LENGTH, ParseError, SIGNATURE_V1, SIGNATURE_V2, Version,
+    AcceptedVersions, FIXED_V2, LONGEST_V1, MAX_LENGTH, ParseError, ProxyHeader, ProxyVersion, SIGNATURE_V1,
+    SIGNATURE_V2,
 };
 
 /// The result of [`parse`].
@@ -14,7 +15,7 @@ pub enum Parsed {
     /// A whole header.
     Complete {
         /// The decoded header.
-        header: Header,
+        header: ProxyHeader,
         /// Length of the header in bytes; later bytes do not belong to it.
         length: usize,
     },
@@ -27,14 +28,14 @@ pub enum Parsed {
 ///
 /// # Errors
 /// As soon as the bytes cannot become an acceptable header.
-pub fn parse(input: &[u8], accepted: Accepted) -> Result<Parsed, ParseError> {
-    for (signature, version) in [(SIGNATURE_V1, Version::V1), (&SIGNATURE_V2[..], Version::V2)] {
+pub fn parse(input: &[u8], accepted: AcceptedVersions) -> Result<Parsed, ParseError> {
+    for (signature, version) in [(SIGNATURE_V1, ProxyVersion::V1), (&SIGNATURE_V2[..], ProxyVersion::V2)] {
         let seen = input.len().min(signature.len());
         if !input.is_empty() && input[..seen] == signature[..seen] {
             return match (accepted.includes(version), version) {
                 (false, _) => Err(ParseError::VersionRefused(version)),
-                (true, Version::V1) => parse_v1(input),
-                (true, Version::V2) => parse_v2(input),
+                (true, ProxyVersion::V1) => parse_v1(input),
+                (true, ProxyVersion::V2) => parse_v2(input),
             };
         }
     }
@@ -66,7 +67,7 @@ fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
         Some(b"TCP4") => addresses_v1::<Ipv4Addr>(fields)?,
         Some(b"TCP6") => addresses_v1::<Ipv6Addr>(fields)?,
         // The rest of the line is to be ignored.
-        Some(b"UNKNOWN") => Header::Local,
+        Some(b"UNKNOWN") => ProxyHeader::Local,
         _ => return Err(ParseError::Malformed("the protocol is TCP4, TCP6 or UNKNOWN")),
     };
     Ok(Parsed::Complete { header, length })
@@ -88,7 +89,7 @@ fn missing_v1(line: &[u8]) -> usize {
     current + fields[begun..].iter().map(|shortest| 1 + shortest).sum::<usize>() + 2
 }
 
-fn addresses_v1<'f, A>(mut fields: impl Iterator<Item = &'f [u8]>) -> Result<Header, ParseError>
+fn addresses_v1<'f, A>(mut fields: impl Iterator<Item = &'f [u8]>) -> Result<ProxyHeader, ParseError>
 where
     A: std::str::FromStr + Into<IpAddr>,
 {
@@ -105,7 +106,7 @@ where
     if next().is_some() {
         return Err(ParseError::Malformed("more than two addresses and two ports"));
     }
-    Ok(Header::Proxied {
+    Ok(ProxyHeader::Proxied {
         source: SocketAddr::new(source, source_port),
         destination: SocketAddr::new(destination, destination_port),
     })
@@ -134,7 +135,7 @@ fn parse_v2(input: &[u8]) -> Result<Parsed, ParseError> {
         return Ok(Parsed::Incomplete(length - rest.len()));
     };
     let header = match version_and_command & 0x0f {
-        LOCAL => Header::Local,
+        LOCAL => ProxyHeader::Local,
         PROXY => addresses_v2(family_and_protocol, addresses)?,
         _ => return Err(ParseError::Malformed("the command is neither LOCAL nor PROXY")),
     };
@@ -142,7 +143,7 @@ fn parse_v2(input: &[u8]) -> Result<Parsed, ParseError> {
 }
 
 /// Source, destination and their ports; the TLVs behind them are not used.
-fn addresses_v2(family_and_protocol: u8, bytes: &[u8]) -> Result<Header, ParseError> {
+fn addresses_v2(family_and_protocol: u8, bytes: &[u8]) -> Result<ProxyHeader, ParseError> {
     const SHORT: ParseError = ParseError::Malformed("shorter than its addresses");
     let (source, destination, ports): (IpAddr, IpAddr, _) = match family_and_protocol {
         TCP_OVER_IPV4 => {
@@ -155,11 +156,11 @@ fn addresses_v2(family_and_protocol: u8, bytes: &[u8]) -> Result<Header, ParseEr
             let (destination, rest) = rest.split_first_chunk::<16>().ok_or(SHORT)?;
             (Ipv6Addr::from(*source).into(), Ipv6Addr::from(*destination).into(), rest)
         }
-        UNSPECIFIED | UNIX_STREAM => return Ok(Header::Local),
+        UNSPECIFIED | UNIX_STREAM => return Ok(ProxyHeader::Local),
         _ => return Err(ParseError::Malformed("not a stream over IPv4, IPv6 or a Unix socket")),
     };
     let [a, b, c, d] = *ports.first_chunk::<4>().ok_or(SHORT)?;
-    Ok(Header::Proxied {
+    Ok(ProxyHeader::Proxied {
         source: SocketAddr::new(source, u16::from_be_bytes([a, b])),
         destination: SocketAddr::new(destination, u16::from_be_bytes([c, d])),
     })

@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn proxied(source: &str, destination: &str) -> Header {
-    Header::Proxied { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
+fn proxied(source: &str, destination: &str) -> ProxyHeader {
+    ProxyHeader::Proxied { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
 }
 
 /// Reads like a careful receiver: exactly the number of bytes that the parser asks for.
-fn receive(stream: &[u8], accepted: Accepted) -> Result<(Header, usize), ParseError> {
+fn receive(stream: &[u8], accepted: AcceptedVersions) -> Result<(ProxyHeader, usize), ParseError> {
     let mut taken = 0;
     loop {
         match parse(&stream[..taken], accepted)? {
@@ -27,11 +27,11 @@ fn receive(stream: &[u8], accepted: Accepted) -> Result<(Header, usize), ParseEr
 }
 
 #[track_caller]
-fn reads(bytes: &[u8], header: Header) {
+fn reads(bytes: &[u8], header: ProxyHeader) {
     let followed = [bytes, b"AMQP\0\0\x09\x01"].concat();
-    assert_eq!(receive(&followed, Accepted::Any), Ok((header, bytes.len())));
+    assert_eq!(receive(&followed, AcceptedVersions::Any), Ok((header, bytes.len())));
     assert_eq!(
-        parse(&followed, Accepted::Any),
+        parse(&followed, AcceptedVersions::Any),
         Ok(Parsed::Complete { header, length: bytes.len() }),
         "in one read"
     );
@@ -39,7 +39,7 @@ fn reads(bytes: &[u8], header: Header) {
 
 #[track_caller]
 fn refuses(bytes: &[u8], error: ParseError) {
-    assert_eq!(parse(bytes, Accepted::Any), Err(error), "{bytes:?}");
+    assert_eq!(parse(bytes, AcceptedVersions::Any), Err(error), "{bytes:?}");
 }
 
 /// Examples and limits of the specification's section 2.1.
@@ -61,11 +61,11 @@ fn lines_of_version_1_are_read() {
         ),
     );
     reads(b"PROXY TCP6 ::1 ::2 0 1\r\n", proxied("[::1]:0", "[::2]:1"));
-    reads(b"PROXY UNKNOWN\r\n", Header::Local);
-    reads(b"PROXY UNKNOWN ffff:f::f ffff:f::f 65535 65535\r\n", Header::Local);
+    reads(b"PROXY UNKNOWN\r\n", ProxyHeader::Local);
+    reads(b"PROXY UNKNOWN ffff:f::f ffff:f::f 65535 65535\r\n", ProxyHeader::Local);
     let longest = [&b"PROXY UNKNOWN "[..], &[b'x'; 91], b"\r\n"].concat();
     assert_eq!(longest.len(), LONGEST_V1);
-    reads(&longest, Header::Local);
+    reads(&longest, ProxyHeader::Local);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn broken_lines_of_version_1_are_refused() {
         "PROXY UNKNOWN\rX",
         "PROXY UNKNOWN\n",
     ] {
-        assert!(matches!(parse(line.as_bytes(), Accepted::Any), Err(Malformed(_))), "{line:?}");
+        assert!(matches!(parse(line.as_bytes(), AcceptedVersions::Any), Err(Malformed(_))), "{line:?}");
     }
     refuses(&[&b"PROXY UNKNOWN "[..], &[b'x'; 92], b"\r\n"].concat(), ParseError::TooLong);
     refuses(&[&b"PROXY UNKNOWN "[..], &[b'x'; 92]].concat(), ParseError::TooLong);
@@ -112,16 +112,16 @@ fn headers_of_version_2_are_read() {
         proxied("[2001:db8::1]:65535", "[2001:db8::2]:5671"),
     );
     // A health check, and one with a TLV.
-    reads(&v2(b"\x20\x00\x00\x00"), Header::Local);
-    reads(&v2(b"\x20\x00\x00\x07\x04\x00\x04abcd"), Header::Local);
+    reads(&v2(b"\x20\x00\x00\x00"), ProxyHeader::Local);
+    reads(&v2(b"\x20\x00\x00\x07\x04\x00\x04abcd"), ProxyHeader::Local);
     // A checksum TLV behind the addresses.
     reads(
         &v2(b"\x21\x11\x00\x13\x0a\x00\x00\x01\x0a\x00\x00\x02\x00\x01\x00\x02\x03\x00\x04\x9b\x91\x58\x21"),
         proxied("10.0.0.1:1", "10.0.0.2:2"),
     );
     // An unspecified family, and a Unix socket.
-    reads(&v2(b"\x21\x00\x00\x00"), Header::Local);
-    reads(&v2(&[&b"\x21\x31\x00\xd8"[..], &[b'/'; 216]].concat()), Header::Local);
+    reads(&v2(b"\x21\x00\x00\x00"), ProxyHeader::Local);
+    reads(&v2(&[&b"\x21\x31\x00\xd8"[..], &[b'/'; 216]].concat()), ProxyHeader::Local);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn broken_headers_of_version_2_are_refused() {
     refuses(&v2(b"\x21\x11\x00\x0b\0\0\0\0\0\0\0\0\0\0\0"), Malformed("shorter than its addresses"));
     refuses(&v2(b"\x21\x21\x00\x0c\0\0\0\0\0\0\0\0\0\0\0\0"), Malformed("shorter than its addresses"));
     refuses(&v2(b"\x21\x11\x0f\xf1"), ParseError::TooLong);
-    assert_eq!(parse(&v2(b"\x21\x11\x0f\xf0"), Accepted::Any), Ok(Parsed::Incomplete(4080)));
+    assert_eq!(parse(&v2(b"\x21\x11\x0f\xf0"), AcceptedVersions::Any), Ok(Parsed::Incomplete(4080)));
 }
 
 #[test]
@@ -145,25 +145,25 @@ fn what_is_no_header_is_known_by_its_first_byte() {
 
 #[test]
 fn a_version_that_is_not_accepted_is_refused_at_once() {
-    let only = Accepted::Only;
-    assert_eq!(parse(b"P", only(Version::V2)), Err(ParseError::VersionRefused(Version::V1)));
-    assert_eq!(parse(b"\r\n", only(Version::V1)), Err(ParseError::VersionRefused(Version::V2)));
-    assert_eq!(receive(b"PROXY UNKNOWN\r\n", only(Version::V1)), Ok((Header::Local, 15)));
+    let only = AcceptedVersions::Only;
+    assert_eq!(parse(b"P", only(ProxyVersion::V2)), Err(ParseError::VersionRefused(ProxyVersion::V1)));
+    assert_eq!(parse(b"\r\n", only(ProxyVersion::V1)), Err(ParseError::VersionRefused(ProxyVersion::V2)));
+    assert_eq!(receive(b"PROXY UNKNOWN\r\n", only(ProxyVersion::V1)), Ok((ProxyHeader::Local, 15)));
 }
 
 #[track_caller]
-fn writes(header: Header, line: &str, rest: &[u8]) {
+fn writes(header: ProxyHeader, line: &str, rest: &[u8]) {
     let mut out = Vec::new();
-    write(Version::V1, &header, &mut out);
+    write(ProxyVersion::V1, &header, &mut out);
     assert_eq!(out, line.as_bytes());
     out.clear();
-    write(Version::V2, &header, &mut out);
+    write(ProxyVersion::V2, &header, &mut out);
     assert_eq!(out, v2(rest));
 }
 
 #[test]
 fn headers_are_written_in_one_family() {
-    writes(Header::Local, "PROXY UNKNOWN\r\n", b"\x20\x00\x00\x00");
+    writes(ProxyHeader::Local, "PROXY UNKNOWN\r\n", b"\x20\x00\x00\x00");
     writes(
         proxied("192.0.2.1:1", "192.0.2.2:2"),
         "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n",
@@ -196,11 +196,11 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 proptest! {
     #[test]
     fn what_is_written_is_read_back(source in address(), destination in address(), first in any::<bool>()) {
-        let version = if first { Version::V1 } else { Version::V2 };
+        let version = if first { ProxyVersion::V1 } else { ProxyVersion::V2 };
         let mut bytes = Vec::new();
-        write(version, &Header::Proxied { source, destination }, &mut bytes);
-        let read = receive(&bytes, Accepted::Only(version));
-        let Ok((Header::Proxied { source: from, destination: to }, length)) = read else {
+        write(version, &ProxyHeader::Proxied { source, destination }, &mut bytes);
+        let read = receive(&bytes, AcceptedVersions::Only(version));
+        let Ok((ProxyHeader::Proxied { source: from, destination: to }, length)) = read else {
             panic!("{read:?}");
         };
         prop_assert_eq!((canonical(from), canonical(to)), (canonical(source), canonical(destination)));
@@ -213,7 +213,7 @@ proptest! {
         rest in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
         let bytes = [start, &rest].concat();
-        match parse(&bytes, Accepted::Any) {
+        match parse(&bytes, AcceptedVersions::Any) {
             Ok(Parsed::Incomplete(more)) => prop_assert!(more > 0 && bytes.len() + more <= MAX_LENGTH),
             Ok(Parsed::Complete { length, .. }) => prop_assert!(length <= bytes.len()),
             Err(_) => {}
@@ -222,11 +222,11 @@ proptest! {
 
     #[test]
     fn a_header_in_pieces_is_the_same_header(source in address(), destination in address(), first in any::<bool>()) {
-        let version = if first { Version::V1 } else { Version::V2 };
+        let version = if first { ProxyVersion::V1 } else { ProxyVersion::V2 };
         let mut bytes = Vec::new();
-        write(version, &Header::Proxied { source, destination }, &mut bytes);
+        write(version, &ProxyHeader::Proxied { source, destination }, &mut bytes);
         for cut in 0..bytes.len() {
-            let parsed = parse(&bytes[..cut], Accepted::Any);
+            let parsed = parse(&bytes[..cut], AcceptedVersions::Any);
             let Ok(Parsed::Incomplete(more)) = parsed else { panic!("{cut}: {parsed:?}") };
             prop_assert!(cut + more <= bytes.len(), "{cut} + {more} of {}", bytes.len());
         }

@@ -3,20 +3,20 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::read::{LOCAL, PROXY, TCP_OVER_IPV4, TCP_OVER_IPV6, UNSPECIFIED};
-use crate::{Header, SIGNATURE_V2, Version};
+use crate::{ProxyHeader, ProxyVersion, SIGNATURE_V2};
 
 /// Appends a header to `out`.
 ///
 /// A header has one family for both addresses. IPv4 addresses in IPv6 form (`::ffff:192.0.2.1`) are written as IPv4; when
 /// the other address is a real IPv6 one, both are written as IPv6.
-pub fn write(version: Version, header: &Header, out: &mut Vec<u8>) {
+pub fn write(version: ProxyVersion, header: &ProxyHeader, out: &mut Vec<u8>) {
     let addresses = match header {
-        Header::Local => None,
-        Header::Proxied { source, destination } => Some(one_family(*source, *destination)),
+        ProxyHeader::Local => None,
+        ProxyHeader::Proxied { source, destination } => Some(one_family(*source, *destination)),
     };
     match version {
-        Version::V1 => out.extend_from_slice(line(addresses).as_bytes()),
-        Version::V2 => write_v2(addresses, out),
+        ProxyVersion::V1 => out.extend_from_slice(line(addresses).as_bytes()),
+        ProxyVersion::V2 => write_v2(addresses, out),
     }
 }
 

@@ -26,7 +26,7 @@ pub struct UpstreamTransport {
     pub tls: Option<Arc<ClientTls>>,
     /// The version of the PROXY protocol header to send first. The header carries the pool's own address,
     /// because any connection may later serve another client.
-    pub proxy_protocol: Option<proxy_protocol::Version>,
+    pub proxy_protocol: Option<proxy_protocol::ProxyVersion>,
 }
 
 impl std::fmt::Display for UpstreamAddress {

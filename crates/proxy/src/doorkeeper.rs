@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 /// Bounds concurrent handshakes, so that a storm of clients does not become a storm of handshakes, and keeps
 /// wrong credentials from delaying good ones.
 #[derive(Debug)]
-pub(crate) struct Doorkeeper {
+pub(crate) struct AuthGate {
     /// Permits for credentials that a broker has accepted before.
     known: Semaphore,
     /// Permits for all others, which keep theirs while they wait for a connection permit.
@@ -38,7 +38,7 @@ pub(crate) struct Permit<'d> {
     pub(crate) is_known: bool,
 }
 
-impl Doorkeeper {
+impl AuthGate {
     pub(crate) fn new() -> Self {
         Self {
             known: Semaphore::new(HANDSHAKES_AT_ONCE),
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_repeated_for_a_moment_and_for_the_same_credentials_only() {
-        let (keeper, now) = (Doorkeeper::new(), Instant::now());
+        let (keeper, now) = (AuthGate::new(), Instant::now());
         keeper.refuse(Credentials::plain("user", "wrong"), "no".to_owned(), now);
         let refusal = |password: &str, now| keeper.refusal(&Credentials::plain("user", password), now);
         assert_eq!(refusal("wrong", now + REFUSAL_HOLDS / 2).as_deref(), Some("no"));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let (keeper, now) = (Doorkeeper::new(), Instant::now());
+        let (keeper, now) = (AuthGate::new(), Instant::now());
         for n in 0..=VERIFIED_MAX {
             keeper.refuse(Credentials::plain(format!("user {n}"), "wrong"), "no".to_owned(), now);
             keeper.verified(&Arc::new(Credentials::plain(format!("user {n}"), "right")));

@@ -8,14 +8,14 @@ use crate::pool::ClientInfo;
 
 /// Describes the client behind a connection when it is opened.
 #[derive(Debug, Clone)]
-pub(crate) struct Introduction {
+pub(crate) struct ClientProperties {
     connection_name: Cow<'static, str>,
     /// Product, version and platform of the one client that the connection is opened for, as that client
     /// reports them.
     client: Option<Box<str>>,
 }
 
-impl Introduction {
+impl ClientProperties {
     /// For a connection that clients share.
     pub(crate) const SHARED: Self = Self { connection_name: Cow::Borrowed("Leveret"), client: None };
 
@@ -55,7 +55,7 @@ mod tests {
     fn p9_who_stands_behind_is_told_and_takes_little() {
         let info = ClientInfo { id: 1, peer: "[::1]:5".to_owned() };
         let told = |key: &str, of: &FieldTable| {
-            let properties = Introduction::of(&info, of).properties();
+            let properties = ClientProperties::of(&info, of).properties();
             properties.get(key).and_then(FieldValue::as_text).map(str::to_owned)
         };
         let text = FieldValue::text;

@@ -9,12 +9,12 @@ use transport::Outbox;
 
 /// The sums over all clients of a pool.
 #[derive(Debug, Default)]
-pub(crate) struct KeptTotals {
+pub(crate) struct ReplayTotals {
     connected: AtomicUsize,
     departed: AtomicUsize,
 }
 
-impl KeptTotals {
+impl ReplayTotals {
     /// Bytes kept for clients that are connected.
     pub(crate) fn connected(&self) -> usize {
         self.connected.load(Ordering::Relaxed)
@@ -32,8 +32,8 @@ impl KeptTotals {
 
 /// The share of one client. The client's ledgers hold it as well, and may outlive the client.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    totals: Arc<KeptTotals>,
+pub(crate) struct ReplayBuffer {
+    totals: Arc<ReplayTotals>,
     sum: Mutex<Sum>,
     /// Set while the client is not read because of the bytes kept for it.
     awaits_release: AtomicBool,
@@ -48,8 +48,8 @@ struct Sum {
     departed: bool,
 }
 
-impl Kept {
-    pub(crate) fn new(totals: Arc<KeptTotals>, outbox: &Arc<Outbox>) -> Self {
+impl ReplayBuffer {
+    pub(crate) fn new(totals: Arc<ReplayTotals>, outbox: &Arc<Outbox>) -> Self {
         Self {
             totals,
             sum: Mutex::default(),
@@ -105,19 +105,19 @@ impl Kept {
 
 /// Bytes that wait to be sent again for a departed client.
 #[derive(Debug)]
-pub(crate) struct KeptDeparted {
-    totals: Arc<KeptTotals>,
+pub(crate) struct DepartedPublishes {
+    totals: Arc<ReplayTotals>,
     bytes: usize,
 }
 
-impl KeptDeparted {
-    pub(crate) fn new(totals: Arc<KeptTotals>, bytes: usize) -> Self {
+impl DepartedPublishes {
+    pub(crate) fn new(totals: Arc<ReplayTotals>, bytes: usize) -> Self {
         totals.departed.fetch_add(bytes, Ordering::Relaxed);
         Self { totals, bytes }
     }
 }
 
-impl Drop for KeptDeparted {
+impl Drop for DepartedPublishes {
     fn drop(&mut self) {
         self.totals.departed.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -129,8 +129,9 @@ mod tests {
 
     #[test]
     fn what_a_client_leaves_behind_counts_among_that_of_those_who_are_gone() {
-        let (totals, outbox) = (Arc::new(KeptTotals::default()), Arc::new(Outbox::new(0)));
-        let (one, other) = (Kept::new(totals.clone(), &outbox), Kept::new(totals.clone(), &outbox));
+        let (totals, outbox) = (Arc::new(ReplayTotals::default()), Arc::new(Outbox::new(0)));
+        let (one, other) =
+            (ReplayBuffer::new(totals.clone(), &outbox), ReplayBuffer::new(totals.clone(), &outbox));
         one.add(10);
         other.add(5);
         one.depart();
@@ -140,7 +141,7 @@ mod tests {
         one.add(1);
         other.release(5);
         assert_eq!((totals.connected(), totals.departed()), (0, 7));
-        let waiting = KeptDeparted::new(totals.clone(), 3);
+        let waiting = DepartedPublishes::new(totals.clone(), 3);
         assert_eq!(totals.departed(), 10);
         drop(waiting);
         one.release(7);

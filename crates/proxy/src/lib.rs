@@ -152,5 +152,5 @@ pub use metrics::PoolMetrics;
 pub use pool::{ClientInfo, ClientSide, DeletedVirtualHost, Login, Pool};
 pub use refusal::Refusal;
 pub use resolver::{Resolver, Resolving, SystemResolver};
-pub use session::Session;
+pub use session::ProxySession;
 pub use upstream::UpstreamView;

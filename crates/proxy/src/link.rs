@@ -9,9 +9,9 @@ use amqp::{Credentials, Fault, Method};
 use parking_lot::Mutex;
 use transport::Outbox;
 
-use crate::kept::{Kept, KeptTotals};
+use crate::kept::{ReplayBuffer, ReplayTotals};
 use crate::refusal::Refusal;
-use crate::staging::Stake;
+use crate::staging::ClientUsage;
 use crate::topology::{Consuming, Declarer};
 use crate::upstream::{Role, Upstream};
 use crate::waiting::{ALWAYS, Waiting};
@@ -36,9 +36,9 @@ pub(crate) struct ClientLink {
     /// Set when the backlog has passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
     overflowed: AtomicBool,
     /// Bytes of this client's frames that are kept until the broker answers.
-    pub(crate) kept: Arc<Kept>,
+    pub(crate) kept: Arc<ReplayBuffer>,
     /// The client's budget share of incomplete messages, visible to other clients.
-    pub(crate) stake: Stake,
+    pub(crate) stake: ClientUsage,
     /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Declarer>,
     /// Whether `events` may be non-empty.
@@ -98,13 +98,13 @@ impl ClientLink {
         outbox: Arc<Outbox>,
         frame_max: u32,
         capabilities: amqp::Capabilities,
-        kept: Arc<KeptTotals>,
+        kept: Arc<ReplayTotals>,
         waiting: Arc<Waiting>,
     ) -> Self {
         outbox.count_in(waiting.tally());
         Self {
             client,
-            kept: Arc::new(Kept::new(kept, &outbox)),
+            kept: Arc::new(ReplayBuffer::new(kept, &outbox)),
             outbox,
             waiting,
             frame_max,
@@ -112,7 +112,7 @@ impl ClientLink {
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
-            stake: Stake::default(),
+            stake: ClientUsage::default(),
             declarer: None,
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
@@ -155,7 +155,7 @@ impl ClientLink {
 
     /// A link for the task that hands over a departed client's leftovers; unlike [`Self::nobody`] it receives
     /// events.
-    pub(crate) fn departed(kept: Arc<KeptTotals>) -> Arc<Self> {
+    pub(crate) fn departed(kept: Arc<ReplayTotals>) -> Arc<Self> {
         let outbox = Arc::new(Outbox::new(0));
         let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), kept, Arc::default());
         link.kept.depart();

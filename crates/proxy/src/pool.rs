@@ -27,16 +27,16 @@ pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
 pub(crate) use self::places::Unused;
-use self::places::{Entered, Place};
+use self::places::{ConnectionPermit, Entered};
 use crate::config::PoolConfig;
-use crate::doorkeeper::Doorkeeper;
+use crate::doorkeeper::AuthGate;
 use crate::identities::Identities;
-use crate::introduction::Introduction;
-use crate::kept::KeptTotals;
+use crate::introduction::ClientProperties;
+use crate::kept::ReplayTotals;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
-use crate::session::Session;
+use crate::session::ProxySession;
 use crate::staging::Staging;
 use crate::topology::Topologies;
 use crate::upstream::{self, Begun, Role, Upstream, UpstreamView};
@@ -54,14 +54,14 @@ pub struct Pool {
     places: Arc<Semaphore>,
     /// Notifies waiters that a connection may be unused.
     unused: Arc<Unused>,
-    doorkeeper: Doorkeeper,
+    doorkeeper: AuthGate,
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
     /// Client declarations that do not survive a broker restart.
     topologies: Arc<Topologies>,
     /// Bytes of clients' frames that are kept for replay.
-    kept: Arc<KeptTotals>,
+    kept: Arc<ReplayTotals>,
     /// Bytes of incomplete messages held from clients.
     staged: AtomicUsize,
     /// The room for incomplete messages.
@@ -106,7 +106,7 @@ pub struct Login {
 }
 
 /// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is large.
-type HalfOpen = Box<(Begun, Endpoint, Place)>;
+type HalfOpen = Box<(Begun, Endpoint, ConnectionPermit)>;
 
 /// The client's end of a session.
 #[derive(Debug, Clone)]
@@ -140,7 +140,7 @@ impl Pool {
             unused: Arc::default(),
             config,
             connections: Mutex::default(),
-            doorkeeper: Doorkeeper::new(),
+            doorkeeper: AuthGate::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
@@ -184,7 +184,7 @@ impl Pool {
                 Entered::Instead(()) => continue,
                 Entered::Begin(_permit, place) => {
                     self.check_not_refused(&credentials)?;
-                    self.begin(place, &credentials, &Introduction::SHARED).await
+                    self.begin(place, &credentials, &ClientProperties::SHARED).await
                 }
             };
             match attempt {
@@ -246,7 +246,7 @@ impl Pool {
         login: Login,
         virtual_host: &str,
         client: ClientSide,
-    ) -> Result<Session, Refusal> {
+    ) -> Result<ProxySession, Refusal> {
         let Login { credentials, info, mut begun } = login;
         let end = self.arrival_end();
         while !self.is_verified_for(&credentials, virtual_host) {
@@ -255,7 +255,7 @@ impl Pool {
                 Err(refusal) => self.wait_for_return(refusal, end).await?,
             }
         }
-        Ok(Session::new(self.clone(), credentials, virtual_host, &info, client))
+        Ok(ProxySession::new(self.clone(), credentials, virtual_host, &info, client))
     }
 
     async fn verify_once(
@@ -279,7 +279,7 @@ impl Pool {
         match Box::pin(self.enter(credentials, true, end, verified)).await? {
             Entered::Instead(()) => Ok(()),
             Entered::Begin(_permit, place) => {
-                let begun = self.begin(place, credentials, &Introduction::SHARED).await?;
+                let begun = self.begin(place, credentials, &ClientProperties::SHARED).await?;
                 self.verify(begun, credentials, virtual_host).await
             }
         }
@@ -468,7 +468,7 @@ impl Pool {
     }
 
     /// Bytes of clients' frames that are kept for replay.
-    pub(crate) fn kept(&self) -> &Arc<KeptTotals> {
+    pub(crate) fn kept(&self) -> &Arc<ReplayTotals> {
         &self.kept
     }
 
@@ -558,9 +558,9 @@ impl Pool {
     /// Connects and logs in at the first address that answers.
     async fn begin(
         self: &Arc<Self>,
-        place: Place,
+        place: ConnectionPermit,
         credentials: &Credentials,
-        introduction: &Introduction,
+        introduction: &ClientProperties,
     ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
         for endpoint in self.endpoints_in_order().await {

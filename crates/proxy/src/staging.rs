@@ -61,10 +61,10 @@ struct Table {
 
 /// A position in the wait queue. Clients that have already waited with the same message come first, so that a
 /// message of many reads need not wait behind all others each time.
-type Ticket = (Turn, u64);
+type Ticket = (TicketRank, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Turn {
+enum TicketRank {
     Again,
     First,
 }
@@ -80,7 +80,7 @@ struct Waiter {
 
 /// A client's budget share, as other clients see it.
 #[derive(Debug, Default)]
-pub(crate) struct Stake {
+pub(crate) struct ClientUsage {
     /// Lower bound of the time since which it has held room or a streaming connection, in microseconds from
     /// [`Staging::epoch`] plus 1; 0 if it holds neither.
     since: AtomicU64,
@@ -258,7 +258,7 @@ impl Staging {
 
 /// One client's handle to the room.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct BudgetShare {
     staging: Arc<Staging>,
     /// The client's bytes that count towards the total.
     counted: usize,
@@ -277,7 +277,7 @@ pub(crate) struct Seat {
     excused: Option<Instant>,
 }
 
-impl Seat {
+impl BudgetShare {
     pub(crate) fn new(staging: Arc<Staging>) -> Self {
         Self {
             staging,
@@ -368,7 +368,8 @@ impl Seat {
     /// Puts the client into the wait queue. The grant is available when it is nudged, or at once.
     pub(crate) fn line_up(&mut self, staged: usize, link: &Arc<ClientLink>) {
         let need = staged.saturating_sub(ALWAYS).saturating_sub(self.counted);
-        let turn = if std::mem::replace(&mut self.waited, true) { Turn::Again } else { Turn::First };
+        let turn =
+            if std::mem::replace(&mut self.waited, true) { TicketRank::Again } else { TicketRank::First };
         let mut table = self.staging.table.lock();
         table.next_ticket += 1;
         let ticket = (turn, table.next_ticket);

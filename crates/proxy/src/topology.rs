@@ -33,7 +33,7 @@ use crate::link::ClientLink;
 /// The remembered topology, by virtual host. Its lock is a leaf.
 #[derive(Debug, Default)]
 pub(crate) struct Topologies {
-    state: Mutex<State>,
+    state: Mutex<TopologyState>,
     /// Whether any virtual host is torn, so that placing a channel takes no lock while none is.
     torn: AtomicBool,
     /// Whether anything is remembered, for the same reason.
@@ -45,7 +45,7 @@ pub(crate) struct Topologies {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TopologyState {
     vhosts: HashMap<Box<str>, Vhost>,
     /// Number of torn virtual hosts.
     torn: usize,
@@ -192,7 +192,7 @@ impl Topologies {
 
     fn change<T>(
         &self,
-        state: &mut State,
+        state: &mut TopologyState,
         virtual_host: &str,
         change: impl FnOnce(&mut Vhost) -> T,
     ) -> Option<T> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use transport::{Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
-use crate::limits::Place;
+use crate::limits::ConnectionLease;
 use crate::registry::Arrival;
 use crate::server::Shared;
 
@@ -33,10 +33,16 @@ impl Spoken {
 }
 
 /// The server's end of one client's connection.
-pub(crate) trait Client: Protocol + Send + Sized + 'static {
+pub(crate) trait ClientStream: Protocol + Send + Sized + 'static {
     /// Creates a connection that has received nothing yet. Its output goes to `outbox`; `now` is when it was accepted.
-    fn new(shared: Arc<Shared>, id: u64, peer: Peer, outbox: Arc<Outbox>, place: Place, now: Instant)
-    -> Self;
+    fn new(
+        shared: Arc<Shared>,
+        id: u64,
+        peer: Peer,
+        outbox: Arc<Outbox>,
+        place: ConnectionLease,
+        now: Instant,
+    ) -> Self;
     /// Offers login by the client's verified certificate, which stands for `user`. Called before the first input.
     fn offer_external(&mut self, user: Arc<str>);
     /// Notes where the connection came from and to. Called before the first input.
@@ -52,13 +58,13 @@ pub(crate) trait Client: Protocol + Send + Sized + 'static {
 /// Implements [`Client`] for a connection that has all of its methods as inherent methods.
 macro_rules! is_client {
     ($connection:ty) => {
-        impl crate::client::Client for $connection {
+        impl crate::client::ClientStream for $connection {
             fn new(
                 shared: std::sync::Arc<crate::server::Shared>,
                 id: u64,
                 peer: transport::Peer,
                 outbox: std::sync::Arc<transport::Outbox>,
-                place: crate::limits::Place,
+                place: crate::limits::ConnectionLease,
                 now: std::time::Instant,
             ) -> Self {
                 Self::new(shared, id, peer, outbox, place, now)

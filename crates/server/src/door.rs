@@ -10,13 +10,13 @@ use broker::{Broker, Identity, SessionId};
 use transport::{Outbox, Peer};
 
 use crate::amqp::broker_session::BrokerSession;
-use crate::amqp::session::Session;
+use crate::amqp::session::BackendSession;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// The backend that clients are joined to.
 #[derive(Clone)]
-pub enum Door {
+pub enum Backend {
     /// The broker in this process.
     Broker(Arc<Broker>),
     /// Shared connections to another broker.
@@ -25,14 +25,14 @@ pub enum Door {
 
 /// The client that logs in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Client {
+pub(crate) struct LoginRequest {
     /// The connection's number.
     pub(crate) id: u64,
     pub(crate) peer: Peer,
 }
 
 /// An accepted login, held until a virtual host is opened with it.
-pub(crate) enum Login {
+pub(crate) enum BackendLogin {
     Broker(Identity),
     Upstream(proxy::Login),
 }
@@ -45,7 +45,7 @@ pub(crate) enum LoginError {
     Failed(Fault),
 }
 
-impl Door {
+impl Backend {
     /// Whether a verified client certificate can log a client in. An upstream would need the certificate itself
     /// and a proof of possession that only the client can make, so there it works only if the pool has other
     /// credentials for it.
@@ -77,8 +77,8 @@ impl Door {
     pub(crate) fn login_now(
         &self,
         credentials: &Credentials,
-        client: Client,
-    ) -> Option<Result<Login, LoginError>> {
+        client: LoginRequest,
+    ) -> Option<Result<BackendLogin, LoginError>> {
         let Self::Broker(broker) = self else { return None };
         let mechanism = credentials.mechanism;
         if mechanism == Mechanism::External {
@@ -94,21 +94,25 @@ impl Door {
         let (ip, loopback) = (client.peer.ip(), client.peer.is_loopback());
         let (user, secret) = (&credentials.username, credentials.secret.expose());
         let judged = broker.authenticate_from(user, secret, ip, loopback, Instant::now());
-        Some(judged.map(Login::Broker).map_err(|why| {
+        Some(judged.map(BackendLogin::Broker).map_err(|why| {
             tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
             LoginError::Refused(mechanism.refusal_text())
         }))
     }
 
     /// Checks credentials by asking the upstream.
-    pub(crate) async fn login(&self, credentials: Credentials, client: Client) -> Result<Login, LoginError> {
+    pub(crate) async fn login(
+        &self,
+        credentials: Credentials,
+        client: LoginRequest,
+    ) -> Result<BackendLogin, LoginError> {
         match self {
             Self::Broker(_) => self.login_now(&credentials, client).unwrap_or_else(|| {
                 Err(LoginError::Failed(Fault::new(ReplyCode::InternalError, "login could not be judged")))
             }),
             Self::Upstream(pool) => {
                 let info = proxy::ClientInfo { id: client.id, peer: client.peer.to_string() };
-                pool.authenticate(credentials, info).await.map(Login::Upstream).map_err(|refusal| {
+                pool.authenticate(credentials, info).await.map(BackendLogin::Upstream).map_err(|refusal| {
                     match refusal {
                         proxy::Refusal::Login(text) => LoginError::Refused(text),
                         proxy::Refusal::Fault(fault) => LoginError::Failed(fault),
@@ -126,7 +130,7 @@ impl Door {
         connection: u64,
         request: &OpenRequest,
         (outbox, shown): (Arc<Outbox>, Arc<OpenConnection>),
-    ) -> Result<Box<dyn Session>, Fault> {
+    ) -> Result<Box<dyn BackendSession>, Fault> {
         let Self::Broker(broker) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
@@ -153,7 +157,7 @@ impl Door {
         login: proxy::Login,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
-    ) -> Result<Box<dyn Session>, Fault> {
+    ) -> Result<Box<dyn BackendSession>, Fault> {
         let Self::Upstream(pool) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
@@ -174,9 +178,13 @@ impl Door {
 }
 
 /// Logs in the user that a verified certificate stands for. The client's own response is ignored, as in RabbitMQ.
-fn login_external(broker: &Broker, credentials: &Credentials, client: Client) -> Result<Login, LoginError> {
+fn login_external(
+    broker: &Broker,
+    credentials: &Credentials,
+    client: LoginRequest,
+) -> Result<BackendLogin, LoginError> {
     let judged = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
-    judged.map(Login::Broker).map_err(|why| {
+    judged.map(BackendLogin::Broker).map_err(|why| {
         tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
         LoginError::Refused(credentials.mechanism.refusal_text())
     })

@@ -41,10 +41,12 @@ mod websocket;
 
 pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
 pub use alarms::{Alarms, Resource};
-pub use door::{Clock, Door};
-pub use limits::{ConnectionCounter, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Place, Scopes};
+pub use door::{Backend, Clock};
+pub use limits::{
+    ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
+};
 pub use listener::{Listener, SocketFile};
-pub use metrics::{Confirms, Counter, Metrics};
+pub use metrics::{Confirms, Counter, ServerMetrics};
 pub use mqtt::MqttConfig;
 pub use network::Network;
 pub use preface::{Preface, TrustedProxies};

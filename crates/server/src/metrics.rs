@@ -8,7 +8,7 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counters of the listeners and sessions since the process started.
         #[derive(Debug, Default)]
-        pub struct Metrics {
+        pub struct ServerMetrics {
             $($(#[$doc])* pub $name: Counter,)*
             confirms: [Confirms; 3],
         }
@@ -43,7 +43,7 @@ pub struct Confirms {
     pub given: Counter,
 }
 
-impl Metrics {
+impl ServerMetrics {
     /// The counters of one front end.
     pub fn confirms(&self, of: FrontEnd) -> &Confirms {
         &self.confirms[of as usize]

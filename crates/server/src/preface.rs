@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use proxy_protocol::{Accepted, FIRST_BYTES, Header, Parsed};
+use proxy_protocol::{AcceptedVersions, FIRST_BYTES, Parsed, ProxyHeader};
 use tokio::io::AsyncReadExt;
 use transport::tls::ServerTls;
 use transport::{Peer, Stream};
@@ -25,7 +25,7 @@ pub struct Preface {
 #[derive(Debug, Clone)]
 pub struct TrustedProxies {
     /// The protocol versions that they use.
-    pub accepted: Accepted,
+    pub accepted: AcceptedVersions,
     /// Their addresses.
     pub networks: Vec<Network>,
     /// Whether clients of Unix sockets are trusted too.
@@ -98,8 +98,8 @@ impl Preface {
             return if stranger { Err(PrefaceError::HeaderFromStranger) } else { Ok(peer) };
         }
         Ok(match read_header(stream, proxies.accepted).await? {
-            Header::Local => peer,
-            Header::Proxied { source, .. } => Peer::Ip(source),
+            ProxyHeader::Local => peer,
+            ProxyHeader::Proxied { source, .. } => Peer::Ip(source),
         })
     }
 
@@ -112,7 +112,7 @@ impl Preface {
 }
 
 /// Reads a header and not a byte beyond it.
-async fn read_header(stream: &mut Stream, accepted: Accepted) -> Result<Header, PrefaceError> {
+async fn read_header(stream: &mut Stream, accepted: AcceptedVersions) -> Result<ProxyHeader, PrefaceError> {
     let mut input = Vec::new();
     loop {
         match proxy_protocol::parse(&input, accepted).map_err(PrefaceError::Header)? {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn from_unix() -> Preface {
-        let proxies = TrustedProxies { accepted: Accepted::Any, networks: Vec::new(), unix: true };
+        let proxies = TrustedProxies { accepted: AcceptedVersions::Any, networks: Vec::new(), unix: true };
         Preface { proxies: Some(Arc::new(proxies)), tls: None }
     }
 

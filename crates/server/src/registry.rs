@@ -108,7 +108,7 @@ pub struct ChannelStatus {
 }
 
 /// A connection's entry in the registry, removed when dropped.
-pub(crate) struct Registered {
+pub(crate) struct RegisteredConnection {
     registry: Arc<Registry>,
     connection: Arc<OpenConnection>,
 }
@@ -133,19 +133,19 @@ impl Registry {
         self.open.lock().get(&id).cloned()
     }
 
-    pub(crate) fn register(self: &Arc<Self>, connection: Arc<OpenConnection>) -> Registered {
+    pub(crate) fn register(self: &Arc<Self>, connection: Arc<OpenConnection>) -> RegisteredConnection {
         self.open.lock().insert(connection.id, Arc::clone(&connection));
-        Registered { registry: Arc::clone(self), connection }
+        RegisteredConnection { registry: Arc::clone(self), connection }
     }
 }
 
-impl Registered {
+impl RegisteredConnection {
     pub(crate) fn connection(&self) -> &Arc<OpenConnection> {
         &self.connection
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredConnection {
     fn drop(&mut self) {
         self.registry.open.lock().remove(&self.connection.id);
     }
@@ -396,7 +396,7 @@ mod tests {
     use crate::amqp::content::Destination;
     use crate::amqp::deliveries::ConnectionConsumers;
 
-    fn opened(registry: &Arc<Registry>, id: u64) -> Registered {
+    fn opened(registry: &Arc<Registry>, id: u64) -> RegisteredConnection {
         let outbox = Arc::new(Outbox::new(0));
         registry.register(OpenConnection::new(Opening {
             id,

@@ -18,13 +18,13 @@ use transport::{Ended, Outbox, Peer, Stream, drive};
 
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
-use crate::amqp::connection::Connection;
+use crate::amqp::connection::AmqpConnection;
 use crate::amqp::incomplete::Incomplete;
-use crate::client::{Client, Spoken};
-use crate::door::{Clock, Door};
-use crate::limits::{ConnectionCounter, Exceeded, InUse, LimitReached, Limits, Place};
+use crate::client::{ClientStream, Spoken};
+use crate::door::{Backend, Clock};
+use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
-use crate::metrics::Metrics;
+use crate::metrics::ServerMetrics;
 use crate::mqtt::{self, Hub, MqttConfig};
 use crate::preface::{Preface, PrefaceError};
 use crate::registry::{Arrival, OpenConnection, Registry};
@@ -75,13 +75,13 @@ pub struct ServerConfig {
 /// State shared by all connections of a server.
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
-    pub(crate) door: Door,
+    pub(crate) door: Backend,
     /// The product, a slash, and its version.
     product: String,
     /// Server properties and mechanisms offered to new connections.
     offer: Mutex<Offers>,
     pub(crate) clock: Clock,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: ServerMetrics,
     pub(crate) alarms: Arc<Alarms>,
     /// Budget for partially received messages on the embedded broker.
     pub(crate) incomplete: Arc<Incomplete>,
@@ -160,7 +160,7 @@ pub struct Server {
 
 impl Server {
     /// A server without listeners. `version` is the product's version, which is sent to clients.
-    pub fn new(config: ServerConfig, door: Door, clock: Clock, version: &str) -> Self {
+    pub fn new(config: ServerConfig, door: Backend, clock: Clock, version: &str) -> Self {
         let offer = ServerOffer {
             server_properties: server_properties(&config.product, version),
             mechanisms: vec![Mechanism::Plain, Mechanism::AmqPlain],
@@ -176,7 +176,7 @@ impl Server {
             product: format!("{PRODUCT}/{version}"),
             offer: Mutex::new(Offers::new(offer)),
             clock,
-            metrics: Metrics::default(),
+            metrics: ServerMetrics::default(),
             alarms: Arc::default(),
             registry: Arc::default(),
             mqtt: OnceLock::new(),
@@ -202,7 +202,7 @@ impl Server {
     /// # Errors
     /// Describes stored state that cannot be read.
     pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), String> {
-        let Door::Broker(broker) = &self.shared.door else { return Ok(()) };
+        let Backend::Broker(broker) = &self.shared.door else { return Ok(()) };
         let hub = mqtt::start(broker, config, self.shared.clock)?;
         // A second call changes nothing.
         let _ = self.shared.mqtt.set(hub);
@@ -271,7 +271,7 @@ impl Server {
     }
 
     /// The counters of listeners and sessions.
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> &ServerMetrics {
         &self.shared.metrics
     }
 
@@ -407,7 +407,7 @@ pub(crate) struct Newcomer {
     pub(crate) id: u64,
     pub(crate) peer: Peer,
     pub(crate) transport: Transport,
-    pub(crate) place: Place,
+    pub(crate) place: ConnectionLease,
     pub(crate) since: Instant,
     /// The server's end of the connection; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
@@ -417,7 +417,7 @@ pub(crate) struct Newcomer {
 
 impl Newcomer {
     /// Creates the server's end of the connection, and the outbox that collects its output.
-    pub(crate) fn into_client<C: Client>(self, shared: &Arc<Shared>) -> (C, Arc<Outbox>) {
+    pub(crate) fn into_client<C: ClientStream>(self, shared: &Arc<Shared>) -> (C, Arc<Outbox>) {
         let record = shared.record(&self);
         let Self { id, peer, transport, place, since, local, external } = self;
         let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
@@ -500,14 +500,14 @@ fn enter(shared: Arc<Shared>, websocket: Option<Arc<WebSocketConfig>>, stream: S
     match websocket {
         Some(config) => tokio::spawn(websocket::run(shared, config, stream, newcomer)),
         None => match newcomer.transport.spoken {
-            Spoken::Amqp => tokio::spawn(run::<Connection>(shared, stream, newcomer)),
+            Spoken::Amqp => tokio::spawn(run::<AmqpConnection>(shared, stream, newcomer)),
             Spoken::Mqtt => match shared.mqtt_relay.get().cloned() {
                 Some(relay) => tokio::spawn(relay::run_plain(shared, relay, stream, newcomer)),
-                None => tokio::spawn(run::<crate::mqtt::Connection>(shared, stream, newcomer)),
+                None => tokio::spawn(run::<crate::mqtt::MqttConnection>(shared, stream, newcomer)),
             },
             Spoken::Stomp => match shared.stomp_relay.get().cloned() {
                 Some(relay) => tokio::spawn(relay::run_plain(shared, relay, stream, newcomer)),
-                None => tokio::spawn(run::<crate::stomp::Connection>(shared, stream, newcomer)),
+                None => tokio::spawn(run::<crate::stomp::StompConnection>(shared, stream, newcomer)),
             },
         },
     };
@@ -532,7 +532,7 @@ async fn pass(
 }
 
 /// Runs a connection. Builds its state before the future, which would otherwise hold the arguments as well.
-fn run<C: Client>(
+fn run<C: ClientStream>(
     shared: Arc<Shared>,
     mut stream: Stream,
     newcomer: Newcomer,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use broker::Broker;
 
-use crate::door::{Clock, Door};
+use crate::door::{Backend, Clock};
 use crate::limits::ConnectionLimits;
 use crate::server::{Server, ServerConfig};
 
@@ -31,7 +31,7 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
         product: "Leveret".to_owned(),
         access_log: None,
     };
-    Server::new(config, Door::Broker(broker), clock, "test")
+    Server::new(config, Backend::Broker(broker), clock, "test")
 }
 
 /// Resident memory of this process, in bytes.

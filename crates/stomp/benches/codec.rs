@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use stomp::{Decoder, FrameWriter, Version};
+use stomp::{FrameWriter, StompDecoder, StompVersion};
 
 /// Bytes of body: a small event, a common message, and a large one.
 const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
@@ -12,7 +12,7 @@ const BUFFER: usize = 256 * 1024;
 
 /// Appends a SEND as clients write it.
 fn write(out: &mut Vec<u8>, body: &[u8]) {
-    let mut frame = FrameWriter::new(out, Version::V12, "SEND");
+    let mut frame = FrameWriter::new(out, StompVersion::V12, "SEND");
     frame.header("destination", "/exchange/amq.topic/sensors.kitchen.temperature");
     frame
         .header("content-type", "application/json")
@@ -32,8 +32,8 @@ fn codec(c: &mut Criterion) {
         group.throughput(Throughput::Bytes(input.len() as u64));
         group.bench_function(BenchmarkId::from_parameter(size), |b| {
             b.iter(|| {
-                let mut decoder = Decoder::of_clients(u64::MAX);
-                decoder.set_version(Version::V12);
+                let mut decoder = StompDecoder::of_clients(u64::MAX);
+                decoder.set_version(StompVersion::V12);
                 let mut start = 0;
                 while start < input.len() {
                     let step = decoder.decode(&input[start..]).expect("it is well-formed");

@@ -7,25 +7,25 @@ use memchr::{memchr, memchr_iter};
 use smallvec::SmallVec;
 
 use crate::escape;
-use crate::fault::Fault;
-use crate::frame::{Frame, Headers, Payload};
+use crate::fault::StompFault;
+use crate::frame::{FrameBody, Headers, StompFrame};
 use crate::limits::{MAX_BLANK, MAX_HEAD, MAX_HEADER_LINE, MAX_HEADERS};
-use crate::version::Version;
+use crate::version::StompVersion;
 
 /// The progress of one call of [`Decoder::decode`].
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct StompDecodeStep<'a> {
     /// Bytes of the input that were consumed.
     pub taken: usize,
     /// The frame that ended there, if any.
-    pub frame: Option<Frame<'a>>,
+    pub frame: Option<StompFrame<'a>>,
 }
 
 /// Decodes frames from a stream that arrives in pieces.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct StompDecoder {
     commands: &'static [&'static str],
-    version: Version,
+    version: StompVersion,
     body_limit: u64,
     state: State,
     /// The head of a frame whose body arrives in later reads.
@@ -48,7 +48,7 @@ struct Announced {
     limit: u64,
 }
 
-impl Decoder {
+impl StompDecoder {
     /// Decodes what clients send, with bodies of up to `body_limit` bytes, initially as STOMP 1.0.
     pub fn of_clients(body_limit: u64) -> Self {
         Self::new(CLIENT_COMMANDS, body_limit)
@@ -61,11 +61,11 @@ impl Decoder {
 
     fn new(commands: &'static [&'static str], body_limit: u64) -> Self {
         let state = State::Head { looked_at: 0 };
-        Self { commands, version: Version::V10, body_limit, state, head: Vec::new() }
+        Self { commands, version: StompVersion::V10, body_limit, state, head: Vec::new() }
     }
 
     /// Sets the negotiated version, which applies to the frames that follow.
-    pub fn set_version(&mut self, version: Version) {
+    pub fn set_version(&mut self, version: StompVersion) {
         self.version = version;
     }
 
@@ -74,7 +74,7 @@ impl Decoder {
     ///
     /// # Errors
     /// The input is not a frame, or the frame is too large. The stream cannot be read any further.
-    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<StompDecodeStep<'a>, StompFault> {
         match &mut self.state {
             State::Head { looked_at } => {
                 self.head = Vec::new();
@@ -86,7 +86,7 @@ impl Decoder {
                         check_begin(input, self.commands)?;
                         // The end of the head may begin with the last two bytes.
                         *looked_at = input.len().saturating_sub(2);
-                        Ok(Step { taken: skipped, frame: None })
+                        Ok(StompDecodeStep { taken: skipped, frame: None })
                     }
                 }
             }
@@ -95,7 +95,12 @@ impl Decoder {
     }
 
     /// Handles a head that is complete and ends at `end`.
-    fn begin<'a>(&'a mut self, input: &'a [u8], skipped: usize, end: usize) -> Result<Step<'a>, Fault> {
+    fn begin<'a>(
+        &'a mut self,
+        input: &'a [u8],
+        skipped: usize,
+        end: usize,
+    ) -> Result<StompDecodeStep<'a>, StompFault> {
         let (head, rest) = input.split_at(end);
         let (command, headers) = self.read_head(head)?;
         let announced = self.announced(command, &headers)?;
@@ -108,19 +113,19 @@ impl Decoder {
             self.head = head.to_vec();
             let body = rest.to_vec();
             self.state = State::Body { announced, body };
-            return Ok(Step { taken: skipped + input.len(), frame: None });
+            return Ok(StompDecodeStep { taken: skipped + input.len(), frame: None });
         };
         check_end(rest[len])?;
         check_blank(command, &rest[..len])?;
         self.state = State::Head { looked_at: 0 };
-        let frame = Frame { command, headers, body: Payload::Borrowed(&rest[..len]) };
-        Ok(Step { taken: skipped + end + len + 1, frame: Some(frame) })
+        let frame = StompFrame { command, headers, body: FrameBody::Borrowed(&rest[..len]) };
+        Ok(StompDecodeStep { taken: skipped + end + len + 1, frame: Some(frame) })
     }
 
     /// Consumes more of a body.
-    fn go_on<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+    fn go_on<'a>(&'a mut self, input: &'a [u8]) -> Result<StompDecodeStep<'a>, StompFault> {
         let State::Body { announced, body } = &mut self.state else {
-            return Ok(Step { taken: 0, frame: None });
+            return Ok(StompDecodeStep { taken: 0, frame: None });
         };
         let end = match announced.len {
             Some(len) => len - body.len(),
@@ -131,21 +136,21 @@ impl Decoder {
         announced.check(&String::from_utf8_lossy(line), body.len() + step)?;
         body.extend_from_slice(&input[..step]);
         if step == input.len() {
-            return Ok(Step { taken: step, frame: None });
+            return Ok(StompDecodeStep { taken: step, frame: None });
         }
         check_end(input[step])?;
         let body = Bytes::from(std::mem::take(body));
         self.state = State::Head { looked_at: 0 };
         let (command, headers) = self.read_head(&self.head)?;
         check_blank(command, &body)?;
-        let frame = Frame { command, headers, body: Payload::Owned(body) };
-        Ok(Step { taken: step + 1, frame: Some(frame) })
+        let frame = StompFrame { command, headers, body: FrameBody::Owned(body) };
+        Ok(StompDecodeStep { taken: step + 1, frame: Some(frame) })
     }
 
     /// Splits a head into command and headers.
-    fn read_head<'h>(&self, head: &'h [u8]) -> Result<(&'h str, Headers<'h>), Fault> {
-        let head =
-            std::str::from_utf8(head).map_err(|_| Fault::frame("command and headers must be UTF-8\n"))?;
+    fn read_head<'h>(&self, head: &'h [u8]) -> Result<(&'h str, Headers<'h>), StompFault> {
+        let head = std::str::from_utf8(head)
+            .map_err(|_| StompFault::frame("command and headers must be UTF-8\n"))?;
         let mut lines = head.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
         let command = lines.next().unwrap_or_default();
         if !self.commands.contains(&command) {
@@ -160,7 +165,7 @@ impl Decoder {
         for line in lines.take_while(|line| !line.is_empty()) {
             count += 1;
             if count > MAX_HEADERS {
-                return Err(Fault::frame(format!("a frame may have {MAX_HEADERS} headers at most\n")));
+                return Err(StompFault::frame(format!("a frame may have {MAX_HEADERS} headers at most\n")));
             }
             let (name, value) = read_header(line, version)?;
             if headers.get(&name).is_none() {
@@ -170,7 +175,7 @@ impl Decoder {
         Ok((command, headers))
     }
 
-    fn announced(&self, command: &str, headers: &Headers<'_>) -> Result<Announced, Fault> {
+    fn announced(&self, command: &str, headers: &Headers<'_>) -> Result<Announced, StompFault> {
         let limit = if may_have_body(command) { self.body_limit } else { MAX_BLANK };
         let len: Option<u64> = headers.number("content-length")?;
         let announced = Announced { len: len.map(|len| usize::try_from(len).unwrap_or(usize::MAX)), limit };
@@ -181,7 +186,7 @@ impl Decoder {
 
 impl Announced {
     /// Checks the announced length and the bytes received so far against the limit.
-    fn check(&self, command: &str, so_far: usize) -> Result<(), Fault> {
+    fn check(&self, command: &str, so_far: usize) -> Result<(), StompFault> {
         let at_least = self.len.unwrap_or_default().max(so_far);
         let fits = at_least as u64 <= self.limit && at_least < usize::MAX;
         match (fits, self.len) {
@@ -198,25 +203,25 @@ fn may_have_body(command: &str) -> bool {
     matches!(command, "SEND" | "MESSAGE" | "ERROR")
 }
 
-fn unwanted_body(command: &str) -> Fault {
-    Fault::frame(format!("'{command}' must not have a body\n"))
+fn unwanted_body(command: &str) -> StompFault {
+    StompFault::frame(format!("'{command}' must not have a body\n"))
 }
 
 /// Clients end other frames with a line end before their NUL, too; like RabbitMQ, this does not count it as a body.
-fn check_blank(command: &str, body: &[u8]) -> Result<(), Fault> {
+fn check_blank(command: &str, body: &[u8]) -> Result<(), StompFault> {
     let is_blank = body.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
     if is_blank || may_have_body(command) { Ok(()) } else { Err(unwanted_body(command)) }
 }
 
 /// Worded as in RabbitMQ's channel.
-fn too_large(size: &str, limit: u64) -> Fault {
+fn too_large(size: &str, limit: u64) -> StompFault {
     let detail = format!("PRECONDITION_FAILED - message {size}is larger than configured max size {limit}");
-    Fault::new("precondition_failed", detail)
+    StompFault::new("precondition_failed", detail)
 }
 
-fn bad_command(command: &str) -> Fault {
+fn bad_command(command: &str) -> StompFault {
     let shown: String = command.chars().take(MAX_COMMAND).collect();
-    Fault::new("Bad command", format!("Could not interpret command \"{}\"\n", shown.escape_debug()))
+    StompFault::new("Bad command", format!("Could not interpret command \"{}\"\n", shown.escape_debug()))
 }
 
 /// Bytes at the front that lie between frames: line ends, which are heart-beats, and stray NULs.
@@ -241,9 +246,9 @@ fn end_of_head(input: &[u8], from: usize) -> Option<usize> {
 }
 
 /// Checks that an incomplete head can still become a valid one, so that a peer with another protocol is refused at once.
-fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), Fault> {
+fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), StompFault> {
     if input.len() > MAX_HEAD {
-        return Err(Fault::frame(format!("headers of a frame may have {MAX_HEAD} bytes at most\n")));
+        return Err(StompFault::frame(format!("headers of a frame may have {MAX_HEAD} bytes at most\n")));
     }
     let line = &input[..memchr(b'\n', input).unwrap_or(input.len())];
     let is_whole = line.len() < input.len();
@@ -254,30 +259,33 @@ fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), Fault> {
     if commands.iter().any(may_be) { Ok(()) } else { Err(bad_command(&String::from_utf8_lossy(line))) }
 }
 
-fn check_end(byte: u8) -> Result<(), Fault> {
+fn check_end(byte: u8) -> Result<(), StompFault> {
     if byte == 0 {
         return Ok(());
     }
-    Err(Fault::frame("no NUL where content-length says that the body ends\n"))
+    Err(StompFault::frame("no NUL where content-length says that the body ends\n"))
 }
 
 /// Splits a header line into name and value. Without a version nothing is unescaped.
-fn read_header(line: &str, version: Option<Version>) -> Result<(Cow<'_, str>, Cow<'_, str>), Fault> {
+fn read_header(
+    line: &str,
+    version: Option<StompVersion>,
+) -> Result<(Cow<'_, str>, Cow<'_, str>), StompFault> {
     if line.len() > MAX_HEADER_LINE {
-        return Err(Fault::frame(format!("a header may have {MAX_HEADER_LINE} bytes at most\n")));
+        return Err(StompFault::frame(format!("a header may have {MAX_HEADER_LINE} bytes at most\n")));
     }
     let (name, value) = line.split_once(':').unwrap_or_default();
     if name.is_empty() {
         let shown: String = line.chars().take(MAX_SHOWN).collect();
-        return Err(Fault::frame(format!("a header is a name, a colon and a value, not '{shown}'\n")));
+        return Err(StompFault::frame(format!("a header is a name, a colon and a value, not '{shown}'\n")));
     }
     if line.contains(['\r', '\0']) {
-        return Err(Fault::frame("a header holds neither a carriage return nor a NUL\n"));
+        return Err(StompFault::frame("a header holds neither a carriage return nor a NUL\n"));
     }
     match version {
         None => Ok((name.into(), value.into())),
         // As in RabbitMQ: clients of 1.0 write `name: value`.
-        Some(Version::V10) => Ok((name.into(), value.trim_start_matches(' ').into())),
+        Some(StompVersion::V10) => Ok((name.into(), value.trim_start_matches(' ').into())),
         Some(version) => Ok((escape::read(name, version)?, escape::read(value, version)?)),
     }
 }
@@ -308,9 +316,9 @@ const SERVER_COMMANDS: &[&str] = &["MESSAGE", "RECEIPT", "ERROR", "CONNECTED"];
 mod tests {
     use super::*;
 
-    fn decode(input: &[u8]) -> Result<(usize, Option<String>), Fault> {
-        let mut decoder = Decoder::of_clients(100);
-        decoder.set_version(Version::V12);
+    fn decode(input: &[u8]) -> Result<(usize, Option<String>), StompFault> {
+        let mut decoder = StompDecoder::of_clients(100);
+        decoder.set_version(StompVersion::V12);
         let step = decoder.decode(input)?;
         let told = step.frame.map(|frame| {
             let body = String::from_utf8_lossy(frame.body.bytes()).into_owned();
@@ -377,7 +385,7 @@ mod tests {
 
     #[test]
     fn old_clients_may_put_a_space_in_front_of_values() {
-        let mut decoder = Decoder::of_clients(100);
+        let mut decoder = StompDecoder::of_clients(100);
         let step = decoder.decode(b"SEND\ndestination:  /queue/a\\n\n\n\0").unwrap();
         assert_eq!(step.frame.unwrap().headers.get("destination"), Some(r"/queue/a\n"));
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::fault::Fault;
+use crate::fault::StompFault;
 
 /// The target of a SEND or the source of a SUBSCRIBE.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,10 +41,10 @@ impl<'a> Destination<'a> {
     ///
     /// # Errors
     /// The text is not a valid destination; the fault has RabbitMQ's wording.
-    pub fn parse(text: &'a str) -> Result<Self, Fault> {
+    pub fn parse(text: &'a str) -> Result<Self, StompFault> {
         let Some(path) = text.strip_prefix('/') else {
             if text.is_empty() {
-                return Err(Fault::new("Invalid destination", "Destination cannot be blank"));
+                return Err(StompFault::new("Invalid destination", "Destination cannot be blank"));
             }
             // A text without any slash is the name of a queue.
             return if text.contains('/') { Err(unknown(text)) } else { Ok(Self::Queue(unescape(text)?)) };
@@ -92,14 +92,14 @@ impl<'a> Destination<'a> {
 
 /// The destination that a receiver sees for a message published to an exchange with a routing key.
 #[derive(Debug, Clone, Copy)]
-pub struct Published<'a> {
+pub struct PublishedTo<'a> {
     /// The exchange; empty for the default one.
     pub exchange: &'a str,
     /// The routing key.
     pub routing_key: &'a str,
 }
 
-impl fmt::Display for Published<'_> {
+impl fmt::Display for PublishedTo<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = Escaped(self.routing_key);
         match self.exchange {
@@ -134,7 +134,7 @@ fn is_escaped(byte: u8) -> bool {
 
 /// The name that a part of a destination stands for. Only the escapes that [`Escaped`] writes are decoded, as
 /// in RabbitMQ; `%20` therefore remains `%20`.
-fn unescape(text: &str) -> Result<Cow<'_, str>, Fault> {
+fn unescape(text: &str) -> Result<Cow<'_, str>, StompFault> {
     if !text.contains('%') {
         return Ok(text.into());
     }
@@ -151,7 +151,7 @@ fn unescape(text: &str) -> Result<Cow<'_, str>, Fault> {
         }
     }
     let name = String::from_utf8(bytes);
-    let not_text = |_| Fault::new("Invalid destination", format!("'{text}' does not stand for UTF-8\n"));
+    let not_text = |_| StompFault::new("Invalid destination", format!("'{text}' does not stand for UTF-8\n"));
     name.map(Cow::Owned).map_err(not_text)
 }
 
@@ -160,18 +160,18 @@ fn from_hex(digits: &[u8; 2]) -> Option<u8> {
     Some((digit(digits[0])? << 4 | digit(digits[1])?) as u8)
 }
 
-fn invalid(kind: &str, rest: &str) -> Fault {
+fn invalid(kind: &str, rest: &str) -> StompFault {
     // RabbitMQ shows the type as an Erlang atom, and nothing for a path without a name.
     let kind = kind.replace('-', "_");
-    Fault::new("Invalid destination", format!("'{rest}' is not a valid {kind} destination\n"))
+    StompFault::new("Invalid destination", format!("'{rest}' is not a valid {kind} destination\n"))
 }
 
-fn unknown(text: &str) -> Fault {
+fn unknown(text: &str) -> StompFault {
     let detail = format!(
         "'{text}' is not a valid destination.\nValid destination types are: /temp-queue, {}.\n",
         PREFIXES.join(", ")
     );
-    Fault::new("Unknown destination", detail)
+    StompFault::new("Unknown destination", detail)
 }
 
 #[cfg(test)]
@@ -234,7 +234,7 @@ mod tests {
         fn where_a_message_came_from_is_where_it_can_be_sent_to(
             exchange in "(|amq\\.topic|[a-z/%é\n]{1,9})", routing_key in "[\\PC/%]{1,20}",
         ) {
-            let told = Published { exchange: &exchange, routing_key: &routing_key }.to_string();
+            let told = PublishedTo { exchange: &exchange, routing_key: &routing_key }.to_string();
             prop_assert!(told.is_ascii());
             let destination = Destination::parse(&told).unwrap();
             prop_assert_eq!(destination.route(), (&*exchange, &*routing_key));

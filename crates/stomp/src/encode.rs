@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use crate::escape;
-use crate::version::Version;
+use crate::version::StompVersion;
 
 /// Ends a frame, after its body. RabbitMQ adds the line end for clients that wait for one; all others take it
 /// as a heart-beat.
@@ -14,16 +14,16 @@ pub const END_OF_FRAME: &[u8] = b"\0\n";
 pub struct FrameWriter<'o> {
     out: &'o mut Vec<u8>,
     /// Decides how headers are escaped.
-    version: Version,
+    version: StompVersion,
 }
 
 impl<'o> FrameWriter<'o> {
     /// Begins a frame. CONNECT and CONNECTED are written as in 1.0, regardless of the version (1.2, "Value Encoding").
-    pub fn new(out: &'o mut Vec<u8>, version: Version, command: &str) -> Self {
+    pub fn new(out: &'o mut Vec<u8>, version: StompVersion, command: &str) -> Self {
         out.extend_from_slice(command.as_bytes());
         out.push(b'\n');
         let is_plain = matches!(command, "CONNECT" | "STOMP" | "CONNECTED");
-        Self { out, version: if is_plain { Version::V10 } else { version } }
+        Self { out, version: if is_plain { StompVersion::V10 } else { version } }
     }
 
     /// Adds a header.
@@ -65,7 +65,7 @@ impl<'o> FrameWriter<'o> {
 
 struct Escaping<'o> {
     out: &'o mut Vec<u8>,
-    version: Version,
+    version: StompVersion,
 }
 
 impl Write for Escaping<'_> {
@@ -82,10 +82,10 @@ mod tests {
     #[test]
     fn a_body_is_measured_and_its_absence_is_not() {
         let mut out = Vec::new();
-        let mut frame = FrameWriter::new(&mut out, Version::V12, "MESSAGE");
+        let mut frame = FrameWriter::new(&mut out, StompVersion::V12, "MESSAGE");
         frame.header("destination", "/queue/a:b").display("n", 7);
         frame.end(b"x\0y");
-        FrameWriter::new(&mut out, Version::V12, "RECEIPT").end(b"");
+        FrameWriter::new(&mut out, StompVersion::V12, "RECEIPT").end(b"");
         let expected = b"MESSAGE\ndestination:/queue/a\\cb\nn:7\ncontent-length:3\n\nx\0y\0\nRECEIPT\n\n\0\n";
         assert_eq!(out, expected);
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn connected_is_not_escaped() {
         let mut out = Vec::new();
-        let mut frame = FrameWriter::new(&mut out, Version::V12, "CONNECTED");
+        let mut frame = FrameWriter::new(&mut out, StompVersion::V12, "CONNECTED");
         frame.header("server", r"a:b\c");
         frame.end(b"");
         assert_eq!(out, b"CONNECTED\nserver:a:b\\c\n\n\0\n");

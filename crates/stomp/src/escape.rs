@@ -2,19 +2,19 @@
 
 use std::borrow::Cow;
 
-use crate::fault::Fault;
-use crate::version::Version;
+use crate::fault::StompFault;
+use crate::version::StompVersion;
 
 /// The replacement of a byte that cannot be written as itself in a header. In 1.0, which has no escapes, a line end
 /// in a value would let its author inject headers: RabbitMQ escapes it in all versions, and so does this function.
-fn escaped(byte: u8, version: Version, in_name: bool) -> Option<&'static str> {
+fn escaped(byte: u8, version: StompVersion, in_name: bool) -> Option<&'static str> {
     match byte {
         b'\n' => Some("\\n"),
-        b'\r' if version != Version::V11 => Some("\\r"),
+        b'\r' if version != StompVersion::V11 => Some("\\r"),
         // 1.1 has no escape for it; unescaped it would be taken as part of the line end.
         b'\r' => Some(""),
-        b':' if in_name || version != Version::V10 => Some("\\c"),
-        b'\\' if version != Version::V10 => Some("\\\\"),
+        b':' if in_name || version != StompVersion::V10 => Some("\\c"),
+        b'\\' if version != StompVersion::V10 => Some("\\\\"),
         // It would end the frame for peers that look for the end of the frame before they read its headers.
         0 => Some("\u{fffd}"),
         _ => None,
@@ -22,7 +22,7 @@ fn escaped(byte: u8, version: Version, in_name: bool) -> Option<&'static str> {
 }
 
 /// Appends a header's name or value in its wire form.
-pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: Version, in_name: bool) {
+pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: StompVersion, in_name: bool) {
     let mut rest = text.as_bytes();
     while let Some(at) = rest.iter().position(|byte| escaped(*byte, version, in_name).is_some()) {
         out.extend_from_slice(&rest[..at]);
@@ -36,8 +36,8 @@ pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: Version, in_name: bo
 ///
 /// # Errors
 /// An escape that the version does not have, which ends the connection (1.2, "Value Encoding").
-pub(crate) fn read(wire: &str, version: Version) -> Result<Cow<'_, str>, Fault> {
-    if version == Version::V10 || memchr::memchr(b'\\', wire.as_bytes()).is_none() {
+pub(crate) fn read(wire: &str, version: StompVersion) -> Result<Cow<'_, str>, StompFault> {
+    if version == StompVersion::V10 || memchr::memchr(b'\\', wire.as_bytes()).is_none() {
         return Ok(Cow::Borrowed(wire));
     }
     let mut text = String::with_capacity(wire.len());
@@ -51,10 +51,12 @@ pub(crate) fn read(wire: &str, version: Version) -> Result<Cow<'_, str>, Fault> 
             Some('n') => '\n',
             Some('c') => ':',
             Some('\\') => '\\',
-            Some('r') if version == Version::V12 => '\r',
+            Some('r') if version == StompVersion::V12 => '\r',
             other => {
                 let other = other.map_or(String::new(), |other| other.escape_debug().to_string());
-                return Err(Fault::frame(format!("STOMP {version} has no escape '\\{other}' in headers\n")));
+                return Err(StompFault::frame(format!(
+                    "STOMP {version} has no escape '\\{other}' in headers\n"
+                )));
             }
         });
     }
@@ -67,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    fn wire(text: &str, version: Version, in_name: bool) -> String {
+    fn wire(text: &str, version: StompVersion, in_name: bool) -> String {
         let mut out = Vec::new();
         write(&mut out, text, version, in_name);
         String::from_utf8(out).unwrap()
@@ -76,27 +78,30 @@ mod tests {
     #[test]
     fn each_version_escapes_what_it_has_to() {
         let text = "a:b\\c\nd\re";
-        assert_eq!(wire(text, Version::V12, false), r"a\cb\\c\nd\re");
-        assert_eq!(wire(text, Version::V11, false), r"a\cb\\c\nde");
-        assert_eq!(wire(text, Version::V10, false), r"a:b\c\nd\re");
-        assert_eq!(wire("a:b", Version::V10, true), r"a\cb");
+        assert_eq!(wire(text, StompVersion::V12, false), r"a\cb\\c\nd\re");
+        assert_eq!(wire(text, StompVersion::V11, false), r"a\cb\\c\nde");
+        assert_eq!(wire(text, StompVersion::V10, false), r"a:b\c\nd\re");
+        assert_eq!(wire("a:b", StompVersion::V10, true), r"a\cb");
     }
 
     #[test]
     fn unknown_escapes_are_refused() {
-        for (text, version) in
-            [(r"\t", Version::V12), (r"\", Version::V12), (r"\r", Version::V11), (r"a\é", Version::V11)]
-        {
+        for (text, version) in [
+            (r"\t", StompVersion::V12),
+            (r"\", StompVersion::V12),
+            (r"\r", StompVersion::V11),
+            (r"a\é", StompVersion::V11),
+        ] {
             let fault = read(text, version).unwrap_err();
             assert!(fault.detail.starts_with("STOMP 1."), "{fault}");
         }
-        assert_eq!(read(r"C:\temp\", Version::V10).unwrap(), r"C:\temp\");
+        assert_eq!(read(r"C:\temp\", StompVersion::V10).unwrap(), r"C:\temp\");
     }
 
     proptest! {
         #[test]
         fn what_is_escaped_is_read_as_it_was(text in "[^\0]{0,40}", in_name: bool) {
-            for (version, expected) in [(Version::V12, text.clone()), (Version::V11, text.replace('\r', ""))] {
+            for (version, expected) in [(StompVersion::V12, text.clone()), (StompVersion::V11, text.replace('\r', ""))] {
                 let wire = wire(&text, version, in_name);
                 prop_assert_eq!(read(&wire, version).unwrap(), expected);
             }
@@ -104,7 +109,7 @@ mod tests {
 
         #[test]
         fn no_text_breaks_out_of_its_line(text in "\\PC{0,20}[\n\r\0:\\\\]{0,4}\\PC{0,20}", version in 0usize..3) {
-            let version = [Version::V10, Version::V11, Version::V12][version];
+            let version = [StompVersion::V10, StompVersion::V11, StompVersion::V12][version];
             let wire = wire(&text, version, true);
             prop_assert!(!wire.contains(['\n', '\r', '\0', ':']));
         }

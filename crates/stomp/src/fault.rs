@@ -6,14 +6,14 @@ use std::fmt;
 /// The reason why a connection ends, as the ERROR frame reports it: the header `message`, and a body that
 /// explains it. RabbitMQ's wording is used wherever its adapter has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct StompFault {
     /// A short description, for the header `message`.
     pub message: Cow<'static, str>,
     /// The explanation in the body of the ERROR frame.
     pub detail: Cow<'static, str>,
 }
 
-impl Fault {
+impl StompFault {
     /// Creates a fault with this message and explanation.
     pub fn new(message: impl Into<Cow<'static, str>>, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { message: message.into(), detail: detail.into() }
@@ -30,10 +30,10 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for StompFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.message, self.detail.trim_end())
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for StompFault {}

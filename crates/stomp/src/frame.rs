@@ -6,17 +6,17 @@ use std::fmt;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::fault::Fault;
+use crate::fault::StompFault;
 
 /// A decoded frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame<'a> {
+pub struct StompFrame<'a> {
     /// The command, such as `SEND`.
     pub command: &'a str,
     /// The headers.
     pub headers: Headers<'a>,
     /// The body.
-    pub body: Payload<'a>,
+    pub body: FrameBody<'a>,
 }
 
 /// The headers of a frame, unescaped and in order. Of several with one name only the first is stored, as only
@@ -39,22 +39,24 @@ impl Headers<'_> {
     ///
     /// # Errors
     /// The value is not a number, or is too large.
-    pub fn number<N: std::str::FromStr>(&self, name: &'static str) -> Result<Option<N>, Fault> {
+    pub fn number<N: std::str::FromStr>(&self, name: &'static str) -> Result<Option<N>, StompFault> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.trim().parse();
-        number.map(Some).map_err(|_| Fault::header(format!("'{name}' must be a number, not '{text}'\n")))
+        number.map(Some).map_err(|_| StompFault::header(format!("'{name}' must be a number, not '{text}'\n")))
     }
 
     /// Parses a header as `true` or `false`.
     ///
     /// # Errors
     /// The value is neither.
-    pub fn flag(&self, name: &'static str) -> Result<Option<bool>, Fault> {
+    pub fn flag(&self, name: &'static str) -> Result<Option<bool>, StompFault> {
         match self.get(name) {
             None => Ok(None),
             Some("true" | "True") => Ok(Some(true)),
             Some("false" | "False") => Ok(Some(false)),
-            Some(other) => Err(Fault::header(format!("'{name}' must be true or false, not '{other}'\n"))),
+            Some(other) => {
+                Err(StompFault::header(format!("'{name}' must be true or false, not '{other}'\n")))
+            }
         }
     }
 }
@@ -69,14 +71,14 @@ impl fmt::Debug for Headers<'_> {
 
 /// The body of a frame.
 #[derive(Debug, Clone, Eq)]
-pub enum Payload<'a> {
+pub enum FrameBody<'a> {
     /// A slice of the input: the frame arrived whole.
     Borrowed(&'a [u8]),
     /// A copy: the frame arrived in several reads.
     Owned(Bytes),
 }
 
-impl Payload<'_> {
+impl FrameBody<'_> {
     /// The bytes of the body.
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -86,7 +88,7 @@ impl Payload<'_> {
     }
 }
 
-impl PartialEq for Payload<'_> {
+impl PartialEq for FrameBody<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.bytes() == other.bytes()
     }

@@ -31,8 +31,8 @@ pub mod limits;
 pub mod server;
 mod version;
 
-pub use decode::{Decoder, Step};
+pub use decode::{StompDecodeStep, StompDecoder};
 pub use encode::{END_OF_FRAME, FrameWriter};
-pub use fault::Fault;
-pub use frame::{Frame, Headers, Payload};
-pub use version::Version;
+pub use fault::StompFault;
+pub use frame::{FrameBody, Headers, StompFrame};
+pub use version::StompVersion;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A version; later versions compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
+pub enum StompVersion {
     /// STOMP 1.0: headers are not escaped.
     V10,
     /// STOMP 1.1: headers are escaped, and there are heart-beats and NACK.
@@ -13,7 +13,7 @@ pub enum Version {
     V12,
 }
 
-impl Version {
+impl StompVersion {
     /// All versions, as ERROR frames list them.
     pub const ALL: &str = "1.0,1.1,1.2";
 
@@ -39,7 +39,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for StompVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -52,15 +52,15 @@ mod tests {
     #[test]
     fn the_highest_common_version_is_chosen() {
         for (accepted, chosen) in [
-            (None, Some(Version::V10)),
-            (Some("1.0,1.1,1.2"), Some(Version::V12)),
-            (Some("1.2,1.1"), Some(Version::V12)),
-            (Some("1.1, 1.0"), Some(Version::V11)),
-            (Some("2.0,1.0"), Some(Version::V10)),
+            (None, Some(StompVersion::V10)),
+            (Some("1.0,1.1,1.2"), Some(StompVersion::V12)),
+            (Some("1.2,1.1"), Some(StompVersion::V12)),
+            (Some("1.1, 1.0"), Some(StompVersion::V11)),
+            (Some("2.0,1.0"), Some(StompVersion::V10)),
             (Some("2.0"), None),
             (Some(""), None),
         ] {
-            assert_eq!(Version::negotiate(accepted), chosen, "{accepted:?}");
+            assert_eq!(StompVersion::negotiate(accepted), chosen, "{accepted:?}");
         }
     }
 }

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use store::Waiter;
 use store::disk::{Disk, RealDisk};
-use store::journal::{Entry, Journal, QueueId, Range, Settings, open};
+use store::journal::{Entry, Journal, JournalSettings, QueueId, Range, open};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::args().nth(1).ok_or("name a folder that may be filled and emptied")?;
     let disk = Arc::new(RealDisk::new(format!("{folder}/journal-rate"))?);
     let mut out = std::io::stdout();
-    let (committer, _) = open(disk.clone(), Settings::default(), Box::new(()))?;
+    let (committer, _) = open(disk.clone(), JournalSettings::default(), Box::new(()))?;
     let journal = committer.journal().clone();
     let running = committer.start()?;
     // Alternating, since the disk's speed changes.

@@ -17,8 +17,8 @@ pub mod pages;
 mod waiters;
 
 pub use facade::{
-    Appended, CheckReport, Place, Recovered, RecoveredQueue, Retirement, Rounds, Running, Store, StoreError,
-    StoreSettings, StoredQueue, check, repair,
+    Appended, CheckReport, Recovered, RecoveredQueue, Retirement, Rounds, RunningStore, Store, StoreError,
+    StoreSettings, StoredLocation, StoredQueue, check, repair,
 };
 pub use lock::{FolderLock, LockError};
 pub use waiters::Waiter;

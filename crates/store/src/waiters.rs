@@ -15,11 +15,11 @@ pub trait Waiter: Send + Sync {
 /// The waiters, by the number they wait for.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaiterList>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaiterList {
     by_number: BTreeMap<u64, Vec<Arc<dyn Waiter>>>,
     /// All numbers up to this one have been reached.
     reached: u64,

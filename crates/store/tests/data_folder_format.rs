@@ -11,7 +11,7 @@ use std::sync::Arc;
 use store::catalogue::Section;
 use store::disk::Disk;
 use store::disk::simulated::SimDisk;
-use store::journal::{Entry, QueueId, Range, Settings};
+use store::journal::{Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Rounds, Store, StoreSettings, check};
 
 #[test]
@@ -99,7 +99,7 @@ fn body(position: u64) -> Vec<u8> {
 }
 
 fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
-    let journal = Settings { segment_size: 8 << 10, pending_limit: 1 << 16 };
+    let journal = JournalSettings { segment_size: 8 << 10, pending_limit: 1 << 16 };
     let settings = StoreSettings { journal_segments: 1, ..journal.into() };
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use store::disk::Disk;
 use store::disk::simulated::SimDisk;
-use store::journal::{Committer, Entry, QueueId, Range, Recovered, Settings, Transfer, open};
+use store::journal::{Committer, Entry, JournalSettings, QueueId, Range, RecoveredJournal, Transfer, open};
 
 /// Version 1, which earlier releases wrote: offsets and contents of all bytes of the file that are not zeros.
 const JOURNAL_1: &[(usize, &str)] = &[(0, HEADER_1), (2048, HEADER_1), (4096, RECORDS_1)];
@@ -66,7 +66,7 @@ fn a_journal_of_version_1_is_read() {
     assert_eq!(committer.journal().read(live.message).unwrap(), b"the second");
 }
 
-fn read(journal: &[(usize, &str)]) -> (Committer, Recovered) {
+fn read(journal: &[(usize, &str)]) -> (Committer, RecoveredJournal) {
     let disk = SimDisk::new(1, 1 << 20);
     disk.create_folder("journal").unwrap();
     let file = disk.open(PATH).unwrap();
@@ -93,8 +93,8 @@ fn write(committer: &mut Committer) {
     committer.close().unwrap();
 }
 
-fn open_on(disk: &SimDisk) -> (Committer, Recovered) {
-    let settings = Settings { segment_size: SEGMENT, pending_limit: 1 << 16 };
+fn open_on(disk: &SimDisk) -> (Committer, RecoveredJournal) {
+    let settings = JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16 };
     open(Arc::new(disk.clone()), settings, Box::new(())).unwrap()
 }
 

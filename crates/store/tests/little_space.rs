@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use store::disk::Disk;
 use store::disk::simulated::{Dice, SimDisk};
-use store::journal::{Entry, QueueId, Range, Settings, Step};
+use store::journal::{CommitOutcome, Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
 #[test]
@@ -136,7 +136,7 @@ impl Run {
             if appended.full || self.dice.chance(400) {
                 let before = self.free();
                 let step = self.rounds.step();
-                assert!(matches!(step, Step::Committed), "{step:?} with {before} free");
+                assert!(matches!(step, CommitOutcome::Committed), "{step:?} with {before} free");
             }
             if self.dice.chance(200) {
                 self.rounds.retire();
@@ -178,7 +178,7 @@ impl Run {
     /// Does the work that the store's threads do when they have time.
     fn work(&mut self) {
         for _ in 0..200 {
-            let stepped = matches!(self.rounds.step(), Step::Committed | Step::Failed(_));
+            let stepped = matches!(self.rounds.step(), CommitOutcome::Committed | CommitOutcome::Failed(_));
             let retired = matches!(self.rounds.retire(), Retirement::Done);
             if !stepped && !retired && self.store.durable() == self.store.end() {
                 break;
@@ -202,7 +202,7 @@ impl Run {
 fn open(disk: &SimDisk, limit: u64) -> (Arc<Store>, Rounds, Recovered) {
     let settings = StoreSettings {
         queue_segment_size: SEGMENT / 8,
-        ..Settings { segment_size: SEGMENT, pending_limit: SEGMENT as usize }.into()
+        ..JournalSettings { segment_size: SEGMENT, pending_limit: SEGMENT as usize }.into()
     };
     let opened = Store::open(Arc::new(disk.clone()), settings).expect("a store");
     opened.0.set_disk_free_limit(limit);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use store::catalogue::Section;
 use store::disk::simulated::SimDisk;
 use store::disk::{Disk, DiskFile};
-use store::journal::{Entry, QueueId, Settings};
+use store::journal::{Entry, JournalSettings, QueueId};
 use store::{Recovered, Retirement, Rounds, Store, StoreError, StoreSettings, check, repair};
 
 #[test]
@@ -354,7 +354,7 @@ fn flip(disk: &SimDisk, path: &str, offset: u64) {
 }
 
 fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), StoreError> {
-    let journal = Settings { segment_size: 12 << 10, pending_limit: 1 << 16 };
+    let journal = JournalSettings { segment_size: 12 << 10, pending_limit: 1 << 16 };
     let settings = StoreSettings { journal_segments: BUDGET, ..journal.into() };
     Store::open(Arc::new(disk.clone()), settings)
 }

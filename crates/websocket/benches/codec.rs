@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use websocket::{Decoder, Limits, MessageKind, Role, encode, mask};
+use websocket::{DecoderLimits, FrameDecoder, MessageKind, Role, encode, mask};
 
 /// Bytes of payload: a small event, a common message, and a large frame.
 const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
@@ -31,7 +31,7 @@ fn decode(c: &mut Criterion) {
             group.bench_function(BenchmarkId::from_parameter(size), |b| {
                 b.iter(|| {
                     payload.clear();
-                    let mut decoder = Decoder::new(Role::Server, Limits::NONE);
+                    let mut decoder = FrameDecoder::new(Role::Server, DecoderLimits::NONE);
                     let mut start = 0;
                     while start < input.len() {
                         start +=

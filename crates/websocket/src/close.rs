@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::fault::Fault;
+use crate::fault::WebSocketFault;
 use crate::frame::MAX_CONTROL_PAYLOAD;
 
 /// Bytes of the longest reason: the space in a control frame behind the code.
@@ -67,16 +67,16 @@ impl CloseFrame {
     ///
     /// # Errors
     /// 1002 for half a code or one that must not be sent, 1007 for a reason that is not UTF-8.
-    pub fn parse(payload: &[u8]) -> Result<Option<Self>, Fault> {
+    pub fn parse(payload: &[u8]) -> Result<Option<Self>, WebSocketFault> {
         let Some((code, reason)) = payload.split_first_chunk::<2>() else {
             return match payload {
                 [] => Ok(None),
-                _ => Err(Fault::protocol("close frame with half a code")),
+                _ => Err(WebSocketFault::protocol("close frame with half a code")),
             };
         };
         let code = CloseCode::new(u16::from_be_bytes(*code))
-            .ok_or(Fault::protocol("close frame with a code that must not be sent"))?;
-        let reason = simdutf8::basic::from_utf8(reason).map_err(|_| Fault {
+            .ok_or(WebSocketFault::protocol("close frame with a code that must not be sent"))?;
+        let reason = simdutf8::basic::from_utf8(reason).map_err(|_| WebSocketFault {
             code: CloseCode::INVALID_DATA,
             reason: "close frame with a reason that is not UTF-8",
         })?;

@@ -2,8 +2,8 @@
 
 use crate::close::{CloseCode, CloseFrame};
 use crate::deflate::{Inflated, Inflater};
-use crate::fault::Fault;
-use crate::frame::{Header, MAX_CONTROL_PAYLOAD, Opcode};
+use crate::fault::WebSocketFault;
+use crate::frame::{FrameHeader, MAX_CONTROL_PAYLOAD, Opcode};
 use crate::mask::mask;
 use crate::utf8::Utf8;
 
@@ -18,13 +18,13 @@ pub enum Role {
 
 /// Limits on the messages of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct DecoderLimits {
     /// Bytes of a message's payload. Checked by the headers alone, and for compressed messages before the bytes are
     /// inflated. A caller that passes payload on as it comes needs no limit.
     pub message: u64,
 }
 
-impl Limits {
+impl DecoderLimits {
     /// No limit: payload is passed on and never gathered.
     pub const NONE: Self = Self { message: u64::MAX };
 }
@@ -40,7 +40,7 @@ pub enum MessageKind {
 
 /// An item found in the input, apart from payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum WebSocketEvent {
     /// A message begins; its payload follows.
     MessageStart(MessageKind),
     /// The message has ended.
@@ -95,12 +95,12 @@ impl Eq for Control {}
 
 /// Progress of [`Decoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct FrameDecodeStep {
     /// Bytes of the input that were consumed.
     pub taken: usize,
     /// The event at that point. `None` if the input is used up, except for an incomplete header or control frame, which
     /// must be passed again with more bytes behind it.
-    pub event: Option<Event>,
+    pub event: Option<WebSocketEvent>,
 }
 
 /// Most bytes that a call of [`Decoder::decode`] inflates: one byte may inflate to a thousand, so the caller needs a
@@ -112,9 +112,9 @@ const UNMASKED: usize = 4096;
 
 /// Decodes a peer's frames. Buffers no payload, so an idle decoder takes only a few words.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct FrameDecoder {
     role: Role,
-    limits: Limits,
+    limits: DecoderLimits,
     /// Whether messages may be compressed.
     deflate: bool,
     /// The inflater of the current message, if that is compressed.
@@ -139,9 +139,9 @@ struct DataFrame {
     key: Option<[u8; 4]>,
 }
 
-impl Decoder {
+impl FrameDecoder {
     /// A decoder at the first byte behind the handshake.
-    pub fn new(role: Role, limits: Limits) -> Self {
+    pub fn new(role: Role, limits: DecoderLimits) -> Self {
         Self {
             role,
             limits,
@@ -167,12 +167,13 @@ impl Decoder {
     ///
     /// # Errors
     /// The peer broke the protocol. Discard the bytes that this call appended to `out`; all further input is discarded.
-    pub fn decode(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step, Fault> {
+    pub fn decode(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<FrameDecodeStep, WebSocketFault> {
         if self.over {
-            return Ok(Step { taken: input.len(), event: None });
+            return Ok(FrameDecodeStep { taken: input.len(), event: None });
         }
         let step = self.advance(input, out);
-        self.over |= matches!(step, Err(_) | Ok(Step { event: Some(Event::Close(_)), .. }));
+        self.over |=
+            matches!(step, Err(_) | Ok(FrameDecodeStep { event: Some(WebSocketEvent::Close(_)), .. }));
         step
     }
 
@@ -181,7 +182,7 @@ impl Decoder {
         self.message.is_some()
     }
 
-    fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step, Fault> {
+    fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<FrameDecodeStep, WebSocketFault> {
         let mut taken = 0;
         loop {
             if let Some(frame) = &mut self.frame {
@@ -193,64 +194,66 @@ impl Decoder {
                         self.utf8.push(&out[before..]).map_err(|_| NOT_TEXT)?;
                     }
                     if inflated.full {
-                        return Ok(Step { taken, event: Some(Event::More) });
+                        return Ok(FrameDecodeStep { taken, event: Some(WebSocketEvent::More) });
                     }
                 } else {
                     taken += frame.take_payload(&input[taken..], self.message, &mut self.utf8, out)?;
                 }
                 if frame.remaining > 0 {
-                    return Ok(Step { taken, event: None });
+                    return Ok(FrameDecodeStep { taken, event: None });
                 }
                 let fin = frame.fin;
                 self.frame = None;
                 if fin {
                     self.inflater = None;
                     self.end_message()?;
-                    return Ok(Step { taken, event: Some(Event::MessageEnd) });
+                    return Ok(FrameDecodeStep { taken, event: Some(WebSocketEvent::MessageEnd) });
                 }
             }
             let rest = &input[taken..];
-            let Some((header, header_len)) = Header::parse(rest, self.deflate)? else {
-                return Ok(Step { taken, event: None });
+            let Some((header, header_len)) = FrameHeader::parse(rest, self.deflate)? else {
+                return Ok(FrameDecodeStep { taken, event: None });
             };
             self.check_mask(&header)?;
             if header.opcode.is_control() {
                 // At most 125, as was checked.
                 let end = header_len + header.len as usize;
                 let Some(payload) = rest.get(header_len..end) else {
-                    return Ok(Step { taken, event: None });
+                    return Ok(FrameDecodeStep { taken, event: None });
                 };
                 let event = control_event(&header, payload)?;
-                return Ok(Step { taken: taken + end, event: Some(event) });
+                return Ok(FrameDecodeStep { taken: taken + end, event: Some(event) });
             }
             taken += header_len;
             if let Some(event) = self.begin_frame(&header)? {
-                return Ok(Step { taken, event: Some(event) });
+                return Ok(FrameDecodeStep { taken, event: Some(event) });
             }
         }
     }
 
-    fn check_mask(&self, header: &Header) -> Result<(), Fault> {
+    fn check_mask(&self, header: &FrameHeader) -> Result<(), WebSocketFault> {
         match (self.role, header.mask) {
-            (Role::Server, None) => Err(Fault::protocol("frame of a client is not masked")),
-            (Role::Client, Some(_)) => Err(Fault::protocol("frame of a server is masked")),
+            (Role::Server, None) => Err(WebSocketFault::protocol("frame of a client is not masked")),
+            (Role::Client, Some(_)) => Err(WebSocketFault::protocol("frame of a server is masked")),
             _ => Ok(()),
         }
     }
 
     /// Enters a data frame; returns an event if a message begins with it.
-    fn begin_frame(&mut self, header: &Header) -> Result<Option<Event>, Fault> {
+    fn begin_frame(&mut self, header: &FrameHeader) -> Result<Option<WebSocketEvent>, WebSocketFault> {
         let kind = match (header.opcode, self.message) {
-            (Opcode::Continuation, None) => return Err(Fault::protocol("continuation of no message")),
+            (Opcode::Continuation, None) => {
+                return Err(WebSocketFault::protocol("continuation of no message"));
+            }
             (Opcode::Continuation, Some(_)) => None,
-            (_, Some(_)) => return Err(Fault::protocol("new message within another")),
+            (_, Some(_)) => return Err(WebSocketFault::protocol("new message within another")),
             (Opcode::Text, None) => Some(MessageKind::Text),
             (_, None) => Some(MessageKind::Binary),
         };
         let so_far = if kind.is_some() { 0 } else { self.message_len };
         self.message_len = so_far.saturating_add(header.len);
         if self.message_len > self.limits.message {
-            return Err(Fault { code: CloseCode::TOO_BIG, reason: "message larger than the limit" });
+            return Err(WebSocketFault { code: CloseCode::TOO_BIG, reason: "message larger than the limit" });
         }
         self.frame = Some(DataFrame { remaining: header.len, fin: header.fin, key: header.mask });
         if header.compressed {
@@ -258,17 +261,18 @@ impl Decoder {
         }
         Ok(kind.map(|kind| {
             self.message = Some(kind);
-            Event::MessageStart(kind)
+            WebSocketEvent::MessageStart(kind)
         }))
     }
 
-    fn end_message(&mut self) -> Result<(), Fault> {
+    fn end_message(&mut self) -> Result<(), WebSocketFault> {
         self.message = None;
         self.utf8.finish().map_err(|_| NOT_TEXT)
     }
 }
 
-const NOT_TEXT: Fault = Fault { code: CloseCode::INVALID_DATA, reason: "text that is not UTF-8" };
+const NOT_TEXT: WebSocketFault =
+    WebSocketFault { code: CloseCode::INVALID_DATA, reason: "text that is not UTF-8" };
 
 impl DataFrame {
     /// Consumes payload of a compressed message, as far as there is room for the inflated bytes, and ends the message
@@ -279,7 +283,7 @@ impl DataFrame {
         inflater: &mut Inflater,
         limit: u64,
         out: &mut Vec<u8>,
-    ) -> Result<Inflated, Fault> {
+    ) -> Result<Inflated, WebSocketFault> {
         let end = out.len() + MAX_INFLATED;
         let mut taken = 0;
         loop {
@@ -315,7 +319,7 @@ impl DataFrame {
         message: Option<MessageKind>,
         utf8: &mut Utf8,
         out: &mut Vec<u8>,
-    ) -> Result<usize, Fault> {
+    ) -> Result<usize, WebSocketFault> {
         let len = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(input.len());
         let start = out.len();
         out.extend_from_slice(&input[..len]);
@@ -331,11 +335,11 @@ impl DataFrame {
     }
 }
 
-fn control_event(header: &Header, payload: &[u8]) -> Result<Event, Fault> {
+fn control_event(header: &FrameHeader, payload: &[u8]) -> Result<WebSocketEvent, WebSocketFault> {
     let control = Control::new(payload, header.mask);
     Ok(match header.opcode {
-        Opcode::Ping => Event::Ping(control),
-        Opcode::Pong => Event::Pong(control),
-        _ => Event::Close(CloseFrame::parse(control.payload())?),
+        Opcode::Ping => WebSocketEvent::Ping(control),
+        Opcode::Pong => WebSocketEvent::Pong(control),
+        _ => WebSocketEvent::Close(CloseFrame::parse(control.payload())?),
     })
 }

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 use crate::close::CloseCode;
-use crate::fault::Fault;
+use crate::fault::WebSocketFault;
 use crate::handshake::Head;
 
 /// The extension's name (7).
@@ -188,7 +188,7 @@ impl Inflater {
         out: &mut Vec<u8>,
         room: usize,
         limit: u64,
-    ) -> Result<Inflated, Fault> {
+    ) -> Result<Inflated, WebSocketFault> {
         let Some(stream) = &mut self.stream else { return Err(NOT_DEFLATE) };
         let (mut taken, mut given) = (0, 0);
         SCRATCH.with_borrow_mut(|scratch| {
@@ -205,7 +205,10 @@ impl Inflater {
                 (taken, given) = (taken + read, given + written);
                 self.total += written as u64;
                 if self.total > limit {
-                    return Err(Fault { code: CloseCode::TOO_BIG, reason: "message larger than the limit" });
+                    return Err(WebSocketFault {
+                        code: CloseCode::TOO_BIG,
+                        reason: "message larger than the limit",
+                    });
                 }
                 out.extend_from_slice(&scratch[..written]);
                 match status {
@@ -224,7 +227,12 @@ impl Inflater {
     }
 
     /// Ends the message; returns false if that needs more room.
-    pub(crate) fn finish(&mut self, out: &mut Vec<u8>, room: usize, limit: u64) -> Result<bool, Fault> {
+    pub(crate) fn finish(
+        &mut self,
+        out: &mut Vec<u8>,
+        room: usize,
+        limit: u64,
+    ) -> Result<bool, WebSocketFault> {
         let Inflated { taken, full } = self.inflate(&TAIL[self.tail..], out, room, limit)?;
         self.tail += taken;
         if !full && self.tail < TAIL.len() {
@@ -243,5 +251,5 @@ impl Drop for Inflater {
     }
 }
 
-const NOT_DEFLATE: Fault =
-    Fault { code: CloseCode::INVALID_DATA, reason: "compressed message that is not in DEFLATE" };
+const NOT_DEFLATE: WebSocketFault =
+    WebSocketFault { code: CloseCode::INVALID_DATA, reason: "compressed message that is not in DEFLATE" };

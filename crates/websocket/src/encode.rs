@@ -4,7 +4,7 @@
 use crate::close::{CloseCode, fitting};
 use crate::decode::MessageKind;
 use crate::deflate::Deflate;
-use crate::frame::{Header, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
+use crate::frame::{FrameHeader, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
 use crate::mask::mask;
 
 /// Appends a whole message in one frame.
@@ -24,7 +24,7 @@ pub fn deflated_message(
     if deflate.compress(std::iter::once(payload), &mut compressed) {
         let opcode = if kind == MessageKind::Text { Opcode::Text } else { Opcode::Binary };
         let len = compressed.len() as u64;
-        frame(out, Header { opcode, fin: true, compressed: true, mask: key, len }, &compressed);
+        frame(out, FrameHeader { opcode, fin: true, compressed: true, mask: key, len }, &compressed);
     } else {
         message(out, key, kind, payload);
     }
@@ -44,7 +44,7 @@ pub fn fragment(
         Some(MessageKind::Binary) => Opcode::Binary,
         None => Opcode::Continuation,
     };
-    frame(out, Header { opcode, fin, compressed: false, mask: key, len: payload.len() as u64 }, payload);
+    frame(out, FrameHeader { opcode, fin, compressed: false, mask: key, len: payload.len() as u64 }, payload);
 }
 
 /// Appends a ping. Only the first 125 bytes of `payload` are sent.
@@ -73,12 +73,12 @@ fn control(out: &mut Vec<u8>, key: Option<[u8; 4]>, opcode: Opcode, payload: &[u
     let payload = &payload[..payload.len().min(MAX_CONTROL_PAYLOAD)];
     frame(
         out,
-        Header { opcode, fin: true, compressed: false, mask: key, len: payload.len() as u64 },
+        FrameHeader { opcode, fin: true, compressed: false, mask: key, len: payload.len() as u64 },
         payload,
     );
 }
 
-fn frame(out: &mut Vec<u8>, header: Header, payload: &[u8]) {
+fn frame(out: &mut Vec<u8>, header: FrameHeader, payload: &[u8]) {
     out.reserve(MAX_HEADER_LEN + payload.len());
     out.extend_from_slice(header.encode().as_ref());
     let start = out.len();

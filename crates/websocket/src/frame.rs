@@ -1,6 +1,6 @@
 //! The header of a frame (RFC 6455, 5.2).
 
-use crate::fault::Fault;
+use crate::fault::WebSocketFault;
 
 /// Bytes of the longest header: two, a length of eight, a masking key of four.
 pub const MAX_HEADER_LEN: usize = 14;
@@ -56,7 +56,7 @@ impl Opcode {
 
 /// Everything of a frame except its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     /// The type of the frame.
     pub opcode: Opcode,
     /// Whether its message ends with it.
@@ -69,31 +69,31 @@ pub struct Header {
     pub len: u64,
 }
 
-impl Header {
+impl FrameHeader {
     /// Parses a header from the front of `input`, and returns it with its length. `None` asks for more bytes; a fault
     /// is reported with the first byte that shows it. Messages may be compressed if `deflate` was negotiated.
     ///
     /// # Errors
     /// 1002 for reserved bits, unknown opcodes, fragmented or long control frames, and lengths that are not in their
     /// shortest encoding or exceed 63 bits.
-    pub fn parse(input: &[u8], deflate: bool) -> Result<Option<(Self, usize)>, Fault> {
+    pub fn parse(input: &[u8], deflate: bool) -> Result<Option<(Self, usize)>, WebSocketFault> {
         let Some(&first) = input.first() else { return Ok(None) };
         let compressed = deflate && first & COMPRESSED != 0;
         if first & RESERVED & !(if compressed { COMPRESSED } else { 0 }) != 0 {
-            return Err(Fault::protocol("reserved bits without an extension"));
+            return Err(WebSocketFault::protocol("reserved bits without an extension"));
         }
-        let opcode = Opcode::from_bits(first & 0x0f).ok_or(Fault::protocol("unknown opcode"))?;
+        let opcode = Opcode::from_bits(first & 0x0f).ok_or(WebSocketFault::protocol("unknown opcode"))?;
         if compressed && !matches!(opcode, Opcode::Text | Opcode::Binary) {
-            return Err(Fault::protocol("compression told elsewhere than where a message begins"));
+            return Err(WebSocketFault::protocol("compression told elsewhere than where a message begins"));
         }
         let fin = first & FIN != 0;
         if opcode.is_control() && !fin {
-            return Err(Fault::protocol("fragmented control frame"));
+            return Err(WebSocketFault::protocol("fragmented control frame"));
         }
         let Some(&second) = input.get(1) else { return Ok(None) };
         let short = second & !MASKED;
         if opcode.is_control() && short as usize > MAX_CONTROL_PAYLOAD {
-            return Err(Fault::protocol("control frame longer than 125 bytes"));
+            return Err(WebSocketFault::protocol("control frame longer than 125 bytes"));
         }
         let rest = &input[2..];
         let (len, rest) = match short {
@@ -108,10 +108,10 @@ impl Header {
             _ => (u64::from(short), rest),
         };
         if len >> 63 != 0 {
-            return Err(Fault::protocol("length of 64 bits"));
+            return Err(WebSocketFault::protocol("length of 64 bits"));
         }
         if short_length(len) != short {
-            return Err(Fault::protocol("length not written as shortly as possible"));
+            return Err(WebSocketFault::protocol("length not written as shortly as possible"));
         }
         let (mask, rest) = if second & MASKED == 0 {
             (None, rest)
@@ -182,12 +182,12 @@ mod tests {
                 for (opcode, fin) in
                     [(Opcode::Continuation, false), (Opcode::Text, true), (Opcode::Binary, false)]
                 {
-                    let header = Header { opcode, fin, compressed: false, mask, len };
+                    let header = FrameHeader { opcode, fin, compressed: false, mask, len };
                     let bytes = header.encode();
                     let bytes = bytes.as_ref();
-                    assert_eq!(Header::parse(bytes, false), Ok(Some((header, bytes.len()))));
+                    assert_eq!(FrameHeader::parse(bytes, false), Ok(Some((header, bytes.len()))));
                     for cut in 0..bytes.len() {
-                        assert_eq!(Header::parse(&bytes[..cut], false), Ok(None));
+                        assert_eq!(FrameHeader::parse(&bytes[..cut], false), Ok(None));
                     }
                 }
             }
@@ -198,32 +198,32 @@ mod tests {
     fn lengths_that_could_be_shorter_are_refused() {
         for bytes in [&[0x82, 126, 0, 125][..], &[0x82, 127, 0, 0, 0, 0, 0, 0, 0xff, 0xff]] {
             assert_eq!(
-                Header::parse(bytes, false).unwrap_err().reason,
+                FrameHeader::parse(bytes, false).unwrap_err().reason,
                 "length not written as shortly as possible"
             );
         }
         let too_long = [0x82, 127, 0x80, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(Header::parse(&too_long, false).unwrap_err().reason, "length of 64 bits");
+        assert_eq!(FrameHeader::parse(&too_long, false).unwrap_err().reason, "length of 64 bits");
     }
 
     #[test]
     fn what_is_wrong_is_told_at_the_first_byte_that_shows_it() {
-        assert!(Header::parse(&[0xc1], false).is_err(), "reserved bit");
-        assert!(Header::parse(&[0x83], false).is_err(), "opcode");
-        assert!(Header::parse(&[0x09], false).is_err(), "fragmented ping");
-        assert!(Header::parse(&[0x89, 0xfe], false).is_err(), "long ping");
+        assert!(FrameHeader::parse(&[0xc1], false).is_err(), "reserved bit");
+        assert!(FrameHeader::parse(&[0x83], false).is_err(), "opcode");
+        assert!(FrameHeader::parse(&[0x09], false).is_err(), "fragmented ping");
+        assert!(FrameHeader::parse(&[0x89, 0xfe], false).is_err(), "long ping");
     }
 
     #[test]
     fn compression_is_told_where_a_message_begins_and_only_if_negotiated() {
         for byte in [0xc1, 0xc2, 0x41, 0x42] {
-            assert_eq!(Header::parse(&[byte], true), Ok(None));
-            assert!(Header::parse(&[byte], false).is_err());
+            assert_eq!(FrameHeader::parse(&[byte], true), Ok(None));
+            assert!(FrameHeader::parse(&[byte], false).is_err());
         }
         for byte in [0xc0, 0xc8, 0xc9, 0xca, 0xe1, 0xd1, 0xa1, 0x91] {
-            assert!(Header::parse(&[byte], true).is_err(), "{byte:x}");
+            assert!(FrameHeader::parse(&[byte], true).is_err(), "{byte:x}");
         }
-        let header = Header { opcode: Opcode::Binary, fin: true, compressed: true, mask: None, len: 5 };
-        assert_eq!(Header::parse(header.encode().as_ref(), true), Ok(Some((header, 2))));
+        let header = FrameHeader { opcode: Opcode::Binary, fin: true, compressed: true, mask: None, len: 5 };
+        assert_eq!(FrameHeader::parse(header.encode().as_ref(), true), Ok(Some((header, 2))));
     }
 }

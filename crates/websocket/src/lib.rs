@@ -28,9 +28,11 @@ mod mask;
 mod utf8;
 
 pub use close::{CloseCode, CloseFrame, MAX_REASON};
-pub use decode::{Control, Decoder, Event, Limits, MAX_INFLATED, MessageKind, Role, Step};
+pub use decode::{
+    Control, DecoderLimits, FrameDecodeStep, FrameDecoder, MAX_INFLATED, MessageKind, Role, WebSocketEvent,
+};
 pub use deflate::Deflate;
-pub use fault::Fault;
-pub use frame::{Header, HeaderBytes, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
+pub use fault::WebSocketFault;
+pub use frame::{FrameHeader, HeaderBytes, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
 pub use mask::mask;
 pub use utf8::{NotUtf8, Utf8};

@@ -20,7 +20,7 @@ pub(super) struct Answers {
 }
 
 /// The bytes of one response.
-struct Answer {
+struct CountedAnswer {
     bytes: Vec<u8>,
     all: Arc<Answers>,
     /// Keeps the connection from being closed to make room until the response is sent.
@@ -31,7 +31,7 @@ impl Answers {
     /// Counts a response until its last piece is dropped, once it has been written or abandoned.
     pub(super) fn keep(self: &Arc<Self>, bytes: Vec<u8>, at_work: Option<AtWork>) -> Bytes {
         self.unread.fetch_add(bytes.capacity(), Ordering::Relaxed);
-        Bytes::from_owner(Answer { bytes, all: Arc::clone(self), _at_work: at_work })
+        Bytes::from_owner(CountedAnswer { bytes, all: Arc::clone(self), _at_work: at_work })
     }
 
     /// Whether another response may be produced. Its size is unknown, so the responses then in progress can
@@ -59,13 +59,13 @@ impl Answers {
     }
 }
 
-impl AsRef<[u8]> for Answer {
+impl AsRef<[u8]> for CountedAnswer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Answer {
+impl Drop for CountedAnswer {
     fn drop(&mut self) {
         self.all.unread.fetch_sub(self.bytes.capacity(), Ordering::Relaxed);
         self.all.freed.notify_waiters();

@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::SESSION;
-use super::call::{Answer, Call, Reply, arguments, raw, short, text};
+use super::call::{ApiAnswer, Call, Reply, arguments, raw, short, text};
 use super::error::ApiError;
 use super::exchanges;
 use super::listing::list;
@@ -22,7 +22,7 @@ struct Item {
 
 /// `GET /api/bindings`, and those of a virtual host, including each queue's implicit binding from the default
 /// exchange.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let mut items = Vec::new();
     for vhost in call.vhosts()? {
         let put = |view| Item::new(vhost.name(), view);
@@ -38,13 +38,13 @@ pub(super) fn all(call: &Call) -> Answer {
 }
 
 /// `GET /api/queues/{vhost}/{name}/bindings`.
-pub(super) fn to_queue(call: &Call) -> Answer {
+pub(super) fn to_queue(call: &Call) -> ApiAnswer {
     let found = of_queue(call, call.at("name"))?;
     show_found(call, found)
 }
 
 /// `GET /api/exchanges/{vhost}/{name}/bindings/source`.
-pub(super) fn from_exchange(call: &Call) -> Answer {
+pub(super) fn from_exchange(call: &Call) -> ApiAnswer {
     let vhost = call.vhost()?;
     let found = match exchanges::name(call.at("name")) {
         "" => vhost.all_queues().iter().map(|queue| implicit(queue.name())).collect(),
@@ -54,7 +54,7 @@ pub(super) fn from_exchange(call: &Call) -> Answer {
 }
 
 /// `GET /api/exchanges/{vhost}/{name}/bindings/destination`.
-pub(super) fn to_exchange(call: &Call) -> Answer {
+pub(super) fn to_exchange(call: &Call) -> ApiAnswer {
     let found = match exchanges::name(call.at("name")) {
         "" => Vec::new(),
         name => call.vhost()?.bindings_to_exchange(name).ok_or_else(ApiError::not_found)?,
@@ -63,18 +63,18 @@ pub(super) fn to_exchange(call: &Call) -> Answer {
 }
 
 /// `GET /api/bindings/{vhost}/e/{source}/q/{destination}`, and `/e/{exchange}`.
-pub(super) fn between(call: &Call) -> Answer {
+pub(super) fn between(call: &Call) -> ApiAnswer {
     show_found(call, of_ends(call)?)
 }
 
 /// `GET` of one binding, by its properties key.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let item = Item::new(call.at("vhost"), find(call)?);
     Ok(Reply::json(columns(call, show(&item))))
 }
 
 /// `POST`: creates a binding.
-pub(super) fn bind(call: &Call) -> Answer {
+pub(super) fn bind(call: &Call) -> ApiAnswer {
     let seat = call.seat()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
@@ -96,7 +96,7 @@ pub(super) fn bind(call: &Call) -> Answer {
 }
 
 /// `DELETE` of one binding, by its properties key.
-pub(super) fn unbind(call: &Call) -> Answer {
+pub(super) fn unbind(call: &Call) -> ApiAnswer {
     let view = find(call)?;
     let arguments = view.arguments.encode();
     let binding = Binding {
@@ -159,12 +159,12 @@ fn implicit(queue: &std::sync::Arc<str>) -> BindingView {
     }
 }
 
-fn show_found(call: &Call, found: Vec<BindingView>) -> Answer {
+fn show_found(call: &Call, found: Vec<BindingView>) -> ApiAnswer {
     let vhost = call.at("vhost");
     show_all(call, found.into_iter().map(|view| Item::new(vhost, view)).collect())
 }
 
-fn show_all(call: &Call, items: Vec<Item>) -> Answer {
+fn show_all(call: &Call, items: Vec<Item>) -> ApiAnswer {
     list(call, items, |item| (&item.vhost, &item.ends), show)
 }
 

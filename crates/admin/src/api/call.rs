@@ -5,7 +5,7 @@ use std::sync::Arc;
 use amqp::RawTable;
 use amqp::frame::max_body_payload;
 use axum::http::StatusCode;
-use broker::{Broker, Lsn, Seat, Section, Ticket, Timestamp, VirtualHost, arguments_of};
+use broker::{AuthorisedSession, Broker, Lsn, Section, Ticket, Timestamp, VirtualHost, arguments_of};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
@@ -28,7 +28,7 @@ pub(super) struct Call {
 }
 
 /// The outcome of a request.
-pub(super) type Answer = Result<Reply, ApiError>;
+pub(super) type ApiAnswer = Result<Reply, ApiError>;
 
 /// A successful response.
 pub(super) struct Reply {
@@ -142,7 +142,7 @@ impl Call {
     }
 
     /// The user's authorised session in the virtual host of the path, which checks permissions.
-    pub(super) fn seat(&self) -> Result<Seat, ApiError> {
+    pub(super) fn seat(&self) -> Result<AuthorisedSession, ApiError> {
         let identity = self.user.identity.as_ref().ok_or_else(ApiError::not_found)?;
         Ok(self.broker()?.seat(identity, self.at("vhost"))?)
     }
@@ -164,7 +164,7 @@ impl Call {
     }
 
     /// Completes a change of the definitions: the reply waits until it is on disk.
-    pub(super) fn defined(&self, reply: Reply) -> Answer {
+    pub(super) fn defined(&self, reply: Reply) -> ApiAnswer {
         Ok(reply.when_defined(self.broker()?.last_defined()))
     }
 
@@ -174,7 +174,7 @@ impl Call {
     }
 
     /// Removes a definition; 404 if it does not exist.
-    pub(super) fn undefine(&self, section: Section, names: &[&str]) -> Answer {
+    pub(super) fn undefine(&self, section: Section, names: &[&str]) -> ApiAnswer {
         if !self.broker()?.undefine(section, names, self.now()) {
             return Err(ApiError::not_found());
         }

@@ -4,13 +4,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::process::{CertificateFile, TlsListener};
 
 /// `GET /api/health/checks/certificate-expiration/{within}/{unit}`: succeeds if no listener has a certificate,
 /// including its chain and the authorities for client certificates, that expires within that time.
-pub(super) fn expiration(call: &Call) -> Answer {
+pub(super) fn expiration(call: &Call) -> ApiAnswer {
     let within = seconds(call.at("within"), call.at("unit")).map_err(ApiError::bad_request)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs);
     let end = i64::try_from(now).unwrap_or(i64::MAX).saturating_add(within);

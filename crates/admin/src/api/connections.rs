@@ -4,27 +4,27 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::consumers::consumers_of_channel;
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
-use super::process::{ChannelInfo, Connection};
+use super::process::{ChannelInfo, ClientConnection};
 use super::stats;
 
 /// `GET /api/connections`, and those of a virtual host.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     show_all(call, visible(call))
 }
 
 /// `GET /api/connections/username/{user}`.
-pub(super) fn of_user(call: &Call) -> Answer {
+pub(super) fn of_user(call: &Call) -> ApiAnswer {
     check_visible(call, call.at("user"))?;
     show_all(call, of_user_named(call))
 }
 
 /// `DELETE /api/connections/username/{user}`.
-pub(super) fn close_of_user(call: &Call) -> Answer {
+pub(super) fn close_of_user(call: &Call) -> ApiAnswer {
     check_may_close(call, call.at("user"))?;
     for named in of_user_named(call) {
         named.connection.close(reason(call));
@@ -33,13 +33,13 @@ pub(super) fn close_of_user(call: &Call) -> Answer {
 }
 
 /// `GET /api/connections/{name}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let connection = find(call)?;
-    Ok(Reply::json(columns(call, show(call, &Named::of(connection)))))
+    Ok(Reply::json(columns(call, show(call, &NamedConnection::of(connection)))))
 }
 
 /// `DELETE /api/connections/{name}`.
-pub(super) fn close(call: &Call) -> Answer {
+pub(super) fn close(call: &Call) -> ApiAnswer {
     let connection = find(call)?;
     check_may_close(call, connection.user())?;
     connection.close(reason(call));
@@ -47,24 +47,24 @@ pub(super) fn close(call: &Call) -> Answer {
 }
 
 /// `GET /api/connections/{name}/channels`.
-pub(super) fn channels_of(call: &Call) -> Answer {
-    let named = Named::of(find(call)?);
+pub(super) fn channels_of(call: &Call) -> ApiAnswer {
+    let named = NamedConnection::of(find(call)?);
     show_channels(call, channels_in(call, &named))
 }
 
 /// `GET /api/channels`, and those of a virtual host.
-pub(super) fn channels(call: &Call) -> Answer {
+pub(super) fn channels(call: &Call) -> ApiAnswer {
     show_channels(call, visible(call).iter().flat_map(|named| channels_in(call, named)).collect())
 }
 
 /// `GET /api/channels/{name}`.
-pub(super) fn channel(call: &Call) -> Answer {
+pub(super) fn channel(call: &Call) -> ApiAnswer {
     let missing = ApiError::not_found;
     let (connection, number) = call.at("name").rsplit_once(" (").ok_or_else(missing)?;
     let number: u16 = number.trim_end_matches(')').parse().map_err(|_| missing())?;
     let connection = call.api.process.connection_named(connection).ok_or_else(missing)?;
     check_visible(call, connection.user())?;
-    let channels = channels_in(call, &Named::of(connection));
+    let channels = channels_in(call, &NamedConnection::of(connection));
     let channel = channels.iter().find(|channel| channel.info.number == number).ok_or_else(missing)?;
     let mut shown = show_channel(call, channel);
     if let Some(shown) = shown.as_object_mut() {
@@ -77,19 +77,19 @@ pub(super) fn channel(call: &Call) -> Answer {
 }
 
 /// A connection's details as they appear in other objects.
-pub(super) fn details(connection: &dyn Connection) -> Value {
+pub(super) fn details(connection: &dyn ClientConnection) -> Value {
     let info = connection.info();
     json!({"name": connection.name(), "peer_host": info.peer_host, "peer_port": info.peer_port})
 }
 
 /// A connection and its name, which `name()` would format anew on each call.
-struct Named {
+struct NamedConnection {
     name: String,
-    connection: Arc<dyn Connection>,
+    connection: Arc<dyn ClientConnection>,
 }
 
-impl Named {
-    fn of(connection: Arc<dyn Connection>) -> Self {
+impl NamedConnection {
+    fn of(connection: Arc<dyn ClientConnection>) -> Self {
         Self { name: connection.name(), connection }
     }
 }
@@ -99,23 +99,23 @@ fn reason(call: &Call) -> &str {
 }
 
 /// The connections that the user may see; only those in the path's virtual host, if it names one.
-fn visible(call: &Call) -> Vec<Named> {
+fn visible(call: &Call) -> Vec<NamedConnection> {
     let vhost = Some(call.at("vhost")).filter(|vhost| !vhost.is_empty());
     let mut connections = call.api.process.connections();
     connections.retain(|connection| {
         vhost.is_none_or(|vhost| connection.vhost() == vhost)
             && call.user.sees_connections_of(connection.user())
     });
-    connections.into_iter().map(Named::of).collect()
+    connections.into_iter().map(NamedConnection::of).collect()
 }
 
-fn of_user_named(call: &Call) -> Vec<Named> {
+fn of_user_named(call: &Call) -> Vec<NamedConnection> {
     let mut connections = visible(call);
     connections.retain(|named| named.connection.user() == call.at("user"));
     connections
 }
 
-fn find(call: &Call) -> Result<Arc<dyn Connection>, ApiError> {
+fn find(call: &Call) -> Result<Arc<dyn ClientConnection>, ApiError> {
     let connection = call.api.process.connection_named(call.at("name")).ok_or_else(ApiError::not_found)?;
     check_visible(call, connection.user())?;
     Ok(connection)
@@ -133,11 +133,11 @@ fn allow(is_allowed: bool) -> Result<(), ApiError> {
     if is_allowed { Ok(()) } else { Err(ApiError::not_authorised("User not authorised to access object")) }
 }
 
-fn show_all(call: &Call, connections: Vec<Named>) -> Answer {
+fn show_all(call: &Call, connections: Vec<NamedConnection>) -> ApiAnswer {
     list(call, connections, |named| (named.connection.vhost(), &named.name), |named| show(call, named))
 }
 
-fn show(call: &Call, named: &Named) -> Value {
+fn show(call: &Call, named: &NamedConnection) -> Value {
     let connection = &*named.connection;
     let info = connection.info();
     let (received, sent) = connection.byte_rates(call.now());
@@ -170,7 +170,7 @@ struct Channel {
     info: ChannelInfo,
 }
 
-fn channels_in(call: &Call, named: &Named) -> Vec<Channel> {
+fn channels_in(call: &Call, named: &NamedConnection) -> Vec<Channel> {
     let connection = &*named.connection;
     let details = details(connection);
     let show = |info: ChannelInfo| Channel {
@@ -184,7 +184,7 @@ fn channels_in(call: &Call, named: &Named) -> Vec<Channel> {
     connection.channels(call.now()).into_iter().map(show).collect()
 }
 
-fn show_channels(call: &Call, channels: Vec<Channel>) -> Answer {
+fn show_channels(call: &Call, channels: Vec<Channel>) -> ApiAnswer {
     list(call, channels, |channel| (&channel.vhost, &channel.name), |channel| show_channel(call, channel))
 }
 

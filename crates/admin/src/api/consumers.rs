@@ -6,14 +6,14 @@ use std::sync::Arc;
 use broker::{ConsumerInfo, Queue, SessionId};
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call};
+use super::call::{ApiAnswer, Call};
 use super::connections::details;
 use super::listing::list;
-use super::process::Connection;
+use super::process::ClientConnection;
 use super::snapshot::of_vhost;
 
 /// `GET /api/consumers`, and those of a virtual host.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let broker = call.broker()?;
     let queues = call.api.queues.get(broker);
     let mut items = Vec::new();
@@ -25,7 +25,7 @@ pub(super) fn all(call: &Call) -> Answer {
             );
         }
     }
-    let known = Connections::default();
+    let known = ConnectionViews::default();
     list(
         call,
         items,
@@ -36,7 +36,7 @@ pub(super) fn all(call: &Call) -> Answer {
 
 /// The consumers of a queue.
 pub(super) fn consumers_of_queue(call: &Call, vhost: &str, queue: &Queue) -> Vec<Value> {
-    let known = Connections::default();
+    let known = ConnectionViews::default();
     queue.consumers().iter().map(|info| show(call, vhost, queue, info, &known)).collect()
 }
 
@@ -46,7 +46,7 @@ pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16, c
         return Vec::new();
     };
     let queues = call.api.queues.get(broker);
-    let known = Connections::default();
+    let known = ConnectionViews::default();
     let mut shown = Vec::new();
     for listed in of_vhost(&queues, found.vhost()) {
         if shown.len() as u64 >= count {
@@ -60,17 +60,18 @@ pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16, c
 
 /// Details of connections, each computed once, since many consumers may share one.
 #[derive(Default)]
-struct Connections(std::cell::RefCell<HashMap<u64, Option<(Value, String)>>>);
+struct ConnectionViews(std::cell::RefCell<HashMap<u64, Option<(Value, String)>>>);
 
-impl Connections {
+impl ConnectionViews {
     fn get(&self, call: &Call, id: u64) -> Option<(Value, String)> {
-        let look = |connection: Arc<dyn Connection>| (details(&*connection), connection.user().to_owned());
+        let look =
+            |connection: Arc<dyn ClientConnection>| (details(&*connection), connection.user().to_owned());
         let mut known = self.0.borrow_mut();
         known.entry(id).or_insert_with(|| call.api.process.connection(id).map(look)).clone()
     }
 }
 
-fn show(call: &Call, vhost: &str, queue: &Queue, info: &ConsumerInfo, known: &Connections) -> Value {
+fn show(call: &Call, vhost: &str, queue: &Queue, info: &ConsumerInfo, known: &ConnectionViews) -> Value {
     let mut channel = Map::new();
     if let Some((connection, user)) = known.get(call, info.session.0) {
         let name = connection["name"].as_str().unwrap_or_default();

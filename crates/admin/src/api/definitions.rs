@@ -3,11 +3,11 @@
 use broker::{COMPATIBLE_VERSION, Definitions, VirtualHost};
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 
 /// `GET /api/definitions`.
-pub(super) fn export(call: &Call) -> Answer {
+pub(super) fn export(call: &Call) -> ApiAnswer {
     let mut file = call.broker()?.export(None);
     file.insert("product_name".to_owned(), json!("Leveret"));
     file.insert("product_version".to_owned(), json!(call.api.process.version()));
@@ -16,18 +16,18 @@ pub(super) fn export(call: &Call) -> Answer {
 }
 
 /// `GET /api/definitions/{vhost}`.
-pub(super) fn export_vhost(call: &Call) -> Answer {
+pub(super) fn export_vhost(call: &Call) -> ApiAnswer {
     let vhost = call.vhost()?;
     Ok(show(call.broker()?.export(Some(&*vhost))))
 }
 
 /// `POST /api/definitions`. As in RabbitMQ, the entries before the first invalid one stay loaded.
-pub(super) fn import(call: &Call) -> Answer {
+pub(super) fn import(call: &Call) -> ApiAnswer {
     load(call, &call.object()?)
 }
 
 /// `POST /api/definitions/{vhost}`.
-pub(super) fn import_vhost(call: &Call) -> Answer {
+pub(super) fn import_vhost(call: &Call) -> ApiAnswer {
     let vhost = call.vhost()?;
     let mut file = call.object()?;
     file.retain(|section, _| IN_VHOST.contains(&section.as_str()));
@@ -40,7 +40,7 @@ fn show(mut file: Map<String, Value>) -> Reply {
     Reply::json(Value::Object(file))
 }
 
-fn load(call: &Call, file: &Map<String, Value>) -> Answer {
+fn load(call: &Call, file: &Map<String, Value>) -> ApiAnswer {
     let definitions =
         Definitions::from_map(file).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let _changing = call.api.changes.lock();

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use broker::{ExchangeDeclare, ExchangeView, VirtualHost, json_of};
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, Reply, arguments, flag, raw, short, text};
+use super::call::{ApiAnswer, Call, Reply, arguments, flag, raw, short, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 use super::stats;
 
 /// `GET /api/exchanges`, and those of a virtual host.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let mut items = Vec::new();
     for vhost in call.vhosts()? {
         items.extend(vhost.all_exchanges().into_iter().map(|view| (Arc::clone(&vhost), view)));
@@ -21,7 +21,7 @@ pub(super) fn all(call: &Call) -> Answer {
 }
 
 /// `GET /api/exchanges/{vhost}/{name}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let (vhost, view) = find(call)?;
     let mut shown = show(call, &vhost, &view);
     if let Some(shown) = shown.as_object_mut() {
@@ -32,7 +32,7 @@ pub(super) fn one(call: &Call) -> Answer {
 }
 
 /// `PUT /api/exchanges/{vhost}/{name}`.
-pub(super) fn declare(call: &Call) -> Answer {
+pub(super) fn declare(call: &Call) -> ApiAnswer {
     let seat = call.seat()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
@@ -51,7 +51,7 @@ pub(super) fn declare(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/exchanges/{vhost}/{name}`.
-pub(super) fn delete(call: &Call) -> Answer {
+pub(super) fn delete(call: &Call) -> ApiAnswer {
     let (_, view) = find(call)?;
     let seat = call.seat()?;
     seat.check_delete_exchange(&view.name)?;

@@ -4,12 +4,12 @@ use broker::{Body, Publish, QueueDeclare};
 use serde_json::{Value, json};
 
 use super::SESSION;
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::messages::{publisher, take_one};
 
 /// `GET /api/aliveness-test/{vhost}`: declares a queue, publishes to it and gets the message.
-pub(super) fn aliveness(call: &Call) -> Answer {
+pub(super) fn aliveness(call: &Call) -> ApiAnswer {
     let failed = |error| ApiError::of_operation(&error);
     let seat = call.seat()?;
     let declare = QueueDeclare { name: QUEUE, ..QueueDeclare::default() };
@@ -31,7 +31,7 @@ pub(super) fn aliveness(call: &Call) -> Answer {
 }
 
 /// `GET /api/health/checks/alarms`, and `local-alarms`.
-pub(super) fn alarms(call: &Call) -> Answer {
+pub(super) fn alarms(call: &Call) -> ApiAnswer {
     let node = call.api.process.node();
     let alarms = [("memory", node.memory_alarm), ("disk", node.disk_alarm)];
     let stand: Vec<Value> = alarms
@@ -47,7 +47,7 @@ pub(super) fn alarms(call: &Call) -> Answer {
 }
 
 /// `GET /api/health/checks/port-listener/{port}`.
-pub(super) fn port(call: &Call) -> Answer {
+pub(super) fn port(call: &Call) -> ApiAnswer {
     let port: u16 = call.at("port").parse().map_err(|_| ApiError::bad_request("port is not a number"))?;
     let ports: Vec<u16> = call.api.process.listeners().iter().map(|listener| listener.port).collect();
     if ports.contains(&port) {
@@ -58,7 +58,7 @@ pub(super) fn port(call: &Call) -> Answer {
 }
 
 /// `GET /api/health/checks/protocol-listener/{protocol}`.
-pub(super) fn protocol(call: &Call) -> Answer {
+pub(super) fn protocol(call: &Call) -> ApiAnswer {
     let asked = call.at("protocol");
     let wanted = match asked.to_ascii_lowercase().as_str() {
         "amqp" | "amqp091" | "amqp0.9.1" => "amqp".to_owned(),
@@ -80,16 +80,16 @@ pub(super) fn protocol(call: &Call) -> Answer {
 }
 
 /// Checks that always succeed in Leveret.
-pub(super) fn fine(_: &Call) -> Answer {
+pub(super) fn fine(_: &Call) -> ApiAnswer {
     ok()
 }
 
 /// Checks of clusters, which always succeed on a single node.
-pub(super) fn single(_: &Call) -> Answer {
+pub(super) fn single(_: &Call) -> ApiAnswer {
     Ok(Reply::json(json!({"status": "ok", "reason": "single node cluster"})))
 }
 
-fn ok() -> Answer {
+fn ok() -> ApiAnswer {
     Ok(Reply::json(json!({"status": "ok"})))
 }
 

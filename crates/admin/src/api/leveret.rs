@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::listing::list;
 
 /// `GET /api/leveret/clients`.
-pub(super) fn clients(call: &Call) -> Answer {
+pub(super) fn clients(call: &Call) -> ApiAnswer {
     let served = served(&call.api.process.upstream_connections());
     let mut items = Vec::new();
     for connection in call.api.process.connections() {
@@ -46,38 +46,38 @@ fn served(connections: &[Value]) -> HashMap<u64, Vec<Value>> {
 }
 
 /// `GET /api/leveret/upstreams`.
-pub(super) fn upstreams(call: &Call) -> Answer {
+pub(super) fn upstreams(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.upstreams(), "address")
 }
 
 /// `GET /api/leveret/connections`.
-pub(super) fn connections(call: &Call) -> Answer {
+pub(super) fn connections(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.upstream_connections(), "name")
 }
 
 /// `GET /api/leveret/leases`.
-pub(super) fn leases(call: &Call) -> Answer {
+pub(super) fn leases(call: &Call) -> ApiAnswer {
     call.api.process.leases().map(Reply::json).ok_or_else(ApiError::not_found)
 }
 
 /// `GET /api/leveret/limits`.
-pub(super) fn limits(call: &Call) -> Answer {
+pub(super) fn limits(call: &Call) -> ApiAnswer {
     Ok(Reply::json(call.api.process.limits()))
 }
 
 /// `GET /api/leveret/environment`.
-pub(super) fn environment(call: &Call) -> Answer {
+pub(super) fn environment(call: &Call) -> ApiAnswer {
     Ok(Reply::json(call.api.process.environment()))
 }
 
 /// `POST /api/leveret/drain`: responds once the drain has begun.
-pub(super) fn drain(call: &Call) -> Answer {
+pub(super) fn drain(call: &Call) -> ApiAnswer {
     tracing::info!(user = call.user.name(), "asked over HTTP to shut down");
     call.api.process.drain();
     Ok(Reply::no_content())
 }
 
-fn objects(call: &Call, objects: Vec<Value>, name: &str) -> Answer {
+fn objects(call: &Call, objects: Vec<Value>, name: &str) -> ApiAnswer {
     let items: Vec<_> = objects
         .into_iter()
         .map(|object| (object[name].as_str().unwrap_or_default().to_owned(), object))

@@ -3,7 +3,7 @@
 use broker::Section;
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply, number, require};
+use super::call::{ApiAnswer, Call, Reply, number, require};
 use super::error::ApiError;
 use super::listing::list;
 
@@ -11,7 +11,7 @@ use super::listing::list;
 const OF_VHOST: [&str; 2] = ["vhost-limits", "limits"];
 
 /// `GET /api/vhost-limits`, and those of a virtual host.
-pub(super) fn of_vhosts(call: &Call) -> Answer {
+pub(super) fn of_vhosts(call: &Call) -> ApiAnswer {
     let mut items = Vec::new();
     for vhost in call.vhosts()? {
         let limits = limits_of_vhost(call, vhost.name())?;
@@ -23,7 +23,7 @@ pub(super) fn of_vhosts(call: &Call) -> Answer {
 }
 
 /// `PUT /api/vhost-limits/{vhost}/{name}`.
-pub(super) fn set_of_vhost(call: &Call) -> Answer {
+pub(super) fn set_of_vhost(call: &Call) -> ApiAnswer {
     call.vhost()?;
     let value = value(call)?;
     let _changing = call.api.changes.lock();
@@ -34,7 +34,7 @@ pub(super) fn set_of_vhost(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/vhost-limits/{vhost}/{name}`. As in RabbitMQ, succeeds even if the limit was not set.
-pub(super) fn clear_of_vhost(call: &Call) -> Answer {
+pub(super) fn clear_of_vhost(call: &Call) -> ApiAnswer {
     call.vhost()?;
     let _changing = call.api.changes.lock();
     let mut limits = limits_of_vhost(call, call.at("vhost"))?;
@@ -49,7 +49,7 @@ pub(super) fn clear_of_vhost(call: &Call) -> Answer {
 }
 
 /// `GET /api/user-limits`, and those of a user.
-pub(super) fn of_users(call: &Call) -> Answer {
+pub(super) fn of_users(call: &Call) -> ApiAnswer {
     let wanted = call.at("user");
     let broker = call.broker()?;
     if !wanted.is_empty() && broker.definition(Section::Users, &[wanted]).is_none() {
@@ -67,17 +67,17 @@ pub(super) fn of_users(call: &Call) -> Answer {
 }
 
 /// `PUT /api/user-limits/{user}/{name}`.
-pub(super) fn set_of_user(call: &Call) -> Answer {
+pub(super) fn set_of_user(call: &Call) -> ApiAnswer {
     let value = value(call)?;
     change_of_user(call, |limits| _ = limits.insert(call.at("name").to_owned(), value))
 }
 
 /// `DELETE /api/user-limits/{user}/{name}`. As in RabbitMQ, succeeds even if the limit was not set.
-pub(super) fn clear_of_user(call: &Call) -> Answer {
+pub(super) fn clear_of_user(call: &Call) -> ApiAnswer {
     change_of_user(call, |limits| _ = limits.remove(call.at("name")))
 }
 
-fn change_of_user(call: &Call, change: impl FnOnce(&mut Map<String, Value>)) -> Answer {
+fn change_of_user(call: &Call, change: impl FnOnce(&mut Map<String, Value>)) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     let user = call.broker()?.definition(Section::Users, &[call.at("user")]);
     let mut user = user.ok_or_else(ApiError::not_found)?;

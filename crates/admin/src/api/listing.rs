@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use broker::Pattern;
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 
 /// Replies with a list, or with a page of it if the query asks for one. `key` is the virtual host and the name.
@@ -17,7 +17,7 @@ pub(super) fn list<T>(
     mut items: Vec<T>,
     key: impl Fn(&T) -> (&str, &str),
     show: impl Fn(&T) -> Value,
-) -> Answer {
+) -> ApiAnswer {
     let asked = Asked::of(call)?;
     let total = items.len();
     if let Some(filter) = &asked.filter {
@@ -52,7 +52,7 @@ pub(super) fn list_sorted<T>(
     items: &[T],
     key: impl Fn(&T) -> (&str, &str),
     show: impl Fn(&T) -> Value,
-) -> Answer
+) -> ApiAnswer
 where
     T: Clone,
 {

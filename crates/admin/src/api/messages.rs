@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use amqp::content::max_properties_len;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use broker::{Body, Delivery, Fetched, Got, Publish, Publisher, Queue, Seat, TracedConnection, Waiter};
+use broker::{
+    AuthorisedSession, Body, Delivery, Fetched, Got, Publish, Publisher, Queue, TracedConnection, Waiter,
+};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
-use super::call::{Answer, Call, Reply, number, object, require, short, text};
+use super::call::{ApiAnswer, Call, Reply, number, object, require, short, text};
 use super::durable::Parked;
 use super::error::ApiError;
 use super::exchanges;
@@ -19,7 +21,7 @@ use super::properties;
 
 /// `POST /api/exchanges/{vhost}/{name}/publish`: responds at the point where a publisher would receive its
 /// confirm.
-pub(super) fn publish(call: &Call) -> Answer {
+pub(super) fn publish(call: &Call) -> ApiAnswer {
     let seat = call.seat()?;
     let mut body = call.parts(OF_A_MESSAGE)?;
     require(&body, OF_A_MESSAGE)?;
@@ -55,7 +57,7 @@ pub(super) fn publish(call: &Call) -> Answer {
 }
 
 /// Creates the publisher of a request.
-pub(super) fn publisher(seat: &Seat) -> Publisher {
+pub(super) fn publisher(seat: &AuthorisedSession) -> Publisher {
     let mut publisher = seat.vhost().publisher(seat.identity());
     publisher.set_connection(Arc::new(Request), 1);
     publisher
@@ -79,10 +81,10 @@ fn payload(body: &mut Map<String, Value>) -> Result<Bytes, ApiError> {
 }
 
 /// `POST /api/queues/{vhost}/{name}/get`.
-pub(super) fn get(call: &Call) -> Answer {
+pub(super) fn get(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["ackmode", "count", "encoding"])?;
-    let wanted = Wanted::of(&body)?;
+    let wanted = WantedMessages::of(&body)?;
     let seat = call.seat()?;
     let name = call.at("name");
     seat.check_read_queue(name).map_err(|error| ApiError::of_operation(&error))?;
@@ -101,12 +103,12 @@ pub(super) fn get(call: &Call) -> Answer {
     Ok(Reply::json(shown))
 }
 
-fn open(seat: &Seat, name: &str) -> Result<Arc<Queue>, ApiError> {
+fn open(seat: &AuthorisedSession, name: &str) -> Result<Arc<Queue>, ApiError> {
     seat.vhost().queue(SESSION, name).map_err(|error| ApiError::of_operation(&error))
 }
 
 /// The options of a request to get messages.
-struct Wanted {
+struct WantedMessages {
     count: usize,
     after: After,
     is_base64: bool,
@@ -122,7 +124,7 @@ enum After {
     Reject,
 }
 
-impl Wanted {
+impl WantedMessages {
     fn of(body: &Map<String, Value>) -> Result<Self, ApiError> {
         let count = body.get("count").and_then(number).and_then(|count| usize::try_from(count).ok());
         let count = count.ok_or_else(|| ApiError::bad_request("count is not a number of messages"))?;
@@ -148,14 +150,14 @@ impl Wanted {
 }
 
 /// Takes one message and acknowledges it.
-pub(super) fn take_one(call: &Call, seat: &Seat, queue: &Queue) -> Option<Got> {
+pub(super) fn take_one(call: &Call, seat: &AuthorisedSession, queue: &Queue) -> Option<Got> {
     let got = fetch(call, queue, true, Instant::now() + LOAD_TIME);
     trace(call, seat, queue, got.iter().map(|got| &got.delivery));
     got
 }
 
 /// Reports the fetched messages to the firehose, if the virtual host is traced.
-fn trace<'d>(call: &Call, seat: &Seat, queue: &Queue, got: impl Iterator<Item = &'d Delivery>) {
+fn trace<'d>(call: &Call, seat: &AuthorisedSession, queue: &Queue, got: impl Iterator<Item = &'d Delivery>) {
     if seat.vhost().is_traced() {
         let mut tracer = seat.vhost().tracer(seat.identity(), Some(&Request));
         got.for_each(|delivery| tracer.delivered(1, queue, delivery, true, call.now()));
@@ -174,7 +176,7 @@ impl TracedConnection for Request {
 }
 
 /// Takes messages, each with the number of messages then left in the queue.
-fn take(call: &Call, queue: &Queue, wanted: &Wanted) -> Vec<(Delivery, u64)> {
+fn take(call: &Call, queue: &Queue, wanted: &WantedMessages) -> Vec<(Delivery, u64)> {
     let deadline = Instant::now() + LOAD_TIME;
     let (mut taken, mut bytes) = (Vec::new(), 0);
     while taken.len() < wanted.count
@@ -200,7 +202,7 @@ fn fetch(call: &Call, queue: &Queue, no_ack: bool, deadline: Instant) -> Option<
     }
 }
 
-fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &Wanted) -> Value {
+fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &WantedMessages) -> Value {
     let message = delivery.message();
     let mut body = message.body().to_vec();
     let length = body.len();

@@ -56,8 +56,8 @@ use tokio::sync::Semaphore;
 
 pub(crate) use door::{Caller, for_monitors, router};
 pub use process::{
-    CertificateFile, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo, Process,
-    TlsListener,
+    CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
+    Process, TlsListener,
 };
 
 /// The management API of one process.

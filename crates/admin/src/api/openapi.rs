@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply};
+use super::call::{ApiAnswer, Call, Reply};
 use super::login::Who;
 use super::routes::{Action, Back, ROUTES, Route, Size, Verb};
 
 /// `GET /api/openapi.json`.
-pub(super) fn description(call: &Call) -> Answer {
+pub(super) fn description(call: &Call) -> ApiAnswer {
     Ok(Reply::json(describe(call.api.process.version(), call.api.broker.is_some())))
 }
 

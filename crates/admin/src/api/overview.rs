@@ -3,14 +3,14 @@
 use broker::{Broker, COMPATIBLE_VERSION, Section};
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply, require};
+use super::call::{ApiAnswer, Call, Reply, require};
 use super::error::ApiError;
 use super::listing::{list, select};
 use super::process::ListenerInfo;
 use super::totals::Sum;
 
 /// `GET /api/overview`.
-pub(super) fn overview(call: &Call) -> Answer {
+pub(super) fn overview(call: &Call) -> ApiAnswer {
     let node = call.api.process.node();
     let mut body = Map::new();
     let mut put = |key: &str, value: Value| body.insert(key.to_owned(), value);
@@ -39,22 +39,22 @@ pub(super) fn overview(call: &Call) -> Answer {
 }
 
 /// `GET /api/whoami`.
-pub(super) fn whoami(call: &Call) -> Answer {
+pub(super) fn whoami(call: &Call) -> ApiAnswer {
     Ok(Reply::json(json!({"name": call.user.name(), "tags": call.user.tags})))
 }
 
 /// `GET /api/auth`: the only login is by user and password.
-pub(super) fn auth(_: &Call) -> Answer {
+pub(super) fn auth(_: &Call) -> ApiAnswer {
     Ok(Reply::json(json!({"enable_uaa": false, "uaa_client_id": "", "uaa_location": ""})))
 }
 
 /// `GET /api/extensions`.
-pub(super) fn extensions(_: &Call) -> Answer {
+pub(super) fn extensions(_: &Call) -> ApiAnswer {
     Ok(Reply::json(json!([])))
 }
 
 /// `GET /api/feature-flags`: RabbitMQ's flags whose features Leveret has.
-pub(super) fn feature_flags(_: &Call) -> Answer {
+pub(super) fn feature_flags(_: &Call) -> ApiAnswer {
     let flag = |(name, about): &(&str, &str)| {
         json!({
             "name": name, "desc": about, "doc_url": "", "state": "enabled", "stability": "stable",
@@ -65,13 +65,13 @@ pub(super) fn feature_flags(_: &Call) -> Answer {
 }
 
 /// `GET /api/cluster-name`.
-pub(super) fn cluster_name(call: &Call) -> Answer {
+pub(super) fn cluster_name(call: &Call) -> ApiAnswer {
     let name = name_of(call, &call.api.process.node().name);
     Ok(Reply::json(json!({"name": name})))
 }
 
 /// `PUT /api/cluster-name`.
-pub(super) fn set_cluster_name(call: &Call) -> Answer {
+pub(super) fn set_cluster_name(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["name"])?;
     let name = body.get("name").and_then(Value::as_str);
@@ -82,17 +82,17 @@ pub(super) fn set_cluster_name(call: &Call) -> Answer {
 }
 
 /// `POST /api/rebalance/queues`.
-pub(super) fn rebalance(_: &Call) -> Answer {
+pub(super) fn rebalance(_: &Call) -> ApiAnswer {
     Ok(Reply::no_content())
 }
 
 /// `GET /api/nodes`.
-pub(super) fn nodes(call: &Call) -> Answer {
+pub(super) fn nodes(call: &Call) -> ApiAnswer {
     list(call, vec![show_node(call)], |_| ("", ""), Clone::clone)
 }
 
 /// `GET /api/nodes/{node}`.
-pub(super) fn node(call: &Call) -> Answer {
+pub(super) fn node(call: &Call) -> ApiAnswer {
     let shown = show_node(call);
     match shown.get("name") == Some(&json!(call.at("node"))) {
         true => Ok(Reply::json(columns(call, shown))),

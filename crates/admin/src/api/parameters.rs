@@ -3,13 +3,13 @@
 use broker::Section;
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, Reply, require};
+use super::call::{ApiAnswer, Call, Reply, require};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 
 /// `GET /api/parameters`, and those of a component, everywhere or in a virtual host.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let component = call.at("component");
     let mut items = Vec::new();
     for vhost in call.vhosts()? {
@@ -23,13 +23,13 @@ pub(super) fn all(call: &Call) -> Answer {
 }
 
 /// `GET /api/parameters/{component}/{vhost}/{name}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let entry = call.broker()?.definition(Section::Parameters, &names(call));
     Ok(Reply::json(columns(call, entry.ok_or_else(ApiError::not_found)?)))
 }
 
 /// `PUT /api/parameters/{component}/{vhost}/{name}`.
-pub(super) fn set(call: &Call) -> Answer {
+pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["value"])?;
     call.vhost()?;
@@ -42,26 +42,26 @@ pub(super) fn set(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/parameters/{component}/{vhost}/{name}`.
-pub(super) fn clear(call: &Call) -> Answer {
+pub(super) fn clear(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     call.undefine(Section::Parameters, &names(call))
 }
 
 /// `GET /api/global-parameters`.
-pub(super) fn all_global(call: &Call) -> Answer {
+pub(super) fn all_global(call: &Call) -> ApiAnswer {
     let entries = call.broker()?.definitions_of(Section::GlobalParameters, &[]);
     let items: Vec<_> = entries.into_iter().map(|entry| (name_of(&entry), entry)).collect();
     list(call, items, |(name, _)| ("", name), |(_, entry)| entry.clone())
 }
 
 /// `GET /api/global-parameters/{name}`.
-pub(super) fn one_global(call: &Call) -> Answer {
+pub(super) fn one_global(call: &Call) -> ApiAnswer {
     let entry = call.broker()?.definition(Section::GlobalParameters, &[call.at("name")]);
     Ok(Reply::json(columns(call, entry.ok_or_else(ApiError::not_found)?)))
 }
 
 /// `PUT /api/global-parameters/{name}`.
-pub(super) fn set_global(call: &Call) -> Answer {
+pub(super) fn set_global(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["value"])?;
     let name = call.at("name");
@@ -72,7 +72,7 @@ pub(super) fn set_global(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/global-parameters/{name}`.
-pub(super) fn clear_global(call: &Call) -> Answer {
+pub(super) fn clear_global(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     call.undefine(Section::GlobalParameters, &[call.at("name")])
 }

@@ -21,7 +21,8 @@ pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<St
         return Ok(Map::new());
     }
     let mut reader = Deserializer::from_slice(body);
-    let found = (&mut reader).deserialize_map(Named(names)).and_then(|found| reader.end().map(|()| found));
+    let found =
+        (&mut reader).deserialize_map(NamedValues(names)).and_then(|found| reader.end().map(|()| found));
     let found = found.map_err(|_| ApiError::bad_request("not_json"))?;
     let mut parts = Map::new();
     for (name, raw) in names.iter().zip(found) {
@@ -36,9 +37,9 @@ pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<St
 }
 
 /// Visitor that finds the values of these names, in the order of the names.
-struct Named(&'static [&'static str]);
+struct NamedValues(&'static [&'static str]);
 
-impl<'b> Visitor<'b> for Named {
+impl<'b> Visitor<'b> for NamedValues {
     type Value = Vec<Option<&'b RawValue>>;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,25 +3,25 @@
 use broker::Section;
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply, require, text};
+use super::call::{ApiAnswer, Call, Reply, require, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 
 /// `GET /api/permissions`, and those of a virtual host or of a user.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     show_all(call, Section::Permissions)
 }
 
 /// `GET /api/permissions/{vhost}/{user}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let names = [call.at("vhost"), call.at("user")];
     let entry = call.broker()?.definition(Section::Permissions, &names);
     Ok(Reply::json(columns(call, entry.ok_or_else(ApiError::not_found)?)))
 }
 
 /// `PUT /api/permissions/{vhost}/{user}`.
-pub(super) fn set(call: &Call) -> Answer {
+pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["configure", "write", "read"])?;
     let _changing = call.api.changes.lock();
@@ -36,13 +36,13 @@ pub(super) fn set(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/permissions/{vhost}/{user}`.
-pub(super) fn clear(call: &Call) -> Answer {
+pub(super) fn clear(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     call.undefine(Section::Permissions, &[call.at("vhost"), call.at("user")])
 }
 
 /// `GET /api/topic-permissions`, and those of a virtual host, of a user, or both.
-pub(super) fn all_topic(call: &Call) -> Answer {
+pub(super) fn all_topic(call: &Call) -> ApiAnswer {
     let is_of_one = !call.at("vhost").is_empty() && !call.at("user").is_empty();
     let broker = call.broker()?;
     let names = [call.at("vhost"), call.at("user")];
@@ -53,7 +53,7 @@ pub(super) fn all_topic(call: &Call) -> Answer {
 }
 
 /// `PUT /api/topic-permissions/{vhost}/{user}`.
-pub(super) fn set_topic(call: &Call) -> Answer {
+pub(super) fn set_topic(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["exchange", "write", "read"])?;
     let _changing = call.api.changes.lock();
@@ -68,7 +68,7 @@ pub(super) fn set_topic(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/topic-permissions/{vhost}/{user}`, or of one exchange.
-pub(super) fn clear_topic(call: &Call) -> Answer {
+pub(super) fn clear_topic(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     let (vhost, user) = (call.at("vhost"), call.at("user"));
     if !call.at("exchange").is_empty() {
@@ -95,7 +95,7 @@ fn entry(call: &Call) -> Result<Map<String, Value>, ApiError> {
     Ok(Map::from_iter([("vhost".to_owned(), json!(vhost)), ("user".to_owned(), json!(user))]))
 }
 
-fn show_all(call: &Call, section: Section) -> Answer {
+fn show_all(call: &Call, section: Section) -> ApiAnswer {
     let broker = call.broker()?;
     let (vhost, user) = (call.at("vhost"), call.at("user"));
     if !vhost.is_empty() && broker.vhost(vhost).is_none()

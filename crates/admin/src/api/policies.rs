@@ -3,7 +3,7 @@
 use broker::Section;
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply, number, object, require, text};
+use super::call::{ApiAnswer, Call, Reply, number, object, require, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
@@ -12,7 +12,7 @@ use super::overview::columns;
 const OPERATOR: &str = "operator_policy";
 
 /// `GET /api/policies`, and those of a virtual host.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let mut entries = Vec::new();
     for vhost in call.vhosts()? {
         entries.extend(call.broker()?.definitions_of(Section::Policies, &[vhost.name()]));
@@ -21,13 +21,13 @@ pub(super) fn all(call: &Call) -> Answer {
 }
 
 /// `GET /api/policies/{vhost}/{name}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let entry = call.broker()?.definition(Section::Policies, &[call.at("vhost"), call.at("name")]);
     Ok(Reply::json(columns(call, entry.ok_or_else(ApiError::not_found)?)))
 }
 
 /// `PUT /api/policies/{vhost}/{name}`. It applies to queues and exchanges at once.
-pub(super) fn set(call: &Call) -> Answer {
+pub(super) fn set(call: &Call) -> ApiAnswer {
     let mut entry = body(call)?;
     let (vhost, name) = (call.at("vhost"), call.at("name"));
     call.vhost()?;
@@ -40,13 +40,13 @@ pub(super) fn set(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/policies/{vhost}/{name}`.
-pub(super) fn clear(call: &Call) -> Answer {
+pub(super) fn clear(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     call.undefine(Section::Policies, &[call.at("vhost"), call.at("name")])
 }
 
 /// `GET /api/operator-policies`, and those of a virtual host.
-pub(super) fn all_operator(call: &Call) -> Answer {
+pub(super) fn all_operator(call: &Call) -> ApiAnswer {
     let mut entries = Vec::new();
     for vhost in call.vhosts()? {
         entries.extend(call.broker()?.definitions_of(Section::Parameters, &[vhost.name(), OPERATOR]));
@@ -55,14 +55,14 @@ pub(super) fn all_operator(call: &Call) -> Answer {
 }
 
 /// `GET /api/operator-policies/{vhost}/{name}`.
-pub(super) fn one_operator(call: &Call) -> Answer {
+pub(super) fn one_operator(call: &Call) -> ApiAnswer {
     let names = [call.at("vhost"), OPERATOR, call.at("name")];
     let entry = call.broker()?.definition(Section::Parameters, &names);
     Ok(Reply::json(columns(call, flat(&entry.ok_or_else(ApiError::not_found)?))))
 }
 
 /// `PUT /api/operator-policies/{vhost}/{name}`.
-pub(super) fn set_operator(call: &Call) -> Answer {
+pub(super) fn set_operator(call: &Call) -> ApiAnswer {
     let value = Value::Object(body(call)?);
     let (vhost, name) = (call.at("vhost"), call.at("name"));
     call.vhost()?;
@@ -74,7 +74,7 @@ pub(super) fn set_operator(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/operator-policies/{vhost}/{name}`.
-pub(super) fn clear_operator(call: &Call) -> Answer {
+pub(super) fn clear_operator(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     call.undefine(Section::Parameters, &[call.at("vhost"), OPERATOR, call.at("name")])
 }
@@ -105,7 +105,7 @@ fn flat(parameter: &Value) -> Value {
     shown
 }
 
-fn show_all(call: &Call, entries: Vec<Value>) -> Answer {
+fn show_all(call: &Call, entries: Vec<Value>) -> ApiAnswer {
     let text = |entry: &Value, key: &str| entry[key].as_str().unwrap_or_default().to_owned();
     let items: Vec<_> =
         entries.into_iter().map(|entry| ((text(&entry, "vhost"), text(&entry, "name")), entry)).collect();

@@ -32,13 +32,13 @@ pub trait Process: Send + Sync + 'static {
     fn connection_count(&self) -> u64;
 
     /// Open connections, in the order in which they were opened.
-    fn connections(&self) -> Vec<Arc<dyn Connection>>;
+    fn connections(&self) -> Vec<Arc<dyn ClientConnection>>;
 
     /// The open connection with this number, which is also the number of its session.
-    fn connection(&self, id: u64) -> Option<Arc<dyn Connection>>;
+    fn connection(&self, id: u64) -> Option<Arc<dyn ClientConnection>>;
 
     /// The open connection with this name.
-    fn connection_named(&self, name: &str) -> Option<Arc<dyn Connection>>;
+    fn connection_named(&self, name: &str) -> Option<Arc<dyn ClientConnection>>;
 
     /// Upstream addresses, as objects; empty without an upstream.
     fn upstreams(&self) -> Vec<Value>;
@@ -69,7 +69,7 @@ pub trait Process: Send + Sync + 'static {
 }
 
 /// A client's open connection.
-pub trait Connection: Send + Sync {
+pub trait ClientConnection: Send + Sync {
     /// Its number, which is also the number of its session.
     fn id(&self) -> u64;
 

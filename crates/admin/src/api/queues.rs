@@ -4,7 +4,7 @@ use broker::{QueueDeclare, QueueKind, VirtualHost, json_of};
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
-use super::call::{Answer, Call, Reply, arguments, flag, raw, short};
+use super::call::{ApiAnswer, Call, Reply, arguments, flag, raw, short};
 use super::connections::details;
 use super::consumers::consumers_of_queue;
 use super::error::ApiError;
@@ -14,7 +14,7 @@ use super::snapshot::{Listed, of_vhost};
 use super::stats;
 
 /// `GET /api/queues`, and those of a virtual host.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let broker = call.broker()?;
     let vhosts = call.vhosts()?;
     let queues = call.api.queues.get(broker);
@@ -31,7 +31,7 @@ pub(super) fn all(call: &Call) -> Answer {
 }
 
 /// `GET /api/queues/{vhost}/{name}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let listed = find(call)?;
     let mut shown = show(call, &listed);
     if let Some(shown) = shown.as_object_mut() {
@@ -44,7 +44,7 @@ pub(super) fn one(call: &Call) -> Answer {
 }
 
 /// `PUT /api/queues/{vhost}/{name}`.
-pub(super) fn declare(call: &Call) -> Answer {
+pub(super) fn declare(call: &Call) -> ApiAnswer {
     let seat = call.seat()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
@@ -67,7 +67,7 @@ pub(super) fn declare(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/queues/{vhost}/{name}`.
-pub(super) fn delete(call: &Call) -> Answer {
+pub(super) fn delete(call: &Call) -> ApiAnswer {
     let listed = find(call)?;
     let name = listed.queue.name();
     let seat = call.seat()?;
@@ -78,7 +78,7 @@ pub(super) fn delete(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/queues/{vhost}/{name}/contents`.
-pub(super) fn purge(call: &Call) -> Answer {
+pub(super) fn purge(call: &Call) -> ApiAnswer {
     let listed = find(call)?;
     let seat = call.seat()?;
     seat.check_read_queue(listed.queue.name())?;
@@ -87,7 +87,7 @@ pub(super) fn purge(call: &Call) -> Answer {
 }
 
 /// `POST /api/queues/{vhost}/{name}/actions`: does nothing, since queues have no mirrors to synchronise.
-pub(super) fn act(call: &Call) -> Answer {
+pub(super) fn act(call: &Call) -> ApiAnswer {
     find(call)?;
     match call.object()?.get("action") {
         Some(Value::String(action)) if matches!(&**action, "sync" | "cancel_sync") => Ok(Reply::no_content()),

@@ -4,7 +4,7 @@
 use axum::http::Method;
 use percent_encoding::percent_decode_str;
 
-use super::call::{Answer, Call};
+use super::call::{ApiAnswer, Call};
 use super::login::Who::{
     self, Administrator, Anyone, AnyoneMonitors, Everybody, Member, Monitoring, Policymaker,
 };
@@ -37,7 +37,7 @@ pub(super) struct Action {
     pub(super) size: Size,
     /// The response is a list, which can be requested in pages.
     pub(super) is_list: bool,
-    pub(super) run: fn(&Call) -> Answer,
+    pub(super) run: fn(&Call) -> ApiAnswer,
     /// Summary in a few words, for the OpenAPI description.
     pub(super) about: &'static str,
 }
@@ -128,7 +128,7 @@ fn matched(pattern: &'static str, parts: &[&str]) -> Option<Vec<(&'static str, S
     rest.next().is_none().then_some(names)
 }
 
-const fn action(verb: Verb, who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn action(verb: Verb, who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     let size = match verb {
         Verb::Get | Verb::Delete => Size::Nothing,
         Verb::Put | Verb::Post => Size::Usual,
@@ -136,32 +136,32 @@ const fn action(verb: Verb, who: Who, run: fn(&Call) -> Answer, about: &'static 
     Action { verb, who, size, is_list: false, run, about }
 }
 
-const fn get(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn get(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Get, who, run, about)
 }
 
-const fn list(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn list(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { is_list: true, ..action(Verb::Get, who, run, about) }
 }
 
-const fn put(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn put(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Put, who, run, about)
 }
 
-const fn post(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn post(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Post, who, run, about)
 }
 
-const fn large(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn large(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Large, ..post(who, run, about) }
 }
 
 /// A `POST` that takes no body.
-const fn bare(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn bare(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     Action { size: Size::Nothing, ..post(who, run, about) }
 }
 
-const fn delete(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+const fn delete(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
     action(Verb::Delete, who, run, about)
 }
 

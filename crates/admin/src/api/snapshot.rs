@@ -23,10 +23,10 @@ impl Listed {
 /// Cache of all queues, sorted by virtual host and name.
 #[derive(Default)]
 pub(super) struct Snapshot {
-    last: Mutex<Option<Taken>>,
+    last: Mutex<Option<StoredSnapshot>>,
 }
 
-struct Taken {
+struct StoredSnapshot {
     stamp: u64,
     queues: Arc<[Listed]>,
     /// Number of times the queues have been walked.
@@ -52,7 +52,7 @@ impl Snapshot {
         }
         queues.sort_unstable_by(|one, other| one.key().cmp(&other.key()));
         let queues: Arc<[Listed]> = queues.into();
-        *last = Some(Taken {
+        *last = Some(StoredSnapshot {
             stamp,
             queues: Arc::clone(&queues),
             #[cfg(test)]

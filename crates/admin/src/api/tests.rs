@@ -62,15 +62,15 @@ impl Process for Quiet {
         0
     }
 
-    fn connections(&self) -> Vec<Arc<dyn Connection>> {
+    fn connections(&self) -> Vec<Arc<dyn ClientConnection>> {
         Vec::new()
     }
 
-    fn connection(&self, _: u64) -> Option<Arc<dyn Connection>> {
+    fn connection(&self, _: u64) -> Option<Arc<dyn ClientConnection>> {
         None
     }
 
-    fn connection_named(&self, _: &str) -> Option<Arc<dyn Connection>> {
+    fn connection_named(&self, _: &str) -> Option<Arc<dyn ClientConnection>> {
         None
     }
 
@@ -137,7 +137,7 @@ fn call(api: &Arc<Api>, names: &[(&'static str, &str)], query: &[(&str, &str)], 
     }
 }
 
-fn shown(answer: call::Answer) -> Value {
+fn shown(answer: call::ApiAnswer) -> Value {
     let reply = answer.unwrap_or_else(|error| panic!("{error:?}"));
     serde_json::from_slice(&reply.body.unwrap()).unwrap()
 }

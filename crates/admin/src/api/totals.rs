@@ -13,10 +13,10 @@ use super::snapshot::Snapshot;
 /// Cache of the sums.
 #[derive(Default)]
 pub(super) struct Totals {
-    last: Mutex<Option<Taken>>,
+    last: Mutex<Option<StoredTotals>>,
 }
 
-struct Taken {
+struct StoredTotals {
     at: Instant,
     cost: Duration,
     sums: Arc<Sums>,
@@ -49,7 +49,8 @@ impl Totals {
             return Arc::clone(&taken.sums);
         }
         let sums = Arc::new(count());
-        *last = Some(Taken { at, cost: clock().saturating_duration_since(at), sums: Arc::clone(&sums) });
+        *last =
+            Some(StoredTotals { at, cost: clock().saturating_duration_since(at), sums: Arc::clone(&sums) });
         sums
     }
 }

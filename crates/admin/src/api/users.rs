@@ -3,19 +3,19 @@
 use broker::Section;
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply, object, require, text};
+use super::call::{ApiAnswer, Call, Reply, object, require, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 
 /// `GET /api/users`.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     let users = call.broker()?.definitions_of(Section::Users, &[]);
     show_all(call, users)
 }
 
 /// `GET /api/users/without-permissions`.
-pub(super) fn without_permissions(call: &Call) -> Answer {
+pub(super) fn without_permissions(call: &Call) -> ApiAnswer {
     let broker = call.broker()?;
     let permissions = broker.definitions_of(Section::Permissions, &[]);
     let mut users = broker.definitions_of(Section::Users, &[]);
@@ -24,13 +24,13 @@ pub(super) fn without_permissions(call: &Call) -> Answer {
 }
 
 /// `GET /api/users/{user}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     let user = call.broker()?.definition(Section::Users, &[call.at("user")]);
     Ok(Reply::json(columns(call, show(&user.ok_or_else(ApiError::not_found)?))))
 }
 
 /// `PUT /api/users/{user}`.
-pub(super) fn set(call: &Call) -> Answer {
+pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     if !body.contains_key("tags") {
         return Err(ApiError::bad_request("tags_not_present"));
@@ -56,7 +56,7 @@ pub(super) fn set(call: &Call) -> Answer {
 }
 
 /// `DELETE /api/users/{user}`.
-pub(super) fn remove(call: &Call) -> Answer {
+pub(super) fn remove(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     let reply = call.undefine(Section::Users, &[call.at("user")])?;
     close_connections(call, call.at("user"));
@@ -64,7 +64,7 @@ pub(super) fn remove(call: &Call) -> Answer {
 }
 
 /// `POST /api/users/bulk-delete`: deletes none if one of them does not exist.
-pub(super) fn remove_many(call: &Call) -> Answer {
+pub(super) fn remove_many(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["users"])?;
     let names: Vec<&str> = match body.get("users") {
@@ -100,7 +100,7 @@ fn tags(body: &Map<String, Value>) -> Result<Value, ApiError> {
     }
 }
 
-fn show_all(call: &Call, users: Vec<Value>) -> Answer {
+fn show_all(call: &Call, users: Vec<Value>) -> ApiAnswer {
     list(call, users, |user| ("", user["name"].as_str().unwrap_or_default()), show)
 }
 

@@ -3,7 +3,7 @@
 use broker::{Section, VirtualHost};
 use serde_json::{Map, Value, json};
 
-use super::call::{Answer, Call, Reply, text};
+use super::call::{ApiAnswer, Call, Reply, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
@@ -11,17 +11,17 @@ use super::stats;
 use super::totals::Sum;
 
 /// `GET /api/vhosts`.
-pub(super) fn all(call: &Call) -> Answer {
+pub(super) fn all(call: &Call) -> ApiAnswer {
     list(call, call.vhosts()?, |vhost| ("", vhost.name()), |vhost| show(call, vhost))
 }
 
 /// `GET /api/vhosts/{vhost}`.
-pub(super) fn one(call: &Call) -> Answer {
+pub(super) fn one(call: &Call) -> ApiAnswer {
     Ok(Reply::json(columns(call, show(call, &*call.vhost()?))))
 }
 
 /// `PUT /api/vhosts/{vhost}`. The user who adds one gets all permissions in it, as in RabbitMQ.
-pub(super) fn set(call: &Call) -> Answer {
+pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     let name = call.at("vhost");
     let _changing = call.api.changes.lock();
@@ -59,7 +59,7 @@ fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
 }
 
 /// `DELETE /api/vhosts/{vhost}`.
-pub(super) fn remove(call: &Call) -> Answer {
+pub(super) fn remove(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     let name = call.at("vhost");
     let reply = call.undefine(Section::VirtualHosts, &[name])?;

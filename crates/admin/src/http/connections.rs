@@ -10,11 +10,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::work::Work;
 
 /// The open connections, never more than the limits.
-pub(super) struct Connections {
+pub(super) struct OpenConnections {
     tasks: JoinSet<()>,
-    usual: Places,
+    usual: ConnectionPermits,
     /// Used while all the usual connections are at work.
-    reserve: Places,
+    reserve: ConnectionPermits,
 }
 
 /// The requests that a connection may make.
@@ -26,9 +26,13 @@ pub(super) enum Admitted {
     Probes,
 }
 
-impl Connections {
+impl OpenConnections {
     pub(super) fn new(usual: usize, reserve: usize) -> Self {
-        Self { tasks: JoinSet::new(), usual: Places::new(usual), reserve: Places::new(reserve) }
+        Self {
+            tasks: JoinSet::new(),
+            usual: ConnectionPermits::new(usual),
+            reserve: ConnectionPermits::new(reserve),
+        }
     }
 
     /// Runs a connection. At the limit, a connection that is not at work is closed for it: one that is between
@@ -66,7 +70,7 @@ impl Connections {
     }
 }
 
-struct Places {
+struct ConnectionPermits {
     limit: usize,
     /// Oldest first; may contain connections that have ended.
     by_age: VecDeque<Open>,
@@ -79,7 +83,7 @@ struct Open {
     from: Option<IpAddr>,
 }
 
-impl Places {
+impl ConnectionPermits {
     fn new(limit: usize) -> Self {
         Self { limit, by_age: VecDeque::new() }
     }
@@ -119,7 +123,7 @@ mod tests {
     use super::*;
 
     /// Admits a connection that never ends by itself; returns which requests it may make.
-    fn admit(connections: &mut Connections, from: &str, work: &Work) -> Option<Admitted> {
+    fn admit(connections: &mut OpenConnections, from: &str, work: &Work) -> Option<Admitted> {
         let mut told = None;
         connections.admit(work.clone(), from.parse().ok(), |admitted| {
             told = Some(admitted);
@@ -128,14 +132,14 @@ mod tests {
         told
     }
 
-    fn open_from(connections: &Connections) -> Vec<String> {
+    fn open_from(connections: &OpenConnections) -> Vec<String> {
         let open = connections.usual.by_age.iter().chain(&connections.reserve.by_age);
         open.map(|open| open.from.unwrap().to_string()).collect()
     }
 
     #[tokio::test]
     async fn an_address_with_many_takes_room_from_nobody_but_itself() {
-        let mut connections = Connections::new(4, 1);
+        let mut connections = OpenConnections::new(4, 1);
         for from in ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.9"] {
             admit(&mut connections, from, &Work::default());
         }
@@ -149,7 +153,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_network_of_ipv6_counts_as_an_address() {
-        let mut connections = Connections::new(3, 1);
+        let mut connections = OpenConnections::new(3, 1);
         for from in
             ["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3", "2001:db8:0:1::4"]
         {
@@ -160,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn while_all_are_at_work_the_reserve_is_for_probes() {
-        let mut connections = Connections::new(2, 1);
+        let mut connections = OpenConnections::new(2, 1);
         let work = [Work::default(), Work::default()];
         let at_work = [work[0].begin(), work[1].begin()];
         for work in &work {

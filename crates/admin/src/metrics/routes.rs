@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Semaphore;
 
-use super::{Detail, MetricsWriter, Wanted};
+use super::{Detail, MetricsWriter, WantedMetrics};
 use crate::api::{self, Api};
 use crate::{Source, process};
 
@@ -49,13 +49,13 @@ impl Context {
 
 fn together(context: Arc<Context>) -> Router {
     Router::new()
-        .route("/metrics", get(|State(context)| scrape(context, Wanted::Together)))
+        .route("/metrics", get(|State(context)| scrape(context, WantedMetrics::Together)))
         .with_state(context)
 }
 
 fn apart(context: Arc<Context>) -> Router {
     Router::new()
-        .route("/metrics/per-object", get(|State(context)| scrape(context, Wanted::Apart)))
+        .route("/metrics/per-object", get(|State(context)| scrape(context, WantedMetrics::Apart)))
         .route("/metrics/detailed", get(detailed))
         .with_state(context)
 }
@@ -63,10 +63,10 @@ fn apart(context: Arc<Context>) -> Router {
 /// `GET /metrics/detailed?family=F&vhost=V`; both parameters may be repeated.
 async fn detailed(State(context): State<Arc<Context>>, RawQuery(query): RawQuery) -> Response {
     let detail = Detail::of_query(query.as_deref().unwrap_or_default());
-    scrape(context, Wanted::Detailed(detail)).await
+    scrape(context, WantedMetrics::Detailed(detail)).await
 }
 
-async fn scrape(context: Arc<Context>, wanted: Wanted) -> Response {
+async fn scrape(context: Arc<Context>, wanted: WantedMetrics) -> Response {
     let permit = Arc::clone(&context.scrapes).acquire_owned().await;
     let scrape = tokio::task::spawn_blocking(move || {
         let _permit = permit;

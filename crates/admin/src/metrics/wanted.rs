@@ -4,7 +4,7 @@ use percent_encoding::percent_decode_str;
 
 /// Which metrics a scraper wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum WantedMetrics {
     /// Everything added up (`/metrics`).
     Together,
     /// Everything, with queues, connections and channels one by one (`/metrics/per-object`).

@@ -3,7 +3,7 @@
 //! Run one with the real fuzzer: `cargo +nightly fuzz run frame_stream` in `crates/amqp`.
 
 use amqp::channel::{ChannelStep, ChannelTable, ConnectionLife, ConnectionStep};
-use amqp::content::{Assembler, Progress, Whole};
+use amqp::content::{Assembled, Assembler, Whole};
 use amqp::handshake::{ClientEvent, ClientHandshake, ClientOffer, ServerEvent, ServerHandshake, ServerOffer};
 use amqp::{
     Capabilities, ContentHeader, Credentials, Fault, FieldTable, Frame, FrameKind, Mechanism, Method,
@@ -251,7 +251,7 @@ fn on_channel(
         FrameKind::Header => assembler.header(ContentHeader::decode(frame.payload)?, MAX_SIZE)?,
         _ => assembler.body(frame.payload)?,
     };
-    if let Progress::Complete(content) = progress {
+    if let Assembled::Complete(content) = progress {
         found.push((channel, content.properties.into_owned(), content.body.into_owned()));
     }
     Ok(())

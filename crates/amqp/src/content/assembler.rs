@@ -40,7 +40,7 @@ pub struct Content<'a, M> {
 
 /// The result of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress<'a, M> {
+pub enum Assembled<'a, M> {
     /// More frames are needed.
     More,
     /// The message is complete, and the assembler idle.
@@ -87,7 +87,11 @@ impl<M> Assembler<M> {
     /// # Errors
     /// 505 UNEXPECTED_FRAME out of order, for another class or with a weight; 406 or 501 for a body that is too large
     /// ([`check_size`]). After an error the assembler is idle.
-    pub fn header<'a>(&mut self, header: ContentHeader<'a>, max_size: u64) -> Result<Progress<'a, M>, Fault> {
+    pub fn header<'a>(
+        &mut self,
+        header: ContentHeader<'a>,
+        max_size: u64,
+    ) -> Result<Assembled<'a, M>, Fault> {
         let mut pending = self.0.take().ok_or_else(expected_method)?;
         if pending.body.is_some() {
             return Err(pending.unexpected());
@@ -95,7 +99,7 @@ impl<M> Assembler<M> {
         header.check().map_err(|fault| fault.caused_by(pending.ids))?;
         check_size(header.body_size, max_size).map_err(|fault| fault.caused_by(pending.ids))?;
         if header.body_size == 0 {
-            return Ok(Progress::Complete(Content {
+            return Ok(Assembled::Complete(Content {
                 method: pending.method,
                 properties: Cow::Borrowed(header.properties),
                 body: Cow::Borrowed(&[]),
@@ -105,7 +109,7 @@ impl<M> Assembler<M> {
         let size = header.body_size as usize;
         pending.body = Some(PendingBody { properties: header.properties.to_vec(), bytes: Vec::new(), size });
         self.0 = Some(pending);
-        Ok(Progress::More)
+        Ok(Assembled::More)
     }
 
     /// Takes the payload of a body frame.
@@ -113,14 +117,14 @@ impl<M> Assembler<M> {
     /// # Errors
     /// 505 UNEXPECTED_FRAME out of order; 501 FRAME_ERROR for more bytes than the header announced. After an error
     /// the assembler is idle.
-    pub fn body<'a>(&mut self, piece: &'a [u8]) -> Result<Progress<'a, M>, Fault> {
+    pub fn body<'a>(&mut self, piece: &'a [u8]) -> Result<Assembled<'a, M>, Fault> {
         let Some(body) = self.0.as_mut().and_then(|pending| pending.body.as_mut()) else {
             return Err(self.0.take().map_or_else(expected_method, |pending| pending.unexpected()));
         };
         let missing = body.size - body.bytes.len();
         if piece.len() < missing {
             body.keep(piece);
-            return Ok(Progress::More);
+            return Ok(Assembled::More);
         }
         let Some(Pending { method, ids, body: Some(mut body) }) = self.0.take().map(|pending| *pending)
         else {
@@ -136,7 +140,7 @@ impl<M> Assembler<M> {
             body.keep(piece);
             Cow::Owned(body.bytes)
         };
-        Ok(Progress::Complete(Content { method, properties: Cow::Owned(body.properties), body: whole }))
+        Ok(Assembled::Complete(Content { method, properties: Cow::Owned(body.properties), body: whole }))
     }
 }
 
@@ -197,10 +201,10 @@ mod tests {
         assembler
     }
 
-    fn complete<'a, M: std::fmt::Debug>(progress: Progress<'a, M>) -> Content<'a, M> {
+    fn complete<'a, M: std::fmt::Debug>(progress: Assembled<'a, M>) -> Content<'a, M> {
         match progress {
-            Progress::Complete(content) => content,
-            Progress::More => panic!("incomplete"),
+            Assembled::Complete(content) => content,
+            Assembled::More => panic!("incomplete"),
         }
     }
 
@@ -220,7 +224,7 @@ mod tests {
     #[test]
     fn a_body_in_one_frame_is_lent_not_copied() {
         let mut assembler = expecting();
-        assert_eq!(assembler.header(header(5), LIMIT), Ok(Progress::More));
+        assert_eq!(assembler.header(header(5), LIMIT), Ok(Assembled::More));
         let content = complete(assembler.body(b"hello").unwrap());
         assert!(matches!(content.body, Cow::Borrowed(b"hello")));
         assert!(assembler.is_idle());
@@ -231,7 +235,7 @@ mod tests {
         let mut assembler = expecting();
         assembler.header(header(6), LIMIT).unwrap();
         for piece in [&b"ab"[..], b"", b"c", b"d"] {
-            assert_eq!(assembler.body(piece), Ok(Progress::More));
+            assert_eq!(assembler.body(piece), Ok(Assembled::More));
         }
         assert_eq!(complete(assembler.body(b"ef").unwrap()).body, &b"abcdef"[..]);
     }

@@ -9,7 +9,7 @@ mod assembler;
 mod whole;
 mod write;
 
-pub use assembler::{Assembler, Content, Progress};
+pub use assembler::{Assembled, Assembler, Content};
 pub use whole::Whole;
 pub use write::{body_frames, content_wire_len, max_properties_len, write_content};
 

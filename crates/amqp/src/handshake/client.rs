@@ -106,7 +106,7 @@ impl std::error::Error for ClientFailure {}
 #[derive(Debug)]
 pub struct ClientHandshake {
     offer: ClientOffer,
-    state: State,
+    state: ClientState,
     /// Bytes to be sent; taken by [`Self::poll_output`].
     output: Vec<u8>,
     /// At most one event is pending, since each needs an answer or is the last.
@@ -118,7 +118,7 @@ pub struct ClientHandshake {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ClientState {
     Starting,
     /// The credentials were sent.
     LoggingIn,
@@ -139,7 +139,7 @@ impl ClientHandshake {
                 heartbeat_secs: offer.heartbeat,
             },
             offer,
-            state: State::Starting,
+            state: ClientState::Starting,
             output: PROTOCOL_HEADER.to_vec(),
             event: None,
             server_properties: FieldTable::new(),
@@ -160,9 +160,11 @@ impl ClientHandshake {
     /// Call it when the server has closed the stream.
     pub fn handle_eof(&mut self) {
         match self.state {
-            State::Open | State::Ended => {}
-            State::LoggingIn | State::ChallengePending => self.finish(ClientFailure::ClosedDuringLogin),
-            State::Starting | State::Opening => self.finish(ClientFailure::Eof),
+            ClientState::Open | ClientState::Ended => {}
+            ClientState::LoggingIn | ClientState::ChallengePending => {
+                self.finish(ClientFailure::ClosedDuringLogin)
+            }
+            ClientState::Starting | ClientState::Opening => self.finish(ClientFailure::Eof),
         }
     }
 
@@ -178,23 +180,23 @@ impl ClientHandshake {
 
     /// Answers a challenge. Without effect if none is pending.
     pub fn respond(&mut self, response: &[u8]) {
-        if self.state == State::ChallengePending {
-            self.state = State::LoggingIn;
+        if self.state == ClientState::ChallengePending {
+            self.state = ClientState::LoggingIn;
             self.send(connection::SecureOk { response });
         }
     }
 
     /// Whether the connection is open, and so the handshake is over.
     pub fn is_open(&self) -> bool {
-        self.state == State::Open
+        self.state == ClientState::Open
     }
 
     /// Takes one frame and returns its length; 0 if there is nothing to take.
     fn step(&mut self, input: &[u8]) -> usize {
-        if matches!(self.state, State::ChallengePending | State::Open | State::Ended) {
+        if matches!(self.state, ClientState::ChallengePending | ClientState::Open | ClientState::Ended) {
             return 0;
         }
-        if self.state == State::Starting && input.first() == Some(&PROTOCOL_HEADER[0]) {
+        if self.state == ClientState::Starting && input.first() == Some(&PROTOCOL_HEADER[0]) {
             let Some(header) = input.first_chunk::<8>() else { return 0 };
             self.finish(ClientFailure::WrongProtocol(*header));
             return header.len();
@@ -223,13 +225,13 @@ impl ClientHandshake {
         let method = Method::decode(frame.payload)?;
         match (self.state, method) {
             (_, Method::ConnectionClose(close)) => self.refused(&close),
-            (State::Starting, Method::ConnectionStart(start)) => self.start(&start)?,
-            (State::LoggingIn, Method::ConnectionSecure(connection::Secure { challenge })) => {
-                self.state = State::ChallengePending;
+            (ClientState::Starting, Method::ConnectionStart(start)) => self.start(&start)?,
+            (ClientState::LoggingIn, Method::ConnectionSecure(connection::Secure { challenge })) => {
+                self.state = ClientState::ChallengePending;
                 self.event = Some(ClientEvent::Challenge(challenge.to_vec()));
             }
-            (State::LoggingIn, Method::ConnectionTune(tune)) => self.tune(&tune)?,
-            (State::Opening, Method::ConnectionOpenOk(_)) => self.opened(),
+            (ClientState::LoggingIn, Method::ConnectionTune(tune)) => self.tune(&tune)?,
+            (ClientState::Opening, Method::ConnectionOpenOk(_)) => self.opened(),
             _ => {
                 let text = format!("unexpected {} during the handshake", method.name());
                 return Err(Fault::new(ReplyCode::CommandInvalid, text).caused_by(method.ids()));
@@ -260,7 +262,7 @@ impl ClientHandshake {
             response: response.expose(),
             locale: LOCALE,
         });
-        self.state = State::LoggingIn;
+        self.state = ClientState::LoggingIn;
         Ok(())
     }
 
@@ -271,12 +273,12 @@ impl ClientHandshake {
         self.send(connection::TuneOk { channel_max, frame_max, heartbeat: heartbeat_secs });
         let virtual_host = std::mem::take(&mut self.offer.virtual_host);
         self.send(connection::Open { virtual_host: &virtual_host, ..Default::default() });
-        self.state = State::Opening;
+        self.state = ClientState::Opening;
         Ok(())
     }
 
     fn opened(&mut self) {
-        self.state = State::Open;
+        self.state = ClientState::Open;
         self.event = Some(ClientEvent::Opened(Box::new(Opened {
             negotiated: self.negotiated,
             capabilities: Capabilities::from_properties(&self.server_properties),
@@ -286,7 +288,7 @@ impl ClientHandshake {
 
     fn refused(&mut self, close: &connection::Close<'_>) {
         self.send(connection::CloseOk {});
-        self.state = State::Ended;
+        self.state = ClientState::Ended;
         self.event = Some(ClientEvent::Refused(ServerClose {
             code: close.reply_code,
             text: close.reply_text.to_owned(),
@@ -307,7 +309,7 @@ impl ClientHandshake {
     }
 
     fn finish(&mut self, failure: ClientFailure) {
-        self.state = State::Ended;
+        self.state = ClientState::Ended;
         self.event = Some(ClientEvent::Failed(failure));
     }
 

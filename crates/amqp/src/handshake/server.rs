@@ -73,7 +73,7 @@ pub enum ServerEnd {
 #[derive(Debug)]
 pub struct ServerHandshake {
     offer: Arc<ServerOffer>,
-    state: State,
+    state: ServerState,
     /// Bytes to be sent; taken by [`Self::poll_output`].
     output: Vec<u8>,
     /// At most one event is pending, since each needs an answer or is the last.
@@ -89,7 +89,7 @@ pub struct ServerHandshake {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ServerState {
     ProtocolHeader,
     Starting,
     /// The caller has to decide on the login.
@@ -118,7 +118,7 @@ impl ServerHandshake {
                 heartbeat_secs: offer.heartbeat,
             },
             offer,
-            state: State::ProtocolHeader,
+            state: ServerState::ProtocolHeader,
             output: Vec::new(),
             event: None,
             mechanism: Mechanism::Plain,
@@ -142,7 +142,7 @@ impl ServerHandshake {
 
     /// Call it when the client has closed the stream.
     pub fn handle_eof(&mut self) {
-        if !matches!(self.state, State::Open | State::Ended) {
+        if !matches!(self.state, ServerState::Open | ServerState::Ended) {
             let end = self.end.take().unwrap_or(ServerEnd::Eof);
             self.finish(end);
         }
@@ -160,8 +160,8 @@ impl ServerHandshake {
 
     /// Accepts the credentials: sends `connection.tune`. Without effect if no login is pending.
     pub fn accept_login(&mut self) {
-        if self.state == State::LoginPending {
-            self.state = State::Tuning;
+        if self.state == ServerState::LoginPending {
+            self.state = ServerState::Tuning;
             let Negotiated { channel_max, frame_max, heartbeat_secs } = self.negotiated;
             self.send(connection::Tune { channel_max, frame_max, heartbeat: heartbeat_secs });
         }
@@ -170,7 +170,7 @@ impl ServerHandshake {
     /// Refuses the credentials. A client with that capability receives `403 ACCESS_REFUSED - text`
     /// ([`Mechanism::refusal_text`] is RabbitMQ's); for any other the socket is closed.
     pub fn refuse_login(&mut self, text: impl Into<Cow<'static, str>>) {
-        if self.state != State::LoginPending {
+        if self.state != ServerState::LoginPending {
             return;
         }
         if self.capabilities.authentication_failure_close {
@@ -182,23 +182,23 @@ impl ServerHandshake {
 
     /// Asks the client for more, for a mechanism of several steps: sends `connection.secure`.
     pub fn challenge(&mut self, challenge: &[u8]) {
-        if self.state == State::LoginPending {
-            self.state = State::Securing;
+        if self.state == ServerState::LoginPending {
+            self.state = ServerState::Securing;
             self.send(connection::Secure { challenge });
         }
     }
 
     /// Lets the client enter its vhost: sends `connection.open-ok`. Later input does not belong to the handshake.
     pub fn accept_open(&mut self) {
-        if self.state == State::OpenPending {
-            self.state = State::Open;
+        if self.state == ServerState::OpenPending {
+            self.state = ServerState::Open;
             self.send(connection::OpenOk { reserved_1: "" });
         }
     }
 
     /// Refuses the vhost: sends `connection.close` with `fault`, regardless of its code.
     pub fn refuse_open(&mut self, mut fault: Fault) {
-        if self.state == State::OpenPending {
+        if self.state == ServerState::OpenPending {
             if fault.method == (0, 0) {
                 fault.method = OPEN_IDS;
             }
@@ -218,21 +218,27 @@ impl ServerHandshake {
 
     /// Whether the connection is open, and so the handshake is over.
     pub fn is_open(&self) -> bool {
-        self.state == State::Open
+        self.state == ServerState::Open
     }
 
     /// Whether `connection.close` was sent and only its answer, or the end of the stream, is still expected.
     pub fn is_closing(&self) -> bool {
-        matches!(self.state, State::Closing | State::Draining)
+        matches!(self.state, ServerState::Closing | ServerState::Draining)
     }
 
     /// Takes one protocol header or frame and returns its length; 0 if there is nothing to take.
     fn step(&mut self, input: &[u8]) -> usize {
         match self.state {
-            State::ProtocolHeader => return self.protocol_header(input),
-            State::LoginPending | State::OpenPending | State::Open | State::Ended => return 0,
-            State::Draining => return input.len(),
-            State::Starting | State::Securing | State::Tuning | State::Opening | State::Closing => {}
+            ServerState::ProtocolHeader => return self.protocol_header(input),
+            ServerState::LoginPending | ServerState::OpenPending | ServerState::Open | ServerState::Ended => {
+                return 0;
+            }
+            ServerState::Draining => return input.len(),
+            ServerState::Starting
+            | ServerState::Securing
+            | ServerState::Tuning
+            | ServerState::Opening
+            | ServerState::Closing => {}
         }
         match Frame::parse(input, HANDSHAKE_FRAME_MAX) {
             Ok(None) => 0,
@@ -244,7 +250,7 @@ impl ServerHandshake {
             }
             Err(fault) => {
                 self.fail(fault);
-                self.state = State::Draining;
+                self.state = ServerState::Draining;
                 input.len()
             }
         }
@@ -255,7 +261,7 @@ impl ServerHandshake {
         let length = input.len().min(PROTOCOL_HEADER.len());
         let start = &input[..length];
         if start == PROTOCOL_HEADER || start == PROTOCOL_HEADER_0_9 {
-            self.state = State::Starting;
+            self.state = ServerState::Starting;
             self.send_start();
             return length;
         }
@@ -268,7 +274,7 @@ impl ServerHandshake {
     }
 
     fn frame(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
-        if self.state == State::Closing {
+        if self.state == ServerState::Closing {
             self.frame_while_closing(frame);
             return Ok(());
         }
@@ -284,26 +290,26 @@ impl ServerHandshake {
                 self.finish(ServerEnd::ClosedByPeer);
                 return Ok(());
             }
-            (State::Starting, Method::ConnectionStartOk(start_ok)) => {
+            (ServerState::Starting, Method::ConnectionStartOk(start_ok)) => {
                 return self.start_ok(&start_ok).map_err(|fault| fault.caused_by(method.ids()));
             }
-            (State::Securing, Method::ConnectionSecureOk(connection::SecureOk { response })) => {
-                self.state = State::LoginPending;
+            (ServerState::Securing, Method::ConnectionSecureOk(connection::SecureOk { response })) => {
+                self.state = ServerState::LoginPending;
                 self.event = Some(ServerEvent::Response(Secret::new(response)));
                 return Ok(());
             }
-            (State::Tuning, Method::ConnectionTuneOk(tune_ok)) => {
+            (ServerState::Tuning, Method::ConnectionTuneOk(tune_ok)) => {
                 self.negotiated = Negotiated::accept(self.negotiated, &tune_ok)?;
-                self.state = State::Opening;
+                self.state = ServerState::Opening;
                 return Ok(());
             }
-            (State::Opening, Method::ConnectionOpen(open)) => {
+            (ServerState::Opening, Method::ConnectionOpen(open)) => {
                 self.open(open.virtual_host);
                 return Ok(());
             }
-            (State::Starting, _) => "starting",
-            (State::Securing, _) => "securing",
-            (State::Tuning, _) => "tuning",
+            (ServerState::Starting, _) => "starting",
+            (ServerState::Securing, _) => "securing",
+            (ServerState::Tuning, _) => "tuning",
             _ => "opening",
         };
         let text = format!("unexpected method in connection state {state}");
@@ -335,13 +341,13 @@ impl ServerHandshake {
             return Err(invalid("invalid"));
         }
         let credentials = Credentials::parse(self.mechanism, start_ok.response)?;
-        self.state = State::LoginPending;
+        self.state = ServerState::LoginPending;
         self.event = Some(ServerEvent::Authenticate(credentials));
         Ok(())
     }
 
     fn open(&mut self, virtual_host: &str) {
-        self.state = State::OpenPending;
+        self.state = ServerState::OpenPending;
         self.event = Some(ServerEvent::Open(Box::new(OpenRequest {
             virtual_host: virtual_host.to_owned(),
             negotiated: self.negotiated,
@@ -380,11 +386,11 @@ impl ServerHandshake {
         });
         self.event = None;
         self.end = Some(end);
-        self.state = State::Closing;
+        self.state = ServerState::Closing;
     }
 
     fn finish(&mut self, end: ServerEnd) {
-        self.state = State::Ended;
+        self.state = ServerState::Ended;
         self.event = Some(ServerEvent::Ended(end));
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct ChurnArguments {
     pub(crate) systems: SystemArguments,
     /// Kind of objects to open and close; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "KIND")]
-    kind: Vec<Kind>,
+    kind: Vec<ChurnKind>,
     /// Numbers of workers; except for connections, each has a connection of its own [default: 1,4,16; with --quick 1,4]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     workers: Vec<usize>,
@@ -40,7 +40,7 @@ pub(crate) struct ChurnArguments {
 
 /// The kind of objects that are opened and closed. Each step waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum ChurnKind {
     /// Connect, log in, open the vhost; close
     Connection,
     /// Open a channel; close it
@@ -53,7 +53,7 @@ pub(crate) enum Kind {
     Consumer,
 }
 
-impl Kind {
+impl ChurnKind {
     fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -72,9 +72,9 @@ impl Kind {
 
 /// A checked command line.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ChurnPlan {
     systems: Systems,
-    kinds: Vec<Kind>,
+    kinds: Vec<ChurnKind>,
     workers: Vec<usize>,
     pub(crate) common: Common,
 }
@@ -87,13 +87,13 @@ const OTHER_CHANNEL: u16 = 2;
 
 impl ChurnArguments {
     /// Checks the arguments.
-    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+    pub(crate) fn plan(&self) -> Result<ChurnPlan, Error> {
         let default: &[usize] = if self.common.quick { &[1, 4] } else { &[1, 4, 16] };
         let workers = if self.workers.is_empty() { default } else { &self.workers };
         let valid = workers.iter().all(|count| (1..=MOST_WORKERS).contains(count));
         check(valid, "--workers must be between 1 and 1000")?;
-        let all = Kind::value_variants();
-        Ok(Plan {
+        let all = ChurnKind::value_variants();
+        Ok(ChurnPlan {
             systems: self.systems.systems()?,
             kinds: if self.kind.is_empty() { all.to_vec() } else { self.kind.clone() },
             workers: workers.to_vec(),
@@ -103,7 +103,7 @@ impl ChurnArguments {
 }
 
 /// Runs the study.
-pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = worker_cells(plan.kinds.iter().map(|kind| kind.name()), &plan.workers);
     let outline = Outline {
         name: "churn",
@@ -116,7 +116,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let mut report = run_study(outline, &plan.common, watch, ask, |cell, index| {
         let system = &plan.systems[index];
         let shift = Shift { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
-        measure(system, Kind::named(cell.scenario), shift).map_err(Error::of(&system.name))
+        measure(system, ChurnKind::named(cell.scenario), shift).map_err(Error::of(&system.name))
     })?;
     report.notes.push(
         "Each is opened and closed again, and every answer is waited for; the time is that of both together."
@@ -127,10 +127,10 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
 
 const NAME: &str = "leveret bench churn";
 
-fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientError> {
+fn measure(system: &System, kind: ChurnKind, shift: Shift) -> Result<Sample, ClientError> {
     let (processes, nobody) = (Idle::none(&system.watched), Idle::default());
     let uri = &system.uri;
-    if kind == Kind::Connection {
+    if kind == ChurnKind::Connection {
         let meter = Meter::start(&processes, &nobody);
         let done = match uri.tls {
             None => visits::work(uri, NAME, shift)?,
@@ -139,7 +139,7 @@ fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientEr
         return Ok(sample(meter, &done));
     }
     // Clients are set up beforehand, so that only the steps under study are measured.
-    let clients = (0..shift.workers).map(|_| Client::open(uri, kind)).collect::<Result<Vec<_>, _>>()?;
+    let clients = (0..shift.workers).map(|_| ChurnClient::open(uri, kind)).collect::<Result<Vec<_>, _>>()?;
     let clients: Vec<_> = clients.into_iter().map(|client| std::sync::Mutex::new(Some(client))).collect();
     let meter = Meter::start(&processes, &nobody);
     let take = |number: usize| {
@@ -148,7 +148,7 @@ fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientEr
     };
     let done = work(shift, take, |client| client.step(kind))?;
     let sample = sample(meter, &done);
-    done.states.into_iter().try_for_each(Client::close)?;
+    done.states.into_iter().try_for_each(ChurnClient::close)?;
     Ok(sample)
 }
 
@@ -159,17 +159,17 @@ fn sample<T>(meter: Meter<'_>, done: &Done<T>) -> Sample {
 }
 
 /// A worker's connection, with a queue of its own if the kind needs one.
-struct Client {
+struct ChurnClient {
     connection: Connection,
     queue: Option<String>,
 }
 
-impl Client {
-    fn open(uri: &Uri, kind: Kind) -> Result<Self, ClientError> {
+impl ChurnClient {
+    fn open(uri: &Uri, kind: ChurnKind) -> Result<Self, ClientError> {
         let mut connection = Connection::open_small(uri, NAME)?;
         connection.open_channel(CHANNEL)?;
         let mut client = Self { connection, queue: None };
-        if matches!(kind, Kind::Binding | Kind::Consumer) {
+        if matches!(kind, ChurnKind::Binding | ChurnKind::Consumer) {
             let name = new_name();
             client.declare(&name)?;
             client.queue = Some(name);
@@ -177,24 +177,24 @@ impl Client {
         Ok(client)
     }
 
-    fn step(&mut self, kind: Kind) -> Result<(), ClientError> {
+    fn step(&mut self, kind: ChurnKind) -> Result<(), ClientError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let queue = self.queue.clone().unwrap_or_default();
         let call = &mut self.connection;
         match kind {
             // This kind does not use an existing connection; see `visits`.
-            Kind::Connection => Ok(()),
-            Kind::Channel => {
+            ChurnKind::Connection => Ok(()),
+            ChurnKind::Channel => {
                 call.open_channel(OTHER_CHANNEL)?;
                 let close = channel::Close { reply_code: 200, reply_text: "Bye", ..Default::default() };
                 call.call(OTHER_CHANNEL, close, |m| matches!(m, Method::ChannelCloseOk(_)).then_some(()))
             }
-            Kind::Queue => {
+            ChurnKind::Queue => {
                 let name = new_name();
                 self.declare(&name)?;
                 self.delete(&name)
             }
-            Kind::Binding => {
+            ChurnKind::Binding => {
                 let key = NUMBER.fetch_add(1, Relaxed).to_string();
                 let (queue, routing_key, exchange) = (queue.as_str(), key.as_str(), "amq.direct");
                 let bind = queue::Bind { queue, exchange, routing_key, ..Default::default() };
@@ -202,7 +202,7 @@ impl Client {
                 let unbind = queue::Unbind { queue, exchange, routing_key, ..Default::default() };
                 call.call(CHANNEL, unbind, |m| matches!(m, Method::QueueUnbindOk(_)).then_some(()))
             }
-            Kind::Consumer => {
+            ChurnKind::Consumer => {
                 let consume = basic::Consume { queue: &queue, consumer_tag: "c", ..Default::default() };
                 call.call(CHANNEL, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
                 let cancel = basic::Cancel { consumer_tag: "c", no_wait: false };

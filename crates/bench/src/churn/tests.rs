@@ -12,7 +12,7 @@ struct Cli {
     churn: ChurnArguments,
 }
 
-fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+fn plan(arguments: &[&str]) -> Result<ChurnPlan, Error> {
     Cli::parse_from([&["churn"], arguments].concat()).churn.plan()
 }
 
@@ -28,8 +28,8 @@ fn connections_and_queues_come_and_go() {
 
 #[test]
 fn every_kind_is_known_by_its_name() {
-    for &kind in Kind::value_variants() {
-        assert_eq!(Kind::named(kind.name()), kind);
+    for &kind in ChurnKind::value_variants() {
+        assert_eq!(ChurnKind::named(kind.name()), kind);
     }
     assert!(plan(&["--workers", "0"]).unwrap_err().is_usage());
 }

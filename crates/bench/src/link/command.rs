@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::check::{self, Accuracy};
-use super::{Link, Shape};
+use super::{Link, LinkShape};
 use crate::Outcome;
 use crate::error::Error;
 use crate::metric::duration;
@@ -51,9 +51,9 @@ impl LinkArguments {
     /// Serves until the process is killed, or measures.
     pub(crate) fn run(&self) -> Result<Outcome, Error> {
         let Some(to) = &self.to else { return self.check() };
-        let shape = |delay| -> Result<Shape, Error> {
+        let shape = |delay| -> Result<LinkShape, Error> {
             let (delay, jitter) = (milliseconds("delay", delay)?, milliseconds("--jitter", self.jitter)?);
-            Ok(Shape { delay, jitter, bytes_per_second: self.bandwidth })
+            Ok(LinkShape { delay, jitter, bytes_per_second: self.bandwidth })
         };
         let half = self.latency / 2.0;
         let shapes = [shape(self.there.unwrap_or(half))?, shape(self.back.unwrap_or(half))?];
@@ -91,12 +91,12 @@ impl LinkArguments {
     }
 }
 
-fn obey(link: &Link, shapes: [Shape; 2], line: &str) -> Result<(), Error> {
+fn obey(link: &Link, shapes: [LinkShape; 2], line: &str) -> Result<(), Error> {
     match line.split_whitespace().collect::<Vec<_>>()[..] {
         ["latency", time] => {
             let time: f64 = time.parse().map_err(|_| Error::Usage(format!("{time:?} is no number")))?;
             let delay = milliseconds("latency", time)? / 2;
-            link.reshape(shapes.map(|shape| Shape { delay, ..shape }));
+            link.reshape(shapes.map(|shape| LinkShape { delay, ..shape }));
         }
         ["cut"] => link.cut(),
         ["stall"] => link.stall(true),

@@ -20,7 +20,7 @@ use slab::Slab;
 
 use super::Order;
 use super::joint::{Joint, Next};
-use super::line::Shape;
+use super::line::LinkShape;
 use crate::latency::Latencies;
 
 const WAKER: Token = Token(0);
@@ -35,7 +35,7 @@ pub(super) struct EventLoop {
     poll: Poll,
     listener: TcpListener,
     target: SocketAddr,
-    shapes: [Shape; 2],
+    shapes: [LinkShape; 2],
     orders: Receiver<(Order, SyncSender<()>)>,
     joints: Slab<Joint>,
     timer: Timer,
@@ -51,7 +51,7 @@ impl EventLoop {
     pub(super) fn new(
         listener: std::net::TcpListener,
         target: SocketAddr,
-        shapes: [Shape; 2],
+        shapes: [LinkShape; 2],
         orders: Receiver<(Order, SyncSender<()>)>,
         late: Arc<Mutex<Latencies>>,
     ) -> io::Result<(Self, Waker)> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
-use super::line::{Arrival, Line, Shape};
+use super::line::{Arrival, DelayLine, LinkShape};
 use crate::latency::Latencies;
 
 /// How often a connection may read or write before others get their turn.
@@ -18,7 +18,7 @@ const TURNS: usize = 32;
 pub(super) struct Joint {
     ends: [End; 2],
     /// Indexed by the sending end.
-    lines: [Line; 2],
+    lines: [DelayLine; 2],
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Joint {
     pub(super) fn new(
         client: TcpStream,
         target: SocketAddr,
-        shapes: [Shape; 2],
+        shapes: [LinkShape; 2],
         now: Instant,
         seed: u64,
     ) -> io::Result<Self> {
@@ -59,7 +59,7 @@ impl Joint {
         // The kernel has opened the client's connection at once. Over a real network it would be open, and
         // the client could send, a round trip later.
         let open = now + shapes[0].delay + shapes[1].delay;
-        let lines = [Line::new(shapes[0], open, seed), Line::new(shapes[1], now, !seed)];
+        let lines = [DelayLine::new(shapes[0], open, seed), DelayLine::new(shapes[1], now, !seed)];
         Ok(Self { ends: [client, target].map(End::new), lines })
     }
 
@@ -79,7 +79,7 @@ impl Joint {
     }
 
     /// Changes the shape of both directions.
-    pub(super) fn reshape(&mut self, shapes: [Shape; 2]) {
+    pub(super) fn reshape(&mut self, shapes: [LinkShape; 2]) {
         for (line, shape) in self.lines.iter_mut().zip(shapes) {
             line.reshape(shape);
         }
@@ -122,7 +122,7 @@ impl End {
         Self { stream, readable: false, writable: false, ended: false, told: false }
     }
 
-    fn read_into(&mut self, line: &mut Line, scratch: &mut [u8]) -> io::Result<bool> {
+    fn read_into(&mut self, line: &mut DelayLine, scratch: &mut [u8]) -> io::Result<bool> {
         if !self.readable || self.ended || !line.has_room() {
             return Ok(false);
         }
@@ -139,7 +139,7 @@ impl End {
         Ok(true)
     }
 
-    fn write_from(&mut self, line: &mut Line, late: &mut Latencies) -> io::Result<bool> {
+    fn write_from(&mut self, line: &mut DelayLine, late: &mut Latencies) -> io::Result<bool> {
         if !self.writable || self.told {
             return Ok(false);
         }

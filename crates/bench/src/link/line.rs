@@ -11,7 +11,7 @@ const MOST_UNDER_WAY: usize = 4 << 20;
 
 /// The delays and the bandwidth of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct LinkShape {
     /// The time that bytes take to arrive.
     pub delay: Duration,
     /// The largest random addition to the delay; order is preserved.
@@ -22,8 +22,8 @@ pub struct Shape {
 
 /// The bytes in transit, in order.
 #[derive(Debug)]
-pub(super) struct Line {
-    shape: Shape,
+pub(super) struct DelayLine {
+    shape: LinkShape,
     parcels: VecDeque<Parcel>,
     bytes: usize,
     /// When the next bytes can be sent: after those before them, and not before the connection is open.
@@ -51,9 +51,9 @@ pub(super) enum Arrival<'l> {
     End,
 }
 
-impl Line {
+impl DelayLine {
     /// Creates a line on which nothing can be sent before `open`.
-    pub(super) fn new(shape: Shape, open: Instant, seed: u64) -> Self {
+    pub(super) fn new(shape: LinkShape, open: Instant, seed: u64) -> Self {
         Self {
             shape,
             parcels: VecDeque::new(),
@@ -65,7 +65,7 @@ impl Line {
     }
 
     /// Changes the shape for bytes sent from now on. They do not overtake those in transit.
-    pub(super) fn reshape(&mut self, shape: Shape) {
+    pub(super) fn reshape(&mut self, shape: LinkShape) {
         self.shape = shape;
     }
 
@@ -136,17 +136,17 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn line(shape: Shape) -> (Line, Instant) {
+    fn line(shape: LinkShape) -> (DelayLine, Instant) {
         let start = Instant::now();
-        (Line::new(shape, start, 1), start)
+        (DelayLine::new(shape, start, 1), start)
     }
 
-    fn delayed(delay: Duration) -> Shape {
-        Shape { delay, ..Shape::default() }
+    fn delayed(delay: Duration) -> LinkShape {
+        LinkShape { delay, ..LinkShape::default() }
     }
 
     /// Removes all parcels, and returns when each was due.
-    fn empty(line: &mut Line, start: Instant) -> Vec<(Duration, Vec<u8>)> {
+    fn empty(line: &mut DelayLine, start: Instant) -> Vec<(Duration, Vec<u8>)> {
         let mut all = Vec::new();
         while let Some(due) = line.next_due() {
             let Some(Arrival::Bytes(bytes)) = line.arrived(due) else { break };
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn nothing_leaves_before_the_connection_stands() {
         let start = Instant::now();
-        let mut line = Line::new(delayed(MS), start + 2 * MS, 1);
+        let mut line = DelayLine::new(delayed(MS), start + 2 * MS, 1);
         line.send(start, b"early");
         line.send(start + 5 * MS, b"later");
         assert_eq!(empty(&mut line, start), [(3 * MS, b"early".to_vec()), (6 * MS, b"later".to_vec())]);
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn bandwidth_is_shared_by_what_is_sent_one_after_the_other() {
-        let (mut line, start) = line(Shape { bytes_per_second: 1_000_000, ..delayed(10 * MS) });
+        let (mut line, start) = line(LinkShape { bytes_per_second: 1_000_000, ..delayed(10 * MS) });
         for _ in 0..3 {
             line.send(start, &[0; 1000]);
         }
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn jitter_stays_within_its_bounds_and_keeps_the_order() {
-        let (mut line, start) = line(Shape { jitter: 4 * MS, ..delayed(MS) });
+        let (mut line, start) = line(LinkShape { jitter: 4 * MS, ..delayed(MS) });
         for number in 0..200_u8 {
             line.send(start + MS * u32::from(number) * 10, &[number]);
         }

@@ -30,7 +30,7 @@ use crate::latency::{Latencies, Percentiles};
 use crate::metric::duration;
 pub(crate) use command::{LinkArguments, milliseconds, resolve};
 use event_loop::EventLoop;
-pub use line::Shape;
+pub use line::LinkShape;
 
 /// A running link. Dropping it ends its connections.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct Link {
 /// A command to the link's thread.
 #[derive(Debug)]
 enum Order {
-    Reshape([Shape; 2]),
+    Reshape([LinkShape; 2]),
     Cut,
     Stall(bool),
     Stop,
@@ -57,7 +57,7 @@ impl Link {
     ///
     /// # Errors
     /// The address cannot be bound, or the system has no descriptors left.
-    pub fn start(listen: SocketAddr, target: SocketAddr, shapes: [Shape; 2]) -> io::Result<Self> {
+    pub fn start(listen: SocketAddr, target: SocketAddr, shapes: [LinkShape; 2]) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -75,7 +75,7 @@ impl Link {
     }
 
     /// Changes the shape of both ways, also for open connections, before it returns.
-    pub fn reshape(&self, shapes: [Shape; 2]) {
+    pub fn reshape(&self, shapes: [LinkShape; 2]) {
         self.order(Order::Reshape(shapes));
     }
 
@@ -126,6 +126,6 @@ pub(crate) fn exactness(median: f64) -> String {
 }
 
 /// The shape of either way of a round trip.
-pub(crate) fn round_trip(time: Duration) -> Shape {
-    Shape { delay: time / 2, ..Shape::default() }
+pub(crate) fn round_trip(time: Duration) -> LinkShape {
+    LinkShape { delay: time / 2, ..LinkShape::default() }
 }

@@ -79,7 +79,7 @@ fn open_connections_follow_a_change_at_once() {
 
 #[test]
 fn every_byte_passes_in_order_whatever_is_done_to_them() {
-    let shape = Shape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20 };
+    let shape = LinkShape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20 };
     let link = Link::start(ANY, echo(), [shape; 2]).unwrap();
     let mut stream = connect(link.address());
     let sent: Vec<u8> = (0..12_000_000_u32).map(|n| (n * 7 + n / 1021) as u8).collect();

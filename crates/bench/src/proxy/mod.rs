@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::error::{ClientError, Error};
-use crate::link::{self, Link, Shape, resolve};
+use crate::link::{self, Link, LinkShape, resolve};
 use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
 use crate::one_shot::Letter;
@@ -76,7 +76,7 @@ pub(crate) struct ProxyArguments {
 
 /// A checked command line.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ProxyPlan {
     broker: System,
     listen: SocketAddr,
     pool: bool,
@@ -104,7 +104,7 @@ const LARGEST_BODY: usize = 128 << 20;
 
 impl ProxyArguments {
     /// Checks the arguments against each other.
-    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+    pub(crate) fn plan(&self) -> Result<ProxyPlan, Error> {
         let others = if self.systems.is_empty() { Vec::new() } else { parse_systems("", &self.systems)? };
         let taken = others.iter().any(|system| [DIRECT, POOL].contains(&system.name.as_str()));
         check(!taken, "--system: the names direct and leveret are taken")?;
@@ -128,7 +128,7 @@ impl ProxyArguments {
                 System { name: "broker".into(), uri: Uri::parse(uri)?, watched }
             }
         };
-        Ok(Plan {
+        Ok(ProxyPlan {
             broker,
             listen: resolve("--listen", &self.listen)?,
             pool: !self.no_pool,
@@ -144,11 +144,11 @@ impl ProxyArguments {
 }
 
 /// Runs the study.
-pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+pub(crate) fn run(plan: &ProxyPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let broker = &plan.broker;
     let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
     let failed = |cause| Error::Link { address: plan.listen.to_string(), cause };
-    let link = Link::start(plan.listen, target, [Shape::default(); 2]).map_err(failed)?;
+    let link = Link::start(plan.listen, target, [LinkShape::default(); 2]).map_err(failed)?;
     let through_link = through(&broker.uri, link.address());
     let pool = if plan.pool { Some(Companion::pool(&format!("amqp://{}", link.address()))?) } else { None };
     let mut systems = Vec::new();
@@ -173,7 +173,7 @@ pub(crate) fn through(uri: &Uri, address: SocketAddr) -> Uri {
 }
 
 fn measure(
-    plan: &Plan,
+    plan: &ProxyPlan,
     link: &Link,
     systems: &[System],
     mailbox: &mut Mailbox,
@@ -226,7 +226,7 @@ fn measure(
 
 /// Measures one round, after one message that is not measured; also returns how many messages were sent in all.
 fn one_round(
-    plan: &Plan,
+    plan: &ProxyPlan,
     letter: &Letter<'_>,
     idle: &Idle,
     broker_idle: &Idle,
@@ -243,7 +243,7 @@ fn with_losses(mut sample: Sample, sent: u64, arrived: u64) -> Sample {
     sample
 }
 
-fn parameters(plan: &Plan, server: &str) -> Vec<Parameter> {
+fn parameters(plan: &ProxyPlan, server: &str) -> Vec<Parameter> {
     vec![
         Parameter::new("broker", format!("{server} at {}", plan.broker.uri)),
         Parameter::new("clients", plan.clients),
@@ -252,7 +252,7 @@ fn parameters(plan: &Plan, server: &str) -> Vec<Parameter> {
     ]
 }
 
-fn notes(plan: &Plan, systems: &[System], idle: &[Idle], broker_idle: &Idle) -> Vec<String> {
+fn notes(plan: &ProxyPlan, systems: &[System], idle: &[Idle], broker_idle: &Idle) -> Vec<String> {
     let mut notes = vec![
         "Each message is connect, log in, open a channel, publish, close the connection; its time is that of all of \
          it. The link takes a round trip for TCP's handshake, as a network does."

@@ -11,7 +11,7 @@ struct Cli {
     proxy: ProxyArguments,
 }
 
-fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+fn plan(arguments: &[&str]) -> Result<ProxyPlan, Error> {
     Cli::parse_from([&["proxy"], arguments].concat()).proxy.plan()
 }
 
@@ -24,13 +24,13 @@ fn without_a_proxy_each_round_trip_is_paid_again_and_again_and_losses_are_told()
     let figure = |scenario, at, metric| {
         report.cell(scenario, Axis::RoundTrip, at, DIRECT).unwrap().figure(metric).unwrap()
     };
-    use crate::metric::Point;
+    use crate::metric::LatencyPoint;
     // Round trips: TCP, three for the login, the channel, the close; with confirms, two more.
-    let six = figure(NO_CONFIRM, 20.0, Metric::Latency(Point::P50));
-    let eight = figure(CONFIRM, 20.0, Metric::Latency(Point::P50));
+    let six = figure(NO_CONFIRM, 20.0, Metric::Latency(LatencyPoint::P50));
+    let eight = figure(CONFIRM, 20.0, Metric::Latency(LatencyPoint::P50));
     assert!(six >= 0.119 && eight >= 0.159, "{six} {eight}");
     assert!(figure(NO_CONFIRM, 20.0, Metric::Rate) <= 1.0 / 0.119);
-    assert!(figure(CONFIRM, 20.0, Metric::ConfirmLatency(Point::P50)) >= 0.019);
+    assert!(figure(CONFIRM, 20.0, Metric::ConfirmLatency(LatencyPoint::P50)) >= 0.019);
     // This broker never reports a message in its queue.
     assert!(figure(NO_CONFIRM, 0.0, Metric::Count(Fate::Lost)) >= 4.0);
 }

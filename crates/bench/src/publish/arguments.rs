@@ -14,7 +14,7 @@ pub(crate) struct PublishArguments {
     pub(crate) systems: SystemArguments,
     /// Ways of publishing; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "STYLE")]
-    style: Vec<Style>,
+    style: Vec<PublishStyle>,
     /// Numbers of publishers, each with a connection of its own [default: 1,2,3,4,5; with --quick 1,2]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     publishers: Vec<usize>,
@@ -30,7 +30,7 @@ pub(crate) struct PublishArguments {
 
 /// A way of publishing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Style {
+pub(crate) enum PublishStyle {
     /// Nothing is confirmed, nothing is waited for
     Async,
     /// Confirms, 10,000 of which may be awaited at a time
@@ -49,7 +49,7 @@ const MOST_PUBLISHERS: usize = 1000;
 const LARGEST_BODY: usize = 128 << 20;
 const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
 
-impl Style {
+impl PublishStyle {
     /// The name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -78,9 +78,9 @@ impl Style {
 
 /// A checked command line.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct PublishPlan {
     pub(super) systems: Systems,
-    pub(super) styles: Vec<Style>,
+    pub(super) styles: Vec<PublishStyle>,
     pub(super) publishers: Vec<usize>,
     pub(super) round_trips: Vec<f64>,
     pub(super) body: Vec<u8>,
@@ -89,7 +89,7 @@ pub(crate) struct Plan {
 
 impl PublishArguments {
     /// Checks the arguments against each other.
-    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+    pub(crate) fn plan(&self) -> Result<PublishPlan, Error> {
         let quick = self.common.quick;
         let publishers: &[usize] = if quick { &[1, 2] } else { &[1, 2, 3, 4, 5] };
         let latency: &[f64] = if quick { &[0.0, 10.0] } else { &[0.0, 1.0, 5.0, 10.0, 50.0, 100.0] };
@@ -100,8 +100,8 @@ impl PublishArguments {
             "--publishers must be between 1 and 1000",
         )?;
         check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;
-        let all = Style::value_variants();
-        Ok(Plan {
+        let all = PublishStyle::value_variants();
+        Ok(PublishPlan {
             systems: self.systems.systems()?,
             styles: if self.style.is_empty() { all.to_vec() } else { self.style.clone() },
             publishers: publishers.to_vec(),

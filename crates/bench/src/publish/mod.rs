@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::{ClientError, Error};
-use crate::link::{self, Link, Shape, resolve};
+use crate::link::{self, Link, LinkShape, resolve};
 use crate::mailbox::Mailbox;
 use crate::metric::Metric;
 use crate::one_shot::Letter;
@@ -24,7 +24,7 @@ use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Axis, Compared, Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
-pub(crate) use arguments::{Plan, PublishArguments, Style};
+pub(crate) use arguments::{PublishArguments, PublishPlan, PublishStyle};
 
 /// At the longest round trip, each publisher sends at least this many messages.
 const FEWEST: u64 = 3;
@@ -32,7 +32,7 @@ const FEWEST: u64 = 3;
 const WARMUP_SHARE: u32 = 4;
 
 /// Runs the study.
-pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = cells(plan);
     let mut benches = plan.systems.iter().map(Bench::open).collect::<Result<Vec<_>, _>>()?;
     let servers: Vec<(String, String)> =
@@ -75,11 +75,11 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
 }
 
 /// Increasing numbers of publishers next to the system, then one publisher at increasing distances.
-fn cells(plan: &Plan) -> Vec<Cell> {
+fn cells(plan: &PublishPlan) -> Vec<Cell> {
     let near = plan.publishers.iter().map(|&count| (Axis::Publishers, count as f64));
     let far = plan.round_trips.iter().map(|&time| (Axis::RoundTrip, time));
     let places: Vec<(Axis, f64)> = near.chain(far).collect();
-    let cell = |style: Style, (axis, at)| Cell { scenario: style.name(), axis, at };
+    let cell = |style: PublishStyle, (axis, at)| Cell { scenario: style.name(), axis, at };
     places.iter().flat_map(|&place| plan.styles.iter().map(move |&style| cell(style, place))).collect()
 }
 
@@ -107,12 +107,12 @@ impl Bench {
         let target = resolve("--system", &format!("{}:{}", system.uri.host, system.uri.port))?;
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
-        let link = Link::start(listen, target, [Shape::default(); 2]).map_err(failed)?;
+        let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
         let mailbox = Mailbox::open(&system.uri).map_err(Error::of(&system.name))?;
         Ok(Self { system: system.clone(), mailbox, link, processes: Idle::none(&system.watched) })
     }
 
-    fn measure(&mut self, plan: &Plan, cell: &Cell) -> Result<Sample, Failure> {
+    fn measure(&mut self, plan: &PublishPlan, cell: &Cell) -> Result<Sample, Failure> {
         let (system, publishers) = match cell.axis {
             Axis::RoundTrip => {
                 self.link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
@@ -121,10 +121,10 @@ impl Bench {
             }
             _ => (self.system.clone(), cell.at as usize),
         };
-        let style = Style::named(cell.scenario);
-        let sample = match style.map(Style::confirms) {
+        let style = PublishStyle::named(cell.scenario);
+        let sample = match style.map(PublishStyle::confirms) {
             Some(Some(confirms)) => self.connected(plan, system, publishers, confirms)?,
-            _ => self.one_shot(plan, &system, publishers, style == Some(Style::ConnectionConfirm))?,
+            _ => self.one_shot(plan, &system, publishers, style == Some(PublishStyle::ConnectionConfirm))?,
         };
         self.mailbox.empty(0)?;
         Ok(sample)
@@ -133,7 +133,7 @@ impl Bench {
     /// Publishers that stay connected.
     fn connected(
         &self,
-        plan: &Plan,
+        plan: &PublishPlan,
         system: System,
         publishers: usize,
         confirms: usize,
@@ -165,7 +165,7 @@ impl Bench {
             rate: None,
             limit_backlog: 0,
         };
-        let plan = stream::Plan {
+        let plan = stream::StreamPlan {
             systems: vec![system].into(),
             disk: None,
             workload,
@@ -180,7 +180,7 @@ impl Bench {
     /// Publishers that reconnect for each message.
     fn one_shot(
         &self,
-        plan: &Plan,
+        plan: &PublishPlan,
         system: &System,
         publishers: usize,
         confirm: bool,

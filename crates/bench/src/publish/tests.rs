@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::metric::Point;
+use crate::metric::LatencyPoint;
 use crate::stream::fake_broker::{FakeBroker, Fate};
 
 #[derive(Parser)]
@@ -12,7 +12,7 @@ struct Cli {
     publish: PublishArguments,
 }
 
-fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+fn plan(arguments: &[&str]) -> Result<PublishPlan, Error> {
     Cli::parse_from([&["publish"], arguments].concat()).publish.plan()
 }
 
@@ -29,7 +29,7 @@ fn every_style_is_measured_with_more_publishers_and_farther_away() {
         let of = |metric| cell.summary(metric).map(|summary| summary.median);
         assert!(of(Metric::Rate).is_some(), "{cell:?}");
         assert_eq!(of(Metric::CpuPerMessage).is_some(), cell.system == "a");
-        let confirmed = of(Metric::ConfirmLatency(Point::P50));
+        let confirmed = of(Metric::ConfirmLatency(LatencyPoint::P50));
         assert!(confirmed.is_none() || cell.scenario.contains("confirm"), "{cell:?}");
         if cell.axis == Axis::RoundTrip {
             assert!(confirmed.is_none_or(|time| time >= 0.0199), "{cell:?}");

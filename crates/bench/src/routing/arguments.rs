@@ -21,10 +21,10 @@ pub struct RoutingArguments {
     pub(crate) systems: SystemArguments,
     /// Study to run; may be repeated
     #[arg(long, value_enum, value_name = "STUDY", default_value = "scaling")]
-    pub study: Vec<Study>,
+    pub study: Vec<RoutingStudy>,
     /// Exchange types; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "TYPE")]
-    pub exchange: Vec<Kind>,
+    pub exchange: Vec<StudiedExchange>,
     /// Numbers of queues and bindings grow in powers of this base
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub base: u64,
@@ -67,7 +67,7 @@ pub struct RoutingArguments {
 /// A study of routing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Study {
+pub enum RoutingStudy {
     /// Costs at growing numbers of queues and bindings
     Scaling,
     /// How long confirms wait while a queue with very many bindings is deleted
@@ -79,7 +79,7 @@ pub enum Study {
 /// The type of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum StudiedExchange {
     /// Random keys
     Direct,
     /// Random keys of three words; a quarter of the patterns has a `*`, another a `#`
@@ -90,7 +90,7 @@ pub enum Kind {
     Fanout,
 }
 
-impl Kind {
+impl StudiedExchange {
     /// The type's name in AMQP.
     pub fn name(self) -> &'static str {
         match self {
@@ -104,24 +104,24 @@ impl Kind {
 
 /// A checked command line.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct RoutingPlan {
     /// The systems, in the order given.
     pub systems: Systems,
     /// The studies to run.
-    pub studies: Vec<Study>,
+    pub studies: Vec<RoutingStudy>,
     /// Exchange types, in order.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<StudiedExchange>,
     /// Numbers of bindings and queues.
-    pub levels: Vec<Level>,
+    pub levels: Vec<BindingLevel>,
     /// Settings common to all points.
-    pub settings: Settings,
+    pub settings: RoutingSettings,
     /// Conditions on the result.
     pub(super) expectations: Vec<Condition>,
 }
 
 /// A number of bindings for each queue, and the numbers of queues to measure with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Level {
+pub struct BindingLevel {
     /// Exponent of the base that gives `bindings`.
     pub exponent: u32,
     /// Bindings of each queue.
@@ -132,7 +132,7 @@ pub struct Level {
 
 /// Settings common to all points.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Settings {
+pub struct RoutingSettings {
     /// The base of the powers.
     pub base: u64,
     /// Most messages at each point.
@@ -148,7 +148,7 @@ pub struct Settings {
 }
 
 /// Describes the settings for reports.
-impl fmt::Display for Settings {
+impl fmt::Display for RoutingSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = if self.pipelined { "pipelined" } else { "one operation at a time" };
         write!(f, "powers of {}; {} messages a point; {mode}; ", self.base, grouped(self.messages as f64))?;
@@ -156,7 +156,7 @@ impl fmt::Display for Settings {
     }
 }
 
-impl Settings {
+impl RoutingSettings {
     /// The number of messages to publish when each goes to `queues` queues.
     pub(super) fn messages_for(&self, queues: u64) -> u64 {
         (self.copies / queues.max(1)).max(FEWEST_MESSAGES).min(self.messages)
@@ -168,13 +168,13 @@ impl RoutingArguments {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn plan(&self) -> Result<Plan, Error> {
+    pub fn plan(&self) -> Result<RoutingPlan, Error> {
         let or = |given: Option<u64>, full, quick| given.unwrap_or(if self.quick { quick } else { full });
         let exponent = |given: Option<u32>, full, quick| or(given.map(u64::from), full, quick) as u32;
         let (queues, bindings) = (exponent(self.queues, 15, 6), exponent(self.bindings, 11, 4));
         let combined = self.combined.unwrap_or(queues.max(bindings));
         let limit = self.limit_seconds.unwrap_or(if self.quick { 1.0 } else { 10.0 });
-        let settings = Settings {
+        let settings = RoutingSettings {
             base: self.base,
             messages: or(self.messages, 100, 20),
             copies: self.copies,
@@ -192,7 +192,7 @@ impl RoutingArguments {
         )?;
         let mut kinds = self.exchange.clone();
         if kinds.is_empty() {
-            kinds = Kind::value_variants().to_vec();
+            kinds = StudiedExchange::value_variants().to_vec();
         }
         let mut studies = self.study.clone();
         studies.dedup();
@@ -200,17 +200,18 @@ impl RoutingArguments {
         let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         let scenarios = page::scenarios(&kinds, &levels);
         let measured = |condition: &Condition| {
-            studies.contains(&Study::Scaling) && scenarios.iter().any(|name| condition.selects_some(name))
+            studies.contains(&RoutingStudy::Scaling)
+                && scenarios.iter().any(|name| condition.selects_some(name))
         };
         let expectations = conditions(&self.expect, measured, &names)?;
-        Ok(Plan { systems, studies, kinds, levels, settings, expectations })
+        Ok(RoutingPlan { systems, studies, kinds, levels, settings, expectations })
     }
 }
 
 /// All levels whose first point is within `combined`; the arguments are exponents of `base`, whose powers fit 64 bits.
-fn levels(base: u64, queues: u32, bindings: u32, combined: u32) -> Vec<Level> {
+fn levels(base: u64, queues: u32, bindings: u32, combined: u32) -> Vec<BindingLevel> {
     (0..=bindings.min(combined))
-        .map(|exponent| Level {
+        .map(|exponent| BindingLevel {
             exponent,
             bindings: base.pow(exponent),
             queues: (0..=queues.min(combined - exponent)).map(|e| base.pow(e)).collect(),
@@ -218,7 +219,7 @@ fn levels(base: u64, queues: u32, bindings: u32, combined: u32) -> Vec<Level> {
         .collect()
 }
 
-impl Plan {
+impl RoutingPlan {
     /// The longest that a point should take.
     pub(super) fn limit(&self) -> Duration {
         Duration::from_secs_f64(self.settings.limit_seconds)
@@ -242,7 +243,7 @@ mod tests {
         routing: RoutingArguments,
     }
 
-    fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    fn plan(arguments: &[&str]) -> Result<RoutingPlan, Error> {
         Cli::parse_from([&["routing"], arguments].concat()).routing.plan()
     }
 
@@ -262,7 +263,7 @@ mod tests {
         let levels = levels(4, 3, 5, 6);
         let counts: Vec<_> = levels.iter().map(|level| level.queues.len()).collect();
         assert_eq!(counts, [4, 4, 4, 4, 3, 2], "up to 4^3 queues, and 4^6 bindings in all");
-        assert_eq!(super::levels(2, 15, 11, 0), [Level { exponent: 0, bindings: 1, queues: vec![1] }]);
+        assert_eq!(super::levels(2, 15, 11, 0), [BindingLevel { exponent: 0, bindings: 1, queues: vec![1] }]);
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
         let plan =
             plan(&["--quick", "--messages", "7", "--exchange", "topic", "--study", "exclusive"]).unwrap();
         assert_eq!((plan.levels.len(), plan.settings.messages), (5, 7));
-        assert_eq!((plan.kinds, plan.studies), (vec![Kind::Topic], vec![Study::Exclusive]));
+        assert_eq!((plan.kinds, plan.studies), (vec![StudiedExchange::Topic], vec![RoutingStudy::Exclusive]));
     }
 
     #[test]

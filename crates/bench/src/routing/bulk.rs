@@ -9,10 +9,10 @@ use amqp::Method;
 use amqp::method::{channel, exchange, queue};
 
 use super::CHANNEL;
-use super::arguments::{Kind, Study};
+use super::arguments::{RoutingStudy, StudiedExchange};
 use super::keys::Keys;
 use super::report::Bulk;
-use super::session::Session;
+use super::session::ConfirmedChannel;
 use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
@@ -21,9 +21,9 @@ use crate::study::systems::System;
 
 /// Deletes a queue with `count` bindings, while another connection publishes to the same exchange, a message at a
 /// time, and measures its waits for confirms.
-pub(super) fn deletion(system: &System, kind: Kind, count: u64) -> Result<Bulk, ClientError> {
+pub(super) fn deletion(system: &System, kind: StudiedExchange, count: u64) -> Result<Bulk, ClientError> {
     let (exchange, large) = (name("exchange"), name("large"));
-    let mut session = Session::open(&system.uri, true)?;
+    let mut session = ConfirmedChannel::open(&system.uri, true)?;
     session.request(exchange::Declare { exchange: &exchange, kind: kind.name(), ..Default::default() })?;
     let start = Instant::now();
     let mut random = Random::new(1);
@@ -54,7 +54,7 @@ pub(super) fn deletion(system: &System, kind: Kind, count: u64) -> Result<Bulk, 
     session.finish()?;
     session.close();
     Ok(Bulk {
-        study: Study::Deletion,
+        study: RoutingStudy::Deletion,
         exchange: kind,
         system: system.name.clone(),
         count,
@@ -69,8 +69,8 @@ pub(super) fn deletion(system: &System, kind: Kind, count: u64) -> Result<Bulk, 
 /// exchange disappears with its last binding, which shows when the last queue is gone.
 pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError> {
     let exchange = name("exchange");
-    let mut session = Session::open(&system.uri, true)?;
-    let kind = Kind::Direct.name();
+    let mut session = ConfirmedChannel::open(&system.uri, true)?;
+    let kind = StudiedExchange::Direct.name();
     session.request(exchange::Declare {
         exchange: &exchange,
         kind,
@@ -99,8 +99,8 @@ pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError
     let gone_seconds = start.elapsed().as_secs_f64();
     observer.close();
     Ok(Bulk {
-        study: Study::Exclusive,
-        exchange: Kind::Direct,
+        study: RoutingStudy::Exclusive,
+        exchange: StudiedExchange::Direct,
         system: system.name.clone(),
         count,
         make_seconds,
@@ -128,7 +128,7 @@ fn exists(connection: &mut Connection, exchange: &str) -> Result<bool, ClientErr
 }
 
 fn bind_new_queue(
-    session: &mut Session,
+    session: &mut ConfirmedChannel,
     exchange: &str,
     queue: &str,
     keys: &Keys,
@@ -159,7 +159,7 @@ struct Publisher<'a> {
 impl Publisher<'_> {
     /// Returns the waits in nanoseconds: those of messages confirmed before the deletion began, and all others.
     fn run(&self) -> Result<(Latencies, Latencies), ClientError> {
-        let mut session = Session::open(&self.system.uri, false)?;
+        let mut session = ConfirmedChannel::open(&self.system.uri, false)?;
         let message = self.keys.message(&mut Random::new(0));
         let (mut before, mut during) = (Latencies::new(), Latencies::new());
         while !self.done.load(Ordering::Relaxed) {

@@ -5,25 +5,25 @@ use std::fmt::Write;
 use amqp::properties::{NO_PROPERTIES, Properties};
 use amqp::{FieldTable, FieldValue, RawTable};
 
-use super::arguments::Kind;
+use super::arguments::StudiedExchange;
 use crate::random::Random;
 
 /// The keys that each queue of a level is bound with.
 #[derive(Debug)]
 pub(super) struct Keys {
-    kind: Kind,
+    kind: StudiedExchange,
     drawn: Vec<u64>,
 }
 
 /// A binding, or a message that matches it.
 #[derive(Debug, Default)]
-pub(super) struct Shape {
+pub(super) struct KeyShape {
     pub(super) key: String,
     /// A binding's arguments, or a message's encoded properties.
     bytes: Vec<u8>,
 }
 
-impl Shape {
+impl KeyShape {
     /// The arguments of a binding.
     pub(super) fn arguments(&self) -> RawTable<'_> {
         // It was encoded by `FieldTable` and is therefore valid; without bytes it is the empty table.
@@ -37,20 +37,20 @@ impl Shape {
 }
 
 impl Keys {
-    pub(super) fn draw(kind: Kind, count: u64, random: &mut Random) -> Self {
+    pub(super) fn draw(kind: StudiedExchange, count: u64, random: &mut Random) -> Self {
         Self { kind, drawn: (0..count).map(|_| random.next()).collect() }
     }
 
     /// All bindings, in order. Of topic patterns, every fourth has a `*` and every fourth a `#`.
-    pub(super) fn bindings(&self) -> Vec<Shape> {
+    pub(super) fn bindings(&self) -> Vec<KeyShape> {
         self.drawn.iter().enumerate().map(|(index, &drawn)| self.binding(index, drawn)).collect()
     }
 
     /// A message that matches one binding, drawn at random, of each queue (all of them on a fanout exchange).
-    pub(super) fn message(&self, random: &mut Random) -> Shape {
+    pub(super) fn message(&self, random: &mut Random) -> KeyShape {
         let drawn = self.drawn[random.below(self.drawn.len())];
-        let mut shape = Shape { key: plain(self.kind, drawn), bytes: Vec::new() };
-        if self.kind == Kind::Headers {
+        let mut shape = KeyShape { key: plain(self.kind, drawn), bytes: Vec::new() };
+        if self.kind == StudiedExchange::Headers {
             let headers = headers(drawn).encode();
             if let Ok(headers) = RawTable::check(&headers) {
                 Properties::default().with_headers(headers).encode(&mut shape.bytes);
@@ -59,12 +59,12 @@ impl Keys {
         shape
     }
 
-    fn binding(&self, index: usize, drawn: u64) -> Shape {
-        let mut shape = Shape { key: plain(self.kind, drawn), bytes: Vec::new() };
+    fn binding(&self, index: usize, drawn: u64) -> KeyShape {
+        let mut shape = KeyShape { key: plain(self.kind, drawn), bytes: Vec::new() };
         match (self.kind, index % 4) {
-            (Kind::Topic, 2) => shape.key.replace_range(9..13, "*"),
-            (Kind::Topic, 3) => shape.key.replace_range(14.., "#"),
-            (Kind::Headers, _) => {
+            (StudiedExchange::Topic, 2) => shape.key.replace_range(9..13, "*"),
+            (StudiedExchange::Topic, 3) => shape.key.replace_range(14.., "#"),
+            (StudiedExchange::Headers, _) => {
                 let mut table = headers(drawn);
                 table.insert("x-match", FieldValue::text("all"));
                 shape.bytes = table.encode();
@@ -76,12 +76,12 @@ impl Keys {
 }
 
 /// Sixteen hexadecimal digits; for a topic exchange, in three words.
-fn plain(kind: Kind, drawn: u64) -> String {
+fn plain(kind: StudiedExchange, drawn: u64) -> String {
     let mut key = String::with_capacity(18);
     let words = (drawn >> 32, drawn >> 16 & 0xffff, drawn & 0xffff);
     // Writing to a String cannot fail.
     let _ = match kind {
-        Kind::Topic => write!(key, "{:08x}.{:04x}.{:04x}", words.0, words.1, words.2),
+        StudiedExchange::Topic => write!(key, "{:08x}.{:04x}.{:04x}", words.0, words.1, words.2),
         _ => write!(key, "{drawn:016x}"),
     };
     key
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_same_seed_draws_the_same_keys_and_none_twice() {
-        let keys = |seed| Keys::draw(Kind::Direct, 1000, &mut Random::new(seed)).drawn;
+        let keys = |seed| Keys::draw(StudiedExchange::Direct, 1000, &mut Random::new(seed)).drawn;
         assert_eq!(keys(7), keys(7));
         assert_ne!(keys(7), keys(8));
         let mut drawn = keys(7);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn topic_patterns_have_wildcards_in_place_of_words_that_messages_carry() {
-        let keys = Keys { kind: Kind::Topic, drawn: vec![0x0123_4567_89ab_cdef; 4] };
+        let keys = Keys { kind: StudiedExchange::Topic, drawn: vec![0x0123_4567_89ab_cdef; 4] };
         let patterns: Vec<String> = keys.bindings().into_iter().map(|shape| shape.key).collect();
         assert_eq!(
             patterns,
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn headers_are_in_arguments_and_messages_alike() {
-        let keys = Keys::draw(Kind::Headers, 1, &mut Random::new(1));
+        let keys = Keys::draw(StudiedExchange::Headers, 1, &mut Random::new(1));
         let arguments = keys.bindings()[0].arguments().decode();
         let message = keys.message(&mut Random::new(1));
         let headers = Properties::decode(message.properties()).unwrap().headers.unwrap().decode();

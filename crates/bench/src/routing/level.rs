@@ -5,40 +5,40 @@ use std::time::Instant;
 
 use amqp::method::{exchange, queue};
 
-use super::arguments::{Kind, Level, Plan};
-use super::keys::{Keys, Shape};
-use super::report::Point;
-use super::session::Session;
+use super::arguments::{BindingLevel, RoutingPlan, StudiedExchange};
+use super::keys::{KeyShape, Keys};
+use super::report::RoutingPoint;
+use super::session::ConfirmedChannel;
 use crate::error::ClientError;
 use crate::random::Random;
 use crate::study::systems::System;
 
 /// The parameters of a level on a system.
-pub(super) struct Task<'a> {
-    pub(super) plan: &'a Plan,
+pub(super) struct LevelTask<'a> {
+    pub(super) plan: &'a RoutingPlan,
     pub(super) system: &'a System,
-    pub(super) kind: Kind,
-    pub(super) level: &'a Level,
+    pub(super) kind: StudiedExchange,
+    pub(super) level: &'a BindingLevel,
     /// Estimated seconds of the first point.
     pub(super) expected: f64,
 }
 
 /// The results of a level.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
-    pub(super) points: Vec<Point>,
+pub(super) struct LevelOutcome {
+    pub(super) points: Vec<RoutingPoint>,
     /// The first number of queues that was left out.
     pub(super) skipped: Option<u64>,
     /// Estimated seconds of the first point of the next level.
     pub(super) expected: f64,
 }
 
-impl Task<'_> {
+impl LevelTask<'_> {
     /// Runs the level; `watch` receives the number of queues at each point.
-    pub(super) fn run(&self, mut watch: impl FnMut(u64)) -> Result<Outcome, ClientError> {
+    pub(super) fn run(&self, mut watch: impl FnMut(u64)) -> Result<LevelOutcome, ClientError> {
         let limit = self.plan.limit().as_secs_f64();
         let base = self.plan.settings.base as f64;
-        let mut outcome = Outcome { expected: self.expected * base, ..Outcome::default() };
+        let mut outcome = LevelOutcome { expected: self.expected * base, ..LevelOutcome::default() };
         if self.expected > limit {
             outcome.skipped = self.level.queues.first().copied();
             return Ok(outcome);
@@ -78,17 +78,17 @@ impl Task<'_> {
 const SEED: u64 = 0x01e7_e4e7;
 
 struct Scene<'a> {
-    task: &'a Task<'a>,
-    session: Session,
+    task: &'a LevelTask<'a>,
+    session: ConfirmedChannel,
     exchange: String,
-    bindings: Vec<Shape>,
+    bindings: Vec<KeyShape>,
     /// Resident memory without queues, in bytes.
     rss_before: u64,
 }
 
 impl<'a> Scene<'a> {
-    fn set_up(task: &'a Task<'a>, keys: &Keys) -> Result<Self, ClientError> {
-        let session = Session::open(&task.system.uri, task.plan.settings.pipelined)?;
+    fn set_up(task: &'a LevelTask<'a>, keys: &Keys) -> Result<Self, ClientError> {
+        let session = ConfirmedChannel::open(&task.system.uri, task.plan.settings.pipelined)?;
         let exchange = format!("leveret-bench-routing-{}", process::id());
         let bindings = keys.bindings();
         let mut scene = Self { task, session, exchange, bindings, rss_before: 0 };
@@ -110,7 +110,7 @@ impl<'a> Scene<'a> {
         queues: u64,
         keys: &Keys,
         random: &mut Random,
-    ) -> Result<Point, ClientError> {
+    ) -> Result<RoutingPoint, ClientError> {
         let start = Instant::now();
         for number in made..queues {
             self.create(&self.queue(number))?;
@@ -121,7 +121,7 @@ impl<'a> Scene<'a> {
         let messages = self.task.plan.settings.messages_for(queues);
         let publish_seconds = self.publish(messages, keys, random)?;
         self.purge(queues)?;
-        Ok(Point {
+        Ok(RoutingPoint {
             queues,
             created: queues - made,
             create_seconds,
@@ -147,7 +147,7 @@ impl<'a> Scene<'a> {
     }
 
     fn publish(&mut self, messages: u64, keys: &Keys, random: &mut Random) -> Result<f64, ClientError> {
-        let shapes: Vec<Shape> = (0..messages).map(|_| keys.message(random)).collect();
+        let shapes: Vec<KeyShape> = (0..messages).map(|_| keys.message(random)).collect();
         let start = Instant::now();
         for shape in &shapes {
             self.session.publish(&self.exchange, &shape.key, shape.properties())?;

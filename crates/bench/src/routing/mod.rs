@@ -27,11 +27,11 @@ use crate::machine::Machine;
 use crate::study::report::SystemAbout;
 use crate::study::svg;
 use crate::study::systems::System;
-use arguments::{Kind, Study};
-pub use arguments::{Plan, RoutingArguments};
-use level::{Outcome, Task};
+pub use arguments::{RoutingArguments, RoutingPlan};
+use arguments::{RoutingStudy, StudiedExchange};
+use level::{LevelOutcome, LevelTask};
 use report::{Figure, RoutingReport, Series};
-use session::Session;
+use session::ConfirmedChannel;
 pub(crate) use table::render;
 
 /// The channel that all requests use.
@@ -41,7 +41,7 @@ const CHANNEL: u16 = 1;
 ///
 /// # Errors
 /// The first failure of a system ends the run; objects declared by then remain, except for exclusive queues.
-pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingReport, Error> {
+pub fn run(plan: &RoutingPlan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingReport, Error> {
     let mut watch = Steps { watch, done: 0, all: steps(plan) };
     let systems = plan.systems.iter().map(describe).collect::<Result<_, _>>()?;
     let mut report = RoutingReport {
@@ -56,12 +56,12 @@ pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingRepor
     };
     for study in &plan.studies {
         match study {
-            Study::Scaling => {
+            RoutingStudy::Scaling => {
                 for &kind in &plan.kinds {
                     scale(plan, kind, &mut report, &mut watch)?;
                 }
             }
-            Study::Deletion => {
+            RoutingStudy::Deletion => {
                 for &kind in &plan.kinds {
                     in_turn(plan, &mut report, |system| {
                         watch.step(&format!("{}: deleting a queue, {} exchange", system.name, kind.name()));
@@ -69,7 +69,7 @@ pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingRepor
                     })?;
                 }
             }
-            Study::Exclusive => in_turn(plan, &mut report, |system| {
+            RoutingStudy::Exclusive => in_turn(plan, &mut report, |system| {
                 watch.step(&format!("{}: ending a connection with exclusive queues", system.name));
                 bulk::exclusive(system, plan.settings.bulk)
             })?,
@@ -86,11 +86,11 @@ pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingRepor
 }
 
 /// The number of levels and deletions, on all systems.
-fn steps(plan: &Plan) -> usize {
-    let one = |study: &Study| match study {
-        Study::Scaling => plan.kinds.len() * plan.levels.len(),
-        Study::Deletion => plan.kinds.len(),
-        Study::Exclusive => 1,
+fn steps(plan: &RoutingPlan) -> usize {
+    let one = |study: &RoutingStudy| match study {
+        RoutingStudy::Scaling => plan.kinds.len() * plan.levels.len(),
+        RoutingStudy::Deletion => plan.kinds.len(),
+        RoutingStudy::Exclusive => 1,
     };
     plan.studies.iter().map(one).sum::<usize>() * plan.systems.len()
 }
@@ -116,26 +116,32 @@ impl Steps<'_> {
 
 /// Connects once, so that a system that is unreachable is noticed before anything is measured.
 fn describe(system: &System) -> Result<SystemAbout, Error> {
-    let session = Session::open(&system.uri, false).map_err(Error::of(&system.name))?;
+    let session = ConfirmedChannel::open(&system.uri, false).map_err(Error::of(&system.name))?;
     let about =
         SystemAbout { name: system.name.clone(), uri: system.uri.to_string(), server: session.server() };
     session.close();
     Ok(about)
 }
 
-fn scale(plan: &Plan, kind: Kind, report: &mut RoutingReport, watch: &mut Steps<'_>) -> Result<(), Error> {
+fn scale(
+    plan: &RoutingPlan,
+    kind: StudiedExchange,
+    report: &mut RoutingReport,
+    watch: &mut Steps<'_>,
+) -> Result<(), Error> {
     let mut expected: HashMap<&str, f64> = HashMap::new();
     let mut left_out: HashMap<&str, Vec<String>> = HashMap::new();
     for level in &plan.levels {
         for system in plan.systems.iter() {
             let expected = expected.entry(&system.name).or_default();
-            let task = Task { plan, system, kind, level, expected: *expected };
+            let task = LevelTask { plan, system, kind, level, expected: *expected };
             watch.step(&system.name);
             let outcome = task.run(|queues| {
                 let (name, kind, bindings) = (&system.name, kind.name(), level.bindings);
                 watch.tell(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
             });
-            let Outcome { points, skipped, expected: next } = outcome.map_err(Error::of(&system.name))?;
+            let LevelOutcome { points, skipped, expected: next } =
+                outcome.map_err(Error::of(&system.name))?;
             *expected = next;
             if let Some(queues) = skipped {
                 let what = format!("from {queues} queues with {} bindings each", level.bindings);
@@ -161,7 +167,7 @@ fn scale(plan: &Plan, kind: Kind, report: &mut RoutingReport, watch: &mut Steps<
 }
 
 fn in_turn(
-    plan: &Plan,
+    plan: &RoutingPlan,
     report: &mut RoutingReport,
     mut study: impl FnMut(&System) -> Result<report::Bulk, ClientError>,
 ) -> Result<(), Error> {
@@ -202,10 +208,10 @@ pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error>
 type Panels<'r> = Vec<(&'r str, Vec<&'r Series>)>;
 
 /// Every plot: exchange type, figure, and a panel for each system.
-fn panels(report: &RoutingReport) -> Vec<(Kind, Figure, Panels<'_>)> {
-    let mut kinds: Vec<Kind> = report.series.iter().map(|series| series.exchange).collect();
+fn panels(report: &RoutingReport) -> Vec<(StudiedExchange, Figure, Panels<'_>)> {
+    let mut kinds: Vec<StudiedExchange> = report.series.iter().map(|series| series.exchange).collect();
     kinds.dedup();
-    let levels = |kind: Kind, system: &SystemAbout| {
+    let levels = |kind: StudiedExchange, system: &SystemAbout| {
         let of = |series: &&Series| series.exchange == kind && series.system == system.name;
         report.series.iter().filter(of).collect()
     };

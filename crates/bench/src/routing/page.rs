@@ -1,9 +1,9 @@
 //! The report as a section of a page, and as cells.
 
-use super::arguments::{Kind, Level};
+use super::arguments::{BindingLevel, StudiedExchange};
 use super::report::{Figure, FigureGrowth, RoutingReport, Series};
 use super::{panels, plot, table};
-use crate::metric::{Metric, Point};
+use crate::metric::{LatencyPoint, Metric};
 use crate::study::grid::Grid;
 use crate::study::page::Section;
 use crate::study::report::{Axis, CellReport, Compared, Measured, StudyReport};
@@ -29,18 +29,18 @@ pub(crate) fn section(report: &RoutingReport) -> Result<Section, String> {
 }
 
 /// The scenario name of cells about a figure over all numbers of queues.
-fn growing(kind: Kind, figure: Figure) -> String {
+fn growing(kind: StudiedExchange, figure: Figure) -> String {
     format!("{} {}", kind.name(), figure.name())
 }
 
 /// The scenario name of cells about one number of bindings.
-fn of_level(kind: Kind, figure: Figure, bindings: u64) -> String {
+fn of_level(kind: StudiedExchange, figure: Figure, bindings: u64) -> String {
     format!("{}, {bindings} bindings per queue", growing(kind, figure))
 }
 
 /// The scenario names of all cells of a plan.
-pub(super) fn scenarios(kinds: &[Kind], levels: &[Level]) -> Vec<String> {
-    let each = |(kind, figure): (Kind, Figure)| {
+pub(super) fn scenarios(kinds: &[StudiedExchange], levels: &[BindingLevel]) -> Vec<String> {
+    let each = |(kind, figure): (StudiedExchange, Figure)| {
         let points = levels.iter().map(move |level| of_level(kind, figure, level.bindings));
         std::iter::once(growing(kind, figure)).chain(points)
     };
@@ -50,12 +50,12 @@ pub(super) fn scenarios(kinds: &[Kind], levels: &[Level]) -> Vec<String> {
 /// A cell for each point of each plot, and one for the growth of each figure on each system.
 pub(crate) fn cells(report: &RoutingReport) -> Vec<CellReport> {
     let of_series = |series: &Series| {
-        let cell = |point: &super::report::Point, figure: Figure| CellReport {
+        let cell = |point: &super::report::RoutingPoint, figure: Figure| CellReport {
             scenario: of_level(series.exchange, figure, series.bindings),
             axis: Axis::Queues,
             at: point.queues as f64,
             system: series.system.clone(),
-            figures: Measured::of(Metric::Latency(Point::Mean), vec![figure.micros(point) / 1e6])
+            figures: Measured::of(Metric::Latency(LatencyPoint::Mean), vec![figure.micros(point) / 1e6])
                 .into_iter()
                 .collect(),
         };
@@ -101,7 +101,7 @@ pub(super) fn as_study(report: &RoutingReport) -> StudyReport {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arguments::Settings;
+    use super::super::arguments::RoutingSettings;
     use super::super::report::growth;
     use super::super::report::tests::series;
     use super::*;
@@ -113,9 +113,9 @@ mod tests {
     fn growth_and_points_can_be_held_to_conditions() {
         let systems = vec![SystemAbout { name: "a".into(), uri: String::new(), server: String::new() }];
         let series = vec![series(0, |_| 5e4), series(2, |queues| queues as f64 * 1e4)];
-        let growth = growth(&series, &[Kind::Direct], &systems);
+        let growth = growth(&series, &[StudiedExchange::Direct], &systems);
         let (base, messages, copies, pipelined, limit_seconds, bulk) = (2, 10, 100, false, 1.0, 1);
-        let settings = Settings { base, messages, copies, pipelined, limit_seconds, bulk };
+        let settings = RoutingSettings { base, messages, copies, pipelined, limit_seconds, bulk };
         let (machine, bulk, notes, expectations) = (Machine::describe(), vec![], vec![], vec![]);
         let report = as_study(&RoutingReport {
             machine,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::arguments::{Kind, Settings, Study};
+use super::arguments::{RoutingSettings, RoutingStudy, StudiedExchange};
 use super::fit::Growth;
 use crate::expect::Verdict;
 use crate::latency::Percentiles;
@@ -15,7 +15,7 @@ pub struct RoutingReport {
     /// The machine that it ran on.
     pub machine: Machine,
     /// Settings common to all points.
-    pub settings: Settings,
+    pub settings: RoutingSettings,
     /// The systems, in the order given.
     pub systems: Vec<SystemAbout>,
     /// The levels, by exchange type, level and system.
@@ -34,7 +34,7 @@ pub struct RoutingReport {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Series {
     /// Type of the exchange.
-    pub exchange: Kind,
+    pub exchange: StudiedExchange,
     /// Exponent of the base that gives `bindings`.
     pub level: u32,
     /// Bindings of each queue.
@@ -42,12 +42,12 @@ pub struct Series {
     /// Name of the system.
     pub system: String,
     /// The points, by ascending number of queues.
-    pub points: Vec<Point>,
+    pub points: Vec<RoutingPoint>,
 }
 
 /// The measurements at one number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Point {
+pub struct RoutingPoint {
     /// Queues bound to the exchange, each of which a message matches.
     pub queues: u64,
     /// Queues created at this point; they are the first to be deleted again.
@@ -99,13 +99,13 @@ impl Figure {
     }
 
     /// Its value at a point, in microseconds.
-    pub fn micros(self, point: &Point) -> f64 {
+    pub fn micros(self, point: &RoutingPoint) -> f64 {
         let count = if self == Self::Publish { point.messages } else { point.created };
         self.seconds(point) * 1e6 / count.max(1) as f64
     }
 
     /// The duration that its value is derived from.
-    fn seconds(self, point: &Point) -> f64 {
+    fn seconds(self, point: &RoutingPoint) -> f64 {
         match self {
             Self::Create => point.create_seconds,
             Self::Publish => point.publish_seconds,
@@ -121,7 +121,7 @@ const SHORTEST: f64 = 0.002;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FigureGrowth {
     /// Type of the exchange.
-    pub exchange: Kind,
+    pub exchange: StudiedExchange,
     /// The figure that grows.
     pub figure: Figure,
     /// Name of the system.
@@ -147,9 +147,9 @@ pub struct Growths {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Bulk {
     /// The study.
-    pub study: Study,
+    pub study: RoutingStudy,
     /// Type of the exchange.
-    pub exchange: Kind,
+    pub exchange: StudiedExchange,
     /// Name of the system.
     pub system: String,
     /// The number of bindings, or of queues.
@@ -165,7 +165,11 @@ pub struct Bulk {
 }
 
 /// The growth of each figure for each exchange type and system.
-pub(super) fn growth(series: &[Series], kinds: &[Kind], systems: &[SystemAbout]) -> Vec<FigureGrowth> {
+pub(super) fn growth(
+    series: &[Series],
+    kinds: &[StudiedExchange],
+    systems: &[SystemAbout],
+) -> Vec<FigureGrowth> {
     let mut all = Vec::new();
     for &exchange in kinds {
         for figure in Figure::ALL {
@@ -239,7 +243,7 @@ pub(super) mod tests {
             let queues = 1u64 << e;
             let created = if e == 0 { 1 } else { queues / 2 };
             let seconds = created as f64 * micros_per_queue(queues) / 1e6;
-            Point {
+            RoutingPoint {
                 queues,
                 created,
                 create_seconds: seconds,
@@ -250,7 +254,7 @@ pub(super) mod tests {
             }
         };
         let points = (0..8).map(point).collect();
-        Series { exchange: Kind::Direct, level, bindings: 1 << level, system: "a".into(), points }
+        Series { exchange: StudiedExchange::Direct, level, bindings: 1 << level, system: "a".into(), points }
     }
 
     #[test]
@@ -269,7 +273,7 @@ pub(super) mod tests {
         let systems = [SystemAbout { name: "a".into(), uri: String::new(), server: String::new() }];
         let (flat, steep) = (|_| 5e4, |queues| queues as f64 * 1e4);
         let levels = [series(0, flat), series(1, flat), series(2, steep)];
-        let growth = growth(&levels, &[Kind::Direct], &systems);
+        let growth = growth(&levels, &[StudiedExchange::Direct], &systems);
         let of = |figure| growth.iter().find(|g| g.figure == figure).unwrap().with_queues.unwrap();
         let create = of(Figure::Create);
         assert!((create.median.exponent - 1.0).abs() < 0.01, "{create:?}");

@@ -22,7 +22,7 @@ const PIECE_BYTES: usize = 32 * 1024;
 const MOST_AHEAD: u64 = 8192;
 
 /// One channel in confirm mode.
-pub(super) struct Session {
+pub(super) struct ConfirmedChannel {
     connection: Connection,
     heartbeat: HeartbeatTimer,
     pipelined: bool,
@@ -33,7 +33,7 @@ pub(super) struct Session {
     returned: u64,
 }
 
-impl Session {
+impl ConfirmedChannel {
     /// Connects, opens a channel and selects confirms.
     pub(super) fn open(uri: &Uri, pipelined: bool) -> Result<Self, ClientError> {
         let mut connection = Connection::open(uri, "leveret bench routing")?;

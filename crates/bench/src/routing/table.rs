@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::{Cell, Row, Table};
 
-use super::arguments::Study;
+use super::arguments::RoutingStudy;
 use super::report::{Bulk, Figure, FigureGrowth, Growths, RoutingReport, Series};
 use crate::latency::Percentiles;
 use crate::metric::{duration, grouped};
@@ -132,8 +132,8 @@ fn bulk(results: &[Bulk]) -> Table {
     ]);
     for result in results {
         let what = match result.study {
-            Study::Exclusive => "exclusive queues",
-            Study::Deletion | Study::Scaling => "bindings of a queue",
+            RoutingStudy::Exclusive => "exclusive queues",
+            RoutingStudy::Deletion | RoutingStudy::Scaling => "bindings of a queue",
         };
         let longest = |p: Option<Percentiles>| number(p.map_or(String::new(), |p| duration(p.max)));
         table.add_row(Row::from(vec![

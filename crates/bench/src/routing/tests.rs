@@ -11,7 +11,7 @@ struct Cli {
     routing: RoutingArguments,
 }
 
-fn plan(arguments: &[&str]) -> Plan {
+fn plan(arguments: &[&str]) -> RoutingPlan {
     Cli::parse_from([&["routing"], arguments].concat()).routing.plan().unwrap()
 }
 
@@ -26,7 +26,14 @@ fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
         let report = run(&plan, &mut |_, _| {}).unwrap();
         let order: Vec<_> = report.series.iter().map(|s| (s.exchange, s.level, s.system.as_str())).collect();
         assert_eq!(order.len(), 4 * 5 * 2);
-        assert_eq!(order[..3], [(Kind::Direct, 0, "a"), (Kind::Direct, 0, "b"), (Kind::Direct, 1, "a")]);
+        assert_eq!(
+            order[..3],
+            [
+                (StudiedExchange::Direct, 0, "a"),
+                (StudiedExchange::Direct, 0, "b"),
+                (StudiedExchange::Direct, 1, "a")
+            ]
+        );
         for series in &report.series {
             assert_eq!(series.points.len() as u32, 7 - series.level);
             for point in &series.points {

@@ -60,7 +60,7 @@ impl Strategy {
 
 /// A checked command line.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct StrategiesPlan {
     pub(super) systems: Systems,
     pub(super) strategies: Vec<Strategy>,
     pub(super) workers: Vec<usize>,
@@ -79,7 +79,7 @@ const LARGEST_BODY: usize = 16 << 20;
 
 impl StrategiesArguments {
     /// Checks the arguments.
-    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+    pub(crate) fn plan(&self) -> Result<StrategiesPlan, Error> {
         let default: &[usize] = if self.common.quick { &[5, 20] } else { &[5, 10, 20, 50, 100, 150] };
         let workers = if self.workers.is_empty() { default } else { &self.workers };
         let valid = |count: &usize| (1..=MOST_WORKERS).contains(count);
@@ -91,7 +91,7 @@ impl StrategiesArguments {
         check(!self.common.has_time(), "--time: a round of this study ends after --messages")?;
         let all = Strategy::value_variants();
         let common = self.common.check(DEFAULTS)?;
-        Ok(Plan {
+        Ok(StrategiesPlan {
             systems: self.systems.systems()?,
             strategies: if self.strategy.is_empty() { all.to_vec() } else { self.strategy.clone() },
             workers: workers.to_vec(),

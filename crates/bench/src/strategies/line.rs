@@ -17,12 +17,12 @@ use crate::uri::Uri;
 const NAME: &str = "leveret bench strategies";
 
 /// A channel of a connection that others may share.
-pub(super) struct Line {
+pub(super) struct SharedChannel {
     connection: Arc<Mutex<Connection>>,
     channel: u16,
 }
 
-impl Line {
+impl SharedChannel {
     /// Publishes one message; `bytes` is a buffer for reuse.
     pub(super) fn publish(&self, queue: &str, body: &[u8], bytes: &mut Vec<u8>) -> Result<(), ClientError> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ fn send(connection: &Connection, bytes: &[u8]) -> Result<(), ClientError> {
 
 /// All channels of a round.
 pub(super) struct Lines {
-    all: Vec<Line>,
+    all: Vec<SharedChannel>,
     /// Numbers of the free channels; `None` if each worker has its own.
     free: Option<(Mutex<Vec<usize>>, Condvar)>,
 }
@@ -87,7 +87,7 @@ impl Lines {
     }
 
     /// Runs `work` with the worker's own channel, or with the next free one of the pool.
-    pub(super) fn with<T>(&self, worker: usize, work: impl FnOnce(&Line) -> T) -> T {
+    pub(super) fn with<T>(&self, worker: usize, work: impl FnOnce(&SharedChannel) -> T) -> T {
         let Some((free, returned)) = &self.free else { return work(&self.all[worker]) };
         let lock = || free.lock().unwrap_or_else(PoisonError::into_inner);
         let mut numbers = lock();
@@ -106,12 +106,12 @@ impl Lines {
 
     /// Waits until everything sent has been handled.
     pub(super) fn settle(&self) -> Result<(), ClientError> {
-        self.all.iter().try_for_each(Line::settle)
+        self.all.iter().try_for_each(SharedChannel::settle)
     }
 
     /// Closes all connections.
     pub(super) fn close(self) {
-        for Line { connection, .. } in self.all {
+        for SharedChannel { connection, .. } in self.all {
             // Only the last channel of a connection is its sole owner.
             if let Some(connection) = Arc::into_inner(connection) {
                 connection.into_inner().unwrap_or_else(PoisonError::into_inner).close();
@@ -121,11 +121,14 @@ impl Lines {
 }
 
 /// A connection with `channels` channels.
-fn shared(uri: &Uri, channels: usize) -> Result<Vec<Line>, ClientError> {
+fn shared(uri: &Uri, channels: usize) -> Result<Vec<SharedChannel>, ClientError> {
     let mut connection = Connection::open_small(uri, NAME)?;
     // The plan has checked that a connection can have this many.
     let channels: Vec<u16> = (1..=channels).map(|channel| channel as u16).collect();
     channels.iter().try_for_each(|&channel| connection.open_channel(channel))?;
     let connection = Arc::new(Mutex::new(connection));
-    Ok(channels.into_iter().map(|channel| Line { connection: Arc::clone(&connection), channel }).collect())
+    Ok(channels
+        .into_iter()
+        .map(|channel| SharedChannel { connection: Arc::clone(&connection), channel })
+        .collect())
 }

@@ -21,11 +21,11 @@ use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Compared, Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
-pub(crate) use arguments::{Plan, StrategiesArguments, Strategy};
-use line::{Line, Lines};
+pub(crate) use arguments::{StrategiesArguments, StrategiesPlan, Strategy};
+use line::{Lines, SharedChannel};
 
 /// Runs the study.
-pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+pub(crate) fn run(plan: &StrategiesPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = worker_cells(plan.strategies.iter().map(|strategy| strategy.name()), &plan.workers);
     let outline = Outline {
         name: "strategies",
@@ -52,7 +52,12 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
 }
 
 /// One round: each worker sends its messages to its queue.
-fn round(plan: &Plan, system: &System, strategy: Strategy, workers: usize) -> Result<Sample, ClientError> {
+fn round(
+    plan: &StrategiesPlan,
+    system: &System,
+    strategy: Strategy,
+    workers: usize,
+) -> Result<Sample, ClientError> {
     let queues = (0..workers).map(|_| Mailbox::open(&system.uri)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = queues.iter().map(Mailbox::name).collect();
     let lines = Lines::open(&system.uri, strategy, workers, plan.pool)?;
@@ -76,13 +81,13 @@ fn round(plan: &Plan, system: &System, strategy: Strategy, workers: usize) -> Re
 }
 
 /// Has all workers send all messages; returns the CPU time of the busiest one, in seconds.
-fn send(plan: &Plan, lines: &Lines, queues: &[&str]) -> Result<f64, ClientError> {
+fn send(plan: &StrategiesPlan, lines: &Lines, queues: &[&str]) -> Result<f64, ClientError> {
     let start = Barrier::new(queues.len());
     let work = |number: usize, queue: &str| -> Result<f64, ClientError> {
         let mut message = Vec::new();
         start.wait();
         for _ in 0..plan.messages {
-            lines.with(number, |line: &Line| line.publish(queue, &plan.body, &mut message))?;
+            lines.with(number, |line: &SharedChannel| line.publish(queue, &plan.body, &mut message))?;
         }
         Ok(process::own_thread_id().map_or(0.0, process::thread_cpu_seconds))
     };

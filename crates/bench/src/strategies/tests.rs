@@ -14,7 +14,7 @@ struct Cli {
     strategies: StrategiesArguments,
 }
 
-fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+fn plan(arguments: &[&str]) -> Result<StrategiesPlan, Error> {
     Cli::parse_from([&["strategies"], arguments].concat()).strategies.plan()
 }
 

@@ -126,7 +126,7 @@ pub struct StreamArguments {
 
 /// A checked command line.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct StreamPlan {
     /// The systems, in the order given; ratios are relative to the first.
     pub systems: Systems,
     /// The folder in which a plain loop of writing and syncing is measured, too.
@@ -144,7 +144,7 @@ impl StreamArguments {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn plan(&self) -> Result<Plan, Error> {
+    pub fn plan(&self) -> Result<StreamPlan, Error> {
         let systems = self.systems.systems()?;
         let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         if let Some(folder) = &self.disk {
@@ -162,7 +162,7 @@ impl StreamArguments {
         let workload = self.workload()?;
         check(rounds > 0, "--rounds must be at least 1")?;
         workload.check()?;
-        Ok(Plan { systems, disk: self.disk.clone(), workload, rounds, expectations })
+        Ok(StreamPlan { systems, disk: self.disk.clone(), workload, rounds, expectations })
     }
 
     fn workload(&self) -> Result<Workload, Error> {
@@ -235,7 +235,7 @@ pub(crate) mod tests {
         stream: StreamArguments,
     }
 
-    pub(crate) fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    pub(crate) fn plan(arguments: &[&str]) -> Result<StreamPlan, Error> {
         Cli::parse_from([&["stream"], arguments].concat()).stream.plan()
     }
 

@@ -10,7 +10,7 @@ use amqp::{ContentHeader, Frame, FrameKind, Method};
 use socket2::SockRef;
 
 use super::message::{CHANNEL, Identity, STAMPED_LEN, read_stamp};
-use super::shared::Shared;
+use super::shared::RoundState;
 use super::workload::{Acks, Workload};
 use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, expect_method, is_timeout};
 use crate::error::ClientError;
@@ -35,15 +35,15 @@ pub(crate) struct Consumed {
 
 /// Subscribes to `queue` and consumes until the round stops.
 pub(crate) struct Consumer<'s> {
-    shared: &'s Shared,
+    shared: &'s RoundState,
     acks: Acks,
     /// Whether bodies are long enough to be numbered.
     numbered: bool,
     outcome: Consumed,
     /// The state of each channel.
-    lanes: Vec<Lane>,
+    lanes: Vec<ChannelState>,
     /// Messages recorded since the ledgers were last updated.
-    runs: Vec<Run>,
+    runs: Vec<ConsecutiveMessages>,
     producers: usize,
     count: u64,
     output: Vec<u8>,
@@ -52,7 +52,7 @@ pub(crate) struct Consumer<'s> {
 
 /// The state of a channel: the delivery being received, and the unacknowledged messages.
 #[derive(Debug, Default)]
-struct Lane {
+struct ChannelState {
     state: State,
     /// Highest sequence number seen on this channel, plus one, for each channel of each producer.
     next: Vec<u64>,
@@ -74,7 +74,7 @@ enum State {
 
 /// Consecutive messages of one producer.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct ConsecutiveMessages {
     producer: u16,
     first: u64,
     count: u64,
@@ -83,7 +83,7 @@ struct Run {
 }
 
 impl<'s> Consumer<'s> {
-    pub(crate) fn new(shared: &'s Shared, workload: &Workload) -> Self {
+    pub(crate) fn new(shared: &'s RoundState, workload: &Workload) -> Self {
         let Workload { producers, channels, acks, .. } = *workload;
         let next = vec![0; producers * usize::from(channels)];
         Self {
@@ -91,7 +91,9 @@ impl<'s> Consumer<'s> {
             acks,
             numbered: workload.is_numbered(),
             outcome: Consumed::default(),
-            lanes: (0..channels).map(|_| Lane { next: next.clone(), ..Lane::default() }).collect(),
+            lanes: (0..channels)
+                .map(|_| ChannelState { next: next.clone(), ..ChannelState::default() })
+                .collect(),
             runs: Vec::with_capacity(MAX_RUNS),
             producers,
             count: 0,
@@ -234,7 +236,7 @@ impl<'s> Consumer<'s> {
                 if self.runs.len() == MAX_RUNS {
                     self.flush_runs();
                 }
-                self.runs.push(Run { producer, first: sequence, count: 1, late });
+                self.runs.push(ConsecutiveMessages { producer, first: sequence, count: 1, late });
             }
         }
     }
@@ -286,7 +288,7 @@ impl<'s> Consumer<'s> {
     }
 }
 
-impl Lane {
+impl ChannelState {
     /// Begins a delivery; returns whether the method was one.
     #[inline]
     fn deliver(&mut self, payload: &[u8]) -> bool {

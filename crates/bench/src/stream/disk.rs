@@ -10,15 +10,15 @@ use std::thread;
 use super::arguments::DISK;
 use super::producer::Produced;
 use super::round::{Progress, coordinate, guarded, result};
-use super::shared::Shared;
+use super::shared::RoundState;
 use super::workload::{Length, Workload};
 use crate::error::ClientError;
-use crate::report::{Round, SystemReport};
+use crate::report::{Round, StreamSystem};
 use crate::watched::Watched;
 
 /// A report without rounds.
-pub(super) fn report(folder: &Path) -> SystemReport {
-    SystemReport {
+pub(super) fn report(folder: &Path) -> StreamSystem {
+    StreamSystem {
         name: DISK.to_owned(),
         uri: folder.display().to_string(),
         server: "write and fdatasync, one by one".to_owned(),
@@ -38,7 +38,7 @@ pub(super) fn run(
     let path = folder.join(format!("leveret-bench-{}", std::process::id()));
     let failed = ClientError::io("preparing a file");
     let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
-    let (shared, nobody) = (Shared::new(0, 0), Watched::default());
+    let (shared, nobody) = (RoundState::new(0, 0), Watched::default());
     if let Length::Messages(_) = workload.length {
         shared.measure_from.store(0, SeqCst);
     }
@@ -68,7 +68,7 @@ fn fill(file: &File) -> std::io::Result<()> {
     file.sync_all()
 }
 
-fn write(file: &File, workload: &Workload, shared: &Shared) -> Result<Produced, ClientError> {
+fn write(file: &File, workload: &Workload, shared: &RoundState) -> Result<Produced, ClientError> {
     let body = vec![b'x'; workload.size];
     let room = (FILE_SIZE / workload.size.max(1) as u64).max(1);
     let mut produced = Produced::default();

@@ -56,7 +56,7 @@ pub(crate) fn read_stamp(body: &[u8]) -> Option<u64> {
 
 /// The form in which messages are published.
 #[derive(Debug, Clone)]
-pub(crate) struct Style<'a> {
+pub(crate) struct MessageStyle<'a> {
     pub(crate) exchange: &'a str,
     /// Routing keys, which messages take in turn.
     pub(crate) keys: Vec<&'a str>,
@@ -88,7 +88,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(style: &Style<'_>, salt: u8, producer: u16) -> Self {
+    pub(crate) fn new(style: &MessageStyle<'_>, salt: u8, producer: u16) -> Self {
         let (keys, bodies) = (style.keys.len(), style.bodies.len());
         let channels = usize::from(style.channels);
         let cycle = least_common_multiple(least_common_multiple(keys, bodies), channels);
@@ -163,10 +163,10 @@ mod tests {
 
     use super::*;
 
-    fn style(body: &[u8]) -> Style<'_> {
+    fn style(body: &[u8]) -> MessageStyle<'_> {
         let (keys, bodies, properties) = (vec!["q"], vec![body], NO_PROPERTIES);
         let (numbered, mandatory, frame_max, channels) = (true, false, 4096, 1);
-        Style { exchange: "", keys, bodies, numbered, properties, mandatory, frame_max, channels }
+        MessageStyle { exchange: "", keys, bodies, numbered, properties, mandatory, frame_max, channels }
     }
 
     fn batch(size: usize, salt: u8, producer: u16) -> Batch {
@@ -208,7 +208,8 @@ mod tests {
     #[test]
     fn keys_and_bodies_take_turns_wherever_a_batch_begins() {
         let bodies = [&[1_u8; 30][..], &[2; 20], &[3; 40]];
-        let style = Style { keys: vec!["q", "q"], bodies: bodies.to_vec(), numbered: false, ..style(&[]) };
+        let style =
+            MessageStyle { keys: vec!["q", "q"], bodies: bodies.to_vec(), numbered: false, ..style(&[]) };
         let mut batch = Batch::new(&style, 0, 0);
         assert_eq!(batch.cycle, 6);
         assert!(batch.capacity() >= 500, "{}", batch.capacity());
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn channels_take_turns_and_a_message_stays_on_its_own() {
         let body = [0; 5000];
-        let mut batch = Batch::new(&Style { channels: 3, ..style(&body) }, 0, 0);
+        let mut batch = Batch::new(&MessageStyle { channels: 3, ..style(&body) }, 0, 0);
         for sequence in [0, 4] {
             let mut bytes = batch.fill(sequence, &[0]);
             let mut channels = Vec::new();

@@ -25,10 +25,10 @@ mod tests;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::metric::grouped;
-use crate::report::{Report, SystemReport};
+use crate::report::{StreamReport, StreamSystem};
 use crate::study::Watch;
 use arguments::DISK;
-pub use arguments::{Plan, StreamArguments};
+pub use arguments::{StreamArguments, StreamPlan};
 pub use round::Progress;
 pub use workload::Workload;
 
@@ -37,11 +37,11 @@ pub use workload::Workload;
 ///
 /// # Errors
 /// The first failure of a system ends the run.
-pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<Report, Error> {
-    let mut systems: Vec<SystemReport> = plan
+pub fn run(plan: &StreamPlan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<StreamReport, Error> {
+    let mut systems: Vec<StreamSystem> = plan
         .systems
         .iter()
-        .map(|system| SystemReport {
+        .map(|system| StreamSystem {
             name: system.name.clone(),
             uri: system.uri.to_string(),
             server: String::new(),
@@ -66,11 +66,11 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
         }
     }
     systems.extend(disk);
-    systems.iter_mut().for_each(SystemReport::summarise);
+    systems.iter_mut().for_each(StreamSystem::summarise);
     let machine = Machine::describe();
     let notes = notes(&plan.workload, &systems, machine.cores);
     let mut report =
-        Report { machine, workload: plan.workload.clone(), systems, notes, expectations: Vec::new() };
+        StreamReport { machine, workload: plan.workload.clone(), systems, notes, expectations: Vec::new() };
     report.expectations = plan.expectations.iter().map(|expectation| expectation.judge(&report)).collect();
     Ok(report)
 }
@@ -85,7 +85,7 @@ pub(crate) fn watch_as_study<'w>(rounds: usize, watch: Watch<'w>) -> impl FnMut(
 }
 
 /// Notes that a reader needs to interpret the figures.
-fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<String> {
+fn notes(workload: &Workload, systems: &[StreamSystem], cores: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if workload.consumers > 0 && workload.producers > 0 {
         notes.push("The end-to-end rate is the rate at which messages were consumed.".to_owned());
@@ -115,7 +115,7 @@ fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<Str
 const NEGLIGIBLE_CORES: f64 = 0.2;
 
 /// Notes whether something other than the system limited its rounds.
-fn load_notes(system: &SystemReport, cores: usize, notes: &mut Vec<String>) {
+fn load_notes(system: &StreamSystem, cores: usize, notes: &mut Vec<String>) {
     let rounds = system.rounds.len();
     let saturated = system.rounds.iter().filter(|round| round.generator.is_saturated()).count();
     if saturated > 0 {

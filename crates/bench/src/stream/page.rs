@@ -1,15 +1,15 @@
 //! The report as a section of a page, and as cells.
 
-use crate::metric::{Fate, Metric, Point};
-use crate::report::{Report, SystemReport};
-use crate::study::chart::{Chart, Line};
+use crate::metric::{Fate, LatencyPoint, Metric};
+use crate::report::{StreamReport, StreamSystem};
+use crate::study::chart::{Chart, ChartLine};
 use crate::study::grid::Grid;
 use crate::study::page::Section;
 use crate::study::report::{Axis, CellReport, Measured};
 use crate::table;
 
 /// Renders the section of a page: rates over time, distributions of latency, tables.
-pub(crate) fn section(report: &Report) -> Result<Section, String> {
+pub(crate) fn section(report: &StreamReport) -> Result<Section, String> {
     let mut charts = vec![over_time(report)];
     charts.push(distribution(report, "latency", "from publish to delivery", Metric::Latency));
     charts.push(distribution(report, "confirms", "from publish to confirm", Metric::ConfirmLatency));
@@ -27,16 +27,16 @@ pub(crate) fn section(report: &Report) -> Result<Section, String> {
 }
 
 /// Messages per second in each part of a round: median, minimum and maximum over the rounds.
-fn over_time(report: &Report) -> Option<Chart> {
+fn over_time(report: &StreamReport) -> Option<Chart> {
     let parts = report.systems.iter().flat_map(|s| &s.rounds).map(|round| round.timeline.len()).max()?;
     let seconds = report.systems.first()?.rounds.first()?.seconds;
-    let line = |(colour, system): (usize, &SystemReport)| {
+    let line = |(colour, system): (usize, &StreamSystem)| {
         let points = (0..parts).filter_map(|part| {
             let values = system.rounds.iter().filter_map(|round| round.timeline.get(part).copied());
             let s = crate::stats::Summary::of(values)?;
             Some((part, s.median, s.min..s.max))
         });
-        Line { name: system.name.clone(), colour, points: points.collect() }
+        ChartLine { name: system.name.clone(), colour, points: points.collect() }
     };
     (parts > 1).then(|| Chart {
         title: "rate over the measured time".into(),
@@ -50,31 +50,43 @@ fn over_time(report: &Report) -> Option<Chart> {
 }
 
 /// A distribution by its percentiles; `None` if none was measured.
-fn distribution(report: &Report, title: &str, what: &str, of: fn(Point) -> Metric) -> Option<Chart> {
-    let line = |(colour, system): (usize, &SystemReport)| {
+fn distribution(
+    report: &StreamReport,
+    title: &str,
+    what: &str,
+    of: fn(LatencyPoint) -> Metric,
+) -> Option<Chart> {
+    let line = |(colour, system): (usize, &StreamSystem)| {
         let points = POINTS.iter().enumerate().filter_map(|(place, point)| {
             let s = system.summary_of(of(*point))?;
             Some((place, s.median, s.min..s.max))
         });
-        Line { name: system.name.clone(), colour, points: points.collect() }
+        ChartLine { name: system.name.clone(), colour, points: points.collect() }
     };
-    let lines: Vec<Line> = report.systems.iter().enumerate().map(line).collect();
-    let lines: Vec<Line> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
+    let lines: Vec<ChartLine> = report.systems.iter().enumerate().map(line).collect();
+    let lines: Vec<ChartLine> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
     (!lines.is_empty()).then(|| Chart {
         title: format!("{title}: percentiles"),
         places: POINTS.iter().map(|point| Metric::Latency(*point).to_string()).collect(),
         x_label: what.into(),
         y_label: "time".into(),
-        metric: Metric::Latency(Point::P50),
+        metric: Metric::Latency(LatencyPoint::P50),
         lines,
         bounds: None,
     })
 }
 
-const POINTS: [Point; 6] = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
+const POINTS: [LatencyPoint; 6] = [
+    LatencyPoint::P50,
+    LatencyPoint::P90,
+    LatencyPoint::P99,
+    LatencyPoint::P99_9,
+    LatencyPoint::P99_99,
+    LatencyPoint::Max,
+];
 
 /// One cell for each system.
-pub(crate) fn cells(report: &Report) -> Vec<CellReport> {
+pub(crate) fn cells(report: &StreamReport) -> Vec<CellReport> {
     let metrics: Vec<Metric> = [Metric::Rate, Metric::Publish, Metric::Consume]
         .into_iter()
         .chain(POINTS.map(Metric::Latency))
@@ -84,7 +96,7 @@ pub(crate) fn cells(report: &Report) -> Vec<CellReport> {
             [Fate::Lost, Fate::Duplicated, Fate::Reordered, Fate::Nacked, Fate::Returned].map(Metric::Count),
         )
         .collect();
-    let cell = |system: &SystemReport| CellReport {
+    let cell = |system: &StreamSystem| CellReport {
         scenario: "stream".into(),
         axis: Axis::Publishers,
         at: report.workload.producers as f64,

@@ -14,7 +14,7 @@ use super::confirms::ConfirmWindow;
 use super::message::{Batch, CHANNEL};
 use super::pacer::Pacer;
 use super::schedule::Schedule;
-use super::shared::Shared;
+use super::shared::RoundState;
 use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, expect_method, is_timeout};
 use crate::error::ClientError;
 use crate::latency::Latencies;
@@ -45,8 +45,8 @@ pub(crate) struct Produced {
 
 /// The parameters of a producer.
 #[derive(Debug)]
-pub(crate) struct Task<'s> {
-    pub(crate) shared: &'s Shared,
+pub(crate) struct ProducerTask<'s> {
+    pub(crate) shared: &'s RoundState,
     pub(crate) batch: Batch,
     /// Most unconfirmed messages; 0 is no confirms.
     pub(crate) confirms: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Task<'s> {
 }
 
 /// Publishes until the round stops or `task.messages` are sent, waits for confirms, and closes the connection.
-pub(crate) fn run(task: Task<'_>, connection: Connection) -> Result<Produced, ClientError> {
+pub(crate) fn run(task: ProducerTask<'_>, connection: Connection) -> Result<Produced, ClientError> {
     let window = ConfirmWindow::new(task.confirms, task.channels);
     let done = AtomicBool::new(false);
     let heartbeat = HeartbeatTimer::new(connection.heartbeat_interval());
@@ -98,7 +98,7 @@ pub(crate) fn run(task: Task<'_>, connection: Connection) -> Result<Produced, Cl
 }
 
 struct Sender<'a> {
-    task: Task<'a>,
+    task: ProducerTask<'a>,
     window: &'a ConfirmWindow,
     /// Set when the watcher failed.
     done: &'a AtomicBool,
@@ -225,7 +225,7 @@ fn write(mut stream: &TcpStream, bytes: &[u8], give_up: impl Fn() -> bool) -> Re
 
 /// Reads the frames that the server sends to a publisher.
 struct Watcher<'a> {
-    shared: &'a Shared,
+    shared: &'a RoundState,
     window: &'a ConfirmWindow,
     /// Set by the sender when it has sent everything.
     done: &'a AtomicBool,

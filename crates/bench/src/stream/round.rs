@@ -9,9 +9,9 @@ use amqp::Method;
 use amqp::method::{basic, confirm};
 
 use super::consumer::{Consumed, Consumer};
-use super::message::{Batch, CHANNEL, Style};
-use super::producer::{self, Produced, Task};
-use super::shared::Shared;
+use super::message::{Batch, CHANNEL, MessageStyle};
+use super::producer::{self, Produced, ProducerTask};
+use super::shared::RoundState;
 use super::topology::Topology;
 use super::window::{Sampler, Snapshot};
 use super::workload::{Acks, Length, Workload};
@@ -50,7 +50,7 @@ pub(crate) fn run(
     let topology = Topology::new(workload, salt);
     topology.declare(&mut control)?;
     let server = describe_server(&control);
-    let shared = Shared::new(workload.producers, salt);
+    let shared = RoundState::new(workload.producers, salt);
     let outcome = load(system, workload, &topology, &shared, watch);
     let deleted = topology.delete(&mut control);
     control.close();
@@ -79,7 +79,7 @@ fn load(
     system: &System,
     workload: &Workload,
     topology: &Topology<'_>,
-    shared: &Shared,
+    shared: &RoundState,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Round, ClientError> {
     let mut consumers = Vec::new();
@@ -162,17 +162,17 @@ fn channels(workload: &Workload) -> Range<u16> {
 
 fn task<'s>(
     workload: &Workload,
-    shared: &'s Shared,
+    shared: &'s RoundState,
     topology: &Topology<'_>,
     index: usize,
     connection: &Connection,
-) -> Task<'s> {
+) -> ProducerTask<'s> {
     let body: Vec<u8> = (0..workload.size).map(|n| n as u8).collect();
     let bodies = match &workload.bodies[..] {
         [] => vec![&body[..]],
         files => files.iter().map(|file| &file.bytes[..]).collect(),
     };
-    let style = Style {
+    let style = MessageStyle {
         exchange: workload.exchange.as_deref().unwrap_or_default(),
         keys: topology.keys_of(index),
         bodies,
@@ -182,7 +182,7 @@ fn task<'s>(
         frame_max: connection.opened.negotiated.frame_max,
         channels: workload.channels,
     };
-    Task {
+    ProducerTask {
         shared,
         // The plan has checked that an identity can distinguish this many producers.
         batch: Batch::new(&style, shared.salt, index as u16),
@@ -198,7 +198,7 @@ fn task<'s>(
 }
 
 /// Runs a thread's work; its failure ends the round for all threads.
-pub(super) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T, ClientError>) -> Option<T> {
+pub(super) fn guarded<T>(shared: &RoundState, work: impl FnOnce() -> Result<T, ClientError>) -> Option<T> {
     match shared.timed(work) {
         Ok(outcome) => Some(outcome),
         Err(error) => {
@@ -234,7 +234,7 @@ pub(super) struct Window<'p> {
 pub(super) fn coordinate<'p>(
     watched: &'p Watched,
     workload: &Workload,
-    shared: &Shared,
+    shared: &RoundState,
     watch: &mut dyn FnMut(Progress),
     producers_finished: impl Fn() -> bool,
 ) -> Window<'p> {
@@ -286,7 +286,7 @@ pub(super) fn coordinate<'p>(
 }
 
 /// The current time, and the message count that determines the rate.
-fn mark(workload: &Workload, shared: &Shared) -> (u64, u64) {
+fn mark(workload: &Workload, shared: &RoundState) -> (u64, u64) {
     let count = match workload {
         Workload { consumers: 1.., .. } => &shared.consumed,
         Workload { confirms: 1.., .. } => &shared.confirmed,
@@ -303,7 +303,7 @@ fn timeline(marks: &[(u64, u64)]) -> Vec<f64> {
 }
 
 /// Waits until every message has arrived, or no message has for a while.
-fn drain(workload: &Workload, shared: &Shared, returned: u64) {
+fn drain(workload: &Workload, shared: &RoundState, returned: u64) {
     let expected = shared.published.load(SeqCst).saturating_sub(returned);
     let arrived = || {
         if workload.is_numbered() {
@@ -324,7 +324,7 @@ fn drain(workload: &Workload, shared: &Shared, returned: u64) {
 
 pub(super) fn result(
     workload: &Workload,
-    shared: &Shared,
+    shared: &RoundState,
     Window { sampler, start, marks, .. }: &Window<'_>,
     end: &Snapshot,
     (produced, consumed): (&[Produced], &[Consumed]),
@@ -349,7 +349,7 @@ pub(super) fn result(
     }
 }
 
-fn counts(workload: &Workload, shared: &Shared, produced: &[Produced], consumed: &[Consumed]) -> Counts {
+fn counts(workload: &Workload, shared: &RoundState, produced: &[Produced], consumed: &[Consumed]) -> Counts {
     let total = |of: fn(&Produced) -> u64| produced.iter().map(of).sum::<u64>();
     let seen = |of: fn(&Consumed) -> u64| consumed.iter().map(of).sum::<u64>();
     let published = total(|p| p.published);

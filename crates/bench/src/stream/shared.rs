@@ -13,7 +13,7 @@ const RECHECK: Duration = Duration::from_millis(5);
 
 /// The state of one round.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RoundState {
     /// The start of the clock; set by [`Shared::begin`].
     began: OnceLock<Instant>,
     /// Marks this round's messages; see [`super::message`].
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     failure: Mutex<Option<ClientError>>,
 }
 
-impl Shared {
+impl RoundState {
     pub(crate) fn new(producers: usize, salt: u8) -> Self {
         Self {
             began: OnceLock::new(),

@@ -12,7 +12,7 @@ struct Cli {
     stream: StreamArguments,
 }
 
-fn plan(uri: &str, arguments: &[&str]) -> Plan {
+fn plan(uri: &str, arguments: &[&str]) -> StreamPlan {
     let all = [&["stream", "--uri", uri, "--rounds", "1"], arguments].concat();
     Cli::parse_from(all).stream.plan().unwrap()
 }

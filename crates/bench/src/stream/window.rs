@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use super::shared::Shared;
+use super::shared::RoundState;
 use crate::process;
 use crate::report::{GeneratorUsage, ProcessUsage};
 use crate::watched::{Usage, Watched};
@@ -76,7 +76,7 @@ impl<'p> Sampler<'p> {
     }
 
     /// Takes a snapshot now.
-    pub(crate) fn snapshot(&self, shared: &Shared) -> Snapshot {
+    pub(crate) fn snapshot(&self, shared: &RoundState) -> Snapshot {
         let at = shared.now();
         let counter = |count: &AtomicU64| Counter { count: count.load(SeqCst), at };
         Snapshot {
@@ -92,14 +92,14 @@ impl<'p> Sampler<'p> {
     }
 
     /// The snapshot before anything was sent, for a round that is counted in messages.
-    pub(crate) fn snapshot_at_start(&self, shared: &Shared) -> Snapshot {
+    pub(crate) fn snapshot_at_start(&self, shared: &RoundState) -> Snapshot {
         let (published, consumed, confirmed) = <(Counter, Counter, Counter)>::default();
         Snapshot { at: 0, published, consumed, confirmed, threads: Vec::new(), ..self.snapshot(shared) }
     }
 
     /// The snapshot after everything has arrived: each count is dated to its last change, however late that
     /// is noticed.
-    pub(crate) fn snapshot_at_end(&self, shared: &Shared) -> Snapshot {
+    pub(crate) fn snapshot_at_end(&self, shared: &RoundState) -> Snapshot {
         let mut end = self.snapshot(shared);
         end.published.at = shared.last_publish.load(SeqCst);
         end.consumed.at = shared.last_arrival.load(SeqCst);

@@ -10,7 +10,7 @@ use plotters::prelude::*;
 use super::grid::name_of;
 use super::report::{Axis, Compared, StudyReport};
 use super::svg::{FONT, GRID, INK, PAPER, tidy};
-use crate::metric::{Metric, Point, grouped};
+use crate::metric::{LatencyPoint, Metric, grouped};
 
 /// Lines over named positions on the x axis: 0, 1, 5, 10, 50 and 100 ms stand at equal distances.
 #[derive(Debug, Clone)]
@@ -20,13 +20,13 @@ pub(crate) struct Chart {
     pub(crate) x_label: String,
     pub(crate) y_label: String,
     pub(crate) metric: Metric,
-    pub(crate) lines: Vec<Line>,
+    pub(crate) lines: Vec<ChartLine>,
     /// The least value above zero and the largest that the scale must cover, for charts that stand side by side.
     pub(crate) bounds: Option<(f64, f64)>,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Line {
+pub(crate) struct ChartLine {
     pub(crate) name: String,
     /// The index among all lines of the report, so that a line has one colour in all charts.
     pub(crate) colour: usize,
@@ -69,9 +69,9 @@ pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
 /// The metrics that are drawn if they were measured.
 const CHARTED: [Metric; 6] = [
     Metric::Rate,
-    Metric::Latency(Point::P50),
-    Metric::Latency(Point::P99),
-    Metric::ConfirmLatency(Point::P99),
+    Metric::Latency(LatencyPoint::P50),
+    Metric::Latency(LatencyPoint::P99),
+    Metric::ConfirmLatency(LatencyPoint::P99),
     Metric::CpuPerMessage,
     Metric::BrokerCpuPerMessage,
 ];
@@ -125,7 +125,7 @@ fn chart(
     places.sort_by(f64::total_cmp);
     places.dedup();
     let place = |at: f64| places.iter().position(|known| *known == at).unwrap_or(0);
-    let lines = drawn.into_iter().map(|(colour, name, points)| Line {
+    let lines = drawn.into_iter().map(|(colour, name, points)| ChartLine {
         name: name.to_owned(),
         colour,
         points: points.into_iter().map(|(at, middle, spread)| (place(at), middle, spread)).collect(),
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn a_scale_of_decades_has_labels_at_both_ends_and_no_place_for_nothing() {
         let mut chart = charts(&report()).remove(0);
-        chart.metric = Metric::Latency(Point::P99);
+        chart.metric = Metric::Latency(LatencyPoint::P99);
         chart.lines[0].points = vec![(0, 0.0, 0.0..0.0), (1, 0.000_002, 0.0..0.5)];
         chart.lines[1].points = vec![(0, 0.05, 0.05..0.05), (1, 0.9, 0.8..0.9)];
         let svg = chart.svg().unwrap();
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!([0.0, 99.999_999_999, 2500.0].map(|value| chart.show(value)), ["0", "100", "2,500"]);
         chart.metric = Metric::Cpu;
         assert_eq!(chart.show(0.0025), "0.003");
-        chart.metric = Metric::Latency(Point::P50);
+        chart.metric = Metric::Latency(LatencyPoint::P50);
         assert_eq!(chart.show(0.000_099_999_999_99), "100 µs");
     }
 

@@ -11,8 +11,8 @@ use super::report::{CellReport, StudyReport};
 use super::results::{Results, write_several};
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::report::Report;
-use crate::routing::arguments::Kind;
+use crate::report::StreamReport;
+use crate::routing::arguments::StudiedExchange;
 use crate::routing::report::RoutingReport;
 use crate::table::describe;
 use crate::websockets::report::WebSocketsReport;
@@ -38,7 +38,7 @@ impl CompareArguments {
             serde_json::from_str(&text).map_err(|error| named(format!("no study's results: {error}")))
         });
         match (a?, b?) {
-            (Run::One(a), Run::One(b)) => both(*a, *b)?.write(&self.outputs),
+            (ComparedRun::One(a), ComparedRun::One(b)) => both(*a, *b)?.write(&self.outputs),
             (a, b) => {
                 let (pairs, alone) = paired(a.studies(), b.studies())?;
                 alone.iter().for_each(|left| eprintln!("{left}: only one of the runs has it"));
@@ -51,7 +51,7 @@ impl CompareArguments {
 /// The results that one command wrote.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Run {
+enum ComparedRun {
     /// `bench all`.
     All {
         studies: Vec<Results>,
@@ -59,7 +59,7 @@ enum Run {
     One(Box<Results>),
 }
 
-impl Run {
+impl ComparedRun {
     fn studies(self) -> Vec<Results> {
         match self {
             Self::All { studies } => studies,
@@ -121,7 +121,7 @@ fn differences(machines: [&Machine; 2], facts: [String; 2]) -> Vec<String> {
     notes
 }
 
-fn streams(mut a: Report, mut b: Report) -> Report {
+fn streams(mut a: StreamReport, mut b: StreamReport) -> StreamReport {
     for (letter, run) in LETTERS.into_iter().zip([&mut a, &mut b]) {
         run.systems.iter_mut().for_each(|system| lettered(letter, &mut system.name));
         run.notes.iter_mut().for_each(|note| lettered(letter, note));
@@ -147,7 +147,7 @@ fn routings(mut a: RoutingReport, mut b: RoutingReport) -> RoutingReport {
     a.systems.extend(b.systems);
     a.series.extend(b.series);
     // Series are grouped by exchange type, in the order of the first run.
-    let mut kinds: Vec<Kind> = Vec::new();
+    let mut kinds: Vec<StudiedExchange> = Vec::new();
     a.series.iter().for_each(|series| {
         if !kinds.contains(&series.exchange) {
             kinds.push(series.exchange);
@@ -243,7 +243,7 @@ mod tests {
             (["publish", "proxy", "churn"].map(named), ["churn", "publish", "strategies"].map(named));
         let whole = |studies: &[Results]| {
             let text = serde_json::json!({"study": "all", "studies": studies}).to_string();
-            serde_json::from_str::<Run>(&text).unwrap().studies()
+            serde_json::from_str::<ComparedRun>(&text).unwrap().studies()
         };
         let (pairs, alone) = paired(whole(&a), whole(&b)).unwrap();
         assert_eq!(pairs.iter().map(Results::name).collect::<Vec<_>>(), ["publish", "churn"]);
@@ -251,8 +251,9 @@ mod tests {
         let Results::Cells(first) = &pairs[0] else { panic!() };
         assert_eq!((first.cells[0].system.as_str(), first.systems.len()), ("A:direct", 4));
         // A single study can be compared with one of several.
-        let one = serde_json::from_str::<Run>(&serde_json::to_string(&named("churn")).unwrap()).unwrap();
-        assert!(matches!(one, Run::One(_)));
+        let one =
+            serde_json::from_str::<ComparedRun>(&serde_json::to_string(&named("churn")).unwrap()).unwrap();
+        assert!(matches!(one, ComparedRun::One(_)));
         assert_eq!(paired(one.studies(), whole(&b)).unwrap().0.len(), 1);
         let nothing = paired(whole(&a[1..2]), whole(&b[..1])).unwrap_err();
         assert!(nothing.is_usage() && nothing.to_string().contains("A:proxy, B:churn"), "{nothing}");
@@ -264,7 +265,13 @@ mod tests {
             let workload = workload(&["--rate", "0..50", "--property", "priority=3", "--queues", "2"]);
             let systems = vec![system("it", vec![round(rate, 0), round(rate, 1)])];
             let (machine, notes) = (Machine::describe(), vec!["Mind this.".to_owned()]);
-            Results::Stream(Box::new(Report { machine, workload, systems, notes, expectations: vec![] }))
+            Results::Stream(Box::new(StreamReport {
+                machine,
+                workload,
+                systems,
+                notes,
+                expectations: vec![],
+            }))
         };
         let Results::Stream(report) = both(read(&run(10.0)), read(&run(30.0))).unwrap() else { panic!() };
         let rates: Vec<_> =

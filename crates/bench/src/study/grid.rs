@@ -120,7 +120,7 @@ pub(crate) mod tests {
     use super::super::report::{Compared, Measured, Parameter, SystemAbout};
     use super::*;
     use crate::machine::Machine;
-    use crate::metric::{Fate, Point};
+    use crate::metric::{Fate, LatencyPoint};
 
     /// Two systems, one of which slows down with the round trip.
     pub(crate) fn report() -> StudyReport {
@@ -132,7 +132,7 @@ pub(crate) mod tests {
                 for (system, rate) in [("direct", 100.0 / (1.0 + at)), ("proxy", 300.0)] {
                     let figures = [
                         (Metric::Rate, vec![rate * 0.9, rate * 1.1, rate]),
-                        (Metric::Latency(Point::P99), vec![0.002, 0.001, 0.003]),
+                        (Metric::Latency(LatencyPoint::P99), vec![0.002, 0.001, 0.003]),
                         (Metric::Count(Fate::Lost), vec![0.0, 2.0, 0.0]),
                     ];
                     let (scenario, system) = (scenario.into(), system.into());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Sample;
 use crate::latency::Percentiles;
-use crate::metric::{Metric, Point};
+use crate::metric::{LatencyPoint, Metric};
 use crate::process;
 use crate::report::GeneratorUsage;
 use crate::watched::{Usage, Watched};
@@ -98,15 +98,15 @@ impl<'p> Meter<'p> {
 
 impl Sample {
     /// Adds points of a distribution, each as the metric that `name` returns for it.
-    pub(crate) fn add_latencies(&mut self, latencies: Option<Percentiles>, name: fn(Point) -> Metric) {
+    pub(crate) fn add_latencies(&mut self, latencies: Option<Percentiles>, name: fn(LatencyPoint) -> Metric) {
         let Some(p) = latencies else { return };
         let points = [
-            (Point::P50, p.p50),
-            (Point::P90, p.p90),
-            (Point::P99, p.p99),
-            (Point::P99_9, p.p99_9),
-            (Point::P99_99, p.p99_99),
-            (Point::Max, p.max),
+            (LatencyPoint::P50, p.p50),
+            (LatencyPoint::P90, p.p90),
+            (LatencyPoint::P99, p.p99),
+            (LatencyPoint::P99_9, p.p99_9),
+            (LatencyPoint::P99_99, p.p99_99),
+            (LatencyPoint::Max, p.max),
         ];
         self.figures.extend(points.map(|(point, value)| (name(point), value)));
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::expect::Verdict;
 use crate::machine::Machine;
-use crate::metric::{Fate, Metric, Point};
+use crate::metric::{Fate, LatencyPoint, Metric};
 use crate::stats::Summary;
 
 /// All results of one run of a study.
@@ -150,8 +150,10 @@ impl CellReport {
         let summary = self.summary(metric)?;
         Some(match metric {
             Metric::Count(_) => summary.mean * summary.count as f64,
-            Metric::Latency(Point::Max) | Metric::ConfirmLatency(Point::Max) | Metric::Rss => summary.max,
-            Metric::Latency(Point::Min) | Metric::ConfirmLatency(Point::Min) => summary.min,
+            Metric::Latency(LatencyPoint::Max) | Metric::ConfirmLatency(LatencyPoint::Max) | Metric::Rss => {
+                summary.max
+            }
+            Metric::Latency(LatencyPoint::Min) | Metric::ConfirmLatency(LatencyPoint::Min) => summary.min,
             _ => summary.median,
         })
     }
@@ -200,13 +202,13 @@ impl StudyReport {
 /// The metrics in reports, in order.
 const SHOWN: [Metric; 14] = [
     Metric::Rate,
-    Metric::Latency(Point::P50),
-    Metric::Latency(Point::P99),
-    Metric::Latency(Point::Max),
-    Metric::ConfirmLatency(Point::P50),
-    Metric::ConfirmLatency(Point::P99),
-    Metric::ConfirmLatency(Point::P99_9),
-    Metric::ConfirmLatency(Point::Max),
+    Metric::Latency(LatencyPoint::P50),
+    Metric::Latency(LatencyPoint::P99),
+    Metric::Latency(LatencyPoint::Max),
+    Metric::ConfirmLatency(LatencyPoint::P50),
+    Metric::ConfirmLatency(LatencyPoint::P99),
+    Metric::ConfirmLatency(LatencyPoint::P99_9),
+    Metric::ConfirmLatency(LatencyPoint::Max),
     Metric::CpuPerMessage,
     Metric::BrokerCpuPerMessage,
     Metric::Cpu,

@@ -11,7 +11,7 @@ use super::report::{CellReport, StudyReport};
 use super::{grid, page};
 use crate::error::Error;
 use crate::expect::Verdict;
-use crate::report::Report;
+use crate::report::StreamReport;
 use crate::routing::report::RoutingReport;
 use crate::websockets::report::WebSocketsReport;
 use crate::{routing, stream, websockets};
@@ -21,7 +21,7 @@ use crate::{routing, stream, websockets};
 #[serde(untagged)]
 pub(crate) enum Results {
     Cells(StudyReport),
-    Stream(Box<Report>),
+    Stream(Box<StreamReport>),
     Routing(RoutingReport),
     WebSockets(WebSocketsReport),
 }

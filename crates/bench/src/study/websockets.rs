@@ -4,8 +4,8 @@ use super::chart::charts;
 use super::grid::Grid;
 use super::page::Section;
 use super::report::{Axis, CellReport, Compared, Measured, StudyReport, SystemAbout};
-use crate::metric::{Fate, Metric, Point, bytes, duration};
-use crate::websockets::report::{Dropped, Level, SystemReport, WebSocketsReport};
+use crate::metric::{Fate, LatencyPoint, Metric, bytes, duration};
+use crate::websockets::report::{ConnectionLevel, Dropped, WebSocketsReport, WebSocketsSystem};
 use crate::websockets::{HELD, drops_table, levels_table};
 
 /// Renders the section of a page.
@@ -15,7 +15,7 @@ pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
         settings.to_string(),
         "The rate is that of connections opened, each with its login and subscription".to_owned(),
     ];
-    let about = |s: &SystemReport| {
+    let about = |s: &WebSocketsSystem| {
         format!("{}: {}, {} without connections", s.name, s.target, bytes(s.baseline_bytes as f64))
     };
     facts.extend(report.systems.iter().filter(|system| system.round == 1).map(about));
@@ -38,11 +38,11 @@ pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
     })
 }
 
-fn notes(name: &str, system: &SystemReport) -> Vec<String> {
+fn notes(name: &str, system: &WebSocketsSystem) -> Vec<String> {
     let mut notes: Vec<String> = system.stopped.iter().map(|why| format!("{name}: {why}")).collect();
     for level in &system.levels {
         if let Some(why) = &level.lost_because {
-            let Level { connections, lost, .. } = level;
+            let ConnectionLevel { connections, lost, .. } = level;
             notes.push(format!("{name}, {connections} connections: {lost} were lost: {why}"));
         }
     }
@@ -61,7 +61,7 @@ fn notes(name: &str, system: &SystemReport) -> Vec<String> {
 
 /// The levels as cells, for plots and expectations.
 pub(crate) fn as_study(report: &WebSocketsReport) -> StudyReport {
-    let about = |system: &SystemReport| SystemAbout {
+    let about = |system: &WebSocketsSystem| SystemAbout {
         name: system.name.clone(),
         uri: system.target.to_string(),
         server: String::new(),
@@ -112,7 +112,7 @@ pub(super) fn cells(report: &WebSocketsReport) -> Vec<CellReport> {
 }
 
 /// The figures of one level of one round.
-fn figures(level: &Level) -> Vec<(Metric, f64)> {
+fn figures(level: &ConnectionLevel) -> Vec<(Metric, f64)> {
     let mut figures = vec![
         (Metric::Rate, level.opened as f64 / level.opening_seconds.max(f64::MIN_POSITIVE)),
         (Metric::Count(Fate::Lost), level.published.saturating_sub(level.received) as f64),
@@ -124,7 +124,11 @@ fn figures(level: &Level) -> Vec<(Metric, f64)> {
         figures.push((Metric::Cpu, level.cpu_cores));
     }
     if let Some(latency) = &level.latency {
-        let points = [(Point::P50, latency.p50), (Point::P99, latency.p99), (Point::Max, latency.max)];
+        let points = [
+            (LatencyPoint::P50, latency.p50),
+            (LatencyPoint::P99, latency.p99),
+            (LatencyPoint::Max, latency.max),
+        ];
         figures.extend(points.map(|(point, value)| (Metric::Latency(point), value)));
     }
     figures

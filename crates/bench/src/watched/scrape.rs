@@ -18,7 +18,7 @@ const LONGEST_ANSWER: u64 = 64 << 20;
 /// The address of a broker's figures.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Endpoint {
-    kind: Kind,
+    kind: SampleKind,
     /// Host and port.
     authority: String,
     /// The value of the header Authorization.
@@ -27,7 +27,7 @@ pub(super) struct Endpoint {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SampleKind {
     Prometheus,
     Management,
 }
@@ -36,7 +36,7 @@ impl Endpoint {
     /// Parses `http://user:password@host:port/path`; without a path, the usual one. Errors do not repeat the
     /// URL, since it may contain a password.
     pub(super) fn parse(key: &str, url: &str) -> Result<Self, String> {
-        let kind = if key == "management" { Kind::Management } else { Kind::Prometheus };
+        let kind = if key == "management" { SampleKind::Management } else { SampleKind::Prometheus };
         let rest =
             url.strip_prefix("http://").ok_or(format!("--system: {key}: it does not start with http://"))?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -45,16 +45,17 @@ impl Endpoint {
             None => (None, authority),
         };
         let (port, usual) = match kind {
-            Kind::Prometheus => (15692, "/metrics"),
-            Kind::Management => (15672, "/api/nodes"),
+            SampleKind::Prometheus => (15692, "/metrics"),
+            SampleKind::Management => (15672, "/api/nodes"),
         };
-        let login = login.or_else(|| (kind == Kind::Management).then(|| STANDARD.encode("guest:guest")));
+        let login =
+            login.or_else(|| (kind == SampleKind::Management).then(|| STANDARD.encode("guest:guest")));
         let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let authority = if has_port { authority.to_owned() } else { format!("{authority}:{port}") };
         let path = match (kind, path) {
             (_, "" | "/") => usual.to_owned(),
-            (Kind::Prometheus, path) => path.to_owned(),
-            (Kind::Management, path) => format!("{}/api/nodes", path.trim_end_matches('/')),
+            (SampleKind::Prometheus, path) => path.to_owned(),
+            (SampleKind::Management, path) => format!("{}/api/nodes", path.trim_end_matches('/')),
         };
         Ok(Self { kind, authority, login, path })
     }
@@ -63,8 +64,8 @@ impl Endpoint {
     pub(super) fn usage(&self) -> Result<Usage, String> {
         let body = self.get().map_err(|error| error.to_string())?;
         let usage = match self.kind {
-            Kind::Prometheus => of_metrics(&body),
-            Kind::Management => of_nodes(&body),
+            SampleKind::Prometheus => of_metrics(&body),
+            SampleKind::Management => of_nodes(&body),
         };
         if usage == Usage::default() {
             Err("neither CPU time nor memory in the answer".into())

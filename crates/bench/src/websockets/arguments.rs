@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::target::System;
+use super::target::WebSocketTarget;
 use crate::error::Error;
 use crate::study::arguments::OutputArguments;
 use crate::study::expect::{Condition, conditions};
@@ -60,7 +60,7 @@ pub struct WebSocketsArguments {
 
 /// The settings for all systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct WebSocketsSettings {
     /// Numbers of connections to measure at.
     pub connections: Vec<u32>,
     /// How long to measure at each; in seconds where serialised.
@@ -83,7 +83,7 @@ pub struct Settings {
 }
 
 /// Describes the settings for reports.
-impl fmt::Display for Settings {
+impl fmt::Display for WebSocketsSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -97,11 +97,11 @@ impl fmt::Display for Settings {
 
 /// A checked command line.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct WebSocketsPlan {
     /// The systems, in the order given.
-    pub systems: Vec<System>,
+    pub systems: Vec<WebSocketTarget>,
     /// The settings for all systems.
-    pub settings: Settings,
+    pub settings: WebSocketsSettings,
     /// Conditions on the result.
     pub(super) expectations: Vec<Condition>,
 }
@@ -114,9 +114,9 @@ impl WebSocketsArguments {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn plan(&self) -> Result<Plan, Error> {
-        let systems: Vec<System> =
-            self.systems.iter().map(|text| System::parse(text)).collect::<Result<_, _>>()?;
+    pub fn plan(&self) -> Result<WebSocketsPlan, Error> {
+        let systems: Vec<WebSocketTarget> =
+            self.systems.iter().map(|text| WebSocketTarget::parse(text)).collect::<Result<_, _>>()?;
         let (usual, hold): (&[u32], _) = if self.quick { (&[50, 100], 2.0) } else { (&USUAL, 60.0) };
         let connections = if self.connections.is_empty() { usual.to_vec() } else { self.connections.clone() };
         check(connections.is_sorted_by(|one, next| one < next), "--connections must ascend")?;
@@ -126,7 +126,7 @@ impl WebSocketsArguments {
         check(self.sources > 0, "--sources must be at least 1")?;
         let interval = seconds("--interval", self.interval)?;
         check(!interval.is_zero(), "--interval must be above 0")?;
-        let settings = Settings {
+        let settings = WebSocketsSettings {
             connections,
             hold: seconds("--hold", self.hold.unwrap_or(hold))?,
             interval,
@@ -141,14 +141,14 @@ impl WebSocketsArguments {
             settings.connections.iter().any(|number| condition.selects(HELD, f64::from(*number)))
         };
         let expectations = conditions(&self.expect, measured, &names)?;
-        Ok(Plan { systems, settings, expectations })
+        Ok(WebSocketsPlan { systems, settings, expectations })
     }
 }
 
 /// The numbers at which others have measured.
 const USUAL: [u32; 3] = [5_000, 15_000, 20_000];
 
-impl Settings {
+impl WebSocketsSettings {
     /// The source address of the connection with this number; `None` lets the system choose, for servers that are not local.
     pub(super) fn source(&self, address: SocketAddr, number: u32) -> Option<SocketAddr> {
         let IpAddr::V4(ip) = address.ip() else { return None };
@@ -169,7 +169,7 @@ mod tests {
         websockets: WebSocketsArguments,
     }
 
-    fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    fn plan(arguments: &[&str]) -> Result<WebSocketsPlan, Error> {
         Cli::parse_from([&["websockets"], arguments].concat()).websockets.plan()
     }
 

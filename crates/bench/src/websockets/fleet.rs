@@ -13,11 +13,11 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
 
-use super::arguments::Settings;
+use super::arguments::WebSocketsSettings;
 use super::kernel::slab_bytes;
-use super::member::{self, Phase, Role, Shared};
-use super::report::{Dropped, Level, SystemReport};
-use super::target::System;
+use super::member::{self, FleetState, Phase, Role};
+use super::report::{ConnectionLevel, Dropped, WebSocketsSystem};
+use super::target::WebSocketTarget;
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::process::{TreeUsage, own_cpu_seconds, tree_usage};
@@ -39,10 +39,10 @@ const GONE: Duration = Duration::from_secs(3);
 /// # Errors
 /// Not even one connection can be opened.
 pub(super) async fn measure(
-    system: &System,
-    settings: &Settings,
+    system: &WebSocketTarget,
+    settings: &WebSocketsSettings,
     watch: Watch<'_>,
-) -> Result<SystemReport, ClientError> {
+) -> Result<WebSocketsSystem, ClientError> {
     let fleet = Fleet::new(system, settings).await?;
     // The first connection is not counted: it makes the server allocate things that it allocates only once.
     let first = member::open(Arc::clone(&fleet.shared), u32::MAX, Role::Ordinary).await;
@@ -50,8 +50,8 @@ pub(super) async fn measure(
     drop(first);
     sleep(LATE).await;
     let mut study =
-        Study { baseline: fleet.usage(), slab: slab_bytes(), fleet, members: JoinSet::new(), next: 0 };
-    let mut report = SystemReport {
+        FleetStudy { baseline: fleet.usage(), slab: slab_bytes(), fleet, members: JoinSet::new(), next: 0 };
+    let mut report = WebSocketsSystem {
         name: system.name.clone(),
         round: 1,
         target: system.target.clone(),
@@ -82,18 +82,18 @@ pub(super) async fn measure(
 }
 
 struct Fleet {
-    shared: Arc<Shared>,
+    shared: Arc<FleetState>,
     pids: Vec<u32>,
 }
 
 impl Fleet {
-    async fn new(system: &System, settings: &Settings) -> Result<Self, ClientError> {
+    async fn new(system: &WebSocketTarget, settings: &WebSocketsSettings) -> Result<Self, ClientError> {
         let target = &system.target;
         let resolving = ClientError::io("resolving the host name");
         let mut addresses = lookup_host((target.host.as_str(), target.port)).await.map_err(resolving)?;
         let address = addresses.next().ok_or(ClientError::Protocol("the host has no address".to_owned()))?;
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let shared = Shared {
+        let shared = FleetState {
             target: target.clone(),
             address,
             settings: settings.clone(),
@@ -122,7 +122,7 @@ struct Opening {
     stopped: Option<String>,
 }
 
-struct Study {
+struct FleetStudy {
     fleet: Fleet,
     baseline: TreeUsage,
     slab: u64,
@@ -131,7 +131,7 @@ struct Study {
     next: u32,
 }
 
-impl Study {
+impl FleetStudy {
     /// Opens connections until there are `connections`, one is refused, or the memory limit is reached.
     async fn open(&mut self, connections: u32) -> Opening {
         let shared = Arc::clone(&self.fleet.shared);
@@ -171,7 +171,7 @@ impl Study {
     }
 
     /// Lets messages and heartbeats continue for the time of a level.
-    async fn hold(&self, opening: Opening) -> Level {
+    async fn hold(&self, opening: Opening) -> ConnectionLevel {
         let shared = &self.fleet.shared;
         self.forget();
         let (begin, own, cpu) = (Instant::now(), own_cpu_seconds(), self.fleet.usage().cpu_seconds);
@@ -183,7 +183,7 @@ impl Study {
         let connections = shared.open.load(Relaxed);
         let each = |grown: u64| grown as f64 / connections.max(1) as f64;
         let lost = shared.lost.lock().map(|mut lost| std::mem::take(&mut *lost)).unwrap_or_default();
-        Level {
+        ConnectionLevel {
             connections,
             opened: opening.opened,
             opening_seconds: opening.seconds,
@@ -249,7 +249,7 @@ impl Study {
 }
 
 /// Opens the bystanders, signals `opened`, and runs them.
-fn look_on(shared: Arc<Shared>, opened: oneshot::Sender<Result<(), String>>) {
+fn look_on(shared: Arc<FleetState>, opened: oneshot::Sender<Result<(), String>>) {
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         // If the study has ended, the receiver is gone.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
-use super::arguments::Settings;
-use super::session::{Met, Session, message_kind, session};
+use super::arguments::WebSocketsSettings;
+use super::session::{Met, WebSocketSession, message_kind, session};
 use super::target::Target;
 use super::wire::Wire;
 use crate::latency::Latencies;
@@ -34,10 +34,10 @@ pub(super) enum Phase {
 }
 
 /// State shared by the members of a fleet.
-pub(super) struct Shared {
+pub(super) struct FleetState {
     pub(super) target: Target,
     pub(super) address: SocketAddr,
-    pub(super) settings: Settings,
+    pub(super) settings: WebSocketsSettings,
     /// Distinguishes the topics of this run from those of others.
     pub(super) run: u64,
     pub(super) start: Instant,
@@ -50,7 +50,7 @@ pub(super) struct Shared {
     pub(super) lost: Mutex<(Option<String>, u64)>,
 }
 
-impl Shared {
+impl FleetState {
     fn nanos(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -69,7 +69,7 @@ pub(super) enum Role {
 ///
 /// # Errors
 /// The reason why it cannot be opened, as text.
-pub(super) async fn open(shared: Arc<Shared>, number: u32, role: Role) -> Result<Member, String> {
+pub(super) async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Result<Member, String> {
     match timeout(OPENING_TIMEOUT, Member::open(shared, number, role)).await {
         Ok(opened) => opened,
         Err(_) => Err("it was not subscribed in time".to_owned()),
@@ -78,10 +78,10 @@ pub(super) async fn open(shared: Arc<Shared>, number: u32, role: Role) -> Result
 
 /// An open connection.
 pub(super) struct Member {
-    shared: Arc<Shared>,
+    shared: Arc<FleetState>,
     role: Role,
     wire: Wire,
-    session: Box<dyn Session>,
+    session: Box<dyn WebSocketSession>,
     next_publish: Instant,
     next_heartbeat: Option<Instant>,
     random: Random,
@@ -90,7 +90,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    async fn open(shared: Arc<Shared>, number: u32, role: Role) -> Result<Self, String> {
+    async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Result<Self, String> {
         let heartbeat = shared.settings.heartbeat;
         let source = shared.settings.source(shared.address, number);
         let wire = Wire::open(&shared.target, shared.address, source).await?;

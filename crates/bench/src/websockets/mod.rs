@@ -19,8 +19,8 @@ use crate::machine::Machine;
 use crate::study::Watch;
 use crate::study::websockets::as_study;
 pub(crate) use arguments::HELD;
-pub use arguments::{Plan, WebSocketsArguments};
-use report::{SystemReport, WebSocketsReport};
+pub use arguments::{WebSocketsArguments, WebSocketsPlan};
+use report::{WebSocketsReport, WebSocketsSystem};
 pub(crate) use table::{drops as drops_table, levels as levels_table, render};
 
 /// Measures the systems of a plan, which take turns round by round: two fleets at once would have half of the
@@ -28,7 +28,7 @@ pub(crate) use table::{drops as drops_table, levels as levels_table, render};
 ///
 /// # Errors
 /// The first system that accepts no connection ends the run.
-pub fn run(plan: &Plan, watch: Watch<'_>) -> Result<WebSocketsReport, Error> {
+pub fn run(plan: &WebSocketsPlan, watch: Watch<'_>) -> Result<WebSocketsReport, Error> {
     let mut systems = Vec::new();
     let all = (plan.settings.rounds * plan.systems.len()) as f64;
     for round in 1..=plan.settings.rounds {
@@ -39,7 +39,7 @@ pub fn run(plan: &Plan, watch: Watch<'_>) -> Result<WebSocketsReport, Error> {
             let runtime = runtime.map_err(ClientError::io("starting the runtime"));
             let runtime = runtime.map_err(Error::of(&system.name))?;
             let measured = runtime.block_on(fleet::measure(system, &plan.settings, &mut watch));
-            systems.push(SystemReport { round, ..measured.map_err(Error::of(&system.name))? });
+            systems.push(WebSocketsSystem { round, ..measured.map_err(Error::of(&system.name))? });
         }
     }
     let (machine, settings) = (Machine::describe(), plan.settings.clone());

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::arguments::Settings;
+use super::arguments::WebSocketsSettings;
 use super::target::Target;
 use crate::expect::Verdict;
 use crate::latency::Percentiles;
@@ -14,9 +14,9 @@ pub struct WebSocketsReport {
     /// The machine that it ran on.
     pub machine: Machine,
     /// The settings for all systems.
-    pub settings: Settings,
+    pub settings: WebSocketsSettings,
     /// The systems, by round, in the order given.
-    pub systems: Vec<SystemReport>,
+    pub systems: Vec<WebSocketsSystem>,
     /// Notes that a reader needs to interpret the figures, besides those about each system.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -27,7 +27,7 @@ pub struct WebSocketsReport {
 
 /// The results of one system in one round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SystemReport {
+pub struct WebSocketsSystem {
     /// The name of the system.
     pub name: String,
     /// The round, from 1.
@@ -37,7 +37,7 @@ pub struct SystemReport {
     /// Resident memory in bytes before the first connection; 0 without process ids.
     pub baseline_bytes: u64,
     /// The levels that were reached, and the one that could not be.
-    pub levels: Vec<Level>,
+    pub levels: Vec<ConnectionLevel>,
     /// The reason why not all connections were opened, if so.
     pub stopped: Option<String>,
     /// The effect on ten others of dropping all connections at once.
@@ -46,7 +46,7 @@ pub struct SystemReport {
 
 impl WebSocketsReport {
     /// The title of a system in tables.
-    pub(crate) fn title(&self, system: &SystemReport) -> String {
+    pub(crate) fn title(&self, system: &WebSocketsSystem) -> String {
         match self.settings.rounds {
             1 => system.name.clone(),
             _ => format!("{}, round {}", system.name, system.round),
@@ -56,7 +56,7 @@ impl WebSocketsReport {
 
 /// The results at one number of connections.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Level {
+pub struct ConnectionLevel {
     /// Connections that are open and subscribed.
     pub connections: usize,
     /// Connections opened for this level.

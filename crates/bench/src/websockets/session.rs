@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use websocket::MessageKind;
 
-use super::target::{Protocol, Target};
+use super::target::{CarriedProtocol, Target};
 
 /// An event of a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) enum Met {
 }
 
 /// A client's end of a protocol.
-pub(super) trait Session: Send {
+pub(super) trait WebSocketSession: Send {
     /// Appends the first bytes to send.
     fn begin(&mut self, out: &mut Vec<u8>);
     /// Handles whole frames or packets at the front of `input` and appends the answers. `None` if more input is needed.
@@ -35,19 +35,19 @@ pub(super) trait Session: Send {
 }
 
 /// Creates the client for a target. `topic` is its own; `heartbeat` is the longest silence, zero for no limit.
-pub(super) fn session(target: &Target, topic: &str, heartbeat: Duration) -> Box<dyn Session> {
+pub(super) fn session(target: &Target, topic: &str, heartbeat: Duration) -> Box<dyn WebSocketSession> {
     match target.protocol {
-        Protocol::Amqp => Box::new(amqp::Client::new(target, heartbeat)),
-        Protocol::Mqtt => Box::new(mqtt::Client::new(target, topic, heartbeat)),
-        Protocol::Stomp => Box::new(stomp::Client::new(target, topic, heartbeat)),
+        CarriedProtocol::Amqp => Box::new(amqp::AmqpSession::new(target, heartbeat)),
+        CarriedProtocol::Mqtt => Box::new(mqtt::MqttSession::new(target, topic, heartbeat)),
+        CarriedProtocol::Stomp => Box::new(stomp::StompSession::new(target, topic, heartbeat)),
     }
 }
 
 /// The kind of WebSocket messages that a protocol uses.
-pub(super) fn message_kind(protocol: Protocol) -> MessageKind {
+pub(super) fn message_kind(protocol: CarriedProtocol) -> MessageKind {
     match protocol {
-        Protocol::Stomp => MessageKind::Text,
-        Protocol::Amqp | Protocol::Mqtt => MessageKind::Binary,
+        CarriedProtocol::Stomp => MessageKind::Text,
+        CarriedProtocol::Amqp | CarriedProtocol::Mqtt => MessageKind::Binary,
     }
 }
 

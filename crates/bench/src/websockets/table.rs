@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::{Cell, Row, Table};
 
-use super::report::{Dropped, Level, SystemReport, WebSocketsReport};
+use super::report::{ConnectionLevel, Dropped, WebSocketsReport, WebSocketsSystem};
 use crate::latency::Percentiles;
 use crate::metric::{bytes, duration, grouped};
 use crate::table::{new_table, number};
@@ -32,11 +32,11 @@ pub(crate) fn render(report: &WebSocketsReport) -> String {
         let _ = writeln!(out, "\n* {note}");
     }
     for system in &report.systems {
-        let (name, SystemReport { stopped, levels, .. }) = (report.title(system), system);
+        let (name, WebSocketsSystem { stopped, levels, .. }) = (report.title(system), system);
         if let Some(why) = stopped {
             let _ = writeln!(out, "\n* {name}: no more than these could be opened: {why}");
         }
-        for Level { connections, lost, lost_because, .. } in levels {
+        for ConnectionLevel { connections, lost, lost_because, .. } in levels {
             if let Some(why) = lost_because {
                 let _ = writeln!(out, "\n* {name}: at {connections}, {lost} connections were lost: {why}");
             }

@@ -15,7 +15,7 @@ const FORM: &str =
 
 /// The protocol inside the WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum CarriedProtocol {
     /// AMQP 0-9-1.
     Amqp,
     /// MQTT 3.1.1.
@@ -24,7 +24,7 @@ pub enum Protocol {
     Stomp,
 }
 
-impl Protocol {
+impl CarriedProtocol {
     fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "amqp" => Self::Amqp,
@@ -56,7 +56,7 @@ impl Protocol {
 #[derive(Clone)]
 pub struct Target {
     /// The protocol to speak.
-    pub protocol: Protocol,
+    pub protocol: CarriedProtocol,
     /// Host name or address.
     pub host: String,
     /// TCP port.
@@ -78,7 +78,7 @@ impl Target {
         // The text may contain a password, so errors do not repeat it.
         let fail = |what: &str| Error::Usage(format!("--system: {what}; {FORM}"));
         let (scheme, rest) = text.split_once("://").ok_or_else(|| fail("there is no scheme"))?;
-        let protocol = scheme.strip_suffix("+ws").and_then(Protocol::from_name);
+        let protocol = scheme.strip_suffix("+ws").and_then(CarriedProtocol::from_name);
         let protocol = protocol.ok_or_else(|| fail("the scheme is none of amqp+ws, mqtt+ws and stomp+ws"))?;
         let (authority, path) = match rest.find('/') {
             Some(slash) => rest.split_at(slash),
@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for Target {
 
 /// A system under test.
 #[derive(Debug, Clone)]
-pub struct System {
+pub struct WebSocketTarget {
     /// Its name in the report.
     pub name: String,
     /// The address, the protocol and the credentials.
@@ -145,7 +145,7 @@ pub struct System {
     pub pids: Vec<u32>,
 }
 
-impl System {
+impl WebSocketTarget {
     /// Parses a `--system`.
     ///
     /// # Errors
@@ -169,8 +169,8 @@ mod tests {
     fn every_part_is_read() {
         let own = std::process::id();
         let text = format!("web-mqtt=mqtt+ws://a%40b:p,w@[::1]:15675/ws?x=1,pid={own}");
-        let System { name, target, pids } = System::parse(&text).unwrap();
-        assert_eq!((&*name, pids, target.protocol), ("web-mqtt", vec![own], Protocol::Mqtt));
+        let WebSocketTarget { name, target, pids } = WebSocketTarget::parse(&text).unwrap();
+        assert_eq!((&*name, pids, target.protocol), ("web-mqtt", vec![own], CarriedProtocol::Mqtt));
         assert_eq!((&*target.host, target.port, &*target.path), ("::1", 15675, "/ws?x=1"));
         assert_eq!((&*target.user, &*target.password), ("a@b", "p,w"));
         assert_eq!(target.to_string(), "mqtt+ws://a@b@[::1]:15675/ws?x=1");
@@ -183,7 +183,7 @@ mod tests {
         for bad in
             ["x", "a=ws://u:secret@h:1", "a=amqp+ws://u:secret@h", "a=amqp+ws://u:secret@h:x", "a=u:secret"]
         {
-            let error = System::parse(bad).unwrap_err();
+            let error = WebSocketTarget::parse(bad).unwrap_err();
             assert!(error.is_usage() && !error.to_string().contains("secret"), "{error}");
         }
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use websocket::handshake::ClientRequest;
-use websocket::{Decoder, Event, Limits, MessageKind, Role, encode};
+use websocket::{DecoderLimits, FrameDecoder, MessageKind, Role, WebSocketEvent, encode};
 
 use super::target::Target;
 
@@ -16,7 +16,7 @@ const READ: usize = 16 * 1024;
 /// A connection after its upgrade.
 pub(super) struct Wire {
     stream: TcpStream,
-    decoder: Decoder,
+    decoder: FrameDecoder,
     /// Input that the decoder has not consumed yet.
     left: Vec<u8>,
     /// Payload received so far; the caller removes the parts that it handles.
@@ -36,7 +36,7 @@ impl Wire {
         let stream = connect(address, source).await.map_err(|error| format!("cannot connect: {error}"))?;
         let mut wire = Self {
             stream,
-            decoder: Decoder::new(Role::Client, Limits::NONE),
+            decoder: FrameDecoder::new(Role::Client, DecoderLimits::NONE),
             left: Vec::new(),
             payload: Vec::new(),
         };
@@ -109,17 +109,22 @@ impl Wire {
             taken += step.taken;
             match step.event {
                 None => break,
-                Some(Event::Ping(ping)) => {
+                Some(WebSocketEvent::Ping(ping)) => {
                     let mut pong = Vec::new();
                     encode::pong(&mut pong, Some([0x5a; 4]), ping.payload());
                     // If the socket has no room for it, the server is not reading.
                     let _ = self.stream.try_write(&pong);
                 }
-                Some(Event::Close(Some(close))) => {
+                Some(WebSocketEvent::Close(Some(close))) => {
                     return Err(format!("closed by the server: {} {}", close.code, close.reason));
                 }
-                Some(Event::Close(None)) => return Err("closed by the server".to_owned()),
-                Some(Event::MessageStart(_) | Event::MessageEnd | Event::More | Event::Pong(_)) => {}
+                Some(WebSocketEvent::Close(None)) => return Err("closed by the server".to_owned()),
+                Some(
+                    WebSocketEvent::MessageStart(_)
+                    | WebSocketEvent::MessageEnd
+                    | WebSocketEvent::More
+                    | WebSocketEvent::Pong(_),
+                ) => {}
             }
         }
         self.left = input[taken..].to_vec();

@@ -143,12 +143,12 @@ pub(super) struct PolicyBody {
     #[serde(default)]
     pub(super) priority: i64,
     #[serde(default)]
-    pub(super) apply_to: Scope,
+    pub(super) apply_to: DefinitionsScope,
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Scope {
+pub(super) enum DefinitionsScope {
     #[default]
     All,
     Queues,

@@ -9,8 +9,8 @@ use store::catalogue::Section;
 
 use super::arguments::table_of;
 use super::format::{
-    BindingEntry, DestinationType, ExchangeEntry, Limits, Parameter, PolicyBody, QueueEntry, Scope, Tags,
-    User,
+    BindingEntry, DefinitionsScope, DestinationType, ExchangeEntry, Limits, Parameter, PolicyBody,
+    QueueEntry, Tags, User,
 };
 use super::{Definitions, DefinitionsError};
 use crate::SessionId;
@@ -236,9 +236,9 @@ fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Res
         pattern: Pattern::new(&body.pattern)?,
         priority: body.priority,
         apply_to: match body.apply_to {
-            Scope::All => ApplyTo::All,
-            Scope::Queues => ApplyTo::Queues,
-            Scope::Exchanges => ApplyTo::Exchanges,
+            DefinitionsScope::All => ApplyTo::All,
+            DefinitionsScope::Queues => ApplyTo::Queues,
+            DefinitionsScope::Exchanges => ApplyTo::Exchanges,
         },
         definition,
     })

@@ -9,9 +9,9 @@ fn tracer() -> Tracer {
     vhost.tracer(&guest, None)
 }
 
-fn event<'a>(properties: &'a [u8], routed_queues: &'a [&'a str]) -> Event<'a> {
+fn event<'a>(properties: &'a [u8], routed_queues: &'a [&'a str]) -> TracedEvent<'a> {
     let kind = EventKind::Publish { routed_queues };
-    Event { channel: 7, exchange: "e", routing_keys: &["k"], properties, body: Body::Copied(b""), kind }
+    TracedEvent { channel: 7, exchange: "e", routing_keys: &["k"], properties, body: Body::Copied(b""), kind }
 }
 
 /// The headers of the report of a message with these properties.

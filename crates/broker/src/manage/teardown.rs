@@ -42,7 +42,7 @@ mod tests {
     use std::sync::Arc;
 
     use store::disk::simulated::SimDisk;
-    use store::journal::Settings;
+    use store::journal::JournalSettings;
     use store::{Store, StoreSettings};
 
     use super::*;
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_somebody_else_is_deleting_does_not_stay_on_disk_and_leaves_its_successor_there() {
-        let settings = StoreSettings::from(Settings::default());
+        let settings = StoreSettings::from(JournalSettings::default());
         let (store, mut rounds, recovered) =
             Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });

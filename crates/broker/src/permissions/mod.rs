@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 pub(crate) use client::ClientName;
 use client::TopicRule;
 pub use pattern::Pattern;
-pub use seat::Seat;
+pub use seat::AuthorisedSession;
 
 use crate::error::BrokerError;
 use crate::names::Resource;

@@ -25,7 +25,7 @@ use crate::vhost::{
 /// it. A check that depends on the name alone is a `check_*`, to be called first. A check that depends on
 /// whether something exists, or on its type, is called by the virtual host during the operation, so that
 /// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
-pub struct Seat {
+pub struct AuthorisedSession {
     vhost: Arc<VirtualHost>,
     identity: Identity,
     grant: Arc<Grant>,
@@ -34,7 +34,7 @@ pub struct Seat {
     channels: AtomicU64,
 }
 
-impl Seat {
+impl AuthorisedSession {
     pub(crate) fn take(
         vhost: Arc<VirtualHost>,
         identity: Identity,
@@ -239,7 +239,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for AuthorisedSession {
     fn drop(&mut self) {
         self.account.channels.leave(*self.channels.get_mut());
         self.account.connections.leave(1);

@@ -53,7 +53,7 @@ fn each_operation_needs_its_own_permission() {
 }
 
 /// Declares queues and exchanges `r` and `w`, which the user could not declare.
-fn declare_foreign(seat: &Seat) {
+fn declare_foreign(seat: &AuthorisedSession) {
     for name in ["r", "w"] {
         seat.vhost().declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW).unwrap();
         let exchange = ExchangeDeclare { name, kind: "topic", ..Default::default() };

@@ -9,7 +9,7 @@ use crate::message::Message;
 use crate::queue::{Delivery, NEVER, Queue, Run};
 
 /// Bytes of memory that may still be filled with messages.
-pub(super) struct Room(pub(super) u64);
+pub(super) struct LoadBudget(pub(super) u64);
 
 /// The messages of a queue that have been found so far.
 pub(super) struct Filling<'q> {
@@ -31,7 +31,7 @@ pub(super) struct Filling<'q> {
 }
 
 impl<'q> Filling<'q> {
-    pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut Room) -> Self {
+    pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut LoadBudget) -> Self {
         let segments = known.segments;
         let is_cold = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_REST);
         let (next_position, warm, ranked) = (known.next_position, Vec::new(), Vec::new());
@@ -45,7 +45,12 @@ impl<'q> Filling<'q> {
     }
 
     /// Adds a message that the store has read.
-    pub(super) fn take(&mut self, message: &Arc<Message>, place: &store::Place, room: &mut Room) {
+    pub(super) fn take(
+        &mut self,
+        message: &Arc<Message>,
+        place: &store::StoredLocation,
+        room: &mut LoadBudget,
+    ) {
         let in_segments = self.segments.positions.is_some_and(|(_, last)| place.position <= last);
         self.is_cold |= !in_segments && !room.take(message.weight());
         let expires = if place.expires == 0 { NEVER } else { place.expires };
@@ -107,7 +112,7 @@ impl<'q> Filling<'q> {
     }
 }
 
-impl Room {
+impl LoadBudget {
     /// Takes `bytes` from the remaining memory; returns whether there were enough.
     fn take(&mut self, bytes: u64) -> bool {
         let left = self.0.checked_sub(bytes);

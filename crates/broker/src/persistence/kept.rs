@@ -11,7 +11,7 @@ use crate::message::Message;
 use crate::queue::{Queue, stored_expiry};
 
 /// Records which messages of a batch are in the store, and where.
-pub(crate) struct KeptMessages {
+pub(crate) struct StoredBatch {
     /// One entry for each message of the batch; empty if none of them is stored.
     places: SmallVec<[Option<MessageRef>; USUAL_BATCH]>,
     /// The index of the last of the batch's queues that stores messages.
@@ -21,7 +21,7 @@ pub(crate) struct KeptMessages {
 }
 
 /// The part of [`KeptMessages`] for one queue.
-pub(crate) struct Kept<'k> {
+pub(crate) struct QueueBatch<'k> {
     places: &'k [Option<MessageRef>],
     last: bool,
     /// Set if the message comes from another queue, which it is to leave in the same atomic step.
@@ -31,11 +31,11 @@ pub(crate) struct Kept<'k> {
 /// Records the messages that enter one queue.
 pub(crate) struct Keeping<'k> {
     stored: &'k StoredQueue,
-    kept: Kept<'k>,
+    kept: QueueBatch<'k>,
     entries: SmallVec<[Entry; USUAL_BATCH]>,
 }
 
-impl KeptMessages {
+impl StoredBatch {
     /// Stores the persistent messages, if one of the queues stores messages.
     pub(crate) fn keep(store: Option<&Arc<Store>>, queues: &[Arc<Queue>], messages: &[Arc<Message>]) -> Self {
         let mut kept = Self { places: SmallVec::new(), last: 0, full: false };
@@ -57,12 +57,12 @@ impl KeptMessages {
     }
 
     /// The part for the queue at index `at`. It has to be called for each queue, in order.
-    pub(crate) fn at(&self, at: usize) -> Kept<'_> {
-        Kept { places: &self.places, last: at == self.last, transfer: None }
+    pub(crate) fn at(&self, at: usize) -> QueueBatch<'_> {
+        QueueBatch { places: &self.places, last: at == self.last, transfer: None }
     }
 }
 
-impl<'k> Kept<'k> {
+impl<'k> QueueBatch<'k> {
     /// Makes the messages that enter the queue part of a transfer.
     pub(crate) fn in_transfer(self, transfer: Option<&'k mut Transfer>) -> Self {
         Self { transfer, ..self }

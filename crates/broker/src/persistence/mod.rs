@@ -10,7 +10,7 @@ mod paged;
 mod payload;
 mod restore;
 
-pub(crate) use kept::{Keeping, Kept, KeptMessages};
+pub(crate) use kept::{Keeping, QueueBatch, StoredBatch};
 pub(crate) use marks::Marks;
 pub(crate) use paged::{Loaded, PagingError, load, write};
 pub use payload::body_bytes;

@@ -7,7 +7,7 @@ use hashbrown::{HashMap, HashSet};
 use store::journal::QueueId;
 use store::{Recovered, Store, StoreError};
 
-use super::filling::{Filling, Room};
+use super::filling::{Filling, LoadBudget};
 use super::payload::Decoder;
 use crate::definitions::DefinitionsError;
 use crate::queue::Queue;
@@ -40,7 +40,7 @@ impl Restored {
         queues: &HashMap<u64, Arc<Queue>>,
         watermark: u64,
     ) -> Result<Self, RestoreError> {
-        let mut room = Room(watermark.min(WARM_BYTES));
+        let mut room = LoadBudget(watermark.min(WARM_BYTES));
         let mut found = HashMap::new();
         for known in recovered.queues() {
             match queues.get(&known.id.0) {
@@ -72,13 +72,13 @@ impl Restored {
 fn read(
     recovered: Recovered,
     found: &mut HashMap<QueueId, Filling<'_>>,
-    mut room: Room,
+    mut room: LoadBudget,
 ) -> Result<Option<Arc<str>>, RestoreError> {
     let mut decoder = Decoder::default();
     let mut unreadable = None;
     let whole: HashSet<QueueId> =
         found.iter().filter(|(_, filling)| filling.wants_segments()).map(|(id, _)| *id).collect();
-    let each = |payload: &[u8], places: &[store::Place]| {
+    let each = |payload: &[u8], places: &[store::StoredLocation]| {
         let message = decoder.decode(payload).map(|mut message| {
             message.share(places.len());
             Arc::new(message)

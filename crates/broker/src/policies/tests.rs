@@ -7,7 +7,8 @@ use super::*;
 use crate::message::Body;
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
 use crate::{
-    Broker, BrokerConfig, Consumer, ConsumerSpec, Offer, Overflow, Publish, Room, SessionId, Timestamp,
+    Broker, BrokerConfig, Consumer, ConsumerRoom, ConsumerSpec, Offer, Overflow, Publish, SessionId,
+    Timestamp,
 };
 
 const ME: SessionId = SessionId(1);
@@ -104,10 +105,10 @@ struct Onlooker {
 }
 
 impl Consumer for Onlooker {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         while offer.next().is_some() {}
         self.seen.lock().push(self.queue.message_count());
-        Room::More
+        ConsumerRoom::More
     }
     fn cancelled(&self) {}
 }

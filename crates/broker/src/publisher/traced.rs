@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Publish, Publisher, Route};
 use crate::error::BrokerError;
-use crate::firehose::{Event, EventKind, TracedConnection, Tracer};
+use crate::firehose::{EventKind, TracedConnection, TracedEvent, Tracer};
 use crate::inspect::{Inspected, inspect};
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::time::Timestamp;
@@ -78,7 +78,7 @@ impl Publisher {
             let connection = self.connection.as_ref().map(|(connection, _)| &**connection);
             Box::new(Tracer::new(&self.vhost, &self.identity, connection))
         });
-        let event = Event {
+        let event = TracedEvent {
             channel,
             exchange: &route.exchange,
             routing_keys: &keys,

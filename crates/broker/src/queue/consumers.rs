@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::delivery::{Consumer, ConsumerId, Room};
+use super::delivery::{Consumer, ConsumerId, ConsumerRoom};
 use crate::SessionId;
 
 /// All consumers of a queue, keyed by slot.
@@ -182,16 +182,16 @@ impl Consumers {
     }
 
     /// Ends the turn of the consumer that [`Consumers::next`] returned.
-    pub(super) fn served(&mut self, slot: u32, room: Room) {
+    pub(super) fn served(&mut self, slot: u32, room: ConsumerRoom) {
         match room {
-            Room::More => {
+            ConsumerRoom::More => {
                 if let Some(mut ring) = self.rings.first_entry()
                     && let Some(links) = self.entries[slot as usize].links
                 {
                     ring.get_mut().head = links.next;
                 }
             }
-            Room::Full => {
+            ConsumerRoom::Full => {
                 self.entries[slot as usize].has_room = false;
                 self.delist(slot);
             }
@@ -259,8 +259,8 @@ mod tests {
     struct Nobody;
 
     impl Consumer for Nobody {
-        fn accept(&self, _offer: &mut Offer<'_>) -> Room {
-            Room::Full
+        fn accept(&self, _offer: &mut Offer<'_>) -> ConsumerRoom {
+            ConsumerRoom::Full
         }
         fn cancelled(&self) {}
     }
@@ -336,12 +336,12 @@ mod tests {
                     }
                     _ => if let Some((slot, _)) = consumers.next() {
                         let id = consumers.get(slot).id(slot);
-                        let room = if step % 2 == 0 { Room::Full } else { Room::More };
+                        let room = if step % 2 == 0 { ConsumerRoom::Full } else { ConsumerRoom::More };
                         consumers.served(slot, room);
                         model.turns.retain(|other| *other != id);
                         match room {
-                            Room::More => model.turns.push_back(id),
-                            Room::Full => model.all.iter_mut().filter(|one| one.0 == id).for_each(|one| one.2 = false),
+                            ConsumerRoom::More => model.turns.push_back(id),
+                            ConsumerRoom::Full => model.all.iter_mut().filter(|one| one.0 == id).for_each(|one| one.2 = false),
                         }
                     }
                 }

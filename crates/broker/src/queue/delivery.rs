@@ -24,7 +24,7 @@ pub trait Consumer: Send + Sync {
     ///
     /// After [`Room::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
     /// as full.
-    fn accept(&self, offer: &mut Offer<'_>) -> Room;
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom;
 
     /// Called when the queue, and the consumer with it, has been deleted. Called once, without any lock held.
     fn cancelled(&self);
@@ -43,7 +43,7 @@ pub trait Consumer: Send + Sync {
 
 /// Whether a consumer accepts more deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Room {
+pub enum ConsumerRoom {
     /// It accepts more now.
     More,
     /// It accepts none before [`super::Queue::resume`].

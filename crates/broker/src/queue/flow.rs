@@ -15,7 +15,7 @@ use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
 use crate::names::Resource;
-use crate::persistence::{Keeping, Kept};
+use crate::persistence::{Keeping, QueueBatch};
 use crate::rates::Leaving;
 use crate::time::Timestamp;
 
@@ -235,7 +235,7 @@ impl Queue {
     pub(crate) fn append(
         &self,
         messages: impl Iterator<Item = Arc<Message>>,
-        kept: Kept<'_>,
+        kept: QueueBatch<'_>,
         now: Timestamp,
         sender: Sender,
         mut refused: impl FnMut(usize),

@@ -25,7 +25,7 @@ use store::StoredQueue;
 use sync::{Mutex, MutexGuard};
 
 pub(crate) use delivery::NEVER;
-pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Fetched, Got, Offer, Room};
+pub use delivery::{Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer};
 pub(crate) use flow::Sender;
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
@@ -129,7 +129,7 @@ pub struct ConsumerInfo {
 
 /// The reason why a queue is not deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum DeleteRefused {
     InUse,
     NotEmpty,
     /// It has been deleted already.
@@ -336,16 +336,16 @@ impl Queue {
 
     /// Marks the queue as deleted, unless a condition forbids it; the caller takes it out of the topology.
     /// Returns the number of messages that were ready.
-    pub(crate) fn delete(&self, if_unused: bool, if_empty: bool) -> Result<u64, Kept> {
+    pub(crate) fn delete(&self, if_unused: bool, if_empty: bool) -> Result<u64, DeleteRefused> {
         let state = self.state.lock();
         if state.deleted {
-            return Err(Kept::Gone);
+            return Err(DeleteRefused::Gone);
         }
         if if_empty && !state.ready.is_empty() {
-            return Err(Kept::NotEmpty);
+            return Err(DeleteRefused::NotEmpty);
         }
         if if_unused && !state.consumers.is_empty() {
-            return Err(Kept::InUse);
+            return Err(DeleteRefused::InUse);
         }
         Ok(self.mark_deleted(state))
     }

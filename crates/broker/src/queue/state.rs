@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sync::work;
 
 use super::consumers::Consumers;
-use super::delivery::{Delivery, NEVER, Offer, Room};
+use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
 use super::paging::PagingState;
 use super::ready::ReadyStore;
 use crate::arguments::{Overflow, QueueArguments};
@@ -260,7 +260,7 @@ impl QueueState {
             }
             effects.delivered += taken;
             effects.redelivered += redelivered;
-            self.consumers.served(slot, if taken == 0 { Room::Full } else { room });
+            self.consumers.served(slot, if taken == 0 { ConsumerRoom::Full } else { room });
         }
     }
 }

@@ -15,7 +15,7 @@ use amqp::FieldTable;
 
 use consistent_hash::ConsistentHash;
 pub(crate) use consistent_hash::{check_arguments as check_hash_arguments, weight_of};
-use headers::Headers;
+use headers::HeadersTable;
 pub(crate) use headers::check_arguments as check_headers_arguments;
 use id_set::IdSet;
 use patterns::Patterns;
@@ -74,7 +74,7 @@ pub(crate) struct Routed<'a> {
 
 /// A binding's key and arguments, as numbers in its exchange's [`Router`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Pattern {
+pub(crate) struct BindingPattern {
     key: u32,
     arguments: u32,
 }
@@ -99,7 +99,7 @@ enum Table {
     Direct,
     Fanout(IdSet),
     Topic(Box<Topic>),
-    Headers(Box<Headers>),
+    Headers(Box<HeadersTable>),
     ConsistentHash(Box<ConsistentHash>),
 }
 
@@ -117,19 +117,19 @@ impl Router {
     }
 
     /// The numbers of a key and arguments, if a binding has them.
-    pub(crate) fn find(&self, key: &str, arguments: &[u8]) -> Option<Pattern> {
+    pub(crate) fn find(&self, key: &str, arguments: &[u8]) -> Option<BindingPattern> {
         let key = self.keys.number_of(key.as_bytes())?;
         let arguments = match self.table {
             Table::Headers(_) => self.arguments.number_of(&headers::keep(arguments))?,
             _ if arguments.is_empty() => NO_ARGUMENTS,
             _ => self.arguments.number_of(arguments)?,
         };
-        Some(Pattern { key, arguments })
+        Some(BindingPattern { key, arguments })
     }
 
     /// The numbers of a key and arguments. New ones must get a binding with [`Router::insert`]; they are new
     /// only if no binding has both.
-    pub(crate) fn intern(&mut self, key: &str, arguments: &[u8]) -> Pattern {
+    pub(crate) fn intern(&mut self, key: &str, arguments: &[u8]) -> BindingPattern {
         let key = self.keys.intern(key.as_bytes());
         let arguments = match self.table {
             Table::Headers(_) => self.arguments.intern(&headers::keep(arguments)),
@@ -137,11 +137,11 @@ impl Router {
             _ if arguments.is_empty() => NO_ARGUMENTS,
             _ => self.arguments.intern(arguments),
         };
-        Pattern { key, arguments }
+        BindingPattern { key, arguments }
     }
 
     /// The key and the arguments with these numbers.
-    pub(crate) fn bytes(&self, pattern: Pattern) -> (&str, Cow<'_, [u8]>) {
+    pub(crate) fn bytes(&self, pattern: BindingPattern) -> (&str, Cow<'_, [u8]>) {
         // It was interned from a `&str`.
         let key = std::str::from_utf8(self.keys.bytes(pattern.key)).unwrap_or_default();
         let arguments = match (&self.table, pattern.arguments) {
@@ -153,8 +153,8 @@ impl Router {
     }
 
     /// Adds a binding that is not in the table.
-    pub(crate) fn insert(&mut self, binding: u32, destination: u32, pattern: Pattern) {
-        let Pattern { key, arguments } = pattern;
+    pub(crate) fn insert(&mut self, binding: u32, destination: u32, pattern: BindingPattern) {
+        let BindingPattern { key, arguments } = pattern;
         let (key_leads_to, arguments_lead_to) = self.ends(destination);
         let new_key = self.keys.insert(key, key_leads_to);
         let new_arguments = arguments != NO_ARGUMENTS && self.arguments.insert(arguments, arguments_lead_to);
@@ -170,8 +170,8 @@ impl Router {
     }
 
     /// Removes a binding that is in the table.
-    pub(crate) fn remove(&mut self, binding: u32, destination: u32, pattern: Pattern) {
-        let Pattern { key, arguments } = pattern;
+    pub(crate) fn remove(&mut self, binding: u32, destination: u32, pattern: BindingPattern) {
+        let BindingPattern { key, arguments } = pattern;
         let (key_leads_to, arguments_lead_to) = self.ends(destination);
         let key_goes = self.keys.remove(key, key_leads_to);
         let arguments_go = arguments != NO_ARGUMENTS && self.arguments.remove(arguments, arguments_lead_to);

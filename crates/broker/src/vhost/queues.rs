@@ -13,7 +13,7 @@ use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind, check_arguments, check_flag};
 use crate::error::BrokerError;
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
-use crate::queue::{Kept, NewQueue, Queue, QueueProperties};
+use crate::queue::{DeleteRefused, NewQueue, Queue, QueueProperties};
 use crate::routing::ExchangeKind;
 use crate::time::Timestamp;
 use crate::topology::Destination;
@@ -168,9 +168,9 @@ impl VirtualHost {
                 self.forget_queue(&queue);
                 Ok((messages, self.ticket(queue.properties().durable)))
             }
-            Err(Kept::InUse) => refuse("in use"),
-            Err(Kept::NotEmpty) => refuse("not empty"),
-            Err(Kept::Gone) => Ok((0, self.ticket(queue.properties().durable))),
+            Err(DeleteRefused::InUse) => refuse("in use"),
+            Err(DeleteRefused::NotEmpty) => refuse("not empty"),
+            Err(DeleteRefused::Gone) => Ok((0, self.ticket(queue.properties().durable))),
         }
     }
 

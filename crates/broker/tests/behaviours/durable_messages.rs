@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use amqp::{FieldValue, Properties};
 use broker::*;
 use store::disk::simulated::{Dice, Faults};
-use store::journal::Step;
+use store::journal::CommitOutcome;
 
 use crate::kept::{Kept, kept, paging};
 use crate::world::*;
@@ -213,7 +213,7 @@ fn a_disk_that_fails_confirms_nothing_and_what_was_published_is_there_once_it_wo
     kept.sync();
     kept.disk.set_faults(Faults { sync: 1000, write: 0, names: 0 });
     let until = kept.publish("", "q", "m").until;
-    assert!(matches!(kept.rounds.step(), Step::Failed(_)));
+    assert!(matches!(kept.rounds.step(), CommitOutcome::Failed(_)));
     assert!(kept.store.failing().is_some() && until > Some(kept.store.durable()));
     kept.disk.set_faults(Faults::default());
     kept.sync();
@@ -278,7 +278,7 @@ fn random_life(seed: u64, mut kept: Kept, bytes: usize) {
             }
             7 if dice.below(3) == 0 => {
                 kept.disk.set_faults(Faults { sync: 300, write: 300, names: 0 });
-                if matches!(kept.rounds.step(), Step::Committed) {
+                if matches!(kept.rounds.step(), CommitOutcome::Committed) {
                     confirmed.clone_from(&published);
                     gone.clone_from(&settled);
                 }

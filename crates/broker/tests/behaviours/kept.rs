@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use amqp::{FieldValue, Properties};
 use broker::*;
 use store::disk::simulated::SimDisk;
-use store::journal::{Settings, Step};
+use store::journal::{CommitOutcome, JournalSettings};
 use store::{Recovered, Retirement, Rounds, StoreSettings};
 
 use crate::world::*;
@@ -56,7 +56,7 @@ fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
         weigh: body_bytes,
         journal_segments: 1,
         queue_segment_size: 128 << 10,
-        ..Settings { segment_size: 128 << 10, pending_limit: 64 << 20 }.into()
+        ..JournalSettings { segment_size: 128 << 10, pending_limit: 64 << 20 }.into()
     };
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }
@@ -103,7 +103,7 @@ impl Kept {
 
     /// Runs rounds until nothing is left to write.
     pub(crate) fn sync(&mut self) {
-        while !matches!(self.rounds.step(), Step::Idle) {}
+        while !matches!(self.rounds.step(), CommitOutcome::Idle) {}
     }
 
     /// Moves all that it can out of the journal.

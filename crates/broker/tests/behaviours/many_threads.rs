@@ -23,14 +23,14 @@ struct Worker {
 const PREFETCH: usize = 50;
 
 impl Consumer for Worker {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         let mut inbox = self.inbox.lock();
         while inbox.len() < PREFETCH {
-            let Some(delivery) = offer.next() else { return Room::More };
+            let Some(delivery) = offer.next() else { return ConsumerRoom::More };
             inbox.push(delivery);
         }
         self.full.store(true, Ordering::SeqCst);
-        Room::Full
+        ConsumerRoom::Full
     }
 
     fn cancelled(&self) {
@@ -186,11 +186,11 @@ fn many_exclusive_queues_vanish_while_others_publish() {
 struct Rendezvous(Arc<Barrier>);
 
 impl Consumer for Rendezvous {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         while offer.next().is_some() {
             self.0.wait();
         }
-        Room::More
+        ConsumerRoom::More
     }
 
     fn cancelled(&self) {}
@@ -237,7 +237,7 @@ struct Gate {
 }
 
 impl Consumer for Gate {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         while offer.next().is_some() {
             self.entered.send(()).unwrap();
             while self.dropping.unacked_count() > 0 {
@@ -245,7 +245,7 @@ impl Consumer for Gate {
             }
             (0..10_000).take_while(|_| self.end.message_count() == 0).for_each(|_| thread::yield_now());
         }
-        Room::More
+        ConsumerRoom::More
     }
 
     fn cancelled(&self) {}

@@ -12,7 +12,7 @@ use crate::world::*;
 const ROUNDS: usize = 20_000;
 
 /// The session of a user who may do everything but write to the exchange `secret`.
-fn limited(world: &World) -> Seat {
+fn limited(world: &World) -> AuthorisedSession {
     let password = Some(PasswordHash::new(b"u"));
     world.broker.put_user(UserSpec { name: "u".into(), password, ..UserSpec::guest() });
     let all_but_secret = Permissions { write: "^(?!secret$)".into(), ..Permissions::all() };

@@ -123,14 +123,14 @@ impl Recorder {
 }
 
 impl Consumer for Recorder {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         let mut room = self.room.lock();
         while *room > 0 {
-            let Some(delivery) = offer.next() else { return Room::More };
+            let Some(delivery) = offer.next() else { return ConsumerRoom::More };
             self.got.lock().push(delivery);
             *room -= 1;
         }
-        Room::Full
+        ConsumerRoom::Full
     }
 
     fn cancelled(&self) {

@@ -63,14 +63,14 @@ struct Inbox {
 }
 
 impl Consumer for OneByOne {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         let mut inbox = self.inbox.lock();
         if inbox.delivery.is_none() {
             inbox.delivery = offer.next();
             self.came.notify();
         }
         inbox.full = true;
-        Room::Full
+        ConsumerRoom::Full
     }
 
     fn cancelled(&self) {}

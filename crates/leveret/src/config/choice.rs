@@ -133,9 +133,9 @@ impl Value for HostName {
 
 /// A name of an object in the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Name(pub(crate) String);
+pub(crate) struct BrokerName(pub(crate) String);
 
-impl Value for Name {
+impl Value for BrokerName {
     const KIND: &'static str = "NAME";
 
     fn parse(text: &str) -> Result<Self, String> {

@@ -17,7 +17,7 @@ use super::value::{FilePath, Limit, Value, quoted, within};
 
 /// The relays in their configured order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Relays(pub(crate) Vec<RelayEntry>);
+pub(crate) struct RelayList(pub(crate) Vec<RelayEntry>);
 
 /// One relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -222,7 +222,7 @@ impl RelayEntry {
 }
 
 /// The relays; `off` for none.
-impl Value for Relays {
+impl Value for RelayList {
     const KIND: &'static str = "RELAY";
     const REPEATED: bool = true;
     const TABLES: bool = true;

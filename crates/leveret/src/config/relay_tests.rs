@@ -3,7 +3,7 @@
 use super::*;
 
 fn parse(text: &str) -> Result<RelayEntry, String> {
-    Relays::parse(text).map(|mut relays| relays.0.remove(0))
+    RelayList::parse(text).map(|mut relays| relays.0.remove(0))
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn a_wrong_relay_is_told_what_is_wrong() {
         ),
         ("{ path = ", "not a table of TOML"),
     ] {
-        let error = Relays::parse(text).unwrap_err();
+        let error = RelayList::parse(text).unwrap_err();
         assert!(error.starts_with(reason), "{text}: {error}");
     }
     let both = ["off".to_owned(), "/a=tcp://a:1".to_owned()];
-    assert_eq!(Relays::parse_all(&both).unwrap_err(), "'off' cannot be combined with a relay");
+    assert_eq!(RelayList::parse_all(&both).unwrap_err(), "'off' cannot be combined with a relay");
 }

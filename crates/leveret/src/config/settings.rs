@@ -11,12 +11,12 @@ use transport::tls::LoginFrom;
 use super::address::{ListenAddr, UpstreamUrl};
 use super::back_end::UpstreamPort;
 use super::choice::{
-    AccessLogTarget, FilePaths, HostName, InboundHeader, LimitsMode, Name, Networks, OptionalName,
+    AccessLogTarget, BrokerName, FilePaths, HostName, InboundHeader, LimitsMode, Networks, OptionalName,
     OutboundHeader, Switch, VerifyClient,
 };
 use super::data_dir::DataDir;
 use super::origins::Origins;
-use super::relay::Relays;
+use super::relay::RelayList;
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
@@ -228,7 +228,7 @@ settings! {
         /// A TCP server as a WebSocket endpoint: `LISTEN=URL`, where LISTEN is an address to listen on or a path of `ws` and
         /// `wss`, and URL is `tcp://host:port`, `tls://host:port` or `unix:/path`; repeat it for several. In the file a
         /// table `[[relay]]` with the keys below.
-        relay: Relays = "off";
+        relay: RelayList = "off";
 
         /// A folder whose files are served to requests that are no WebSocket, on `ws`, `wss` and the listeners of relays:
         /// with ranges and conditions, `index.html` for folders, no listings, no hidden files, and no links out of it.
@@ -392,10 +392,10 @@ settings! {
         /// What AMQP clients of the embedded broker are told as `product` in the server-properties. The `version` there is that of
         /// the RabbitMQ it behaves as. Clients that ask whether this is RabbitMQ before they use its extensions need `RabbitMQ`
         /// here. Through the proxy they are told what the upstream says.
-        server_product: Name = "Leveret";
+        server_product: BrokerName = "Leveret";
 
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
-        mqtt_vhost: Name = "/";
+        mqtt_vhost: BrokerName = "/";
 
         /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in
         /// from this machine only, as guest is, lets in only those.

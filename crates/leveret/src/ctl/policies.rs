@@ -16,13 +16,13 @@ pub(super) enum PolicyCommand {
     Set(Policy),
     /// Remove a policy
     #[command(name = "clear_policy")]
-    Clear(Name),
+    Clear(PolicyName),
     /// Bound the arguments of the queues whose names match
     #[command(name = "set_operator_policy")]
     SetOperator(Policy),
     /// Remove an operator policy
     #[command(name = "clear_operator_policy")]
-    ClearOperator(Name),
+    ClearOperator(PolicyName),
 }
 
 #[derive(Debug, Args)]
@@ -44,7 +44,7 @@ pub(super) struct Policy {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Name {
+pub(super) struct PolicyName {
     #[command(flatten)]
     vhost: Vhost,
     /// The policy
@@ -74,7 +74,7 @@ impl Policy {
     }
 }
 
-impl Name {
+impl PolicyName {
     fn clear(&self, kind: &str, api: &Api, output: &Output) -> Result<(), Failure> {
         api.delete(&path(&[kind, &self.vhost.vhost, &self.name]))?;
         output.done(&format!("policy '{}' of virtual host '{}' cleared", self.name, self.vhost.vhost))

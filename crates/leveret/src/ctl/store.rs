@@ -79,7 +79,7 @@ fn at_fault(folder: &Path, error: &dyn fmt::Display) -> Failure {
 mod tests {
     use std::fs;
 
-    use store::journal::{Entry, QueueId, Settings};
+    use store::journal::{Entry, JournalSettings, QueueId};
     use store::{Rounds, Store};
 
     use super::*;
@@ -88,7 +88,7 @@ mod tests {
     fn filled() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let disk = Arc::new(RealDisk::new(folder.path()).unwrap());
-        let settings = Settings { segment_size: 64 << 10, ..Settings::default() };
+        let settings = JournalSettings { segment_size: 64 << 10, ..JournalSettings::default() };
         let (store, mut rounds, _): (_, Rounds, _) = Store::open(disk, settings).unwrap();
         let queue = store.queue(QueueId(1));
         for position in 0..3 {

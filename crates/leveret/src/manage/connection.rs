@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use admin::{ChannelInfo, Connection, ConnectionInfo};
+use admin::{ChannelInfo, ClientConnection, ConnectionInfo};
 use broker::{MessageCounts, Timestamp};
 use server::{ChannelStatus, OpenConnection, canonical};
 use transport::Peer;
 
 /// Implements the API's view of an open connection.
-pub(super) struct Shown(pub(super) Arc<OpenConnection>);
+pub(super) struct ManagementView(pub(super) Arc<OpenConnection>);
 
-impl Connection for Shown {
+impl ClientConnection for ManagementView {
     fn id(&self) -> u64 {
         self.0.id()
     }

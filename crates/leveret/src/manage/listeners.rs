@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use admin::{CertificateFile, ListenerInfo, TlsListener};
-use transport::tls::{Expiry, InUse};
+use transport::tls::{Expiry, TlsInUse};
 
 use crate::announce::Announced;
 
@@ -42,7 +42,7 @@ fn place(protocol: &'static str, url: &str) -> ListenerInfo {
 
 /// The listeners over TLS, with their certificates and trusted authorities. Listeners of relays are included,
 /// with a protocol name of Leveret's own.
-pub(super) fn over_tls(announced: &[Announced], in_use: &InUse) -> Vec<TlsListener> {
+pub(super) fn over_tls(announced: &[Announced], in_use: &TlsInUse) -> Vec<TlsListener> {
     let file = |path: &Path, ends: &[Expiry]| CertificateFile {
         path: path.display().to_string(),
         ends: ends.iter().map(|end| (end.at, end.text.clone())).collect(),
@@ -93,7 +93,7 @@ mod tests {
             in_time: true,
             ends: vec![Expiry { at: 7, text: "then".to_owned() }],
         }];
-        let told = over_tls(&listeners, &InUse { certificates, authorities: None });
+        let told = over_tls(&listeners, &TlsInUse { certificates, authorities: None });
         let told: Vec<_> = told
             .iter()
             .map(|each| (each.listener.protocol, each.listener.port, &each.certificates[0]))

@@ -7,22 +7,22 @@ mod pool;
 use std::sync::Arc;
 use std::time::Instant;
 
-use admin::{ApiProcess, Connection, Counters, ListenerInfo, NodeInfo, TlsListener};
+use admin::{ApiProcess, ClientConnection, Counters, ListenerInfo, NodeInfo, TlsListener};
 use broker::{FrontEnd, Timestamp};
 use serde_json::{Map, Value, json};
-use server::{Clock, Door, InUse, Limits, Resource, Scopes, Server};
+use server::{Backend, Clock, InUse, Limits, Resource, Scopes, Server};
 use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
 use crate::announce::announced;
 use crate::signals::Drainer;
-use connection::Shown;
+use connection::ManagementView;
 pub(crate) use pool::PoolLimits;
 
 /// The running process as the API sees it.
 pub(crate) struct Manager {
     server: Server,
-    door: Door,
+    door: Backend,
     clock: Clock,
     levels: Option<Arc<Levels>>,
     node: String,
@@ -53,7 +53,7 @@ pub(crate) fn tls_listeners(tls: Option<&ServerTls>) -> Vec<TlsListener> {
 impl Manager {
     pub(crate) fn new(
         server: Server,
-        door: Door,
+        door: Backend,
         clock: Clock,
         levels: Option<Arc<Levels>>,
         max_message_size: u64,
@@ -126,40 +126,40 @@ impl ApiProcess for Manager {
         self.server.connection_count() as u64
     }
 
-    fn connections(&self) -> Vec<Arc<dyn Connection>> {
-        let shown = |connection| Arc::new(Shown(connection)) as Arc<dyn Connection>;
+    fn connections(&self) -> Vec<Arc<dyn ClientConnection>> {
+        let shown = |connection| Arc::new(ManagementView(connection)) as Arc<dyn ClientConnection>;
         self.server.open_connections().into_iter().map(shown).collect()
     }
 
-    fn connection(&self, id: u64) -> Option<Arc<dyn Connection>> {
+    fn connection(&self, id: u64) -> Option<Arc<dyn ClientConnection>> {
         let connection = self.server.open_connection(id)?;
-        Some(Arc::new(Shown(connection)))
+        Some(Arc::new(ManagementView(connection)))
     }
 
-    fn connection_named(&self, name: &str) -> Option<Arc<dyn Connection>> {
+    fn connection_named(&self, name: &str) -> Option<Arc<dyn ClientConnection>> {
         let mut connections = self.server.open_connections().into_iter();
         let found = connections.find(|connection| connection::is_named(connection, name))?;
-        Some(Arc::new(Shown(found)))
+        Some(Arc::new(ManagementView(found)))
     }
 
     fn upstreams(&self) -> Vec<Value> {
         match &self.door {
-            Door::Upstream(upstream) => pool::upstreams(upstream),
-            Door::Broker(_) => Vec::new(),
+            Backend::Upstream(upstream) => pool::upstreams(upstream),
+            Backend::Broker(_) => Vec::new(),
         }
     }
 
     fn upstream_connections(&self) -> Vec<Value> {
         match &self.door {
-            Door::Upstream(upstream) => upstream.connections().iter().map(pool::connection).collect(),
-            Door::Broker(_) => Vec::new(),
+            Backend::Upstream(upstream) => upstream.connections().iter().map(pool::connection).collect(),
+            Backend::Broker(_) => Vec::new(),
         }
     }
 
     fn leases(&self) -> Option<Value> {
         match &self.door {
-            Door::Upstream(upstream) => Some(pool::leases(upstream)),
-            Door::Broker(_) => None,
+            Backend::Upstream(upstream) => Some(pool::leases(upstream)),
+            Backend::Broker(_) => None,
         }
     }
 
@@ -189,7 +189,7 @@ impl ApiProcess for Manager {
             "open_connections": connections_used.total,
             "in_use": {"connections": used(connections_used), "channels": used(channels_used)},
         });
-        if let Door::Upstream(upstream) = &self.door {
+        if let Backend::Upstream(upstream) = &self.door {
             told["upstream"] = pool::limits(upstream, &self.hooks.pool_limits);
         }
         told

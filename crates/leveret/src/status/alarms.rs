@@ -1,6 +1,6 @@
 //! The alarms of the embedded broker, and the levels that raise them.
 
-use admin::{Detail, Families, Kind, MetricsWriter};
+use admin::{Detail, Families, MetricKind, MetricsWriter};
 use server::{Alarms, Resource};
 
 use crate::alarms::Levels;
@@ -9,7 +9,7 @@ use crate::alarms::Levels;
 pub(super) fn write(levels: &Levels, alarms: &Alarms, out: &mut MetricsWriter) {
     let memory = u64::from(alarms.is_raised(Resource::Memory));
     let disk = u64::from(alarms.is_raised(Resource::Disk));
-    out.family("leveret_alarm", "Whether publishers are blocked for want of this.", Kind::Gauge)
+    out.family("leveret_alarm", "Whether publishers are blocked for want of this.", MetricKind::Gauge)
         .sample(&[("kind", "memory")], memory)
         .sample(&[("kind", "disk")], disk);
     out.gauge("rabbitmq_alarms_memory_used_watermark", "Whether the memory alarm stands.", memory);

@@ -1,6 +1,6 @@
 //! Metrics of the embedded broker, under RabbitMQ's names and our own.
 
-use admin::{Detail, Families, Kind, MetricsWriter};
+use admin::{Detail, Families, MetricKind, MetricsWriter};
 use broker::{Broker, FrontEnd, Metrics};
 
 /// The front ends, with RabbitMQ's names of their protocols. Versions of MQTT and STOMP are not distinguished.
@@ -31,14 +31,14 @@ pub(super) fn write_detailed(broker: Option<&Broker>, detail: &Detail, out: &mut
 }
 
 /// Writes the confirms requested and sent, and the unroutable messages returned and dropped.
-pub(super) fn write_confirms(served: &server::Metrics, broker: &Metrics, out: &mut MetricsWriter) {
+pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, out: &mut MetricsWriter) {
     let name = "rabbitmq_global_messages_received_confirm_total";
-    let mut family = out.family(name, "Messages received that are to be confirmed.", Kind::Counter);
+    let mut family = out.family(name, "Messages received that are to be confirmed.", MetricKind::Counter);
     for (front_end, protocol) in FRONT_ENDS {
         family.sample(&[("protocol", protocol)], served.confirms(front_end).wanted.get());
     }
     let name = "rabbitmq_global_messages_confirmed_total";
-    let mut family = out.family(name, "Messages confirmed.", Kind::Counter);
+    let mut family = out.family(name, "Messages confirmed.", MetricKind::Counter);
     for (front_end, protocol) in FRONT_ENDS {
         family.sample(&[("protocol", protocol)], served.confirms(front_end).given.get());
     }
@@ -46,9 +46,9 @@ pub(super) fn write_confirms(served: &server::Metrics, broker: &Metrics, out: &m
     let returned = served.messages_returned.get();
     let name = "rabbitmq_global_messages_unroutable_returned_total";
     let help = "Unroutable messages returned to their publishers.";
-    out.family(name, help, Kind::Counter).sample(&[("protocol", "amqp091")], returned);
+    out.family(name, help, MetricKind::Counter).sample(&[("protocol", "amqp091")], returned);
     let name = "rabbitmq_global_messages_unroutable_dropped_total";
-    let mut family = out.family(name, "Unroutable messages dropped.", Kind::Counter);
+    let mut family = out.family(name, "Unroutable messages dropped.", MetricKind::Counter);
     for (front_end, protocol) in FRONT_ENDS {
         let unroutable = broker.published(front_end).unroutable.get();
         let returned = if front_end == FrontEnd::Amqp { returned } else { 0 };
@@ -60,16 +60,16 @@ fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {
     for (name, value) in metrics.iter() {
         let (name, kind) = match name {
             "queues" | "exchanges" | "bindings" | "consumers" => {
-                (format!("leveret_broker_{name}"), Kind::Gauge)
+                (format!("leveret_broker_{name}"), MetricKind::Gauge)
             }
-            _ => (format!("leveret_broker_{name}_total"), Kind::Counter),
+            _ => (format!("leveret_broker_{name}_total"), MetricKind::Counter),
         };
         out.family(&name, "A number of the embedded broker.", kind).sample(&[], value);
     }
 }
 
 /// Writes how much of the queues is in memory, and how much only on disk.
-fn write_paging(held: &broker::Held, out: &mut MetricsWriter) {
+fn write_paging(held: &broker::PagingStatus, out: &mut MetricsWriter) {
     let help = "Memory that ready messages take.";
     out.gauge("leveret_broker_resident_bytes", help, held.resident);
     let help = "Memory above which ready messages of long queues leave it for the disk.";
@@ -98,13 +98,13 @@ fn write_published(metrics: &Metrics, out: &mut MetricsWriter) {
         }
     };
     let help = "Channels, or what stands for them, that have published.";
-    family("rabbitmq_global_publishers", help, Kind::Gauge, &|published| published.publishers.get());
+    family("rabbitmq_global_publishers", help, MetricKind::Gauge, &|published| published.publishers.get());
     let name = "rabbitmq_global_messages_received_total";
-    family(name, "Messages received.", Kind::Counter, &|published| {
+    family(name, "Messages received.", MetricKind::Counter, &|published| {
         published.routed.get() + published.unroutable.get()
     });
     let name = "rabbitmq_global_messages_routed_total";
-    family(name, "Messages routed to a queue.", Kind::Counter, &|published| published.routed.get());
+    family(name, "Messages routed to a queue.", MetricKind::Counter, &|published| published.routed.get());
 }
 
 /// Not by protocol: queues count deliveries without regard to the consumer's protocol.
@@ -140,7 +140,7 @@ fn write_delivered(metrics: &Metrics, out: &mut MetricsWriter) {
         ("acknowledged_total", "Messages acknowledged.", metrics.messages_acked.get()),
     ] {
         let name = format!("rabbitmq_global_messages_{name}");
-        out.family(&name, help, Kind::Counter).sample(&[QUEUE_TYPE], value);
+        out.family(&name, help, MetricKind::Counter).sample(&[QUEUE_TYPE], value);
     }
 }
 
@@ -165,6 +165,6 @@ fn write_dead_lettered(metrics: &Metrics, out: &mut MetricsWriter) {
         ),
     ] {
         let name = format!("rabbitmq_global_messages_dead_lettered_{name}_total");
-        out.family(&name, help, Kind::Counter).sample(&labels, counter.get());
+        out.family(&name, help, MetricKind::Counter).sample(&labels, counter.get());
     }
 }

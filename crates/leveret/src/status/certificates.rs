@@ -1,6 +1,6 @@
 //! The expiry of the listeners' certificates.
 
-use admin::{Kind, MetricsWriter, TlsListener};
+use admin::{MetricKind, MetricsWriter, TlsListener};
 use transport::tls::ServerTls;
 
 use crate::manage::tls_listeners;
@@ -14,7 +14,7 @@ fn write_of(listeners: &[TlsListener], out: &mut MetricsWriter) {
         return;
     }
     let help = "When a certificate of a listener ends, or the first of its chain, in seconds since 1970.";
-    let mut family = out.family("leveret_certificate_expires_seconds", help, Kind::Gauge);
+    let mut family = out.family("leveret_certificate_expires_seconds", help, MetricKind::Gauge);
     for TlsListener { listener, certificates, .. } in listeners {
         let port = listener.port.to_string();
         for (place, file) in certificates.iter().enumerate() {

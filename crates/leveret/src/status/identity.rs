@@ -1,6 +1,6 @@
 //! The identity of this process, which dashboards join every expression with.
 
-use admin::{Kind, MetricsWriter};
+use admin::{MetricKind, MetricsWriter};
 
 use crate::manage::node_name;
 
@@ -9,7 +9,7 @@ const CLUSTER: &str = "leveret@localhost";
 
 pub(super) fn write(out: &mut MetricsWriter) {
     let version = env!("CARGO_PKG_VERSION");
-    out.family("rabbitmq_build_info", "The version that runs.", Kind::Gauge).sample(
+    out.family("rabbitmq_build_info", "The version that runs.", MetricKind::Gauge).sample(
         &[
             ("rabbitmq_version", version),
             ("prometheus_plugin_version", version),
@@ -21,7 +21,7 @@ pub(super) fn write(out: &mut MetricsWriter) {
         1_u64,
     );
     let node = node_name();
-    out.family("rabbitmq_identity_info", "Who tells these metrics.", Kind::Gauge).sample(
+    out.family("rabbitmq_identity_info", "Who tells these metrics.", MetricKind::Gauge).sample(
         &[
             ("rabbitmq_node", node.as_str()),
             ("rabbitmq_cluster", CLUSTER),

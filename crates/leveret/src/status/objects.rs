@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use admin::{Detail, Families, Kind, Labels, MetricsWriter};
+use admin::{Detail, Families, Labels, MetricKind, MetricsWriter};
 use broker::{Broker, QueueView, VirtualHost};
 use server::{ChannelStatus, OpenConnection, Server};
 
@@ -39,7 +39,7 @@ pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
         *counts.entry((protocol(&connection), transport(&connection))).or_default() += 1;
     }
     let help = "Client connections with a session, by protocol and transport.";
-    let mut family = out.family("leveret_protocol_connections", help, Kind::Gauge);
+    let mut family = out.family("leveret_protocol_connections", help, MetricKind::Gauge);
     for ((protocol, transport), count) in counts {
         family.sample(&[("protocol", &protocol), ("transport", transport)], count);
     }
@@ -84,7 +84,7 @@ pub(super) fn write_apart(
     let queues = views(broker, detail);
     for family in families {
         let name = format!("{prefix}_queue_{}", family.name);
-        let mut samples = out.family(&name, family.help, Kind::Gauge);
+        let mut samples = out.family(&name, family.help, MetricKind::Gauge);
         for (labels, view) in &queues {
             samples.sample_of(labels, (family.value)(view));
         }
@@ -166,11 +166,11 @@ fn write_connections(
     };
     if detail.wants(&[Families::ConnectionBytes]) {
         let received = OpenConnection::received;
-        family("incoming_bytes_total", "Bytes received from a client.", Kind::Counter, received);
-        family("outgoing_bytes_total", "Bytes sent to a client.", Kind::Counter, OpenConnection::sent);
+        family("incoming_bytes_total", "Bytes received from a client.", MetricKind::Counter, received);
+        family("outgoing_bytes_total", "Bytes sent to a client.", MetricKind::Counter, OpenConnection::sent);
     }
     if detail.wants(&[Families::Connections]) {
-        family("channels", "Channels of a connection.", Kind::Gauge, |connection| {
+        family("channels", "Channels of a connection.", MetricKind::Gauge, |connection| {
             connection.channel_count() as u64
         });
     }
@@ -184,7 +184,7 @@ fn write_channels(connections: &[&Arc<OpenConnection>], prefix: &str, out: &mut 
         connections.iter().map(|connection| (connection.id().to_string(), connection.channels())).collect();
     let mut family = |name: &str, help: &str, value: fn(&ChannelStatus) -> u64| {
         let name = format!("{prefix}_{name}");
-        let mut family = out.family(&name, help, Kind::Gauge);
+        let mut family = out.family(&name, help, MetricKind::Gauge);
         for (connection, channels) in &channels {
             for channel in channels {
                 let number = channel.number.to_string();
@@ -213,7 +213,7 @@ pub(super) fn write_names(broker: Option<&Broker>, detail: &Detail, out: &mut Me
         broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name())).collect();
     if detail.wants(&[Families::VirtualHosts]) {
         let help = "Whether a virtual host is running.";
-        let mut family = out.family("rabbitmq_cluster_vhost_status", help, Kind::Gauge);
+        let mut family = out.family("rabbitmq_cluster_vhost_status", help, MetricKind::Gauge);
         for vhost in &vhosts {
             family.sample(&[("vhost", vhost.name())], 1_u64);
         }
@@ -242,7 +242,7 @@ fn write_exchanges(
     out: &mut MetricsWriter,
     values: impl Fn(&VirtualHost) -> OfExchange,
 ) {
-    let mut family = out.family(name, help, Kind::Gauge);
+    let mut family = out.family(name, help, MetricKind::Gauge);
     for vhost in vhosts {
         let value = values(vhost);
         for exchange in vhost.all_exchanges() {

@@ -1,6 +1,6 @@
 //! Metrics of the pool and its upstreams.
 
-use admin::{Kind, MetricsWriter};
+use admin::{MetricKind, MetricsWriter};
 use proxy::Pool;
 
 pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
@@ -213,12 +213,12 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
     let addresses = pool.addresses();
     let help = "Whether an upstream address answered last.";
-    let mut family = out.family("leveret_upstream_address_up", help, Kind::Gauge);
+    let mut family = out.family("leveret_upstream_address_up", help, MetricKind::Gauge);
     for (address, is_up, _) in &addresses {
         family.sample(&[("address", address)], u64::from(*is_up));
     }
     let help = "Open connections to an upstream address.";
-    let mut family = out.family("leveret_upstream_address_connections", help, Kind::Gauge);
+    let mut family = out.family("leveret_upstream_address_connections", help, MetricKind::Gauge);
     for (address, _, connections) in &addresses {
         family.sample(&[("address", address)], *connections as u64);
     }

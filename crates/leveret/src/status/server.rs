@@ -1,13 +1,13 @@
 //! Connections, channels and limits.
 
-use admin::{Detail, Families, Kind, MetricsWriter};
+use admin::{Detail, Families, MetricKind, MetricsWriter};
 use server::{Counter, Server};
 
 pub(super) fn write(server: &Server, out: &mut MetricsWriter) {
     let metrics = server.metrics();
     let help =
         "Times that something exceeded a limit, and was refused, held up, or (limits_mode = alarm) let be.";
-    let mut exceeded = out.family("leveret_limit_exceeded_total", help, Kind::Counter);
+    let mut exceeded = out.family("leveret_limit_exceeded_total", help, MetricKind::Counter);
     for (limit, count) in server.exceeded().iter() {
         exceeded.sample(&[("limit", limit)], count);
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
-use admin::{Kind, MetricsWriter};
+use admin::{MetricKind, MetricsWriter};
 use broker::Store;
 
 /// Explains to an operator why durable operations make no progress; `None` while they do.
@@ -18,7 +18,7 @@ pub(super) fn write(store: &Store, out: &mut MetricsWriter) {
     let failing = store.failing();
     let because = |full| u64::from(failing.as_ref().is_some_and(|failing| failing.full == full));
     let help = "Whether the data folder cannot be written for this cause: nothing persistent is confirmed meanwhile.";
-    out.family("leveret_store_failing", help, Kind::Gauge)
+    out.family("leveret_store_failing", help, MetricKind::Gauge)
         .sample(&[("cause", "full")], because(true))
         .sample(&[("cause", "error")], because(false));
     let since = failing.and_then(|failing| failing.since.duration_since(UNIX_EPOCH).ok());

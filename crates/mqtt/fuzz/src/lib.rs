@@ -5,10 +5,10 @@
 
 use std::time::Instant;
 
-use mqtt::server::{Connection, Event, Settings};
+use mqtt::server::{MqttEvent, MqttSettings, ServerConnection};
 use mqtt::session::{Session, Subscription};
 use mqtt::topic::{self, TopicFilter};
-use mqtt::{Decoder, Fault, Packet, QoS, ReasonCode, Version};
+use mqtt::{MqttFault, MqttVersion, Packet, PacketDecoder, QoS, ReasonCode};
 
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -20,7 +20,7 @@ pub const TARGETS: [Target; 4] =
 /// Packets and faults do not depend on how a stream was cut into reads, and a decoded packet can be encoded
 /// and decoded again to the same packet.
 pub fn packets(input: &[u8]) {
-    for version in [Version::V31, Version::V311, Version::V5] {
+    for version in [MqttVersion::V31, MqttVersion::V311, MqttVersion::V5] {
         let whole = told(version, input, input.len().max(1));
         for step in [1, 7, 64] {
             assert_eq!(told(version, input, step), whole, "{step} bytes at a time");
@@ -29,8 +29,8 @@ pub fn packets(input: &[u8]) {
 }
 
 /// The packets of a stream, encoded again, and the fault that ended it.
-fn told(version: Version, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<Fault>) {
-    let mut decoder = Decoder::new(version, 20_000);
+fn told(version: MqttVersion, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<MqttFault>) {
+    let mut decoder = PacketDecoder::new(version, 20_000);
     let mut heard = Vec::new();
     let (mut start, mut end) = (0, 0);
     loop {
@@ -51,10 +51,10 @@ fn told(version: Version, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<Fa
     }
 }
 
-fn round_trip(version: Version, packet: &Packet<'_>) -> Vec<u8> {
+fn round_trip(version: MqttVersion, packet: &Packet<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet.encode(version, &mut bytes);
-    let mut decoder = Decoder::new(version, u32::MAX);
+    let mut decoder = PacketDecoder::new(version, u32::MAX);
     let step = decoder.decode(&bytes).expect("what is encoded can be decoded");
     assert_eq!((step.taken, step.packet.as_ref()), (bytes.len(), Some(packet)));
     bytes
@@ -62,8 +62,8 @@ fn round_trip(version: Version, packet: &Packet<'_>) -> Vec<u8> {
 
 /// The server's end answers any input within the protocol, stays within the window, and ends once.
 pub fn connection(input: &[u8]) {
-    let settings = Settings { receive_maximum: 3, in_flight: 3, ..Settings::default() };
-    let (mut connection, mut out, now) = (Connection::new(settings), Vec::new(), Instant::now());
+    let settings = MqttSettings { receive_maximum: 3, in_flight: 3, ..MqttSettings::default() };
+    let (mut connection, mut out, now) = (ServerConnection::new(settings), Vec::new(), Instant::now());
     let (mut at, mut ended, mut tag) = (0, false, 0);
     loop {
         let step = connection.handle_input(&input[at..], now, &mut out);
@@ -79,7 +79,7 @@ pub fn connection(input: &[u8]) {
         let version = answer(event).apply(&mut connection, now, &mut out, &mut ended);
         if connection.is_connected() && connection.room() > 0 {
             tag += 1;
-            let message = mqtt::session::Message {
+            let message = mqtt::session::OutgoingMessage {
                 topic: "some/topic".into(),
                 qos: if tag % 2 == 0 { QoS::AtLeastOnce } else { QoS::ExactlyOnce },
                 retain: false,
@@ -113,38 +113,38 @@ enum Answer {
     Nothing,
 }
 
-fn answer(event: Event<'_>) -> Answer {
+fn answer(event: MqttEvent<'_>) -> Answer {
     match event {
-        Event::Connect(_) => Answer::Accept,
-        Event::Publish(publish) => {
+        MqttEvent::Connect(_) => Answer::Accept,
+        MqttEvent::Publish(publish) => {
             assert!(topic::check_name(publish.topic).is_ok(), "aliases are resolved");
             Answer::Accepted(publish.packet_id)
         }
-        Event::Released { packet_id } => Answer::Complete(packet_id),
-        Event::Delivered { packet_id, to_be_released: true, .. } => Answer::Release(packet_id),
-        Event::Subscribe(event) => {
+        MqttEvent::Released { packet_id } => Answer::Complete(packet_id),
+        MqttEvent::Delivered { packet_id, to_be_released: true, .. } => Answer::Release(packet_id),
+        MqttEvent::Subscribe(event) => {
             let identifier = event.identifier();
             let lines = event
                 .requests()
                 .map(|line| (line.text.to_owned(), Subscription { options: line.options, identifier }));
             Answer::Subscribed(event.packet_id(), lines.collect())
         }
-        Event::Unsubscribe { packet_id, filters } => {
+        MqttEvent::Unsubscribe { packet_id, filters } => {
             Answer::Unsubscribed(packet_id, filters.iter().map(str::to_owned).collect())
         }
-        Event::Ended(_) => Answer::Ended,
-        Event::Delivered { .. } | Event::Completed { .. } => Answer::Nothing,
+        MqttEvent::Ended(_) => Answer::Ended,
+        MqttEvent::Delivered { .. } | MqttEvent::Completed { .. } => Answer::Nothing,
     }
 }
 
 impl Answer {
     fn apply(
         self,
-        connection: &mut Connection,
+        connection: &mut ServerConnection,
         now: Instant,
         out: &mut Vec<u8>,
         ended: &mut bool,
-    ) -> Version {
+    ) -> MqttVersion {
         match self {
             Self::Accept => drop(connection.accept(None, None, now, out)),
             Self::Accepted(packet_id) => connection.accepted(packet_id, packet_id % 2 == 0, out),
@@ -171,8 +171,8 @@ impl Answer {
     }
 }
 
-fn check_output(version: Version, out: &[u8]) {
-    let (mut decoder, mut at) = (Decoder::new(version, u32::MAX), 0);
+fn check_output(version: MqttVersion, out: &[u8]) {
+    let (mut decoder, mut at) = (PacketDecoder::new(version, u32::MAX), 0);
     while at < out.len() {
         let step = decoder.decode(&out[at..]).expect("the server speaks the protocol");
         assert!(step.packet.is_some(), "a packet is cut off");

@@ -1,10 +1,10 @@
 //! PUBACK, PUBREC, PUBREL and PUBCOMP (sections 3.4 to 3.7).
 
-use super::{PacketKind, Version, framed};
-use crate::fault::Fault;
-use crate::properties::{Holder, Properties};
+use super::{MqttVersion, PacketKind, framed};
+use crate::fault::MqttFault;
+use crate::properties::{Holder, PacketProperties};
 use crate::reason::ReasonCode;
-use crate::wire::Reader;
+use crate::wire::PacketReader;
 
 /// The four acknowledgements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,27 +26,27 @@ pub struct Ack<'a> {
     /// The outcome; always success before 5.0.
     pub reason: ReasonCode,
     /// Properties; empty before 5.0.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
 }
 
 impl<'a> Ack<'a> {
     /// Creates an acknowledgement without properties.
     pub const fn new(kind: AckKind, packet_id: u16, reason: ReasonCode) -> Self {
-        Self { kind, packet_id, reason, properties: Properties::NONE }
+        Self { kind, packet_id, reason, properties: PacketProperties::NONE }
     }
 
     #[inline]
-    pub(super) fn decode(version: Version, kind: AckKind, body: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(body);
+    pub(super) fn decode(version: MqttVersion, kind: AckKind, body: &'a [u8]) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(body);
         let packet_id = reader.packet_id()?;
         let mut ack = Self::new(kind, packet_id, ReasonCode::Success);
         if version.is_5() && !reader.is_empty() {
             ack.reason = ReasonCode::from_code(reader.u8()?)
                 .filter(|reason| kind.allows(*reason))
-                .ok_or(Fault::malformed("unknown reason code"))?;
+                .ok_or(MqttFault::malformed("unknown reason code"))?;
             // Section 3.4.2.2.1: with a remaining length below 4 there are no properties.
             if !reader.is_empty() {
-                ack.properties = Properties::read(&mut reader, Holder::Ack)?;
+                ack.properties = PacketProperties::read(&mut reader, Holder::Ack)?;
             }
         }
         reader.finish()?;
@@ -55,7 +55,7 @@ impl<'a> Ack<'a> {
 
     /// Appends the packet. Success without properties is written in the short form.
     #[inline]
-    pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
+    pub fn encode(&self, version: MqttVersion, out: &mut Vec<u8>) {
         let [high, low] = self.packet_id.to_be_bytes();
         let first = self.kind.first_byte();
         if !version.is_5() || (self.reason == ReasonCode::Success && self.properties.is_empty()) {

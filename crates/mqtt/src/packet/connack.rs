@@ -1,10 +1,10 @@
 //! CONNACK (section 3.2).
 
-use super::{Version, framed};
-use crate::fault::Fault;
-use crate::properties::{Holder, Properties};
+use super::{MqttVersion, framed};
+use crate::fault::MqttFault;
+use crate::properties::{Holder, PacketProperties};
 use crate::reason::ReasonCode;
-use crate::wire::Reader;
+use crate::wire::PacketReader;
 
 /// The server's answer to a CONNECT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,38 +14,38 @@ pub struct ConnAck<'a> {
     /// Success or the reason of the refusal. Older versions have five refusals only ([`ReasonCode::connect_return_code`]).
     pub reason: ReasonCode,
     /// Properties; empty before 5.0.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
 }
 
 impl<'a> ConnAck<'a> {
-    pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(body);
+    pub(super) fn decode(version: MqttVersion, body: &'a [u8]) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(body);
         let session_present = match reader.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(Fault::malformed("reserved flags of CONNACK are set")),
+            _ => return Err(MqttFault::malformed("reserved flags of CONNACK are set")),
         };
         // MQTT 3.1 does not have this flag.
-        let session_present = session_present && version != Version::V31;
+        let session_present = session_present && version != MqttVersion::V31;
         let code = reader.u8()?;
         let (reason, properties) = if version.is_5() {
             let reason = ReasonCode::from_code(code).filter(|reason| reason.is_error() || code == 0);
-            (reason, Properties::read(&mut reader, Holder::ConnAck)?)
+            (reason, PacketProperties::read(&mut reader, Holder::ConnAck)?)
         } else {
-            (REFUSALS.get(usize::from(code)).copied(), Properties::NONE)
+            (REFUSALS.get(usize::from(code)).copied(), PacketProperties::NONE)
         };
-        let reason = reason.ok_or(Fault::malformed("unknown reason code"))?;
+        let reason = reason.ok_or(MqttFault::malformed("unknown reason code"))?;
         if session_present && reason.is_error() {
-            return Err(Fault::protocol("session present in a refusal"));
+            return Err(MqttFault::protocol("session present in a refusal"));
         }
         reader.finish()?;
         Ok(Self { session_present, reason, properties })
     }
 
-    pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, version: MqttVersion, out: &mut Vec<u8>) {
         framed(out, 0x20, |out| {
             // MQTT 3.1 keeps the first byte reserved.
-            out.push(u8::from(self.session_present && version != Version::V31));
+            out.push(u8::from(self.session_present && version != MqttVersion::V31));
             if version.is_5() {
                 out.push(self.reason.code());
                 self.properties.put(out);

@@ -1,23 +1,23 @@
 //! CONNECT (section 3.1).
 
-use super::{QoS, Version, framed};
-use crate::fault::Fault;
-use crate::properties::{Holder, Properties};
+use super::{MqttVersion, QoS, framed};
+use crate::fault::MqttFault;
+use crate::properties::{Holder, PacketProperties};
 use crate::reason::ReasonCode;
 use crate::topic;
-use crate::wire::{Reader, put_binary, put_string};
+use crate::wire::{PacketReader, put_binary, put_string};
 
 /// A client's request to be connected.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Connect<'a> {
+pub struct ConnectPacket<'a> {
     /// The version, which applies to all packets that follow.
-    pub version: Version,
+    pub version: MqttVersion,
     /// Whether to discard an earlier session; called Clean Session before 5.0, Clean Start from then on.
     pub clean_start: bool,
     /// Keep Alive in seconds; 0 turns it off (section 3.1.2.10).
     pub keep_alive: u16,
     /// Properties; empty before 5.0.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
     /// The client identifier; may be empty.
     pub client_id: &'a str,
     /// The message to publish if the connection ends without a DISCONNECT.
@@ -39,7 +39,7 @@ pub struct Will<'a> {
     /// Whether it is retained.
     pub retain: bool,
     /// Properties; empty before 5.0.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
     /// The topic to which it is published.
     pub topic: &'a str,
     /// The payload of the message.
@@ -52,14 +52,14 @@ const USER_NAME: u8 = 0b1000_0000;
 /// Added to the protocol level.
 const BRIDGE: u8 = 0x80;
 
-impl<'a> Connect<'a> {
+impl<'a> ConnectPacket<'a> {
     /// Creates a CONNECT with Clean Start and a client identifier, and nothing else.
-    pub fn new(version: Version, client_id: &'a str) -> Self {
+    pub fn new(version: MqttVersion, client_id: &'a str) -> Self {
         Self {
             version,
             clean_start: true,
             keep_alive: 0,
-            properties: Properties::NONE,
+            properties: PacketProperties::NONE,
             client_id,
             will: None,
             user_name: None,
@@ -68,27 +68,28 @@ impl<'a> Connect<'a> {
         }
     }
 
-    pub(super) fn decode(body: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(body);
+    pub(super) fn decode(body: &'a [u8]) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(body);
         let (version, is_bridge) = version(reader.binary()?, reader.u8()?)?;
         let flags = reader.u8()?;
         if flags & 1 != 0 {
-            return Err(Fault::malformed("reserved flag of CONNECT is set"));
+            return Err(MqttFault::malformed("reserved flag of CONNECT is set"));
         }
         let keep_alive = reader.u16()?;
         let properties = match version {
-            Version::V5 => Properties::read(&mut reader, Holder::Connect)?,
-            _ => Properties::NONE,
+            MqttVersion::V5 => PacketProperties::read(&mut reader, Holder::Connect)?,
+            _ => PacketProperties::NONE,
         };
         let client_id = reader.string()?;
         let will = Will::decode(version, flags, &mut reader)?;
         // Before 5.0 a password requires a user name (3.1.1, MQTT-3.1.2-22).
-        if flags & (USER_NAME | PASSWORD) == PASSWORD && version == Version::V311 {
-            return Err(Fault::malformed("password without a user name"));
+        if flags & (USER_NAME | PASSWORD) == PASSWORD && version == MqttVersion::V311 {
+            return Err(MqttFault::malformed("password without a user name"));
         }
         // MQTT 3.1 allows clients to set the flag and omit the field.
-        let is_there =
-            |flag, reader: &Reader<'_>| flags & flag != 0 && (version != Version::V31 || !reader.is_empty());
+        let is_there = |flag, reader: &PacketReader<'_>| {
+            flags & flag != 0 && (version != MqttVersion::V31 || !reader.is_empty())
+        };
         let user_name = if is_there(USER_NAME, &reader) { Some(reader.string()?) } else { None };
         let password = if is_there(PASSWORD, &reader) { Some(reader.binary()?) } else { None };
         reader.finish()?;
@@ -109,9 +110,9 @@ impl<'a> Connect<'a> {
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         framed(out, 0x10, |out| {
             let (name, level) = match self.version {
-                Version::V31 => ("MQIsdp", 3),
-                Version::V311 => ("MQTT", 4),
-                Version::V5 => ("MQTT", 5),
+                MqttVersion::V31 => ("MQIsdp", 3),
+                MqttVersion::V311 => ("MQTT", 4),
+                MqttVersion::V5 => ("MQTT", 5),
             };
             put_string(out, name);
             out.push(level | if self.is_bridge { BRIDGE } else { 0 });
@@ -145,7 +146,7 @@ impl<'a> Connect<'a> {
     }
 }
 
-impl std::fmt::Debug for Connect<'_> {
+impl std::fmt::Debug for ConnectPacket<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connect")
             .field("version", &self.version)
@@ -161,31 +162,35 @@ impl std::fmt::Debug for Connect<'_> {
 }
 
 /// The version of a protocol name and level, and whether the client is a bridge.
-fn version(name: &[u8], level: u8) -> Result<(Version, bool), Fault> {
+fn version(name: &[u8], level: u8) -> Result<(MqttVersion, bool), MqttFault> {
     match (name, level) {
-        (b"MQTT", 5) => Ok((Version::V5, false)),
-        (b"MQTT", 4 | 0x84) => Ok((Version::V311, level & BRIDGE != 0)),
-        (b"MQIsdp", 3 | 0x83) => Ok((Version::V31, level & BRIDGE != 0)),
-        (b"MQTT" | b"MQIsdp", _) => Err(Fault::new(
+        (b"MQTT", 5) => Ok((MqttVersion::V5, false)),
+        (b"MQTT", 4 | 0x84) => Ok((MqttVersion::V311, level & BRIDGE != 0)),
+        (b"MQIsdp", 3 | 0x83) => Ok((MqttVersion::V31, level & BRIDGE != 0)),
+        (b"MQTT" | b"MQIsdp", _) => Err(MqttFault::new(
             ReasonCode::UnsupportedProtocolVersion,
             "versions 3.1, 3.1.1 and 5.0 are spoken here",
         )),
-        _ => Err(Fault::malformed("this is not MQTT")),
+        _ => Err(MqttFault::malformed("this is not MQTT")),
     }
 }
 
 impl<'a> Will<'a> {
-    fn decode(version: Version, flags: u8, reader: &mut Reader<'a>) -> Result<Option<Self>, Fault> {
+    fn decode(
+        version: MqttVersion,
+        flags: u8,
+        reader: &mut PacketReader<'a>,
+    ) -> Result<Option<Self>, MqttFault> {
         if flags & WILL == 0 {
             return match flags & 0b0011_1000 {
                 0 => Ok(None),
-                _ => Err(Fault::malformed("flags of a will without a will")),
+                _ => Err(MqttFault::malformed("flags of a will without a will")),
             };
         }
-        let qos = QoS::from_level(flags >> 3 & 0b11).ok_or(Fault::malformed("will of QoS 3"))?;
+        let qos = QoS::from_level(flags >> 3 & 0b11).ok_or(MqttFault::malformed("will of QoS 3"))?;
         let properties = match version {
-            Version::V5 => Properties::read(reader, Holder::Will)?,
-            _ => Properties::NONE,
+            MqttVersion::V5 => PacketProperties::read(reader, Holder::Will)?,
+            _ => PacketProperties::NONE,
         };
         let (topic, payload) = (reader.string()?, reader.binary()?);
         topic::check_name(topic)?;

@@ -1,10 +1,10 @@
 //! DISCONNECT (section 3.14) and AUTH (section 3.15).
 
-use super::{Version, framed};
-use crate::fault::Fault;
-use crate::properties::{Holder, Properties};
+use super::{MqttVersion, framed};
+use crate::fault::MqttFault;
+use crate::properties::{Holder, PacketProperties};
 use crate::reason::ReasonCode;
-use crate::wire::Reader;
+use crate::wire::PacketReader;
 
 /// The end of a connection. Before 5.0 it is sent by clients only and carries no reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,31 +12,31 @@ pub struct Disconnect<'a> {
     /// The reason of the disconnection.
     pub reason: ReasonCode,
     /// Properties; empty before 5.0.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
 }
 
 impl<'a> Disconnect<'a> {
     /// Creates a DISCONNECT without properties.
     pub const fn new(reason: ReasonCode) -> Self {
-        Self { reason, properties: Properties::NONE }
+        Self { reason, properties: PacketProperties::NONE }
     }
 
-    pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(body);
+    pub(super) fn decode(version: MqttVersion, body: &'a [u8]) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(body);
         let mut packet = Self::new(ReasonCode::Success);
         if version.is_5() && !reader.is_empty() {
             packet.reason = ReasonCode::from_code(reader.u8()?)
                 .filter(|reason| is_for_disconnect(*reason))
-                .ok_or(Fault::malformed("unknown reason code"))?;
+                .ok_or(MqttFault::malformed("unknown reason code"))?;
             if !reader.is_empty() {
-                packet.properties = Properties::read(&mut reader, Holder::Disconnect)?;
+                packet.properties = PacketProperties::read(&mut reader, Holder::Disconnect)?;
             }
         }
         reader.finish()?;
         Ok(packet)
     }
 
-    pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, version: MqttVersion, out: &mut Vec<u8>) {
         if !version.is_5() || (self.reason == ReasonCode::Success && self.properties.is_empty()) {
             return out.extend_from_slice(&[0xe0, 0]);
         }
@@ -72,29 +72,29 @@ pub struct Auth<'a> {
     /// Success, Continue authentication or Re-authenticate.
     pub reason: ReasonCode,
     /// Properties, including method and data; the data is not printed.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
 }
 
 impl<'a> Auth<'a> {
-    pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
+    pub(super) fn decode(version: MqttVersion, body: &'a [u8]) -> Result<Self, MqttFault> {
         if !version.is_5() {
-            return Err(Fault::malformed("reserved packet type"));
+            return Err(MqttFault::malformed("reserved packet type"));
         }
-        let mut reader = Reader::new(body);
-        let mut packet = Self { reason: ReasonCode::Success, properties: Properties::NONE };
+        let mut reader = PacketReader::new(body);
+        let mut packet = Self { reason: ReasonCode::Success, properties: PacketProperties::NONE };
         if !reader.is_empty() {
             packet.reason = ReasonCode::from_code(reader.u8()?)
                 .filter(|reason| {
                     use ReasonCode as R;
                     matches!(reason, R::Success | R::ContinueAuthentication | R::ReAuthenticate)
                 })
-                .ok_or(Fault::malformed("unknown reason code"))?;
+                .ok_or(MqttFault::malformed("unknown reason code"))?;
             if !reader.is_empty() {
-                packet.properties = Properties::read(&mut reader, Holder::Auth)?;
+                packet.properties = PacketProperties::read(&mut reader, Holder::Auth)?;
             }
             // Section 3.15.2.2.2.
             if packet.properties.authentication_method().is_none() {
-                return Err(Fault::protocol("AUTH without a method"));
+                return Err(MqttFault::protocol("AUTH without a method"));
             }
         }
         reader.finish()?;

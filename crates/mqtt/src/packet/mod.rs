@@ -13,9 +13,9 @@ mod subscribe;
 
 pub use ack::{Ack, AckKind};
 pub use connack::ConnAck;
-pub use connect::{Connect, Will};
+pub use connect::{ConnectPacket, Will};
 pub use disconnect::{Auth, Disconnect};
-pub use publish::{Payload, Publish};
+pub use publish::{Payload, PublishPacket};
 pub use reasons::Reasons;
 pub use subscribe::{
     Filters, Requests, RetainHandling, SubAck, Subscribe, SubscribeOptions, SubscribeRequest, UnsubAck,
@@ -24,12 +24,12 @@ pub use subscribe::{
 
 use bytes::Bytes;
 
-use crate::fault::Fault;
+use crate::fault::MqttFault;
 use crate::wire::{put_varint, varint_len};
 
 /// A version of the protocol; the CONNECT names it, and it applies to all packets that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Version {
+pub enum MqttVersion {
     /// MQTT 3.1, protocol name `MQIsdp`, level 3.
     V31,
     /// MQTT 3.1.1, level 4.
@@ -38,7 +38,7 @@ pub enum Version {
     V5,
 }
 
-impl Version {
+impl MqttVersion {
     /// Whether packets have properties and reason codes.
     pub const fn is_5(self) -> bool {
         matches!(self, Self::V5)
@@ -121,8 +121,8 @@ impl PacketKind {
     ///
     /// # Errors
     /// A reserved type, or flags that the type cannot have.
-    pub fn parse(first: u8) -> Result<(Self, u8), Fault> {
-        let kind = Self::from_number(first >> 4).ok_or(Fault::malformed("reserved packet type"))?;
+    pub fn parse(first: u8) -> Result<(Self, u8), MqttFault> {
+        let kind = Self::from_number(first >> 4).ok_or(MqttFault::malformed("reserved packet type"))?;
         let flags = first & 0x0f;
         let fits = match kind {
             Self::Publish => flags & 0b0110 != 0b0110,
@@ -130,7 +130,7 @@ impl PacketKind {
             Self::PubRel | Self::Subscribe | Self::Unsubscribe => flags & 0b0111 == 0b0010,
             _ => flags == 0,
         };
-        if fits { Ok((kind, flags)) } else { Err(Fault::malformed("reserved flags of a packet are set")) }
+        if fits { Ok((kind, flags)) } else { Err(MqttFault::malformed("reserved flags of a packet are set")) }
     }
 }
 
@@ -138,9 +138,9 @@ impl PacketKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum Packet<'a> {
-    Connect(Box<Connect<'a>>),
+    Connect(Box<ConnectPacket<'a>>),
     ConnAck(ConnAck<'a>),
-    Publish(Publish<'a>),
+    Publish(PublishPacket<'a>),
     Ack(Ack<'a>),
     Subscribe(Subscribe<'a>),
     SubAck(SubAck<'a>),
@@ -161,23 +161,23 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// The packet is not valid in this version.
     pub fn decode(
-        version: Version,
+        version: MqttVersion,
         first: u8,
         body: &'a [u8],
         backing: Option<&'a Bytes>,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, MqttFault> {
         let (kind, flags) = PacketKind::parse(first)?;
-        if version != Version::V31 && kind != PacketKind::Publish && flags & 0b1000 != 0 {
-            return Err(Fault::malformed("reserved flags of a packet are set"));
+        if version != MqttVersion::V31 && kind != PacketKind::Publish && flags & 0b1000 != 0 {
+            return Err(MqttFault::malformed("reserved flags of a packet are set"));
         }
         let nothing = |packet| match body {
             [] => Ok(packet),
-            _ => Err(Fault::malformed("packet that has no body has one")),
+            _ => Err(MqttFault::malformed("packet that has no body has one")),
         };
         match kind {
-            PacketKind::Connect => Connect::decode(body).map(Box::new).map(Self::Connect),
+            PacketKind::Connect => ConnectPacket::decode(body).map(Box::new).map(Self::Connect),
             PacketKind::ConnAck => ConnAck::decode(version, body).map(Self::ConnAck),
-            PacketKind::Publish => Publish::decode(version, flags, body, backing).map(Self::Publish),
+            PacketKind::Publish => PublishPacket::decode(version, flags, body, backing).map(Self::Publish),
             PacketKind::PubAck => Ack::decode(version, AckKind::PubAck, body).map(Self::Ack),
             PacketKind::PubRec => Ack::decode(version, AckKind::PubRec, body).map(Self::Ack),
             PacketKind::PubRel => Ack::decode(version, AckKind::PubRel, body).map(Self::Ack),
@@ -194,7 +194,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Appends the encoded packet.
-    pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
+    pub fn encode(&self, version: MqttVersion, out: &mut Vec<u8>) {
         match self {
             Self::Connect(packet) => packet.encode(out),
             Self::ConnAck(packet) => packet.encode(version, out),

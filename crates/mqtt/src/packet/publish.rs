@@ -5,15 +5,15 @@ use std::ops::Deref;
 
 use bytes::Bytes;
 
-use super::{QoS, Version};
-use crate::fault::Fault;
-use crate::properties::{Holder, Properties};
+use super::{MqttVersion, QoS};
+use crate::fault::MqttFault;
+use crate::properties::{Holder, PacketProperties};
 use crate::topic;
-use crate::wire::{Reader, put_string, put_varint};
+use crate::wire::{PacketReader, put_string, put_varint};
 
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Publish<'a> {
+pub struct PublishPacket<'a> {
     /// Whether it may have been sent before.
     pub dup: bool,
     /// The quality at which it is sent.
@@ -25,30 +25,30 @@ pub struct Publish<'a> {
     /// The packet identifier; 0 at QoS 0 and only there.
     pub packet_id: u16,
     /// Properties; empty before 5.0.
-    pub properties: Properties<'a>,
+    pub properties: PacketProperties<'a>,
     /// The payload of the message.
     pub payload: Payload<'a>,
 }
 
-impl<'a> Publish<'a> {
+impl<'a> PublishPacket<'a> {
     #[inline]
     pub(super) fn decode(
-        version: Version,
+        version: MqttVersion,
         flags: u8,
         body: &'a [u8],
         backing: Option<&'a Bytes>,
-    ) -> Result<Self, Fault> {
-        let mut reader = Reader::new(body);
-        let qos = QoS::from_level(flags >> 1 & 0b11).ok_or(Fault::malformed("QoS 3"))?;
+    ) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(body);
+        let qos = QoS::from_level(flags >> 1 & 0b11).ok_or(MqttFault::malformed("QoS 3"))?;
         let dup = flags & 0b1000 != 0;
-        if dup && qos == QoS::AtMostOnce && version != Version::V31 {
-            return Err(Fault::malformed("DUP of a message of QoS 0"));
+        if dup && qos == QoS::AtMostOnce && version != MqttVersion::V31 {
+            return Err(MqttFault::malformed("DUP of a message of QoS 0"));
         }
         let topic = reader.string()?;
         let packet_id = if qos == QoS::AtMostOnce { 0 } else { reader.packet_id()? };
         let properties = match version {
-            Version::V5 => Properties::read(&mut reader, Holder::Publish)?,
-            _ => Properties::NONE,
+            MqttVersion::V5 => PacketProperties::read(&mut reader, Holder::Publish)?,
+            _ => PacketProperties::NONE,
         };
         if topic.is_empty() && properties.topic_alias().is_some() {
             // The alias replaces it.
@@ -62,7 +62,7 @@ impl<'a> Publish<'a> {
 
     /// Bytes of the packet without its first byte and Remaining Length.
     #[inline]
-    pub fn remaining_len(&self, version: Version) -> usize {
+    pub fn remaining_len(&self, version: MqttVersion) -> usize {
         let packet_id = if self.qos == QoS::AtMostOnce { 0 } else { 2 };
         let properties = if version.is_5() { self.properties.wire_len() } else { 0 };
         2 + self.topic.len() + packet_id + properties + self.payload.len()
@@ -70,14 +70,14 @@ impl<'a> Publish<'a> {
 
     /// Appends the encoded packet.
     #[inline]
-    pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
+    pub fn encode(&self, version: MqttVersion, out: &mut Vec<u8>) {
         self.encode_head(version, out);
         out.extend_from_slice(&self.payload);
     }
 
     /// Appends everything but the payload, which the caller appends: large payloads need not be copied.
     #[inline]
-    pub fn encode_head(&self, version: Version, out: &mut Vec<u8>) {
+    pub fn encode_head(&self, version: MqttVersion, out: &mut Vec<u8>) {
         let len = self.remaining_len(version);
         out.reserve(5 + len - self.payload.len());
         out.push(0x30 | u8::from(self.dup) << 3 | self.qos.level() << 1 | u8::from(self.retain));

@@ -1,7 +1,7 @@
 //! The reason codes of SUBACK and UNSUBACK (sections 3.9.3 and 3.11.3).
 
-use super::Version;
-use crate::fault::Fault;
+use super::MqttVersion;
+use crate::fault::MqttFault;
 use crate::reason::ReasonCode;
 
 /// Reason codes, one for each entry of the request; validated and borrowed.
@@ -17,9 +17,9 @@ impl<'a> Reasons<'a> {
         Self { bytes: buffer }
     }
 
-    pub(super) fn subscribed(version: Version, bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub(super) fn subscribed(version: MqttVersion, bytes: &'a [u8]) -> Result<Self, MqttFault> {
         let allowed = |reason: ReasonCode| match version {
-            Version::V5 => matches!(
+            MqttVersion::V5 => matches!(
                 reason,
                 ReasonCode::Success
                     | ReasonCode::GrantedQos1
@@ -39,11 +39,11 @@ impl<'a> Reasons<'a> {
         Self::check(bytes, allowed)
     }
 
-    pub(super) fn unsubscribed(version: Version, bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub(super) fn unsubscribed(version: MqttVersion, bytes: &'a [u8]) -> Result<Self, MqttFault> {
         if !version.is_5() {
             return match bytes {
                 [] => Ok(Self { bytes }),
-                _ => Err(Fault::malformed("bytes left over after the last field")),
+                _ => Err(MqttFault::malformed("bytes left over after the last field")),
             };
         }
         Self::check(bytes, |reason| {
@@ -60,13 +60,13 @@ impl<'a> Reasons<'a> {
         })
     }
 
-    fn check(bytes: &'a [u8], allowed: impl Fn(ReasonCode) -> bool) -> Result<Self, Fault> {
+    fn check(bytes: &'a [u8], allowed: impl Fn(ReasonCode) -> bool) -> Result<Self, MqttFault> {
         if bytes.is_empty() {
-            return Err(Fault::malformed("no reason codes"));
+            return Err(MqttFault::malformed("no reason codes"));
         }
         match bytes.iter().all(|code| ReasonCode::from_code(*code).is_some_and(&allowed)) {
             true => Ok(Self { bytes }),
-            false => Err(Fault::malformed("unknown reason code")),
+            false => Err(MqttFault::malformed("unknown reason code")),
         }
     }
 
@@ -76,7 +76,7 @@ impl<'a> Reasons<'a> {
     }
 
     /// Appends the payload of a SUBACK: before 5.0 there is a single failure code.
-    pub(super) fn put_subscribed(&self, version: Version, out: &mut Vec<u8>) {
+    pub(super) fn put_subscribed(&self, version: MqttVersion, out: &mut Vec<u8>) {
         out.extend(self.bytes.iter().map(|code| match code {
             0x80.. if !version.is_5() => 0x80,
             code => *code,
@@ -84,7 +84,7 @@ impl<'a> Reasons<'a> {
     }
 
     /// Appends the payload of an UNSUBACK: empty before 5.0.
-    pub(super) fn put_unsubscribed(&self, version: Version, out: &mut Vec<u8>) {
+    pub(super) fn put_unsubscribed(&self, version: MqttVersion, out: &mut Vec<u8>) {
         if version.is_5() {
             out.extend_from_slice(self.bytes);
         }

@@ -1,9 +1,9 @@
 //! SUBSCRIBE, SUBACK, UNSUBSCRIBE and UNSUBACK (sections 3.8 to 3.11).
 
-use super::{QoS, Reasons, Version, framed};
-use crate::fault::Fault;
-use crate::properties::{Holder, Properties};
-use crate::wire::{Reader, put_string};
+use super::{MqttVersion, QoS, Reasons, framed};
+use crate::fault::MqttFault;
+use crate::properties::{Holder, PacketProperties};
+use crate::wire::{PacketReader, put_string};
 
 /// When retained messages are sent for a new subscription (section 3.8.3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -65,7 +65,7 @@ impl SubscribeOptions {
     ///
     /// # Errors
     /// Reserved bits are set, or QoS or retain handling is 3.
-    pub fn from_byte(version: Version, byte: u8) -> Result<Self, Fault> {
+    pub fn from_byte(version: MqttVersion, byte: u8) -> Result<Self, MqttFault> {
         let reserved = if version.is_5() { 0b1100_0000 } else { 0b1111_1100 };
         let (qos, handling) = (QoS::from_level(byte & 0b11), RetainHandling::from_number(byte >> 4 & 0b11));
         match (byte & reserved, qos, handling) {
@@ -75,7 +75,7 @@ impl SubscribeOptions {
                 retain_as_published: byte & 0b1000 != 0,
                 retain_handling,
             }),
-            _ => Err(Fault::malformed("subscription options that cannot be")),
+            _ => Err(MqttFault::malformed("subscription options that cannot be")),
         }
     }
 }
@@ -108,10 +108,10 @@ impl<'a> Requests<'a> {
         Self { bytes: buffer }
     }
 
-    fn check(version: Version, bytes: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(bytes);
+    fn check(version: MqttVersion, bytes: &'a [u8]) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(bytes);
         if reader.is_empty() {
-            return Err(Fault::protocol("SUBSCRIBE without a topic filter"));
+            return Err(MqttFault::protocol("SUBSCRIBE without a topic filter"));
         }
         while !reader.is_empty() {
             reader.string()?;
@@ -122,11 +122,11 @@ impl<'a> Requests<'a> {
 
     /// The entries in order.
     pub fn iter(&self) -> impl Iterator<Item = SubscribeRequest<'a>> + use<'a> {
-        let mut reader = Reader::new(self.bytes);
+        let mut reader = PacketReader::new(self.bytes);
         std::iter::from_fn(move || {
             let filter = reader.string().ok()?;
             // Options that are valid before 5.0 are also valid in 5.0.
-            let options = SubscribeOptions::from_byte(Version::V5, reader.u8().ok()?).ok()?;
+            let options = SubscribeOptions::from_byte(MqttVersion::V5, reader.u8().ok()?).ok()?;
             Some(SubscribeRequest { filter, options })
         })
     }
@@ -151,10 +151,10 @@ impl<'a> Filters<'a> {
         Self { bytes: buffer }
     }
 
-    fn check(bytes: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(bytes);
+    fn check(bytes: &'a [u8]) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(bytes);
         if reader.is_empty() {
-            return Err(Fault::protocol("UNSUBSCRIBE without a topic filter"));
+            return Err(MqttFault::protocol("UNSUBSCRIBE without a topic filter"));
         }
         while !reader.is_empty() {
             reader.string()?;
@@ -164,7 +164,7 @@ impl<'a> Filters<'a> {
 
     /// The filters in order.
     pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
-        let mut reader = Reader::new(self.bytes);
+        let mut reader = PacketReader::new(self.bytes);
         std::iter::from_fn(move || reader.string().ok())
     }
 }
@@ -184,30 +184,30 @@ macro_rules! lists {
                 /// The packet identifier; an answer has that of its request.
                 pub packet_id: u16,
                 /// Properties; empty before 5.0.
-                pub properties: Properties<'a>,
+                pub properties: PacketProperties<'a>,
                 /// The entries, in order.
                 pub $field: $list<'a>,
             }
 
             impl<'a> $name<'a> {
-                pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
-                    let mut reader = Reader::new(body);
+                pub(super) fn decode(version: MqttVersion, body: &'a [u8]) -> Result<Self, MqttFault> {
+                    let mut reader = PacketReader::new(body);
                     let packet_id = reader.packet_id()?;
                     let properties = match version {
-                        Version::V5 => Properties::read(&mut reader, Holder::$name)?,
-                        _ => Properties::NONE,
+                        MqttVersion::V5 => PacketProperties::read(&mut reader, Holder::$name)?,
+                        _ => PacketProperties::NONE,
                     };
-                    let check: fn(Version, &'a [u8]) -> Result<$list<'a>, Fault> = $check;
+                    let check: fn(MqttVersion, &'a [u8]) -> Result<$list<'a>, MqttFault> = $check;
                     Ok(Self { packet_id, properties, $field: check(version, reader.rest())? })
                 }
 
-                pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+                pub(crate) fn encode(&self, version: MqttVersion, out: &mut Vec<u8>) {
                     framed(out, $first, |out| {
                         out.extend_from_slice(&self.packet_id.to_be_bytes());
                         if version.is_5() {
                             self.properties.put(out);
                         }
-                        let put: fn(&$list<'a>, Version, &mut Vec<u8>) = $put;
+                        let put: fn(&$list<'a>, MqttVersion, &mut Vec<u8>) = $put;
                         put(&self.$field, version, out);
                     });
                 }

@@ -6,19 +6,19 @@ use std::fmt;
 
 pub use table::{Holder, Property};
 
-use crate::fault::Fault;
+use crate::fault::MqttFault;
 use crate::reason::ReasonCode;
-use crate::wire::{Reader, put_varint, varint_len};
+use crate::wire::{PacketReader, put_varint, varint_len};
 
 /// The properties of a packet, possibly none. They are well-formed, allowed in their packet, and not repeated
 /// where that is forbidden: code that has a `Properties` need not check again.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Properties<'a> {
+pub struct PacketProperties<'a> {
     /// The list without the length in front.
     bytes: &'a [u8],
 }
 
-impl<'a> Properties<'a> {
+impl<'a> PacketProperties<'a> {
     /// No properties.
     pub const NONE: Self = Self { bytes: &[] };
 
@@ -27,17 +27,17 @@ impl<'a> Properties<'a> {
     /// # Errors
     /// Malformed Packet; Protocol Error if a property is repeated, not allowed in the packet, or has a
     /// forbidden value; Topic Alias invalid for the alias 0.
-    pub fn check(bytes: &'a [u8], holder: Holder) -> Result<Self, Fault> {
-        let mut reader = Reader::new(bytes);
+    pub fn check(bytes: &'a [u8], holder: Holder) -> Result<Self, MqttFault> {
+        let mut reader = PacketReader::new(bytes);
         let mut seen = 0u64;
         while !reader.is_empty() {
             let property = Property::read(&mut reader)?;
             if !property.is_allowed_in(holder) {
-                return Err(Fault::protocol("property that this packet cannot have"));
+                return Err(MqttFault::protocol("property that this packet cannot have"));
             }
             let bit = 1 << property.id();
             if seen & bit != 0 && !property.may_repeat(holder) {
-                return Err(Fault::protocol("property given twice"));
+                return Err(MqttFault::protocol("property given twice"));
             }
             seen |= bit;
             property.check_value()?;
@@ -45,20 +45,20 @@ impl<'a> Properties<'a> {
         // Section 3.1.2.11.10; the same applies to CONNACK and AUTH.
         const AUTHENTICATION: u64 = 1 << 21 | 1 << 22;
         if seen & AUTHENTICATION == 1 << 22 {
-            return Err(Fault::protocol("authentication data without a method"));
+            return Err(MqttFault::protocol("authentication data without a method"));
         }
         Ok(Self { bytes })
     }
 
     /// Reads a length and a property list.
-    pub(crate) fn read(reader: &mut Reader<'a>, holder: Holder) -> Result<Self, Fault> {
+    pub(crate) fn read(reader: &mut PacketReader<'a>, holder: Holder) -> Result<Self, MqttFault> {
         let len = reader.varint()?;
         Self::check(reader.take(len as usize)?, holder)
     }
 
     /// The properties in order.
     pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + use<'a> {
-        let mut reader = Reader::new(self.bytes);
+        let mut reader = PacketReader::new(self.bytes);
         std::iter::from_fn(move || if reader.is_empty() { None } else { Property::read(&mut reader).ok() })
     }
 
@@ -102,7 +102,7 @@ impl<'a> Properties<'a> {
     }
 }
 
-impl fmt::Debug for Properties<'_> {
+impl fmt::Debug for PacketProperties<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }
@@ -133,25 +133,25 @@ impl PropertyList {
     }
 
     /// Validates a list that came from [`Properties::bytes`] of a PUBLISH.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Fault> {
-        Properties::check(bytes, Holder::Publish)?;
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, MqttFault> {
+        PacketProperties::check(bytes, Holder::Publish)?;
         Ok(Self { bytes: bytes.to_vec() })
     }
 
     /// The list as a packet takes it. The code that pushed the properties ensures that they are allowed there.
-    pub fn as_properties(&self) -> Properties<'_> {
-        Properties { bytes: &self.bytes }
+    pub fn as_properties(&self) -> PacketProperties<'_> {
+        PacketProperties { bytes: &self.bytes }
     }
 }
 
 impl Property<'_> {
     /// Checks for values that are well-formed but forbidden.
-    fn check_value(&self) -> Result<(), Fault> {
+    fn check_value(&self) -> Result<(), MqttFault> {
         match self {
-            Self::ReceiveMaximum(0) => Err(Fault::protocol("Receive Maximum 0")),
-            Self::MaximumPacketSize(0) => Err(Fault::protocol("Maximum Packet Size 0")),
-            Self::SubscriptionIdentifier(0) => Err(Fault::protocol("Subscription Identifier 0")),
-            Self::TopicAlias(0) => Err(Fault::new(ReasonCode::TopicAliasInvalid, "Topic Alias 0")),
+            Self::ReceiveMaximum(0) => Err(MqttFault::protocol("Receive Maximum 0")),
+            Self::MaximumPacketSize(0) => Err(MqttFault::protocol("Maximum Packet Size 0")),
+            Self::SubscriptionIdentifier(0) => Err(MqttFault::protocol("Subscription Identifier 0")),
+            Self::TopicAlias(0) => Err(MqttFault::new(ReasonCode::TopicAliasInvalid, "Topic Alias 0")),
             _ => Ok(()),
         }
     }

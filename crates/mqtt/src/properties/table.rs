@@ -1,7 +1,7 @@
 //! The table of all properties (section 2.2.2.2), from which all code that depends on it is generated.
 
-use crate::fault::Fault;
-use crate::wire::{Reader, put_binary, put_string, put_varint};
+use crate::fault::MqttFault;
+use crate::wire::{PacketReader, put_binary, put_string, put_varint};
 
 /// The packet, or part of a packet, that a property list belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,12 +54,12 @@ macro_rules! properties {
                 }
             }
 
-            pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, Fault> {
+            pub(super) fn read(reader: &mut PacketReader<'a>) -> Result<Self, MqttFault> {
                 // It is a variable byte integer, but no identifier needs more than one byte.
                 Ok(match reader.varint()? {
                     $($id => Self::$name(properties!(@read $type reader)),)*
                     id if id == u32::from(USER_PROPERTY) => Self::UserProperty(reader.string()?, reader.string()?),
-                    _ => return Err(Fault::malformed("unknown property")),
+                    _ => return Err(MqttFault::malformed("unknown property")),
                 })
             }
 
@@ -75,7 +75,7 @@ macro_rules! properties {
             }
         }
 
-        impl<'a> super::Properties<'a> {
+        impl<'a> super::PacketProperties<'a> {
             $(
                 #[doc = $text]
                 pub fn $getter(&self) -> Option<properties!(@type $type 'a)> {
@@ -97,7 +97,7 @@ macro_rules! properties {
         match $reader.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(Fault::protocol("property other than 0 and 1")),
+            _ => return Err(MqttFault::protocol("property other than 0 and 1")),
         }
     };
     (@read short $reader:ident) => { $reader.u16()? };

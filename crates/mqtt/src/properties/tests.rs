@@ -5,7 +5,7 @@ fn list(properties: &[Property<'_>]) -> Vec<u8> {
 }
 
 fn code(bytes: &[u8], holder: Holder) -> Option<ReasonCode> {
-    Properties::check(bytes, holder).err().map(|fault| fault.code)
+    PacketProperties::check(bytes, holder).err().map(|fault| fault.code)
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn properties_are_read_as_they_were_written() {
         Property::UserProperty("name", "second"),
     ];
     let bytes = list(&written);
-    let properties = Properties::check(&bytes, Holder::Publish).expect("they are well-formed");
+    let properties = PacketProperties::check(&bytes, Holder::Publish).expect("they are well-formed");
     assert_eq!(properties.iter().collect::<Vec<_>>(), written);
     assert_eq!(properties.user_properties().collect::<Vec<_>>(), [("name", "first"), ("name", "second")]);
     assert_eq!(properties.subscription_identifiers().collect::<Vec<_>>(), [1, 268_435_455]);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::fault::Fault;
+use crate::fault::MqttFault;
 use crate::reason::ReasonCode;
 
 /// The aliases that the client has defined.
@@ -14,9 +14,9 @@ pub(super) struct Received {
 
 impl Received {
     /// Stores that `alias` stands for `topic`, or, if `topic` is empty, checks that the alias is defined.
-    pub(super) fn learn(&mut self, maximum: u16, alias: u16, topic: &str) -> Result<(), Fault> {
+    pub(super) fn learn(&mut self, maximum: u16, alias: u16, topic: &str) -> Result<(), MqttFault> {
         if alias > maximum {
-            return Err(Fault::new(ReasonCode::TopicAliasInvalid, "topic alias above the maximum"));
+            return Err(MqttFault::new(ReasonCode::TopicAliasInvalid, "topic alias above the maximum"));
         }
         let at = usize::from(alias) - 1;
         if topic.is_empty() {
@@ -24,7 +24,7 @@ impl Received {
             return if is_known {
                 Ok(())
             } else {
-                Err(Fault::protocol("topic alias that was not given a topic"))
+                Err(MqttFault::protocol("topic alias that was not given a topic"))
             };
         }
         if self.topics.len() <= at {

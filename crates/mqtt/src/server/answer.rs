@@ -1,12 +1,12 @@
 //! The server's answers to a client's requests.
 
-use super::connection::{Connection, Output};
-use super::event::{Cause, End};
+use super::connection::{Output, ServerConnection};
+use super::event::{Cause, MqttEnd};
 use crate::packet::{Ack, AckKind, QoS, Reasons, SubAck, UnsubAck};
-use crate::properties::{Properties, Property, PropertyList};
+use crate::properties::{PacketProperties, Property, PropertyList};
 use crate::reason::ReasonCode;
 
-impl Connection {
+impl ServerConnection {
     /// Acknowledges a message of QoS 1 or 2 that was published and, where required, stored. `matched` is
     /// whether it was routed to any queue.
     pub fn accepted(&mut self, packet_id: u16, matched: bool, out: &mut impl Output) {
@@ -36,7 +36,7 @@ impl Connection {
         reason: ReasonCode,
         text: &str,
         out: &mut impl Output,
-    ) -> Option<End> {
+    ) -> Option<MqttEnd> {
         let core = &mut self.core;
         let qos = core.incoming.remove(&packet_id)?;
         if qos == QoS::ExactlyOnce {
@@ -79,7 +79,8 @@ impl Connection {
         if self.is_connected() {
             let mut buffer = Vec::new();
             let reasons = Reasons::write(&mut buffer, reasons);
-            SubAck { packet_id, properties: Properties::NONE, reasons }.encode(self.core.version, out.tail());
+            SubAck { packet_id, properties: PacketProperties::NONE, reasons }
+                .encode(self.core.version, out.tail());
         }
     }
 
@@ -93,7 +94,7 @@ impl Connection {
         if self.is_connected() {
             let mut buffer = Vec::new();
             let reasons = Reasons::write(&mut buffer, reasons);
-            UnsubAck { packet_id, properties: Properties::NONE, reasons }
+            UnsubAck { packet_id, properties: PacketProperties::NONE, reasons }
                 .encode(self.core.version, out.tail());
         }
     }

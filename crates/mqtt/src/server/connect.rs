@@ -3,18 +3,22 @@
 use std::time::Instant;
 
 use super::alias::Sent;
-use super::connection::{Connection, Core, Output, Phase};
-use super::event::{Cause, End, Event};
+use super::connection::{Core, Output, Phase, ServerConnection};
+use super::event::{Cause, MqttEnd, MqttEvent};
 use super::keep_alive::KeepAlive;
-use super::{Settings, StoredWill};
-use crate::fault::Fault;
-use crate::packet::{ConnAck, Connect, QoS, Version};
+use super::{MqttSettings, StoredWill};
+use crate::fault::MqttFault;
+use crate::packet::{ConnAck, ConnectPacket, MqttVersion, QoS};
 use crate::properties::{Property, PropertyList};
 use crate::reason::ReasonCode;
 use crate::session::Session;
 
 impl Core {
-    pub(super) fn connect<'a>(&mut self, connect: Box<Connect<'a>>, out: &mut impl Output) -> Event<'a> {
+    pub(super) fn connect<'a>(
+        &mut self,
+        connect: Box<ConnectPacket<'a>>,
+        out: &mut impl Output,
+    ) -> MqttEvent<'a> {
         self.version = connect.version;
         self.phase = Phase::Deciding;
         if let Err(fault) = self.judge(&connect) {
@@ -25,7 +29,7 @@ impl Core {
         self.will = connect.will.as_ref().map(StoredWill::from).map(Box::new);
         let properties = &connect.properties;
         self.session_expiry = match (connect.version, connect.clean_start) {
-            (Version::V5, _) => properties.session_expiry_interval().unwrap_or(0),
+            (MqttVersion::V5, _) => properties.session_expiry_interval().unwrap_or(0),
             (_, true) => 0,
             (_, false) => u32::MAX,
         };
@@ -34,35 +38,38 @@ impl Core {
         self.problem_information = properties.request_problem_information().unwrap_or(true);
         let aliases = properties.topic_alias_maximum().unwrap_or(0);
         self.sent_aliases = Sent::new(aliases.min(self.settings.send_topic_aliases));
-        Event::Connect(connect)
+        MqttEvent::Connect(connect)
     }
 
-    fn judge(&self, connect: &Connect<'_>) -> Result<(), Fault> {
+    fn judge(&self, connect: &ConnectPacket<'_>) -> Result<(), MqttFault> {
         // 3.1.1, MQTT-3.1.3-8: a client without an identifier has no session. In 3.1 every client has an identifier.
         let nameless_allowed = match connect.version {
-            Version::V31 => false,
-            Version::V311 => connect.clean_start,
-            Version::V5 => true,
+            MqttVersion::V31 => false,
+            MqttVersion::V311 => connect.clean_start,
+            MqttVersion::V5 => true,
         };
         if connect.client_id.is_empty() && !nameless_allowed {
-            return Err(Fault::new(ReasonCode::ClientIdentifierNotValid, "empty client identifier"));
+            return Err(MqttFault::new(ReasonCode::ClientIdentifierNotValid, "empty client identifier"));
         }
         if connect.properties.authentication_method().is_some() {
-            return Err(Fault::new(ReasonCode::BadAuthenticationMethod, "no enhanced authentication here"));
+            return Err(MqttFault::new(
+                ReasonCode::BadAuthenticationMethod,
+                "no enhanced authentication here",
+            ));
         }
         match &connect.will {
             Some(will) if will.qos > self.settings.maximum_qos => {
-                Err(Fault::new(ReasonCode::QosNotSupported, "QoS of the will"))
+                Err(MqttFault::new(ReasonCode::QosNotSupported, "QoS of the will"))
             }
             Some(will) if will.retain && !self.settings.retain => {
-                Err(Fault::new(ReasonCode::RetainNotSupported, "retained will"))
+                Err(MqttFault::new(ReasonCode::RetainNotSupported, "retained will"))
             }
             _ => Ok(()),
         }
     }
 }
 
-impl Connection {
+impl ServerConnection {
     /// Whether the client, whose CONNECT awaits its answer, wants to resume a stored session. If not, the
     /// stored session has ended.
     pub fn wants_session(&self) -> bool {
@@ -124,7 +131,7 @@ impl Connection {
     }
 
     /// Refuses the client.
-    pub fn refuse(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<End> {
+    pub fn refuse(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<MqttEnd> {
         if self.core.phase == Phase::Deciding {
             let mut properties = PropertyList::new();
             if !text.is_empty() {
@@ -138,7 +145,7 @@ impl Connection {
 }
 
 /// Adds the properties that differ from a client's defaults (section 3.2.2.3).
-fn describe(settings: &Settings, properties: &mut PropertyList) {
+fn describe(settings: &MqttSettings, properties: &mut PropertyList) {
     properties.push(Property::ReceiveMaximum(settings.receive_maximum));
     properties.push(Property::MaximumPacketSize(settings.maximum_packet_size));
     if settings.topic_alias_maximum > 0 {

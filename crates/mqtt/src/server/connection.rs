@@ -7,12 +7,12 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::alias::{Received, Sent};
-use super::event::{Cause, End, Event};
+use super::event::{Cause, MqttEnd, MqttEvent};
 use super::keep_alive::KeepAlive;
-use super::{Settings, StoredWill};
-use crate::decode::Decoder;
-use crate::fault::Fault;
-use crate::packet::{ConnAck, Disconnect, QoS, Version};
+use super::{MqttSettings, StoredWill};
+use crate::decode::PacketDecoder;
+use crate::fault::MqttFault;
+use crate::packet::{ConnAck, Disconnect, MqttVersion, QoS};
 use crate::properties::{Property, PropertyList};
 use crate::reason::ReasonCode;
 use crate::session::Session;
@@ -38,26 +38,26 @@ impl Output for Vec<u8> {
 
 /// The progress of one call of [`Connection::handle_input`].
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct MqttStep<'a> {
     /// Bytes of the input that were consumed.
     pub taken: usize,
     /// The event that the consumed input led to, if any.
-    pub event: Option<Event<'a>>,
+    pub event: Option<MqttEvent<'a>>,
 }
 
 /// The server's end of one connection. See the [module](super) for the order of the calls.
 #[derive(Debug)]
-pub struct Connection {
-    pub(super) decoder: Decoder,
+pub struct ServerConnection {
+    pub(super) decoder: PacketDecoder,
     pub(super) core: Core,
 }
 
 /// Everything but the decoder, from which the current packet is borrowed.
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) settings: Arc<Settings>,
+    pub(super) settings: Arc<MqttSettings>,
     pub(super) phase: Phase,
-    pub(super) version: Version,
+    pub(super) version: MqttVersion,
     pub(super) session: Session,
     pub(super) keep_alive: Option<KeepAlive>,
     /// As the client requested until it is accepted; in force from then on.
@@ -88,17 +88,17 @@ pub(super) enum Phase {
     Ended,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Creates a connection that has not received anything.
-    pub fn new(settings: impl Into<Arc<Settings>>) -> Self {
+    pub fn new(settings: impl Into<Arc<MqttSettings>>) -> Self {
         let settings = settings.into();
         Self {
             // A CONNECT names its own version.
-            decoder: Decoder::new(Version::V5, settings.connect_packet_size),
+            decoder: PacketDecoder::new(MqttVersion::V5, settings.connect_packet_size),
             core: Core {
                 settings,
                 phase: Phase::Start,
-                version: Version::V5,
+                version: MqttVersion::V5,
                 session: Session::new(),
                 keep_alive: None,
                 keep_alive_secs: 0,
@@ -117,11 +117,16 @@ impl Connection {
 
     /// Consumes input from the front of `input`, up to one event. Call it again with the rest until it
     /// consumes nothing.
-    pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut impl Output) -> Step<'a> {
+    pub fn handle_input<'a>(
+        &'a mut self,
+        input: &'a [u8],
+        now: Instant,
+        out: &mut impl Output,
+    ) -> MqttStep<'a> {
         match self.core.phase {
-            Phase::Deciding => return Step { taken: 0, event: None },
+            Phase::Deciding => return MqttStep { taken: 0, event: None },
             // Input after the end is ignored.
-            Phase::Ended => return Step { taken: input.len(), event: None },
+            Phase::Ended => return MqttStep { taken: input.len(), event: None },
             Phase::Start | Phase::Connected => {}
         }
         if let Some(keep_alive) = &mut self.core.keep_alive
@@ -132,17 +137,17 @@ impl Connection {
         match self.decoder.decode(input) {
             Ok(step) => {
                 let event = step.packet.and_then(|packet| self.core.packet(packet, out));
-                Step { taken: step.taken, event }
+                MqttStep { taken: step.taken, event }
             }
             Err(fault) => {
                 let event = self.core.unreadable(fault, input, out);
-                Step { taken: input.len(), event: Some(event) }
+                MqttStep { taken: input.len(), event: Some(event) }
             }
         }
     }
 
     /// Reports that the client closed its socket.
-    pub fn handle_eof(&mut self) -> Option<End> {
+    pub fn handle_eof(&mut self) -> Option<MqttEnd> {
         self.core.end(Cause::Eof)
     }
 
@@ -159,7 +164,7 @@ impl Connection {
     }
 
     /// Ends the connection of a client that was silent for one and a half times its Keep Alive.
-    pub fn handle_deadline(&mut self, now: Instant, out: &mut impl Output) -> Option<End> {
+    pub fn handle_deadline(&mut self, now: Instant, out: &mut impl Output) -> Option<MqttEnd> {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {
             return None;
         }
@@ -168,14 +173,14 @@ impl Connection {
     }
 
     /// Ends the connection; a client of 5.0 receives the reason.
-    pub fn disconnect(&mut self, reason: ReasonCode, out: &mut impl Output) -> Option<End> {
+    pub fn disconnect(&mut self, reason: ReasonCode, out: &mut impl Output) -> Option<MqttEnd> {
         self.core.say_goodbye(reason, "", out);
         self.core.end(Cause::Server(reason))
     }
 
     /// Ends the connection for an error of the client that only the server can detect, such as a message that
     /// is too large for the broker.
-    pub fn fail(&mut self, fault: Fault, out: &mut impl Output) -> Option<End> {
+    pub fn fail(&mut self, fault: MqttFault, out: &mut impl Output) -> Option<MqttEnd> {
         self.core.say_goodbye(fault.code, fault.text, out);
         self.core.end(Cause::Fault(fault))
     }
@@ -186,7 +191,7 @@ impl Connection {
     }
 
     /// The client's version; 5.0 until it is known.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> MqttVersion {
         self.core.version
     }
 
@@ -208,7 +213,7 @@ impl Connection {
 
 impl Core {
     /// Ends the connection; returns `None` if it has already ended.
-    pub(super) fn end(&mut self, cause: Cause) -> Option<End> {
+    pub(super) fn end(&mut self, cause: Cause) -> Option<MqttEnd> {
         if self.phase == Phase::Ended {
             return None;
         }
@@ -218,17 +223,17 @@ impl Core {
         let is_normal = cause == Cause::Client(ReasonCode::Success);
         let will = self.will.take().filter(|_| was_connected && !is_normal).map(|will| *will);
         let session_expiry = if was_connected { self.session_expiry } else { 0 };
-        Some(End { cause, will, session_expiry })
+        Some(MqttEnd { cause, will, session_expiry })
     }
 
     /// Ends the connection of a client that violated the protocol.
-    pub(super) fn fail<'a>(&mut self, fault: Fault, out: &mut impl Output) -> Event<'a> {
+    pub(super) fn fail<'a>(&mut self, fault: MqttFault, out: &mut impl Output) -> MqttEvent<'a> {
         self.say_goodbye(fault.code, fault.text, out);
-        Event::Ended(self.end(Cause::Fault(fault)).expect("the connection was open, for something came"))
+        MqttEvent::Ended(self.end(Cause::Fault(fault)).expect("the connection was open, for something came"))
     }
 
     /// Handles input that cannot be parsed. If it was a CONNECT, its version decides how the client is notified.
-    fn unreadable<'a>(&mut self, fault: Fault, input: &[u8], out: &mut impl Output) -> Event<'a> {
+    fn unreadable<'a>(&mut self, fault: MqttFault, input: &[u8], out: &mut impl Output) -> MqttEvent<'a> {
         if self.phase == Phase::Start
             && let Some(version) = guess_version(input)
         {
@@ -260,13 +265,13 @@ impl Core {
 }
 
 /// Guesses the version of a CONNECT that cannot be parsed from its protocol level.
-fn guess_version(input: &[u8]) -> Option<Version> {
-    let header = crate::decode::Header::parse(input).ok().flatten()?;
+fn guess_version(input: &[u8]) -> Option<MqttVersion> {
+    let header = crate::decode::FixedHeader::parse(input).ok().flatten()?;
     let body = input.get(header.len..)?;
     let rest = body.strip_prefix(b"\0\x04MQTT").or_else(|| body.strip_prefix(b"\0\x06MQIsdp"))?;
     Some(match rest.first()? & 0x7f {
-        ..=3 => Version::V31,
-        4 => Version::V311,
-        _ => Version::V5,
+        ..=3 => MqttVersion::V31,
+        4 => MqttVersion::V311,
+        _ => MqttVersion::V5,
     })
 }

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 
 use super::alias::Sent;
-use super::connection::{Connection, Core, Output};
-use crate::packet::{Ack, AckKind, Payload, Publish, QoS, Version};
-use crate::properties::{Properties, Property, PropertyList};
+use super::connection::{Core, Output, ServerConnection};
+use crate::packet::{Ack, AckKind, MqttVersion, Payload, PublishPacket, QoS};
+use crate::properties::{PacketProperties, Property, PropertyList};
 use crate::reason::ReasonCode;
-use crate::session::{Message, Stage};
+use crate::session::{OutgoingMessage, Stage};
 use crate::wire::varint_len;
 
 /// The reason why a message was not sent.
@@ -19,7 +19,7 @@ pub enum Undeliverable {
     TooLarge,
 }
 
-impl Connection {
+impl ServerConnection {
     /// The number of further messages of QoS 1 and 2 that may be sent now: up to the client's Receive Maximum
     /// or the server's own limit, whichever is lower.
     pub fn room(&self) -> usize {
@@ -37,7 +37,7 @@ impl Connection {
     /// The message was not sent and not stored.
     pub fn deliver(
         &mut self,
-        message: Message,
+        message: OutgoingMessage,
         tag: u64,
         out: &mut impl Output,
     ) -> Result<Option<u16>, Undeliverable> {
@@ -77,7 +77,7 @@ impl Connection {
         &mut self,
         topic: &str,
         retain: bool,
-        properties: Properties<'_>,
+        properties: PacketProperties<'_>,
         payload: &Bytes,
         out: &mut impl Output,
     ) -> Result<(), Undeliverable> {
@@ -85,11 +85,11 @@ impl Connection {
             return Err(Undeliverable::NoRoom);
         }
         let core = &mut self.core;
-        let properties = if core.version.is_5() { properties } else { Properties::NONE };
+        let properties = if core.version.is_5() { properties } else { PacketProperties::NONE };
         let qos = QoS::AtMostOnce;
         let payload_of = Payload::new(payload);
         let publish =
-            Publish { dup: false, qos, retain, topic, packet_id: 0, properties, payload: payload_of };
+            PublishPacket { dup: false, qos, retain, topic, packet_id: 0, properties, payload: payload_of };
         if !fits(&publish, core.version, core.maximum_packet_size) {
             return Err(Undeliverable::TooLarge);
         }
@@ -140,17 +140,17 @@ impl Core {
 }
 
 /// Whether the packet is within the client's limit.
-pub(super) fn fits(publish: &Publish<'_>, version: Version, size: u32) -> bool {
+pub(super) fn fits(publish: &PublishPacket<'_>, version: MqttVersion, size: u32) -> bool {
     let len = publish.remaining_len(version);
     len <= crate::wire::MAX_VARINT as usize && 1 + varint_len(len as u32) + len <= size as usize
 }
 
 /// Appends a message, with a topic alias where that saves bytes.
 fn send(
-    version: Version,
+    version: MqttVersion,
     aliases: &mut Sent,
     size: u32,
-    publish: &Publish<'_>,
+    publish: &PublishPacket<'_>,
     payload: &Bytes,
     out: &mut impl Output,
 ) {

@@ -3,26 +3,28 @@
 use std::time::Duration;
 
 use super::StoredWill;
-use crate::fault::Fault;
-use crate::packet::{Connect, Filters, Publish, RetainHandling, Subscribe, SubscribeOptions, Unsubscribe};
-use crate::properties::Properties;
+use crate::fault::MqttFault;
+use crate::packet::{
+    ConnectPacket, Filters, PublishPacket, RetainHandling, Subscribe, SubscribeOptions, Unsubscribe,
+};
+use crate::properties::PacketProperties;
 use crate::reason::ReasonCode;
 use crate::session::Session;
 use crate::topic::TopicFilter;
 
-use super::Settings;
+use super::MqttSettings;
 
 /// A request of the client, or news of a message.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum MqttEvent<'a> {
     /// The first event. The server answers with [`Connection::accept`](super::Connection::accept) or
     /// [`Connection::refuse`](super::Connection::refuse); nothing is read until then.
-    Connect(Box<Connect<'a>>),
+    Connect(Box<ConnectPacket<'a>>),
     /// A message. Topic aliases are resolved: its topic is never empty. At QoS 1 and 2 the server answers
     /// with [`Connection::accepted`](super::Connection::accepted) or
     /// [`Connection::refuse_publish`](super::Connection::refuse_publish), in any order. At QoS 2 it is
     /// reported once, however often the client sends it.
-    Publish(Publish<'a>),
+    Publish(PublishPacket<'a>),
     /// The client released a message of QoS 2: its identifier denotes another message from now on. The server
     /// calls [`Connection::complete`](super::Connection::complete) once it has stored that, and not before.
     Released {
@@ -56,12 +58,12 @@ pub enum Event<'a> {
         filters: Filters<'a>,
     },
     /// The last event: the server writes the remaining output and closes the socket.
-    Ended(End),
+    Ended(MqttEnd),
 }
 
 /// The end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct End {
+pub struct MqttEnd {
     /// The reason of the end.
     pub cause: Cause,
     /// The will to publish after its delay, or at the end of the session if that comes first, unless the
@@ -71,7 +73,7 @@ pub struct End {
     pub session_expiry: u32,
 }
 
-impl End {
+impl MqttEnd {
     /// How long to delay the will: by its delay, but not beyond the session's end (section 3.1.3.2.2).
     pub fn will_delay(&self) -> Option<Duration> {
         self.will.as_ref().map(|will| Duration::from_secs(will.delay.min(self.session_expiry).into()))
@@ -84,7 +86,7 @@ pub enum Cause {
     /// The client sent a DISCONNECT with this reason.
     Client(ReasonCode),
     /// The client violated the protocol or exceeded a limit.
-    Fault(Fault),
+    Fault(MqttFault),
     /// The client was silent for too long.
     KeepAlive,
     /// The client closed its socket.
@@ -98,7 +100,7 @@ pub enum Cause {
 pub struct SubscribeEvent<'a> {
     pub(super) packet: Subscribe<'a>,
     pub(super) session: &'a Session,
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a MqttSettings,
     pub(super) is_5: bool,
 }
 
@@ -129,7 +131,7 @@ impl<'a> SubscribeEvent<'a> {
     }
 
     /// All properties, including User Properties.
-    pub fn properties(&self) -> Properties<'a> {
+    pub fn properties(&self) -> PacketProperties<'a> {
         self.packet.properties
     }
 
@@ -166,7 +168,7 @@ impl<'a> SubscribeEvent<'a> {
     }
 }
 
-impl<'a> Event<'a> {
+impl<'a> MqttEvent<'a> {
     pub(super) fn unsubscribe(packet: Unsubscribe<'a>) -> Self {
         Self::Unsubscribe { packet_id: packet.packet_id, filters: packet.filters }
     }

@@ -1,18 +1,22 @@
 //! Handling of a client's packets.
 
 use super::connection::{Core, Output, Phase};
-use super::event::{Cause, Event, SubscribeEvent};
-use crate::fault::Fault;
-use crate::packet::{Ack, AckKind, Disconnect, Packet, Publish, QoS, Subscribe};
+use super::event::{Cause, MqttEvent, SubscribeEvent};
+use crate::fault::MqttFault;
+use crate::packet::{Ack, AckKind, Disconnect, Packet, PublishPacket, QoS, Subscribe};
 use crate::reason::ReasonCode;
 use crate::session::Stage;
 
 impl Core {
     /// Handles a packet: answers it if that needs no decision, and reports to the server otherwise.
-    pub(super) fn packet<'a>(&'a mut self, packet: Packet<'a>, out: &mut impl Output) -> Option<Event<'a>> {
-        let judged: Result<(), Fault> = match (self.phase, packet) {
+    pub(super) fn packet<'a>(
+        &'a mut self,
+        packet: Packet<'a>,
+        out: &mut impl Output,
+    ) -> Option<MqttEvent<'a>> {
+        let judged: Result<(), MqttFault> = match (self.phase, packet) {
             (Phase::Start, Packet::Connect(connect)) => return Some(self.connect(connect, out)),
-            (Phase::Start, _) => Err(Fault::malformed("the first packet is not a CONNECT")),
+            (Phase::Start, _) => Err(MqttFault::malformed("the first packet is not a CONNECT")),
             (_, Packet::Publish(publish)) => match self.judge_publish(&publish) {
                 Ok(()) => return self.publish(publish, out),
                 Err(fault) => Err(fault),
@@ -21,11 +25,11 @@ impl Core {
             (_, Packet::Subscribe(packet)) => match self.judge_subscribe(&packet) {
                 Ok(()) => {
                     let (session, settings, is_5) = (&self.session, &*self.settings, self.version.is_5());
-                    return Some(Event::Subscribe(SubscribeEvent { packet, session, settings, is_5 }));
+                    return Some(MqttEvent::Subscribe(SubscribeEvent { packet, session, settings, is_5 }));
                 }
                 Err(fault) => Err(fault),
             },
-            (_, Packet::Unsubscribe(packet)) => return Some(Event::unsubscribe(packet)),
+            (_, Packet::Unsubscribe(packet)) => return Some(MqttEvent::unsubscribe(packet)),
             (_, Packet::PingReq) => {
                 Packet::PingResp.encode(self.version, out.tail());
                 return None;
@@ -34,30 +38,33 @@ impl Core {
                 Ok(event) => return event,
                 Err(fault) => Err(fault),
             },
-            (_, Packet::Connect(_)) => Err(Fault::protocol("second CONNECT")),
-            (_, Packet::Auth(_)) => Err(Fault::protocol("AUTH without enhanced authentication")),
+            (_, Packet::Connect(_)) => Err(MqttFault::protocol("second CONNECT")),
+            (_, Packet::Auth(_)) => Err(MqttFault::protocol("AUTH without enhanced authentication")),
             (_, Packet::ConnAck(_) | Packet::SubAck(_) | Packet::UnsubAck(_) | Packet::PingResp) => {
-                Err(Fault::protocol("packet that only servers send"))
+                Err(MqttFault::protocol("packet that only servers send"))
             }
         };
         judged.err().map(|fault| self.fail(fault, out))
     }
 
-    fn judge_publish(&mut self, publish: &Publish<'_>) -> Result<(), Fault> {
+    fn judge_publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), MqttFault> {
         if publish.qos > self.settings.maximum_qos {
-            return Err(Fault::new(ReasonCode::QosNotSupported, "QoS above the maximum"));
+            return Err(MqttFault::new(ReasonCode::QosNotSupported, "QoS above the maximum"));
         }
         if publish.retain && !self.settings.retain {
-            return Err(Fault::new(ReasonCode::RetainNotSupported, "retained message"));
+            return Err(MqttFault::new(ReasonCode::RetainNotSupported, "retained message"));
         }
         if publish.properties.subscription_identifier().is_some() {
-            return Err(Fault::protocol("subscription identifier in a client's message"));
+            return Err(MqttFault::protocol("subscription identifier in a client's message"));
         }
         let is_new = publish.qos != QoS::AtMostOnce && !self.incoming.contains_key(&publish.packet_id);
         // Section 4.9. Older clients are limited by the number of packet identifiers.
         if is_new && self.version.is_5() && self.incoming.len() >= usize::from(self.settings.receive_maximum)
         {
-            return Err(Fault::new(ReasonCode::ReceiveMaximumExceeded, "more messages than Receive Maximum"));
+            return Err(MqttFault::new(
+                ReasonCode::ReceiveMaximumExceeded,
+                "more messages than Receive Maximum",
+            ));
         }
         // The alias applies even if the message is a duplicate.
         match publish.properties.topic_alias() {
@@ -68,7 +75,11 @@ impl Core {
         }
     }
 
-    fn publish<'a>(&'a mut self, mut publish: Publish<'a>, out: &mut impl Output) -> Option<Event<'a>> {
+    fn publish<'a>(
+        &'a mut self,
+        mut publish: PublishPacket<'a>,
+        out: &mut impl Output,
+    ) -> Option<MqttEvent<'a>> {
         let packet_id = publish.packet_id;
         if publish.topic.is_empty()
             && let Some(alias) = publish.properties.topic_alias()
@@ -97,10 +108,10 @@ impl Core {
                 }
             },
         }
-        Some(Event::Publish(publish))
+        Some(MqttEvent::Publish(publish))
     }
 
-    fn ack<'a>(&mut self, ack: Ack<'_>, out: &mut impl Output) -> Option<Event<'a>> {
+    fn ack<'a>(&mut self, ack: Ack<'_>, out: &mut impl Output) -> Option<MqttEvent<'a>> {
         let packet_id = ack.packet_id;
         match ack.kind {
             AckKind::PubAck => {
@@ -110,18 +121,18 @@ impl Core {
                 )?;
                 let tag = self.session.outgoing.remove(packet_id)?.tag;
                 self.send_again(out);
-                Some(Event::Delivered { tag, packet_id, reason: ack.reason, to_be_released: false })
+                Some(MqttEvent::Delivered { tag, packet_id, reason: ack.reason, to_be_released: false })
             }
             AckKind::PubRec => self.pubrec(ack, out),
             AckKind::PubComp => {
                 self.expect_stage(packet_id, |stage| matches!(stage, Stage::Released))?;
                 let tag = self.session.outgoing.remove(packet_id)?.tag;
                 self.send_again(out);
-                Some(Event::Completed { tag })
+                Some(MqttEvent::Completed { tag })
             }
             AckKind::PubRel => {
                 if self.session.has_received(packet_id) == Some(true) {
-                    return Some(Event::Released { packet_id });
+                    return Some(MqttEvent::Released { packet_id });
                 }
                 // The message was completed before, or was never received.
                 let reason = ReasonCode::PacketIdentifierNotFound;
@@ -131,7 +142,7 @@ impl Core {
         }
     }
 
-    fn pubrec<'a>(&mut self, ack: Ack<'_>, out: &mut impl Output) -> Option<Event<'a>> {
+    fn pubrec<'a>(&mut self, ack: Ack<'_>, out: &mut impl Output) -> Option<MqttEvent<'a>> {
         let packet_id = ack.packet_id;
         let Some(entry) = self.session.outgoing.find(packet_id) else {
             // Section 4.3.3: the client has to forget it, too.
@@ -145,7 +156,7 @@ impl Core {
                 if ack.reason.is_error() {
                     self.session.outgoing.remove(packet_id);
                     self.send_again(out);
-                    return Some(Event::Delivered {
+                    return Some(MqttEvent::Delivered {
                         tag,
                         packet_id,
                         reason: ack.reason,
@@ -153,7 +164,7 @@ impl Core {
                     });
                 }
                 entry.stage = Stage::Received;
-                Some(Event::Delivered { tag, packet_id, reason: ack.reason, to_be_released: true })
+                Some(MqttEvent::Delivered { tag, packet_id, reason: ack.reason, to_be_released: true })
             }
             // The client has not seen PUBREL yet; older clients repeat PUBREC.
             Stage::Released => {
@@ -168,28 +179,28 @@ impl Core {
         self.session.outgoing.find(packet_id).filter(|entry| is_right(&entry.stage)).map(drop)
     }
 
-    fn judge_subscribe(&self, packet: &Subscribe<'_>) -> Result<(), Fault> {
+    fn judge_subscribe(&self, packet: &Subscribe<'_>) -> Result<(), MqttFault> {
         // MQTT-3.8.3-4.
         let is_bad = |request: crate::packet::SubscribeRequest<'_>| {
             request.options.no_local && request.filter.starts_with("$share/")
         };
         match packet.requests.iter().any(is_bad) {
-            true => Err(Fault::protocol("No Local on a shared subscription")),
+            true => Err(MqttFault::protocol("No Local on a shared subscription")),
             false => Ok(()),
         }
     }
 
-    fn disconnected<'a>(&mut self, packet: &Disconnect<'_>) -> Result<Option<Event<'a>>, Fault> {
+    fn disconnected<'a>(&mut self, packet: &Disconnect<'_>) -> Result<Option<MqttEvent<'a>>, MqttFault> {
         if packet.properties.server_reference().is_some() {
-            return Err(Fault::protocol("server reference of a client"));
+            return Err(MqttFault::protocol("server reference of a client"));
         }
         if let Some(expiry) = packet.properties.session_expiry_interval() {
             // Section 3.14.2.2.2.
             if self.session_expiry == 0 && expiry != 0 {
-                return Err(Fault::protocol("session expiry of a session that was to end"));
+                return Err(MqttFault::protocol("session expiry of a session that was to end"));
             }
             self.session_expiry = expiry.min(self.settings.session_expiry_maximum);
         }
-        Ok(self.end(Cause::Client(packet.reason)).map(Event::Ended))
+        Ok(self.end(Cause::Client(packet.reason)).map(MqttEvent::Ended))
     }
 }

@@ -30,10 +30,10 @@ mod keep_alive;
 mod settings;
 mod will;
 
-pub use connection::{Connection, Output, Step};
+pub use connection::{MqttStep, Output, ServerConnection};
 pub use deliver::Undeliverable;
-pub use event::{Cause, End, Event, Requested, SubscribeEvent};
-pub use settings::Settings;
+pub use event::{Cause, MqttEnd, MqttEvent, Requested, SubscribeEvent};
+pub use settings::MqttSettings;
 pub use will::StoredWill;
 
 /// Splits `vhost:user` as RabbitMQ does, at the last colon. Without a colon there is no vhost.

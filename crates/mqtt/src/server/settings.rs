@@ -4,7 +4,7 @@ use crate::packet::QoS;
 
 /// Limits and capabilities, announced to clients of 5.0 in the CONNACK (section 3.2.2.3) and enforced for all.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct MqttSettings {
     /// The largest packet before a client is connected, in bytes: a CONNECT with its will.
     pub connect_packet_size: u32,
     /// The largest packet of a connected client, in bytes.
@@ -33,7 +33,7 @@ pub struct Settings {
     pub subscription_identifiers: bool,
 }
 
-impl Default for Settings {
+impl Default for MqttSettings {
     fn default() -> Self {
         Self {
             // Fits a client identifier, a user, a long token as password and a moderate will.

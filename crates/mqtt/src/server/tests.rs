@@ -4,24 +4,24 @@ use bytes::Bytes;
 
 use super::*;
 use crate::packet::{
-    Ack, AckKind, ConnAck, Connect, Disconnect, Filters, Packet, Payload, Publish, QoS, Requests,
-    RetainHandling, Subscribe, SubscribeOptions, SubscribeRequest, Unsubscribe, Version, Will,
+    Ack, AckKind, ConnAck, ConnectPacket, Disconnect, Filters, MqttVersion, Packet, Payload, PublishPacket,
+    QoS, Requests, RetainHandling, Subscribe, SubscribeOptions, SubscribeRequest, Unsubscribe, Will,
 };
-use crate::properties::{Properties, Property, PropertyList};
+use crate::properties::{PacketProperties, Property, PropertyList};
 use crate::reason::ReasonCode;
-use crate::session::{Message, Session, Subscription};
-use crate::{Decoder, Fault};
+use crate::session::{OutgoingMessage, Session, Subscription};
+use crate::{MqttFault, PacketDecoder};
 
 /// A connection, its output, and a clock.
 struct Bench {
-    connection: Connection,
+    connection: ServerConnection,
     out: Vec<u8>,
     now: Instant,
 }
 
 impl Bench {
-    fn new(settings: Settings) -> Self {
-        Self { connection: Connection::new(settings), out: Vec::new(), now: Instant::now() }
+    fn new(settings: MqttSettings) -> Self {
+        Self { connection: ServerConnection::new(settings), out: Vec::new(), now: Instant::now() }
     }
 
     /// Passes a packet to the connection and describes the events it reports.
@@ -36,11 +36,11 @@ impl Bench {
         assert_eq!(step.taken, bytes.len());
         match step.event {
             None => String::new(),
-            Some(Event::Publish(publish)) => {
+            Some(MqttEvent::Publish(publish)) => {
                 format!("publish {} {}", publish.topic, String::from_utf8_lossy(&publish.payload))
             }
-            Some(Event::Connect(connect)) => format!("connect {}", connect.client_id),
-            Some(Event::Subscribe(event)) => {
+            Some(MqttEvent::Connect(connect)) => format!("connect {}", connect.client_id),
+            Some(MqttEvent::Subscribe(event)) => {
                 let lines = event.requests().map(|line| {
                     let verdict = line.filter.map_or_else(|code| code.text(), |_| "fine");
                     format!("{} {verdict} new={} retained={}", line.text, line.is_new, line.wants_retained)
@@ -55,7 +55,7 @@ impl Bench {
     fn heard(&mut self) -> Vec<String> {
         let bytes = std::mem::take(&mut self.out);
         let (mut at, mut heard) = (0, Vec::new());
-        let mut decoder = Decoder::new(self.connection.version(), u32::MAX);
+        let mut decoder = PacketDecoder::new(self.connection.version(), u32::MAX);
         while at < bytes.len() {
             let step = decoder.decode(&bytes[at..]).expect("the server speaks the protocol");
             assert!(step.taken > 0, "a packet is cut off");
@@ -65,11 +65,11 @@ impl Bench {
         heard
     }
 
-    fn connect(connect: Connect<'_>, settings: Settings) -> Self {
+    fn connect(connect: ConnectPacket<'_>, settings: MqttSettings) -> Self {
         Self::resume(connect, settings, None)
     }
 
-    fn resume(connect: Connect<'_>, settings: Settings, kept: Option<Session>) -> Self {
+    fn resume(connect: ConnectPacket<'_>, settings: MqttSettings, kept: Option<Session>) -> Self {
         let mut bench = Self::new(settings);
         let client = connect.client_id.to_owned();
         assert_eq!(bench.say(&Packet::Connect(Box::new(connect))), format!("connect {client}"));
@@ -98,13 +98,13 @@ fn describe(packet: &Packet<'_>) -> String {
     }
 }
 
-fn v5() -> Connect<'static> {
-    Connect::new(Version::V5, "c")
+fn v5() -> ConnectPacket<'static> {
+    ConnectPacket::new(MqttVersion::V5, "c")
 }
 
 fn publish(qos: QoS, packet_id: u16, payload: &'static [u8]) -> Packet<'static> {
-    let (dup, retain, topic, properties) = (false, false, "a/b", Properties::NONE);
-    Packet::Publish(Publish {
+    let (dup, retain, topic, properties) = (false, false, "a/b", PacketProperties::NONE);
+    Packet::Publish(PublishPacket {
         dup,
         qos,
         retain,
@@ -119,9 +119,9 @@ fn ack(kind: AckKind, packet_id: u16) -> Packet<'static> {
     Packet::Ack(Ack::new(kind, packet_id, ReasonCode::Success))
 }
 
-fn message(qos: QoS, payload: &'static [u8]) -> Message {
+fn message(qos: QoS, payload: &'static [u8]) -> OutgoingMessage {
     let payload = Bytes::from_static(payload);
-    Message {
+    OutgoingMessage {
         topic: "a/b".into(),
         qos,
         retain: false,
@@ -133,20 +133,20 @@ fn message(qos: QoS, payload: &'static [u8]) -> Message {
 
 #[test]
 fn a_client_of_5_0_is_told_what_it_cannot_assume() {
-    let settings = Settings {
+    let settings = MqttSettings {
         keep_alive_maximum: 30,
         session_expiry_maximum: 60,
         maximum_qos: QoS::AtLeastOnce,
         retain: false,
         shared: false,
-        ..Settings::default()
+        ..MqttSettings::default()
     };
     let asked = PropertyList::new().with(Property::SessionExpiryInterval(u32::MAX));
     let mut bench = Bench::new(settings);
-    let connect = Connect { keep_alive: 100, client_id: "", properties: asked.as_properties(), ..v5() };
+    let connect = ConnectPacket { keep_alive: 100, client_id: "", properties: asked.as_properties(), ..v5() };
     assert_eq!(bench.say(&Packet::Connect(Box::new(connect))), "connect ");
     bench.connection.accept(None, Some("given"), bench.now, &mut bench.out);
-    let mut decoder = Decoder::new(Version::V5, u32::MAX);
+    let mut decoder = PacketDecoder::new(MqttVersion::V5, u32::MAX);
     let step = decoder.decode(&bench.out).expect("it is a packet");
     let Some(Packet::ConnAck(connack)) = step.packet else { panic!("{step:?}") };
     let told = connack.properties;
@@ -163,23 +163,23 @@ fn a_client_of_5_0_is_told_what_it_cannot_assume() {
 #[test]
 fn who_may_not_come_in_is_told_in_his_version() {
     let refused = |version, reason| {
-        let mut bench = Bench::new(Settings::default());
-        let connect = Connect::new(version, "c");
+        let mut bench = Bench::new(MqttSettings::default());
+        let connect = ConnectPacket::new(version, "c");
         bench.say(&Packet::Connect(Box::new(connect)));
         let end = bench.connection.refuse(reason, "no", &mut bench.out).expect("it ends");
         assert_eq!((end.cause, end.session_expiry), (Cause::Server(reason), 0));
         bench.heard()
     };
     let reason = ReasonCode::BadUserNameOrPassword;
-    assert_eq!(refused(Version::V5, reason), ["connack 0x86 Bad User Name or Password false"]);
-    assert_eq!(refused(Version::V311, reason), ["connack 0x86 Bad User Name or Password false"]);
-    assert_eq!(refused(Version::V31, ReasonCode::ServerBusy), ["connack 0x88 Server unavailable false"]);
+    assert_eq!(refused(MqttVersion::V5, reason), ["connack 0x86 Bad User Name or Password false"]);
+    assert_eq!(refused(MqttVersion::V311, reason), ["connack 0x86 Bad User Name or Password false"]);
+    assert_eq!(refused(MqttVersion::V31, ReasonCode::ServerBusy), ["connack 0x88 Server unavailable false"]);
 }
 
 #[test]
 fn a_connect_that_cannot_be_is_refused_by_the_connection_itself() {
     let answer = |bytes: &[u8]| {
-        let mut bench = Bench::new(Settings::default());
+        let mut bench = Bench::new(MqttSettings::default());
         let told = bench.say_bytes(bytes);
         assert!(told.starts_with("Ended"), "{told}");
         std::mem::take(&mut bench.out)
@@ -200,7 +200,7 @@ fn a_connect_that_cannot_be_is_refused_by_the_connection_itself() {
 
 #[test]
 fn nothing_is_read_until_the_server_has_decided() {
-    let mut bench = Bench::new(Settings::default());
+    let mut bench = Bench::new(MqttSettings::default());
     bench.say(&Packet::Connect(Box::new(v5())));
     let step = bench.connection.handle_input(&[0xc0, 0], bench.now, &mut bench.out);
     assert!(step.taken == 0 && step.event.is_none());
@@ -211,7 +211,7 @@ fn nothing_is_read_until_the_server_has_decided() {
 
 #[test]
 fn a_silent_client_is_given_up_after_one_and_a_half_of_its_interval() {
-    let mut bench = Bench::connect(Connect { keep_alive: 10, ..v5() }, Settings::default());
+    let mut bench = Bench::connect(ConnectPacket { keep_alive: 10, ..v5() }, MqttSettings::default());
     let start = bench.now;
     bench.now += Duration::from_secs(9);
     bench.say_bytes(&[0xc0, 0]);
@@ -222,13 +222,13 @@ fn a_silent_client_is_given_up_after_one_and_a_half_of_its_interval() {
     assert_eq!(end.map(|end| end.cause), Some(Cause::KeepAlive));
     assert_eq!(bench.heard(), ["disconnect 0x8D Keep Alive timeout"]);
     assert_eq!(bench.connection.next_deadline(), None);
-    let bench = Bench::connect(v5(), Settings::default());
+    let bench = Bench::connect(v5(), MqttSettings::default());
     assert_eq!(bench.connection.next_deadline(), None, "0 turns it off");
 }
 
 #[test]
 fn a_message_of_qos_2_is_told_once_and_answered_step_by_step() {
-    let mut bench = Bench::connect(v5(), Settings::default());
+    let mut bench = Bench::connect(v5(), MqttSettings::default());
     bench.heard();
     assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "publish a/b x");
     assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "", "it is being published");
@@ -245,7 +245,7 @@ fn a_message_of_qos_2_is_told_once_and_answered_step_by_step() {
 
 #[test]
 fn what_nobody_gets_and_what_is_refused_is_told_to_clients_of_5_0() {
-    let mut bench = Bench::connect(v5(), Settings::default());
+    let mut bench = Bench::connect(v5(), MqttSettings::default());
     bench.heard();
     bench.say(&publish(QoS::AtLeastOnce, 1, b"x"));
     bench.connection.accepted(1, false, &mut bench.out);
@@ -253,7 +253,7 @@ fn what_nobody_gets_and_what_is_refused_is_told_to_clients_of_5_0() {
     assert_eq!(bench.connection.refuse_publish(2, ReasonCode::NotAuthorized, "no", &mut bench.out), None);
     assert_eq!(bench.heard(), ["PubAck 1 No matching subscribers", "PubRec 2 Not authorized"]);
     assert_eq!(bench.connection.session().received().count(), 0);
-    let mut bench = Bench::connect(Connect::new(Version::V311, "c"), Settings::default());
+    let mut bench = Bench::connect(ConnectPacket::new(MqttVersion::V311, "c"), MqttSettings::default());
     bench.say(&publish(QoS::AtLeastOnce, 1, b"x"));
     let end = bench.connection.refuse_publish(1, ReasonCode::NotAuthorized, "no", &mut bench.out);
     assert_eq!(end.map(|end| end.cause), Some(Cause::Server(ReasonCode::NotAuthorized)));
@@ -261,7 +261,7 @@ fn what_nobody_gets_and_what_is_refused_is_told_to_clients_of_5_0() {
 
 #[test]
 fn more_than_receive_maximum_ends_the_connection() {
-    let mut bench = Bench::connect(v5(), Settings { receive_maximum: 2, ..Settings::default() });
+    let mut bench = Bench::connect(v5(), MqttSettings { receive_maximum: 2, ..MqttSettings::default() });
     bench.heard();
     bench.say(&publish(QoS::AtLeastOnce, 1, b"x"));
     bench.say(&publish(QoS::ExactlyOnce, 2, b"x"));
@@ -274,7 +274,7 @@ fn more_than_receive_maximum_ends_the_connection() {
 fn deliveries_stop_at_the_clients_window_and_go_on_behind_its_acks() {
     let asked = PropertyList::new().with(Property::ReceiveMaximum(2));
     let mut bench =
-        Bench::connect(Connect { properties: asked.as_properties(), ..v5() }, Settings::default());
+        Bench::connect(ConnectPacket { properties: asked.as_properties(), ..v5() }, MqttSettings::default());
     bench.heard();
     assert_eq!(bench.connection.room(), 2);
     assert_eq!(bench.connection.deliver(message(QoS::AtLeastOnce, b"x"), 70, &mut bench.out), Ok(Some(1)));
@@ -305,7 +305,7 @@ fn deliveries_stop_at_the_clients_window_and_go_on_behind_its_acks() {
 
 #[test]
 fn a_kept_session_goes_on_where_it_was_within_the_new_window() {
-    let mut bench = Bench::connect(Connect { clean_start: false, ..v5() }, Settings::default());
+    let mut bench = Bench::connect(ConnectPacket { clean_start: false, ..v5() }, MqttSettings::default());
     for (tag, qos) in [(70, QoS::AtLeastOnce), (71, QoS::ExactlyOnce), (72, QoS::AtLeastOnce)] {
         bench.connection.deliver(message(qos, b"x"), tag, &mut bench.out).expect("there is room");
     }
@@ -315,8 +315,8 @@ fn a_kept_session_goes_on_where_it_was_within_the_new_window() {
     let kept = bench.connection.take_session();
 
     let asked = PropertyList::new().with(Property::ReceiveMaximum(2));
-    let connect = Connect { clean_start: false, properties: asked.as_properties(), ..v5() };
-    let mut bench = Bench::resume(connect, Settings::default(), Some(kept));
+    let connect = ConnectPacket { clean_start: false, properties: asked.as_properties(), ..v5() };
+    let mut bench = Bench::resume(connect, MqttSettings::default(), Some(kept));
     assert_eq!(
         bench.heard(),
         ["connack 0x00 Success true", "publish 1 a/b x again", "PubRel 2 Success"],
@@ -333,16 +333,16 @@ fn a_kept_session_goes_on_where_it_was_within_the_new_window() {
 #[test]
 fn what_is_larger_than_the_client_takes_is_never_sent() {
     let asked = PropertyList::new().with(Property::MaximumPacketSize(20));
-    let connect = || Connect { clean_start: false, properties: asked.as_properties(), ..v5() };
-    let mut bench = Bench::connect(connect(), Settings::default());
+    let connect = || ConnectPacket { clean_start: false, properties: asked.as_properties(), ..v5() };
+    let mut bench = Bench::connect(connect(), MqttSettings::default());
     let large = || message(QoS::AtLeastOnce, b"twenty bytes are less");
     let refused = bench.connection.deliver(large(), 1, &mut bench.out);
     assert_eq!(refused, Err(Undeliverable::TooLarge));
     assert!(bench.connection.deliver(message(QoS::AtLeastOnce, b"x"), 1, &mut bench.out).is_ok());
 
-    let mut roomy = Bench::connect(Connect { clean_start: false, ..v5() }, Settings::default());
+    let mut roomy = Bench::connect(ConnectPacket { clean_start: false, ..v5() }, MqttSettings::default());
     roomy.connection.deliver(large(), 70, &mut roomy.out).expect("there is room");
-    let mut bench = Bench::new(Settings::default());
+    let mut bench = Bench::new(MqttSettings::default());
     bench.say(&Packet::Connect(Box::new(connect())));
     let kept = roomy.connection.take_session();
     assert_eq!(bench.connection.accept(Some(kept), None, bench.now, &mut bench.out), [70]);
@@ -353,12 +353,12 @@ fn what_is_larger_than_the_client_takes_is_never_sent() {
 fn topic_aliases_work_in_both_directions() {
     let asked = PropertyList::new().with(Property::TopicAliasMaximum(1));
     let mut bench =
-        Bench::connect(Connect { properties: asked.as_properties(), ..v5() }, Settings::default());
+        Bench::connect(ConnectPacket { properties: asked.as_properties(), ..v5() }, MqttSettings::default());
     let aliased = |topic, alias| {
         let properties = PropertyList::new().with(Property::TopicAlias(alias));
         let mut bytes = Vec::new();
         let (payload, properties) = (Payload::new(b"x"), properties.as_properties());
-        let publish = Publish {
+        let publish = PublishPacket {
             dup: false,
             qos: QoS::AtMostOnce,
             retain: false,
@@ -367,7 +367,7 @@ fn topic_aliases_work_in_both_directions() {
             properties,
             payload,
         };
-        publish.encode(Version::V5, &mut bytes);
+        publish.encode(MqttVersion::V5, &mut bytes);
         bytes
     };
     assert_eq!(bench.say_bytes(&aliased("long/topic", 3)), "publish long/topic x");
@@ -379,7 +379,7 @@ fn topic_aliases_work_in_both_directions() {
         bench
             .connection
             .deliver(
-                Message { topic: "first/topic".into(), ..message(QoS::AtMostOnce, b"1") },
+                OutgoingMessage { topic: "first/topic".into(), ..message(QoS::AtMostOnce, b"1") },
                 0,
                 &mut bench.out,
             )
@@ -387,7 +387,7 @@ fn topic_aliases_work_in_both_directions() {
         bench
             .connection
             .deliver(
-                Message { topic: "second/topic".into(), ..message(QoS::AtMostOnce, b"2") },
+                OutgoingMessage { topic: "second/topic".into(), ..message(QoS::AtMostOnce, b"2") },
                 0,
                 &mut bench.out,
             )
@@ -400,13 +400,13 @@ fn topic_aliases_work_in_both_directions() {
     );
     assert!(bench.say_bytes(&aliased("", 4)).contains("topic alias that was not given a topic"));
     assert_eq!(bench.heard(), ["disconnect 0x82 Protocol Error"]);
-    let mut bench = Bench::connect(v5(), Settings::default());
+    let mut bench = Bench::connect(v5(), MqttSettings::default());
     assert!(bench.say_bytes(&aliased("x", 17)).contains("TopicAliasInvalid"));
 }
 
 #[test]
 fn subscriptions_are_judged_line_by_line() {
-    let mut bench = Bench::connect(v5(), Settings { shared: false, ..Settings::default() });
+    let mut bench = Bench::connect(v5(), MqttSettings { shared: false, ..MqttSettings::default() });
     bench.heard();
     let known = Subscription { options: SubscribeOptions::default(), identifier: None };
     bench.connection.session_mut().subscribe("known", known);
@@ -416,7 +416,7 @@ fn subscriptions_are_judged_line_by_line() {
     let requests = requests.map(|filter| SubscribeRequest { filter, options: if_new });
     let packet = Subscribe {
         packet_id: 3,
-        properties: Properties::NONE,
+        properties: PacketProperties::NONE,
         requests: Requests::write(&mut buffer, requests),
     };
     assert_eq!(
@@ -429,7 +429,7 @@ fn subscriptions_are_judged_line_by_line() {
     assert_eq!(bench.heard(), ["suback 3 [Success, TopicFilterInvalid]"]);
     let mut buffer = Vec::new();
     let filters = Filters::write(&mut buffer, ["known"]);
-    let packet = Unsubscribe { packet_id: 4, properties: Properties::NONE, filters };
+    let packet = Unsubscribe { packet_id: 4, properties: PacketProperties::NONE, filters };
     assert!(bench.say(&Packet::Unsubscribe(packet)).contains("known"));
     bench.connection.unsubscribed(4, [ReasonCode::NoSubscriptionExisted], &mut bench.out);
     assert_eq!(bench.heard(), ["unsuback 4 [NoSubscriptionExisted]"]);
@@ -437,11 +437,11 @@ fn subscriptions_are_judged_line_by_line() {
 
 #[test]
 fn no_local_on_a_shared_subscription_is_a_protocol_error() {
-    let mut bench = Bench::connect(v5(), Settings::default());
+    let mut bench = Bench::connect(v5(), MqttSettings::default());
     let mut buffer = Vec::new();
     let options = SubscribeOptions { no_local: true, ..SubscribeOptions::default() };
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "$share/g/x", options }]);
-    let packet = Packet::Subscribe(Subscribe { packet_id: 3, properties: Properties::NONE, requests });
+    let packet = Packet::Subscribe(Subscribe { packet_id: 3, properties: PacketProperties::NONE, requests });
     assert!(bench.say(&packet).contains("ProtocolError"));
 }
 
@@ -457,8 +457,8 @@ fn the_will_is_due_unless_the_client_says_goodbye() {
         payload: b"bye",
     };
     let asked = PropertyList::new().with(Property::SessionExpiryInterval(30));
-    let connect = || Connect { will: Some(will), properties: asked.as_properties(), ..v5() };
-    let bench = || Bench::connect(connect(), Settings::default());
+    let connect = || ConnectPacket { will: Some(will), properties: asked.as_properties(), ..v5() };
+    let bench = || Bench::connect(connect(), MqttSettings::default());
     let end = bench().connection.handle_eof().expect("it ends");
     assert_eq!((end.session_expiry, end.will_delay()), (30, Some(Duration::from_secs(30))));
     let will = end.will.expect("it is due");
@@ -482,17 +482,17 @@ fn a_disconnect_may_change_the_session_expiry_but_not_from_nothing() {
     let packet = Disconnect { reason: ReasonCode::Success, properties: longer.as_properties() };
     let asked = PropertyList::new().with(Property::SessionExpiryInterval(5));
     let mut bench =
-        Bench::connect(Connect { properties: asked.as_properties(), ..v5() }, Settings::default());
+        Bench::connect(ConnectPacket { properties: asked.as_properties(), ..v5() }, MqttSettings::default());
     assert!(bench.say(&Packet::Disconnect(packet)).contains("session_expiry: 9"));
-    let mut bench = Bench::connect(v5(), Settings::default());
+    let mut bench = Bench::connect(v5(), MqttSettings::default());
     assert!(bench.say(&Packet::Disconnect(packet)).contains("ProtocolError"));
 }
 
 #[test]
 fn older_sessions_last_for_ever_or_not_at_all() {
     for (clean_start, expected) in [(true, 0), (false, u32::MAX)] {
-        let connect = Connect { clean_start, ..Connect::new(Version::V31, "c") };
-        let mut bench = Bench::connect(connect, Settings::default());
+        let connect = ConnectPacket { clean_start, ..ConnectPacket::new(MqttVersion::V31, "c") };
+        let mut bench = Bench::connect(connect, MqttSettings::default());
         assert_eq!(bench.connection.wants_session(), !clean_start);
         assert_eq!(bench.connection.handle_eof().map(|end| end.session_expiry), Some(expected));
     }
@@ -501,16 +501,16 @@ fn older_sessions_last_for_ever_or_not_at_all() {
 #[test]
 fn packets_out_of_place_end_the_connection() {
     let connack =
-        ConnAck { session_present: false, reason: ReasonCode::Success, properties: Properties::NONE };
+        ConnAck { session_present: false, reason: ReasonCode::Success, properties: PacketProperties::NONE };
     for packet in [Packet::Connect(Box::new(v5())), Packet::ConnAck(connack), Packet::PingResp] {
-        let mut bench = Bench::connect(v5(), Settings::default());
+        let mut bench = Bench::connect(v5(), MqttSettings::default());
         bench.heard();
         assert!(bench.say(&packet).contains("ProtocolError"), "{packet:?}");
         assert_eq!(bench.heard(), ["disconnect 0x82 Protocol Error"]);
         assert_eq!(bench.say_bytes(b"anything"), "", "what follows is thrown away");
     }
-    let mut bench = Bench::connect(v5(), Settings::default());
-    let end = bench.connection.fail(Fault::new(ReasonCode::PacketTooLarge, "too large"), &mut bench.out);
+    let mut bench = Bench::connect(v5(), MqttSettings::default());
+    let end = bench.connection.fail(MqttFault::new(ReasonCode::PacketTooLarge, "too large"), &mut bench.out);
     assert!(end.is_some() && !bench.connection.is_connected());
 }
 
@@ -523,5 +523,5 @@ fn user_names_may_carry_a_vhost() {
 
 #[test]
 fn an_idle_connection_is_small() {
-    assert!(size_of::<Connection>() <= 512, "{}", size_of::<Connection>());
+    assert!(size_of::<ServerConnection>() <= 512, "{}", size_of::<ServerConnection>());
 }

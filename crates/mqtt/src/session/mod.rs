@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 pub use outgoing::{InFlight, Outgoing, Stage};
-pub use store::DecodeError;
+pub use store::SessionDecodeError;
 
-use crate::packet::{Payload, Publish, QoS, SubscribeOptions, Version};
+use crate::packet::{MqttVersion, Payload, PublishPacket, QoS, SubscribeOptions};
 use crate::properties::PropertyList;
 
 /// The session state of one client.
@@ -45,7 +45,7 @@ impl Subscription {
 
 /// A message for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub struct OutgoingMessage {
     /// The topic to which it was published.
     pub topic: Box<str>,
     /// The quality at which it is sent: the lower of the publisher's and the subscription's.
@@ -62,10 +62,15 @@ pub struct Message {
     pub payload: Bytes,
 }
 
-impl Message {
-    pub(crate) fn as_publish<'a>(&'a self, version: Version, packet_id: u16, dup: bool) -> Publish<'a> {
+impl OutgoingMessage {
+    pub(crate) fn as_publish<'a>(
+        &'a self,
+        version: MqttVersion,
+        packet_id: u16,
+        dup: bool,
+    ) -> PublishPacket<'a> {
         let properties = if version.is_5() { self.properties.as_properties() } else { Default::default() };
-        Publish {
+        PublishPacket {
             dup,
             qos: self.qos,
             retain: self.retain,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Message;
+use super::OutgoingMessage;
 use crate::packet::QoS;
 
 /// The messages in the order of their first sending, in which they are also sent again (section 4.6).
@@ -30,7 +30,7 @@ pub struct InFlight {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stage {
     /// PUBLISH was sent; PUBACK or PUBREC is expected. The message is stored in case it has to be sent again.
-    Published(Message),
+    Published(OutgoingMessage),
     /// PUBREC was received; the server stores that before it sends PUBREL.
     Received,
     /// PUBREL was sent; PUBCOMP is expected.
@@ -60,7 +60,7 @@ impl Outgoing {
     }
 
     /// Adds a message that is being sent, and assigns an identifier. There must be room.
-    pub(crate) fn add(&mut self, tag: u64, message: Message) -> u16 {
+    pub(crate) fn add(&mut self, tag: u64, message: OutgoingMessage) -> u16 {
         debug_assert!(self.unsent == 0 && self.entries.len() < usize::from(u16::MAX));
         loop {
             self.last_id = self.last_id.checked_add(1).unwrap_or(1);
@@ -108,7 +108,7 @@ impl Outgoing {
 
     /// Prepares for a new connection: all entries are to be sent again, except messages that `keep` rejects,
     /// whose tags are returned.
-    pub(crate) fn resume(&mut self, keep: impl Fn(&Message) -> bool) -> Vec<u64> {
+    pub(crate) fn resume(&mut self, keep: impl Fn(&OutgoingMessage) -> bool) -> Vec<u64> {
         let mut dropped = Vec::new();
         self.entries.retain(|entry| match &entry.stage {
             Stage::Published(message) if !keep(message) => {

@@ -6,8 +6,8 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::{InFlight, Message, Session, Stage, Subscription};
-use crate::packet::{QoS, SubscribeOptions, Version};
+use super::{InFlight, OutgoingMessage, Session, Stage, Subscription};
+use crate::packet::{MqttVersion, QoS, SubscribeOptions};
 use crate::properties::PropertyList;
 
 /// The first byte; a later layout has a higher one.
@@ -15,15 +15,15 @@ const LAYOUT: u8 = 1;
 
 /// The bytes are not a valid session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DecodeError;
+pub struct SessionDecodeError;
 
-impl fmt::Display for DecodeError {
+impl fmt::Display for SessionDecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not a stored session")
     }
 }
 
-impl std::error::Error for DecodeError {}
+impl std::error::Error for SessionDecodeError {}
 
 impl Session {
     /// Appends the session in its disk format. Messages from the client that were not accepted are left out:
@@ -65,16 +65,17 @@ impl Session {
     ///
     /// # Errors
     /// The bytes are not a valid session.
-    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader(bytes);
+    pub fn decode(bytes: &[u8]) -> Result<Self, SessionDecodeError> {
+        let mut reader = SessionReader(bytes);
         if reader.array::<1>()? != [LAYOUT] {
-            return Err(DecodeError);
+            return Err(SessionDecodeError);
         }
         let mut session = Self::new();
         for _ in 0..reader.u32()? {
             let filter = reader.text()?;
             let [byte] = reader.array()?;
-            let options = SubscribeOptions::from_byte(Version::V5, byte).map_err(|_| DecodeError)?;
+            let options =
+                SubscribeOptions::from_byte(MqttVersion::V5, byte).map_err(|_| SessionDecodeError)?;
             let identifier = Some(reader.u32()?).filter(|id| *id != 0);
             session.subscribe(filter, Subscription { options, identifier });
         }
@@ -84,7 +85,7 @@ impl Session {
         for _ in 0..reader.u32()? {
             session.received.insert(u16::from_be_bytes(reader.array()?), true);
         }
-        if reader.0.is_empty() { Ok(session) } else { Err(DecodeError) }
+        if reader.0.is_empty() { Ok(session) } else { Err(SessionDecodeError) }
     }
 }
 
@@ -104,26 +105,28 @@ impl InFlight {
         }
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn decode(reader: &mut SessionReader<'_>) -> Result<Self, SessionDecodeError> {
         let packet_id = u16::from_be_bytes(reader.array()?);
         let tag = u64::from_be_bytes(reader.array()?);
         let stage = match reader.array()? {
             [PUBLISHED] => {
                 let [qos, retain] = reader.array()?;
-                Stage::Published(Message {
-                    qos: QoS::from_level(qos).filter(|qos| *qos != QoS::AtMostOnce).ok_or(DecodeError)?,
+                Stage::Published(OutgoingMessage {
+                    qos: QoS::from_level(qos)
+                        .filter(|qos| *qos != QoS::AtMostOnce)
+                        .ok_or(SessionDecodeError)?,
                     retain: retain != 0,
                     redelivered: false,
                     topic: reader.text()?.into(),
-                    properties: PropertyList::from_bytes(reader.bytes()?).map_err(|_| DecodeError)?,
+                    properties: PropertyList::from_bytes(reader.bytes()?).map_err(|_| SessionDecodeError)?,
                     payload: Bytes::copy_from_slice(reader.bytes()?),
                 })
             }
             [RELEASED] => Stage::Released,
-            _ => return Err(DecodeError),
+            _ => return Err(SessionDecodeError),
         };
         if packet_id == 0 {
-            return Err(DecodeError);
+            return Err(SessionDecodeError);
         }
         Ok(Self { packet_id, tag, stage })
     }
@@ -141,27 +144,27 @@ fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-struct Reader<'a>(&'a [u8]);
+struct SessionReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(DecodeError)?;
+impl<'a> SessionReader<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], SessionDecodeError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(SessionDecodeError)?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    fn u32(&mut self) -> Result<u32, DecodeError> {
+    fn u32(&mut self) -> Result<u32, SessionDecodeError> {
         self.array().map(u32::from_be_bytes)
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8], DecodeError> {
+    fn bytes(&mut self) -> Result<&'a [u8], SessionDecodeError> {
         let len = self.u32()? as usize;
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(DecodeError)?;
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(SessionDecodeError)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn text(&mut self) -> Result<&'a str, DecodeError> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| DecodeError)
+    fn text(&mut self) -> Result<&'a str, SessionDecodeError> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| SessionDecodeError)
     }
 }

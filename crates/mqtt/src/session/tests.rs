@@ -2,8 +2,8 @@ use super::*;
 use crate::packet::RetainHandling;
 use crate::properties::Property;
 
-fn message(qos: QoS) -> Message {
-    Message {
+fn message(qos: QoS) -> OutgoingMessage {
+    OutgoingMessage {
         topic: "a/b".into(),
         qos,
         retain: true,

@@ -4,8 +4,8 @@ mod amqp;
 
 pub use amqp::{filter_to_binding_key, merged, routing_key_to_topic, topic_to_routing_key};
 
-use crate::fault::Fault;
-use crate::properties::Properties;
+use crate::fault::MqttFault;
+use crate::properties::PacketProperties;
 use crate::reason::ReasonCode;
 
 /// Validates a topic name, which a message is published to.
@@ -13,24 +13,24 @@ use crate::reason::ReasonCode;
 /// # Errors
 /// Topic Name invalid: it is empty or contains a wildcard (MQTT-3.3.2-2, MQTT-4.7.3-1). Decoding the packet
 /// has ruled out U+0000 and names that are too long.
-pub fn check_name(name: &str) -> Result<(), Fault> {
+pub fn check_name(name: &str) -> Result<(), MqttFault> {
     if name.is_empty() {
-        return Err(Fault::new(ReasonCode::TopicNameInvalid, "empty topic name"));
+        return Err(MqttFault::new(ReasonCode::TopicNameInvalid, "empty topic name"));
     }
     if name.bytes().any(|byte| matches!(byte, b'+' | b'#')) {
-        return Err(Fault::new(ReasonCode::TopicNameInvalid, "topic name with a wildcard"));
+        return Err(MqttFault::new(ReasonCode::TopicNameInvalid, "topic name with a wildcard"));
     }
     Ok(())
 }
 
 /// Validates the Response Topic, which must be a topic name (MQTT-3.3.2-14).
-pub(crate) fn check_response(properties: &Properties<'_>) -> Result<(), Fault> {
+pub(crate) fn check_response(properties: &PacketProperties<'_>) -> Result<(), MqttFault> {
     if properties.is_empty() {
         return Ok(());
     }
     match properties.response_topic() {
         Some(topic) if check_name(topic).is_err() => {
-            Err(Fault::protocol("response topic is not a topic name"))
+            Err(MqttFault::protocol("response topic is not a topic name"))
         }
         _ => Ok(()),
     }
@@ -52,8 +52,8 @@ impl<'a> TopicFilter<'a> {
     /// # Errors
     /// Topic Filter invalid: it is empty, a wildcard is not alone in its level, `#` is not the last level
     /// (section 4.7.1), or a share has no name, a name with a wildcard, or no filter (section 4.8.2).
-    pub fn parse(text: &'a str, shared: bool) -> Result<Self, Fault> {
-        const INVALID: Fault = Fault::new(ReasonCode::TopicFilterInvalid, "invalid topic filter");
+    pub fn parse(text: &'a str, shared: bool) -> Result<Self, MqttFault> {
+        const INVALID: MqttFault = MqttFault::new(ReasonCode::TopicFilterInvalid, "invalid topic filter");
         let (group, filter) = match text.strip_prefix(SHARE).filter(|_| shared) {
             Some(rest) => {
                 let (group, filter) = rest.split_once('/').ok_or(INVALID)?;

@@ -2,20 +2,21 @@
 //! check it against other implementations.
 
 use mqtt::packet::{
-    Ack, AckKind, Auth, ConnAck, Connect, Disconnect, Filters, Payload, Publish, Reasons, Requests,
-    RetainHandling, SubAck, Subscribe, SubscribeOptions, SubscribeRequest, UnsubAck, Unsubscribe, Will,
+    Ack, AckKind, Auth, ConnAck, ConnectPacket, Disconnect, Filters, Payload, PublishPacket, Reasons,
+    Requests, RetainHandling, SubAck, Subscribe, SubscribeOptions, SubscribeRequest, UnsubAck, Unsubscribe,
+    Will,
 };
-use mqtt::{Holder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
+use mqtt::{Holder, MqttVersion, Packet, PacketProperties, Property, PropertyList, QoS, ReasonCode};
 use proptest::prelude::*;
 use proptest::sample::select;
 
 /// A version.
-pub fn any_version() -> impl Strategy<Value = Version> {
-    select(&[Version::V31, Version::V311, Version::V5][..])
+pub fn any_version() -> impl Strategy<Value = MqttVersion> {
+    select(&[MqttVersion::V31, MqttVersion::V311, MqttVersion::V5][..])
 }
 
 /// The bytes of a valid packet of this version.
-pub fn any_packet(version: Version) -> BoxedStrategy<Vec<u8>> {
+pub fn any_packet(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let mut kinds = vec![
         any_connect(version),
         any_connack(version),
@@ -35,7 +36,7 @@ pub fn any_packet(version: Version) -> BoxedStrategy<Vec<u8>> {
     proptest::strategy::Union::new(kinds).boxed()
 }
 
-fn encoded(version: Version, packet: &Packet<'_>) -> Vec<u8> {
+fn encoded(version: MqttVersion, packet: &Packet<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     packet.encode(version, &mut bytes);
     bytes
@@ -59,7 +60,7 @@ fn data() -> BoxedStrategy<Vec<u8>> {
 }
 
 /// A valid property list for `holder`; empty before 5.0.
-pub fn any_properties(version: Version, holder: Holder) -> BoxedStrategy<PropertyList> {
+pub fn any_properties(version: MqttVersion, holder: Holder) -> BoxedStrategy<PropertyList> {
     if !version.is_5() {
         return Just(PropertyList::new()).boxed();
     }
@@ -125,7 +126,7 @@ fn any_qos() -> impl Strategy<Value = QoS> {
     select(&[QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce][..])
 }
 
-fn any_connect(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_connect(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let will = (any_qos(), any::<bool>(), any_properties(version, Holder::Will), topic(), data());
     let login = (proptest::option::of(text()), proptest::option::of(data()));
     let rest = (any::<bool>(), any::<u16>(), any_properties(version, Holder::Connect), text());
@@ -139,21 +140,21 @@ fn any_connect(version: Version) -> BoxedStrategy<Vec<u8>> {
                 payload,
             });
             let password = password.as_deref().filter(|_| version.is_5() || user.is_some());
-            let connect = Connect {
+            let connect = ConnectPacket {
                 clean_start,
                 keep_alive,
                 properties: properties.as_properties(),
                 will,
                 user_name: user.as_deref(),
                 password,
-                ..Connect::new(version, &client_id)
+                ..ConnectPacket::new(version, &client_id)
             };
             encoded(version, &Packet::Connect(Box::new(connect)))
         })
         .boxed()
 }
 
-fn any_connack(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_connack(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let reasons = [
         ReasonCode::Success,
         ReasonCode::NotAuthorized,
@@ -170,7 +171,7 @@ fn any_connack(version: Version) -> BoxedStrategy<Vec<u8>> {
 }
 
 /// A valid PUBLISH, sometimes a large one.
-pub fn any_publish(version: Version) -> BoxedStrategy<Vec<u8>> {
+pub fn any_publish(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let payload = prop_oneof![
         9 => data(),
         1 => (7_900usize..9_000, any::<u8>()).prop_map(|(len, byte)| vec![byte; len]).boxed(),
@@ -179,7 +180,7 @@ pub fn any_publish(version: Version) -> BoxedStrategy<Vec<u8>> {
     (ids, topic(), any_properties(version, Holder::Publish), payload)
         .prop_map(move |((dup, qos, retain, packet_id), topic, properties, payload)| {
             let packet_id = if qos == QoS::AtMostOnce { 0 } else { packet_id };
-            let publish = Publish {
+            let publish = PublishPacket {
                 dup: dup && qos != QoS::AtMostOnce,
                 qos,
                 retain,
@@ -193,7 +194,7 @@ pub fn any_publish(version: Version) -> BoxedStrategy<Vec<u8>> {
         .boxed()
 }
 
-fn any_ack(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_ack(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let kinds = [AckKind::PubAck, AckKind::PubRec, AckKind::PubRel, AckKind::PubComp];
     (select(kinds.to_vec()), 1..u16::MAX, any::<bool>(), any_properties(version, Holder::Ack))
         .prop_map(move |(kind, packet_id, fails, properties)| {
@@ -208,7 +209,7 @@ fn any_ack(version: Version) -> BoxedStrategy<Vec<u8>> {
         .boxed()
 }
 
-fn any_subscribe(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_subscribe(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let handling = select(&[RetainHandling::Always, RetainHandling::IfNew, RetainHandling::Never][..]);
     let line = (filter(), any_qos(), any::<bool>(), handling);
     let lines = proptest::collection::vec(line, 1..4);
@@ -231,7 +232,7 @@ fn any_subscribe(version: Version) -> BoxedStrategy<Vec<u8>> {
         .boxed()
 }
 
-fn any_unsubscribe(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_unsubscribe(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let filters = proptest::collection::vec(filter(), 1..4);
     (1..u16::MAX, filters, any_properties(version, Holder::Unsubscribe))
         .prop_map(move |(packet_id, filters, properties)| {
@@ -243,14 +244,14 @@ fn any_unsubscribe(version: Version) -> BoxedStrategy<Vec<u8>> {
         .boxed()
 }
 
-fn any_suback(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_suback(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let reasons = [ReasonCode::Success, ReasonCode::UnspecifiedError, ReasonCode::NotAuthorized];
     let reasons = proptest::collection::vec(select(reasons.to_vec()), 1..4);
     (any::<bool>(), 1..u16::MAX, reasons, any_properties(version, Holder::SubAck))
         .prop_map(move |(subscribed, packet_id, reasons, properties)| {
             let mut buffer = Vec::new();
             let reasons = Reasons::write(&mut buffer, reasons);
-            let properties = if version.is_5() { properties.as_properties() } else { Properties::NONE };
+            let properties = if version.is_5() { properties.as_properties() } else { PacketProperties::NONE };
             encoded(
                 version,
                 &match subscribed {
@@ -262,7 +263,7 @@ fn any_suback(version: Version) -> BoxedStrategy<Vec<u8>> {
         .boxed()
 }
 
-fn any_disconnect(version: Version) -> BoxedStrategy<Vec<u8>> {
+fn any_disconnect(version: MqttVersion) -> BoxedStrategy<Vec<u8>> {
     let reasons = [ReasonCode::Success, ReasonCode::DisconnectWithWill, ReasonCode::ServerShuttingDown];
     (select(reasons.to_vec()), any_properties(version, Holder::Disconnect))
         .prop_map(move |(reason, properties)| {
@@ -274,14 +275,14 @@ fn any_disconnect(version: Version) -> BoxedStrategy<Vec<u8>> {
 }
 
 fn any_auth() -> BoxedStrategy<Vec<u8>> {
-    (any::<bool>(), any_properties(Version::V5, Holder::Auth))
+    (any::<bool>(), any_properties(MqttVersion::V5, Holder::Auth))
         .prop_map(|(goes_on, mut properties)| {
             let reason = if goes_on { ReasonCode::ContinueAuthentication } else { ReasonCode::Success };
             if properties.as_properties().authentication_method().is_none() {
                 properties.push(Property::AuthenticationMethod("SCRAM"));
             }
             let properties = properties.as_properties();
-            encoded(Version::V5, &Packet::Auth(Auth { reason, properties }))
+            encoded(MqttVersion::V5, &Packet::Auth(Auth { reason, properties }))
         })
         .boxed()
 }

@@ -1,15 +1,15 @@
 //! Decoding does not depend on how a stream is cut into reads, and no input makes a decoder panic.
 
-use mqtt::server::{Connection, Settings};
-use mqtt::{Decoder, Version};
+use mqtt::server::{MqttSettings, ServerConnection};
+use mqtt::{MqttVersion, PacketDecoder};
 use proptest::prelude::*;
 
 use crate::bodies;
 use crate::common::{any_packet, any_version};
 
 /// Decodes `stream`, given `step` more bytes at a time, and encodes the packets again.
-fn heard(version: Version, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
-    let mut decoder = Decoder::new(version, u32::MAX);
+fn heard(version: MqttVersion, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
+    let mut decoder = PacketDecoder::new(version, u32::MAX);
     let (mut heard, mut start, mut end) = (Vec::new(), 0, 0);
     while end < stream.len() {
         end = (end + step).min(stream.len());
@@ -50,7 +50,7 @@ fn a_packet_in_single_bytes_is_looked_at_once_for_each_of_them() {
     // The packet must not be left in the input, where the reader would pass all of it again for each byte.
     let mut packet = vec![0x30, 0x80, 0x80, 0x40, 0, 1, b'a'];
     packet.resize(packet.len() + (1 << 20) - 3, 7);
-    let mut connection = Connection::new(Settings::default());
+    let mut connection = ServerConnection::new(MqttSettings::default());
     let mut out: Vec<u8> = Vec::new();
     let now = std::time::Instant::now();
     let connect = b"\x10\x0d\0\x04MQTT\x04\x02\0\0\0\x01c";

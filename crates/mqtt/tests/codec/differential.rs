@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqtt::{Decoder, Header, Packet, Version};
+use mqtt::{FixedHeader, MqttVersion, Packet, PacketDecoder};
 use mqtt_protocol_core::mqtt::packet::{v3_1_1 as old, v5_0 as new};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -22,8 +22,8 @@ macro_rules! read {
 }
 
 /// The packet as the other implementation writes it after reading it.
-fn theirs(version: Version, bytes: &[u8]) -> Option<Vec<u8>> {
-    let header = Header::parse(bytes).ok()??;
+fn theirs(version: MqttVersion, bytes: &[u8]) -> Option<Vec<u8>> {
+    let header = FixedHeader::parse(bytes).ok()??;
     let body = bytes.get(header.len..header.packet_len())?;
     let (number, flags) = (header.first >> 4, header.first & 15);
     if version.is_5() {
@@ -39,16 +39,19 @@ fn theirs(version: Version, bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// Valid from 5.0 on (section 3.1.2.9), but the other implementation refuses it.
 fn is_password_without_user(bytes: &[u8]) -> bool {
-    let mut decoder = Decoder::new(Version::V5, u32::MAX);
+    let mut decoder = PacketDecoder::new(MqttVersion::V5, u32::MAX);
     match decoder.decode(bytes).ok().and_then(|step| step.packet) {
         Some(Packet::Connect(connect)) => connect.password.is_some() && connect.user_name.is_none(),
         _ => false,
     }
 }
 
-fn both(packet: impl Fn(Version) -> BoxedStrategy<Vec<u8>>) -> impl Strategy<Value = (Version, Vec<u8>)> {
+fn both(
+    packet: impl Fn(MqttVersion) -> BoxedStrategy<Vec<u8>>,
+) -> impl Strategy<Value = (MqttVersion, Vec<u8>)> {
     let packet = std::rc::Rc::new(packet);
-    select(&[Version::V311, Version::V5][..]).prop_flat_map(move |version| (Just(version), packet(version)))
+    select(&[MqttVersion::V311, MqttVersion::V5][..])
+        .prop_flat_map(move |version| (Just(version), packet(version)))
 }
 
 proptest! {
@@ -72,7 +75,7 @@ proptest! {
             let at = at % bytes.len();
             bytes[at] = byte;
         }
-        let mut decoder = Decoder::new(version, u32::MAX);
+        let mut decoder = PacketDecoder::new(version, u32::MAX);
         let ours = decoder.decode(&bytes).ok().and_then(|step| step.packet);
         let theirs = theirs(version, &bytes);
         if let (Some(ours), Some(theirs)) = (ours, theirs) {
@@ -80,7 +83,7 @@ proptest! {
             if let Packet::Connect(connect) = &ours {
                 prop_assert_eq!(connect.version.is_5(), version.is_5());
             }
-            let mut decoder = Decoder::new(version, u32::MAX);
+            let mut decoder = PacketDecoder::new(version, u32::MAX);
             let step = decoder.decode(&theirs);
             prop_assert_eq!(step.map(|step| step.packet), Ok(Some(ours)));
         }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use bytes::Bytes;
-use mqtt::packet::{Ack, AckKind, Connect, Payload, Publish};
-use mqtt::server::{Connection, Event, Settings};
-use mqtt::session::{Message, Session};
-use mqtt::{Decoder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
+use mqtt::packet::{Ack, AckKind, ConnectPacket, Payload, PublishPacket};
+use mqtt::server::{MqttEvent, MqttSettings, ServerConnection};
+use mqtt::session::{OutgoingMessage, Session};
+use mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
 use mutations::Random;
 
 /// Programs per version; half a second each in a debug build.
@@ -20,7 +20,7 @@ const WINDOW: u16 = 3;
 
 #[test]
 fn nothing_is_lost_and_nothing_of_qos_2_comes_twice() {
-    for version in [Version::V31, Version::V311, Version::V5] {
+    for version in [MqttVersion::V31, MqttVersion::V311, MqttVersion::V5] {
         for seed in 1..=PROGRAMS {
             World::new(version, seed).run();
         }
@@ -38,11 +38,11 @@ struct Disk {
 }
 
 struct World {
-    version: Version,
+    version: MqttVersion,
     random: Random,
     now: Instant,
     client: Client,
-    server: Option<Connection>,
+    server: Option<ServerConnection>,
     /// The session between connections.
     kept: Option<Session>,
     memory: Disk,
@@ -76,7 +76,7 @@ struct Client {
 }
 
 impl World {
-    fn new(version: Version, seed: u64) -> Self {
+    fn new(version: MqttVersion, seed: u64) -> Self {
         Self {
             version,
             random: Random::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
@@ -123,7 +123,7 @@ impl World {
     fn is_quiet(&mut self) -> bool {
         self.rounds += 1;
         assert!(self.rounds < 100_000, "something got stuck");
-        let session = self.server.as_ref().map(Connection::session);
+        let session = self.server.as_ref().map(ServerConnection::session);
         self.client.outgoing.is_empty()
             && self.memory.queue.is_empty()
             && session.is_some_and(|session| session.in_flight().count() + session.received().count() == 0)
@@ -191,7 +191,7 @@ impl World {
                 && let Some((tag, qos)) =
                     self.memory.queue.iter().find(|(tag, _)| !server.session().holds(**tag))
             {
-                let message = Message {
+                let message = OutgoingMessage {
                     topic: "to/client".into(),
                     qos: *qos,
                     retain: false,
@@ -211,7 +211,7 @@ impl World {
 
     /// Writes the server's state to disk before its output is sent.
     fn commit(&mut self, out: Vec<u8>) {
-        let session = self.server.as_ref().map(Connection::session).or(self.kept.as_ref());
+        let session = self.server.as_ref().map(ServerConnection::session).or(self.kept.as_ref());
         self.memory.session = session.map(|session| {
             let mut bytes = Vec::new();
             session.encode(&mut bytes);
@@ -225,17 +225,19 @@ impl World {
         if self.client.is_connected {
             return;
         }
-        let settings = Settings { receive_maximum: WINDOW, in_flight: WINDOW + 1, ..Settings::default() };
-        let mut server = Connection::new(settings);
+        let settings =
+            MqttSettings { receive_maximum: WINDOW, in_flight: WINDOW + 1, ..MqttSettings::default() };
+        let mut server = ServerConnection::new(settings);
         let asked = PropertyList::new()
             .with(Property::ReceiveMaximum(WINDOW))
             .with(Property::SessionExpiryInterval(u32::MAX));
-        let properties = if self.version.is_5() { asked.as_properties() } else { Properties::NONE };
-        let connect = Connect { clean_start: false, properties, ..Connect::new(self.version, "c") };
+        let properties = if self.version.is_5() { asked.as_properties() } else { PacketProperties::NONE };
+        let connect =
+            ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(self.version, "c") };
         let (mut bytes, mut out) = (Vec::new(), Vec::new());
         Packet::Connect(Box::new(connect)).encode(self.version, &mut bytes);
         let step = server.handle_input(&bytes, self.now, &mut out);
-        assert!(matches!(step.event, Some(Event::Connect(_))));
+        assert!(matches!(step.event, Some(MqttEvent::Connect(_))));
         assert!(server.wants_session());
         let kept = self.kept.take();
         // A session that never existed is equivalent to a lost one: the client has sent nothing by then.
@@ -262,21 +264,21 @@ impl World {
             let step = server.handle_input(&self.up[at..len], self.now, &mut out);
             at += step.taken;
             match step.event {
-                Some(Event::Publish(publish)) => {
+                Some(MqttEvent::Publish(publish)) => {
                     let number =
                         u32::from_be_bytes(publish.payload.bytes().try_into().expect("it is a number"));
                     self.memory.published.push((publish.qos, number));
                     accepted.push(publish.packet_id);
                 }
-                Some(Event::Released { packet_id }) => self.undecided.push(Decision::Complete(packet_id)),
-                Some(Event::Delivered { tag, packet_id, reason, to_be_released }) => {
+                Some(MqttEvent::Released { packet_id }) => self.undecided.push(Decision::Complete(packet_id)),
+                Some(MqttEvent::Delivered { tag, packet_id, reason, to_be_released }) => {
                     assert_eq!(reason, ReasonCode::Success);
                     self.memory.queue.remove(&tag);
                     if to_be_released {
                         self.undecided.push(Decision::Release(packet_id));
                     }
                 }
-                Some(Event::Completed { .. }) => {}
+                Some(MqttEvent::Completed { .. }) => {}
                 Some(other) => panic!("{other:?}"),
                 None if step.taken == 0 => break,
                 None => {}
@@ -308,7 +310,7 @@ impl World {
     /// A random part of the server's bytes arrives at the client.
     fn move_down(&mut self) {
         let len = self.random.below(self.down.len() + 1);
-        let mut decoder = Decoder::new(self.version, u32::MAX);
+        let mut decoder = PacketDecoder::new(self.version, u32::MAX);
         let mut at = 0;
         while let step = decoder.decode(&self.down[at..len]).expect("the server speaks the protocol")
             && let Some(packet) = step.packet
@@ -340,7 +342,7 @@ impl World {
 }
 
 impl Client {
-    fn hear(&mut self, version: Version, packet: &Packet<'_>, up: &mut Vec<u8>) {
+    fn hear(&mut self, version: MqttVersion, packet: &Packet<'_>, up: &mut Vec<u8>) {
         match packet {
             Packet::ConnAck(connack) => assert_eq!(connack.reason, ReasonCode::Success),
             Packet::Publish(publish) => {
@@ -372,20 +374,20 @@ impl Client {
     }
 }
 
-fn put_publish(version: Version, out: &mut Vec<u8>, packet_id: u16, number: u32, qos: QoS, dup: bool) {
+fn put_publish(version: MqttVersion, out: &mut Vec<u8>, packet_id: u16, number: u32, qos: QoS, dup: bool) {
     let payload = &number.to_be_bytes();
-    let publish = Publish {
+    let publish = PublishPacket {
         dup,
         qos,
         retain: false,
         topic: "from/client",
         packet_id,
-        properties: Properties::NONE,
+        properties: PacketProperties::NONE,
         payload: Payload::new(payload),
     };
     publish.encode(version, out);
 }
 
-fn put_ack(version: Version, out: &mut Vec<u8>, kind: AckKind, packet_id: u16) {
+fn put_ack(version: MqttVersion, out: &mut Vec<u8>, kind: AckKind, packet_id: u16) {
     Ack::new(kind, packet_id, ReasonCode::Success).encode(version, out);
 }

@@ -1,6 +1,6 @@
 //! The fuzz targets on a small corpus and a few thousand mutations of it, without nightly and deterministically.
 
-use mqtt::Version;
+use mqtt::MqttVersion;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -37,13 +37,13 @@ fn session() -> Vec<u8> {
 /// A CONNECT of each version, followed by packets that a client may send.
 fn conversations() -> Vec<Vec<u8>> {
     let mut runner = TestRunner::deterministic();
-    [Version::V31, Version::V311, Version::V5]
+    [MqttVersion::V31, MqttVersion::V311, MqttVersion::V5]
         .into_iter()
         .flat_map(|version| {
             let mut connect = match version {
-                Version::V31 => b"\x10\x0f\0\x06MQIsdp\x03\x02\0\x3c\0\x01c".to_vec(),
-                Version::V311 => b"\x10\x0d\0\x04MQTT\x04\x02\0\x3c\0\x01c".to_vec(),
-                Version::V5 => b"\x10\x0e\0\x04MQTT\x05\x02\0\x3c\0\0\x01c".to_vec(),
+                MqttVersion::V31 => b"\x10\x0f\0\x06MQIsdp\x03\x02\0\x3c\0\x01c".to_vec(),
+                MqttVersion::V311 => b"\x10\x0d\0\x04MQTT\x04\x02\0\x3c\0\x01c".to_vec(),
+                MqttVersion::V5 => b"\x10\x0e\0\x04MQTT\x05\x02\0\x3c\0\0\x01c".to_vec(),
             };
             // A message of QoS 2 and its release, and acknowledgements of the server's deliveries.
             let empty: &[u8] = if version.is_5() { &[0] } else { &[] };

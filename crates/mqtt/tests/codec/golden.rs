@@ -1,7 +1,7 @@
 //! Packets as the specifications and other implementations write them.
 
 use mqtt::packet::{AckKind, RetainHandling};
-use mqtt::{Decoder, Packet, QoS, ReasonCode, Version};
+use mqtt::{MqttVersion, Packet, PacketDecoder, QoS, ReasonCode};
 
 /// Made by `fixtures/make_golden.py` with paho-mqtt.
 const FIXTURES: &str = include_str!("fixtures/golden.txt");
@@ -12,8 +12,8 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| value(pair[0]) << 4 | value(pair[1])).collect()
 }
 
-fn check(version: Version, bytes: &[u8], check: impl FnOnce(&Packet<'_>)) {
-    let mut decoder = Decoder::new(version, u32::MAX);
+fn check(version: MqttVersion, bytes: &[u8], check: impl FnOnce(&Packet<'_>)) {
+    let mut decoder = PacketDecoder::new(version, u32::MAX);
     let step = decoder.decode(bytes).unwrap_or_else(|fault| panic!("{fault}: {bytes:x?}"));
     assert_eq!(step.taken, bytes.len());
     let packet = step.packet.expect("it is whole");
@@ -30,9 +30,9 @@ fn the_connect_of_the_specification() {
         "10 33 0004 4d515454 05 ce 000a 05 11 0000000a 0002 6331 05 18 00000007 0004 77696c6c 0003 627965 0004 75736572 \
          0006 736563726574",
     );
-    check(Version::V5, &bytes, |packet| {
+    check(MqttVersion::V5, &bytes, |packet| {
         let Packet::Connect(connect) = packet else { panic!("{packet:?}") };
-        assert_eq!((connect.version, connect.clean_start, connect.keep_alive), (Version::V5, true, 10));
+        assert_eq!((connect.version, connect.clean_start, connect.keep_alive), (MqttVersion::V5, true, 10));
         assert_eq!(connect.properties.session_expiry_interval(), Some(10));
         let will = connect.will.expect("it has one");
         assert_eq!(
@@ -51,12 +51,12 @@ fn the_connect_of_the_specification() {
 #[test]
 fn the_subscribe_of_the_specification() {
     // Section 3.8.3: a/b at QoS 1, c/d at QoS 2, with packet identifier 10.
-    check(Version::V311, &unhex("82 0e 000a 0003 612f62 01 0003 632f64 02"), |packet| {
+    check(MqttVersion::V311, &unhex("82 0e 000a 0003 612f62 01 0003 632f64 02"), |packet| {
         let Packet::Subscribe(subscribe) = packet else { panic!("{packet:?}") };
         let lines: Vec<_> = subscribe.requests.iter().map(|line| (line.filter, line.options.qos)).collect();
         assert_eq!(lines, [("a/b", QoS::AtLeastOnce), ("c/d", QoS::ExactlyOnce)]);
     });
-    check(Version::V5, &unhex("82 0c 000a 03 0b 8101 0003 612f62 2d"), |packet| {
+    check(MqttVersion::V5, &unhex("82 0c 000a 03 0b 8101 0003 612f62 2d"), |packet| {
         let Packet::Subscribe(subscribe) = packet else { panic!("{packet:?}") };
         assert_eq!(subscribe.properties.subscription_identifier(), Some(129));
         let options = subscribe.requests.iter().next().expect("there is one").options;
@@ -72,7 +72,7 @@ fn the_subscribe_of_the_specification() {
 fn acknowledgements_in_all_their_lengths() {
     let read = |version, bytes: &str| {
         let bytes = unhex(bytes);
-        let mut decoder = Decoder::new(version, u32::MAX);
+        let mut decoder = PacketDecoder::new(version, u32::MAX);
         match decoder.decode(&bytes).expect("it is valid").packet {
             Some(Packet::Ack(ack)) => {
                 (ack.kind, ack.packet_id, ack.reason, ack.properties.reason_string().is_some())
@@ -80,14 +80,14 @@ fn acknowledgements_in_all_their_lengths() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(read(Version::V311, "40 02 0001"), (AckKind::PubAck, 1, ReasonCode::Success, false));
+    assert_eq!(read(MqttVersion::V311, "40 02 0001"), (AckKind::PubAck, 1, ReasonCode::Success, false));
     assert_eq!(
-        read(Version::V5, "50 03 0001 10"),
+        read(MqttVersion::V5, "50 03 0001 10"),
         (AckKind::PubRec, 1, ReasonCode::NoMatchingSubscribers, false)
     );
-    assert_eq!(read(Version::V5, "62 04 0001 00 00"), (AckKind::PubRel, 1, ReasonCode::Success, false));
+    assert_eq!(read(MqttVersion::V5, "62 04 0001 00 00"), (AckKind::PubRel, 1, ReasonCode::Success, false));
     assert_eq!(
-        read(Version::V5, "70 08 0001 92 04 1f 0001 78"),
+        read(MqttVersion::V5, "70 08 0001 92 04 1f 0001 78"),
         (AckKind::PubComp, 1, ReasonCode::PacketIdentifierNotFound, true)
     );
 }
@@ -116,11 +116,11 @@ fn what_the_specification_calls_malformed_is_refused() {
     ];
     for (name, bytes) in cases {
         let bytes = unhex(bytes);
-        let mut decoder = Decoder::new(Version::V311, u32::MAX);
+        let mut decoder = PacketDecoder::new(MqttVersion::V311, u32::MAX);
         let told = decoder.decode(&bytes);
         assert!(told.is_err(), "{name}: {told:?}");
     }
-    let mut decoder = Decoder::new(Version::V31, u32::MAX);
+    let mut decoder = PacketDecoder::new(MqttVersion::V31, u32::MAX);
     assert!(decoder.decode(&unhex("8a 08 000a 0003 612f62 01")).is_ok(), "MQTT 3.1 has DUP there");
 }
 
@@ -133,9 +133,9 @@ fn packets_of_paho_mqtt_are_read_and_written_as_they_are() {
             panic!("{line}")
         };
         let version = match version {
-            "3" => Version::V31,
-            "4" => Version::V311,
-            _ => Version::V5,
+            "3" => MqttVersion::V31,
+            "4" => MqttVersion::V311,
+            _ => MqttVersion::V5,
         };
         check(version, &unhex(bytes), |packet| assert_eq!(format!("{:?}", packet.kind()), kind));
         count += 1;

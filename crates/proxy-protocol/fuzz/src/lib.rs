@@ -2,15 +2,15 @@
 //!
 //! To fuzz, run `cargo +nightly fuzz run header` in `crates/proxy-protocol`.
 
-use proxy_protocol::{Accepted, Header, MAX_LENGTH, Parsed, Version, parse, write};
+use proxy_protocol::{AcceptedVersions, MAX_LENGTH, Parsed, ProxyHeader, ProxyVersion, parse, write};
 
 /// Parsing a header does not depend on how reads split it, never asks for bytes beyond its end, and the
 /// header survives encoding.
 pub fn header(input: &[u8]) {
-    let whole = parse(input, Accepted::Any);
+    let whole = parse(input, AcceptedVersions::Any);
     let mut taken = 0;
     let in_pieces = loop {
-        match parse(&input[..taken], Accepted::Any) {
+        match parse(&input[..taken], AcceptedVersions::Any) {
             Ok(Parsed::Incomplete(more)) => {
                 assert!(more > 0 && taken + more <= MAX_LENGTH, "asks for {more} behind {taken}");
                 if taken + more > input.len() {
@@ -26,19 +26,19 @@ pub fn header(input: &[u8]) {
     }
     let Ok(Parsed::Complete { header, .. }) = whole else { return };
     assert_eq!(in_pieces, Some(whole));
-    for version in [Version::V1, Version::V2] {
+    for version in [ProxyVersion::V1, ProxyVersion::V2] {
         let mut bytes = Vec::new();
         write(version, &header, &mut bytes);
         let length = bytes.len();
-        let again = parse(&bytes, Accepted::Only(version));
+        let again = parse(&bytes, AcceptedVersions::Only(version));
         let Ok(Parsed::Complete { header: again, length: read }) = again else { panic!("{again:?}") };
         assert_eq!((canonical(again), read), (canonical(header), length));
     }
 }
 
 /// Addresses may have been written in the other family's form.
-fn canonical(mut header: Header) -> Header {
-    if let Header::Proxied { source, destination } = &mut header {
+fn canonical(mut header: ProxyHeader) -> ProxyHeader {
+    if let ProxyHeader::Proxied { source, destination } = &mut header {
         for address in [source, destination] {
             address.set_ip(address.ip().to_canonical());
             // Scope and flow are not transported.

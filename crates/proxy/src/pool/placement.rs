@@ -9,7 +9,7 @@ use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
 use super::{Entered, Pool};
-use crate::introduction::Introduction;
+use crate::introduction::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::{Role, Upstream};
@@ -78,7 +78,7 @@ impl Pool {
         credentials: Arc<Credentials>,
         virtual_host: Box<str>,
         role: Role,
-        introduction: Option<Introduction>,
+        introduction: Option<ClientProperties>,
         pause: Duration,
     ) {
         let pool = self.clone();
@@ -117,7 +117,7 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         role: Role,
-        introduction: Option<&Introduction>,
+        introduction: Option<&ClientProperties>,
     ) -> Result<Arc<Upstream>, Refusal> {
         // Restore first, because that may take a connection while all permits are taken.
         self.restored(virtual_host, link.declarer_id()).await?;
@@ -165,7 +165,7 @@ impl Pool {
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        let begun = self.begin(place, credentials, &Introduction::SHARED).await?;
+        let begun = self.begin(place, credentials, &ClientProperties::SHARED).await?;
         let opened = self.finish(begun, credentials, virtual_host, None, Some(role)).await;
         drop(turn);
         opened
@@ -209,7 +209,7 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        introduction: &Introduction,
+        introduction: &ClientProperties,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
         // When no other one can be opened, even the last unused one will do.
@@ -254,7 +254,8 @@ impl Pool {
         runtime.spawn(async move {
             let result = async {
                 let _permit = pool.doorkeeper.enter(&credentials).await;
-                let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
+                let begun =
+                    pool.begin(pool.place_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
             };
             if let Err(error) = result.await {

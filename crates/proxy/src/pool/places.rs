@@ -19,9 +19,9 @@ use crate::refusal::Refusal;
 
 /// A permit for one of [`crate::PoolConfig::max_connections`], returned on drop.
 #[derive(Debug)]
-pub(super) struct Place(OwnedSemaphorePermit);
+pub(super) struct ConnectionPermit(OwnedSemaphorePermit);
 
-impl Place {
+impl ConnectionPermit {
     /// The connection exists now; [`Pool::remove`] will return the permit.
     pub(super) fn keep(self) {
         self.0.forget();
@@ -55,7 +55,7 @@ pub(super) enum Entered<'p, T> {
     /// An alternative has come up; no new connection is needed.
     Instead(T),
     /// The client may begin a handshake.
-    Begin(Permit<'p>, Place),
+    Begin(Permit<'p>, ConnectionPermit),
 }
 
 impl Pool {
@@ -109,7 +109,7 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Self::enter`].
-    pub(super) fn place_at_once(&self) -> Result<Place, Refusal> {
+    pub(super) fn place_at_once(&self) -> Result<ConnectionPermit, Refusal> {
         self.free_place()?.ok_or_else(|| self.all_taken(""))
     }
 
@@ -119,11 +119,11 @@ impl Pool {
     }
 
     /// A permit, if one is free and nobody waits for it.
-    fn free_place(&self) -> Result<Option<Place>, Refusal> {
+    fn free_place(&self) -> Result<Option<ConnectionPermit>, Refusal> {
         if self.draining.load(Ordering::Acquire) {
             return Err(Refusal::unreachable("shutting down"));
         }
-        Ok(self.places.clone().try_acquire_owned().ok().map(Place))
+        Ok(self.places.clone().try_acquire_owned().ok().map(ConnectionPermit))
     }
 
     /// Waits in turn for a permit, or for an alternative `instead`.
@@ -131,7 +131,7 @@ impl Pool {
         &self,
         end: Instant,
         instead: &impl Fn() -> Option<T>,
-    ) -> Result<Result<Place, T>, Refusal> {
+    ) -> Result<Result<ConnectionPermit, T>, Refusal> {
         add(&self.counters.connections_awaited, 1);
         let mut place = std::pin::pin!(self.places.clone().acquire_owned());
         let (began, mut was_told) = (Instant::now(), true);
@@ -153,7 +153,7 @@ impl Pool {
                 // The semaphore is never closed.
                 Ok(permit) = &mut place => {
                     let draining = self.draining.load(Ordering::Acquire);
-                    return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(Place(permit))) };
+                    return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(ConnectionPermit(permit))) };
                 }
                 () = told => was_told = true,
                 () = tokio::time::sleep_until(look_again) => {

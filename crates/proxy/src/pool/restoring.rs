@@ -7,9 +7,9 @@ use std::time::Duration;
 use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
-use super::places::Place;
+use super::places::ConnectionPermit;
 use super::{Endpoint, Entered, Pool, is_same};
-use crate::introduction::Introduction;
+use crate::introduction::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::refusal::Refusal;
@@ -33,7 +33,7 @@ struct Open {
     credentials: Arc<Credentials>,
     declaring: Declaring,
     endpoint: Endpoint,
-    _place: Place,
+    _place: ConnectionPermit,
 }
 
 impl Pool {
@@ -202,7 +202,7 @@ impl Pool {
         let Entered::Begin(_permit, place) = entered else {
             return Err(Refusal::unreachable("no permission to connect"));
         };
-        let (begun, endpoint, place) = *self.begin(place, credentials, &Introduction::SHARED).await?;
+        let (begun, endpoint, place) = *self.begin(place, credentials, &ClientProperties::SHARED).await?;
         let declaring = match Declaring::open(begun, virtual_host, &self.config).await {
             Ok(declaring) => declaring,
             Err(refusal) => {

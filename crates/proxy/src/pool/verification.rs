@@ -8,7 +8,7 @@ use amqp::Credentials;
 use amqp::sasl::Secret;
 
 use super::{Entered, Pool};
-use crate::introduction::Introduction;
+use crate::introduction::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
@@ -61,7 +61,8 @@ impl Pool {
             let credentials = upstream.credentials.clone();
             let _permit = pool.doorkeeper.enter(&credentials).await;
             let result = async {
-                let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
+                let begun =
+                    pool.begin(pool.place_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
             // Otherwise no broker could be asked, and the earlier verification is valid until it expires.
@@ -127,7 +128,7 @@ impl Pool {
                 Entered::Instead(()) => return Ok(credentials),
                 Entered::Begin(permit, place) => (permit, place),
             };
-            let begun = self.begin(place, &credentials, &Introduction::SHARED).await;
+            let begun = self.begin(place, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
                 let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
                 self.doorkeeper.refuse(refused, text.clone(), std::time::Instant::now());

@@ -5,9 +5,9 @@ use std::time::Instant;
 use amqp::FrameKind;
 use amqp::frame::OVERHEAD;
 
-use super::judge::{Limits, is_publish, is_settling};
+use super::judge::{PrefetchLimits, is_publish, is_settling};
 use super::output::Output;
-use super::side::{Place, Side};
+use super::side::{Side, SidePlacement};
 use crate::frames::{put_frame, stored_frames};
 use crate::upstream::{Role, asked_for};
 
@@ -45,7 +45,7 @@ pub(super) struct Channel {
     /// When that message began.
     pub(super) began: Option<Instant>,
     /// The limits that the client requested last, whether the method has gone out or not.
-    pub(super) limits: Limits,
+    pub(super) limits: PrefetchLimits,
     /// Whether the client has sent `queue.declare`, so that an empty queue name means something.
     pub(super) has_declared: bool,
     /// Whether the client has closed the channel and waits for close-ok.
@@ -66,7 +66,7 @@ pub(super) enum Content {
 
 /// The frames that the broker must have processed before a frame may go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum FrameTurn {
     /// A message, or `confirm.select`: waits for the methods in front of it.
     Publishes,
     /// An acknowledgement: waits for nothing on the other side.
@@ -75,7 +75,7 @@ pub(super) enum Turn {
     Method,
 }
 
-impl Turn {
+impl FrameTurn {
     /// Classifies a method by its payload.
     pub(super) fn of(payload: &[u8]) -> Self {
         match payload {
@@ -171,11 +171,11 @@ impl Channel {
     }
 
     /// Whether a frame may go out on its side now; if not, an event follows.
-    pub(super) fn may_pass(&mut self, turn: Turn, output: &mut Output) -> bool {
+    pub(super) fn may_pass(&mut self, turn: FrameTurn, output: &mut Output) -> bool {
         match turn {
-            Turn::Settles => true,
-            Turn::Publishes => self.general.await_quiet(output),
-            Turn::Method => {
+            FrameTurn::Settles => true,
+            FrameTurn::Publishes => self.general.await_quiet(output),
+            FrameTurn::Method => {
                 self.publishing.as_deref_mut().is_none_or(|publishing| publishing.await_quiet(output))
             }
         }
@@ -221,16 +221,16 @@ impl Channel {
         publishing.take_publishing(&mut self.general);
         self.publishing = Some(publishing);
         if !self.general.is_resuming() {
-            self.general.place = Place::Nowhere;
+            self.general.place = SidePlacement::Nowhere;
         }
     }
 }
 
 /// The length of the first method, or message, at the start of stored frames.
-pub(super) fn first_unit(stored: &[u8]) -> Option<(Turn, usize)> {
+pub(super) fn first_unit(stored: &[u8]) -> Option<(FrameTurn, usize)> {
     let mut frames = stored_frames(stored);
     let (_, payload) = frames.next()?;
-    let (turn, mut length) = (Turn::of(payload), payload.len() + OVERHEAD);
+    let (turn, mut length) = (FrameTurn::of(payload), payload.len() + OVERHEAD);
     if is_publish(payload) {
         let content = frames.take_while(|(kind, _)| *kind != FrameKind::Method);
         length += content.map(|(_, payload)| payload.len() + OVERHEAD).sum::<usize>();

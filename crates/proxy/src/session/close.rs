@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering;
 use amqp::Fault;
 use amqp::method::channel as channel_methods;
 
-use super::channel::{Channel, Turn};
-use super::place::Leg;
-use super::side::{Place, Route, Side};
-use super::{Life, Session};
+use super::channel::{Channel, FrameTurn};
+use super::place::UpstreamLink;
+use super::side::{Route, Side, SidePlacement};
+use super::{Life, ProxySession};
 use crate::link::Event;
 use crate::metrics::add;
 use crate::upstream::Role;
 
-impl Session {
+impl ProxySession {
     /// Handles the client's close of its connection. Returns true if it can be answered now, and false if
     /// something has to be closed at the broker first, such as a consumer or an exclusive queue; then answer
     /// when [`Self::is_closed`] says so, after a nudge.
@@ -70,13 +70,13 @@ impl Session {
         for upstream in self.attached.drain(..) {
             upstream.detach(&self.link);
         }
-        let mut own = std::mem::replace(&mut self.own, Leg::None);
+        let mut own = std::mem::replace(&mut self.own, UpstreamLink::None);
         for event in self.link.leave() {
             if let Event::Ready { own: true, result: Ok(upstream), .. } = event {
-                own = Leg::Ready(upstream);
+                own = UpstreamLink::Ready(upstream);
             }
         }
-        if let Leg::Ready(upstream) = own
+        if let UpstreamLink::Ready(upstream) = own
             && !returning
         {
             upstream.give_back(dirty);
@@ -122,13 +122,13 @@ impl Session {
         self.output.hand_over();
         let Some(channel) = self.channels.get_mut(number) else { return };
         // Held frames have to go out first; and a side that is moving is closed before it continues elsewhere.
-        let is_leaving = |side: &Side| matches!(side.place, Place::Leaving { .. });
+        let is_leaving = |side: &Side| matches!(side.place, SidePlacement::Leaving { .. });
         if channel.held() > 0 || channel.sides().any(is_leaving) {
             return;
         }
         // A close may delete a queue, and requeues messages: like any method it waits for earlier publishes.
         let closes = channel.general.is_placed() && channel.general.touched && !channel.general.close_sent;
-        if closes && !channel.is_own() && !channel.may_pass(Turn::Method, &mut self.output) {
+        if closes && !channel.is_own() && !channel.may_pass(FrameTurn::Method, &mut self.output) {
             self.output.hand_over();
             return self.line_up(number);
         }
@@ -149,8 +149,8 @@ impl Session {
         let partial = std::mem::take(&mut channel.partial).len();
         self.staged -= partial;
         let Some(side) = channel.side_mut(role) else { return };
-        let Place::Placed(Route { upstream, channel: on, .. }) = &side.place else {
-            side.place = Place::Nowhere;
+        let SidePlacement::Placed(Route { upstream, channel: on, .. }) = &side.place else {
+            side.place = SidePlacement::Nowhere;
             return;
         };
         let usage = side.usage();
@@ -161,13 +161,13 @@ impl Session {
             // Only a connection.close can do this now. The client is closing its connection, or this code
             // would not be reached.
             self.exclusive = true;
-            side.place = Place::Nowhere;
+            side.place = SidePlacement::Nowhere;
         } else if must_wait {
             upstream.close_channel(*on);
             side.close_sent = true;
         } else if upstream.release(*on, usage) {
             add(&self.pool.counters().round_trips_saved, 1);
-            side.place = Place::Nowhere;
+            side.place = SidePlacement::Nowhere;
         }
         // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event arrives.
     }
@@ -177,11 +177,11 @@ impl Session {
         if self.life != Life::Closing || self.channels.iter_mut().next().is_some() {
             return;
         }
-        match std::mem::replace(&mut self.own, Leg::None) {
-            Leg::Ready(upstream) => {
+        match std::mem::replace(&mut self.own, UpstreamLink::None) {
+            UpstreamLink::Ready(upstream) => {
                 let close = self.exclusive || self.rekeyed;
                 // Kept, so that its end is recognised.
-                self.own = Leg::Ready(upstream.clone());
+                self.own = UpstreamLink::Ready(upstream.clone());
                 self.life = Life::Returning;
                 self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
                 upstream.detach(&self.link);

@@ -87,7 +87,7 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
 /// may depend on the connection (P4), and RabbitMQ must not be able to answer by closing it, depending on the
 /// queue: 540 for a quorum queue with a limit for the whole channel and for a stream without
 /// acknowledgements, 541 for arguments of a wrong type.
-pub(super) fn judge_consume(consume: &Consume<'_>, limits: Limits, budget: usize) -> Need {
+pub(super) fn judge_consume(consume: &Consume<'_>, limits: PrefetchLimits, budget: usize) -> Need {
     let prefetch = usize::from(limits.each.unwrap_or_default());
     let is_bounded = prefetch > 0 && prefetch.saturating_mul(MESSAGE_EXPECTED) <= budget;
     let is_plain = !consume.no_ack && !consume.exclusive && consume.queue != REPLY_TO && limits.all.is_none();
@@ -98,7 +98,7 @@ pub(super) fn judge_consume(consume: &Consume<'_>, limits: Limits, budget: usize
 
 /// A channel's limits of unacknowledged deliveries, as the client requested them last.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct PrefetchLimits {
     /// The limit of each consumer that is made from now on; 0 is no limit.
     pub(super) each: Option<u16>,
     /// The limit of the whole channel.
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn p3_a_consumer_shares_a_connection_only_if_it_is_bounded_and_harmless() {
-        let limits = |each, all| Limits { each, all };
+        let limits = |each, all| PrefetchLimits { each, all };
         let bounded = limits(Some(10), None);
         let consume = Consume { queue: "q", ..Default::default() };
         let priority = FieldTable::from_iter([("x-priority", FieldValue::text("wrong"))]).encode();

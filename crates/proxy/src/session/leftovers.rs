@@ -7,22 +7,22 @@ use std::time::Duration;
 use amqp::{ContentHeader, Credentials, Fault, FrameKind, Method, ReplyCode};
 use tokio::time::Instant;
 
-use super::Session;
+use super::ProxySession;
 use super::channel::Channel;
 use super::judge::{Need, is_publish, is_to_default, judge, judge_properties, publish_need};
 use super::output::Output;
 use super::place::PLACING_ATTEMPTS;
 use super::side::{Route, Side};
 use crate::frames::{put_frame, stored_frames};
-use crate::introduction::Introduction;
-use crate::kept::KeptDeparted;
+use crate::introduction::ClientProperties;
+use crate::kept::DepartedPublishes;
 use crate::link::ClientLink;
 use crate::metrics::add;
 use crate::pool::{HandingOver, Pool};
 use crate::refusal::Refusal;
 use crate::upstream::{Leased, Ledger, Left, Placed, Remains, Role, Upstream};
 
-impl Session {
+impl ProxySession {
     /// Hands over those held frames, and those lost with a connection, that may go to a shared one; replies
     /// to them are discarded.
     pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
@@ -129,7 +129,7 @@ impl HandOver {
                 self.give_up(&departed.side, "too much is kept of others");
                 continue;
             }
-            let bytes = KeptDeparted::new(pool.kept().clone(), departed.side.held.len());
+            let bytes = DepartedPublishes::new(pool.kept().clone(), departed.side.held.len());
             kept.push((departed, bytes));
         }
         if kept.is_empty() {
@@ -154,7 +154,7 @@ impl HandOver {
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
-    async fn hand_over(&self, mut channel: Side, mut bytes: KeptDeparted) {
+    async fn hand_over(&self, mut channel: Side, mut bytes: DepartedPublishes) {
         let link = ClientLink::departed(self.handing_over.pool().kept().clone());
         loop {
             let (upstream, leased) = match self.lease(&mut channel, &link).await {
@@ -178,7 +178,7 @@ impl HandOver {
             }
             let remains = channel.take_remains();
             channel.depart(remains);
-            bytes = KeptDeparted::new(self.handing_over.pool().kept().clone(), channel.held.len());
+            bytes = DepartedPublishes::new(self.handing_over.pool().kept().clone(), channel.held.len());
             if channel.held.is_empty() {
                 return;
             }
@@ -199,7 +199,7 @@ impl HandOver {
         for _ in 0..PLACING_ATTEMPTS {
             let upstream = loop {
                 pool.wait_while_failing(end).await;
-                let introduction = self.alone.then_some(&Introduction::SHARED);
+                let introduction = self.alone.then_some(&ClientProperties::SHARED);
                 let role = Role::Publishing;
                 let attempt = pool.connection_for(link, credentials, virtual_host, role, introduction);
                 match Box::pin(attempt).await {

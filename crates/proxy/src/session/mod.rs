@@ -38,14 +38,14 @@ use self::judge::{
 };
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
-use self::place::Leg;
-use self::side::{Place, Side};
+use self::place::UpstreamLink;
+use self::side::{Side, SidePlacement};
 use crate::frames::put_frame;
-use crate::introduction::Introduction;
+use crate::introduction::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
-use crate::staging::Seat;
+use crate::staging::BudgetShare;
 use crate::topology::Declarer;
 use crate::upstream::{Role, Share, Upstream};
 
@@ -59,20 +59,20 @@ pub const STAGING_BUDGET: usize = 4 * 1024 * 1024;
 
 /// One client of the pool.
 #[derive(Debug)]
-pub struct Session {
+pub struct ProxySession {
     pool: Arc<Pool>,
     credentials: Arc<Credentials>,
     virtual_host: Box<str>,
     /// Client properties of connections that are opened for this client.
-    introduction: Introduction,
+    introduction: ClientProperties,
     link: Arc<ClientLink>,
     channels: ChannelTable<Box<Channel>>,
     /// The connection on which shared channels are placed next, for everything but publishing.
-    general: Leg,
+    general: UpstreamLink,
     /// The same, for publishing.
-    publishing: Leg,
+    publishing: UpstreamLink,
     /// The connection that belongs to this client alone.
-    own: Leg,
+    own: UpstreamLink,
     /// Number of new secrets that the client has sent.
     new_secrets: u64,
     /// Number of these that the client still waits for a reply to.
@@ -100,7 +100,7 @@ pub struct Session {
     /// The part of `staged` that is already counted in the total of all clients.
     staged_counted: usize,
     /// The client's share of the room for incomplete messages.
-    seat: Seat,
+    seat: BudgetShare,
     /// Bytes of frames whose channels wait for placement.
     held: usize,
     /// The part of `held` that is already counted in the total of all clients.
@@ -126,7 +126,7 @@ enum Life {
     Ended,
 }
 
-impl Session {
+impl ProxySession {
     pub(crate) fn new(
         pool: Arc<Pool>,
         credentials: Arc<Credentials>,
@@ -135,7 +135,7 @@ impl Session {
         client: ClientSide,
     ) -> Self {
         pool.counters().clients.fetch_add(1, Ordering::Relaxed);
-        let introduction = Introduction::of(info, &client.client_properties);
+        let introduction = ClientProperties::of(info, &client.client_properties);
         let frame_max = client.negotiated.frame_max;
         let kept = pool.kept().clone();
         let waiting = pool.waiting().clone();
@@ -143,16 +143,16 @@ impl Session {
         let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting)
             .with_declarer(declarer);
         Self {
-            seat: Seat::new(pool.staging().clone()),
+            seat: BudgetShare::new(pool.staging().clone()),
             pool,
             credentials,
             virtual_host: virtual_host.into(),
             introduction,
             link: Arc::new(link),
             channels: ChannelTable::new(client.negotiated.channel_max),
-            general: Leg::None,
-            publishing: Leg::None,
-            own: Leg::None,
+            general: UpstreamLink::None,
+            publishing: UpstreamLink::None,
+            own: UpstreamLink::None,
             new_secrets: 0,
             unanswered_secrets: 0,
             rekeyed: false,
@@ -249,7 +249,7 @@ impl Session {
     /// The client's outbox has room again: reading from its own upstream connection and from the client resumes.
     pub fn handle_room(&mut self) {
         self.link.outbox.nudge();
-        if let Leg::Ready(upstream) = &self.own {
+        if let UpstreamLink::Ready(upstream) = &self.own {
             upstream.outbox.nudge();
         }
     }
@@ -311,9 +311,10 @@ impl Session {
     /// Whether frames from the client may go to this connection.
     fn sends_to(&self, upstream: &Arc<Upstream>) -> bool {
         let is_it = |other: &Arc<Upstream>| Arc::ptr_eq(other, upstream);
-        let next = [&self.general, &self.publishing].into_iter().filter_map(Leg::upstream).any(is_it);
+        let next =
+            [&self.general, &self.publishing].into_iter().filter_map(UpstreamLink::upstream).any(is_it);
         let is_there = |side: &Side| side.route().is_some_and(|route| is_it(&route.upstream));
-        (matches!(self.own, Leg::None) && next)
+        (matches!(self.own, UpstreamLink::None) && next)
             || self.channels.iter().any(|(_, channel)| channel.sides().any(is_there))
     }
 
@@ -424,11 +425,11 @@ impl Session {
         let role = if is_own { Role::General } else { Role::Publishing };
         let side = channel.side_for(role);
         match &side.place {
-            Place::Nowhere => {
+            SidePlacement::Nowhere => {
                 side.set_confirming();
                 Ok(true)
             }
-            Place::Placed(route)
+            SidePlacement::Placed(route)
                 if route.upstream.is_answered(route.channel)
                     && (!side.may_return() || (!is_own && side.is_quiet())) =>
             {
@@ -568,7 +569,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ProxySession {
     fn drop(&mut self) {
         self.end();
     }

@@ -2,10 +2,10 @@
 
 use amqp::{Fault, FrameKind};
 
-use super::Session;
-use super::channel::{Turn, first_unit};
+use super::ProxySession;
+use super::channel::{FrameTurn, first_unit};
 
-impl Session {
+impl ProxySession {
     /// Passes on a method, on the client's own connection if it `needs_own`, or a frame of a message that
     /// streams there.
     pub(super) fn pass_on(
@@ -15,7 +15,7 @@ impl Session {
         payload: &[u8],
         needs_own: bool,
     ) -> Result<(), Fault> {
-        let turn = if kind == FrameKind::Method { Turn::of(payload) } else { Turn::Publishes };
+        let turn = if kind == FrameKind::Method { FrameTurn::of(payload) } else { FrameTurn::Publishes };
         if !self.is_next(number, turn, needs_own) {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let before = channel.in_line.len();
@@ -39,16 +39,22 @@ impl Session {
         stored: &[u8],
         needs_own: bool,
     ) -> Result<(), Fault> {
-        if !self.is_next(number, Turn::Publishes, needs_own) {
+        if !self.is_next(number, FrameTurn::Publishes, needs_own) {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             channel.in_line.extend_from_slice(stored);
             self.held += stored.len();
             return Ok(());
         }
-        self.send_stored(number, Turn::Publishes, stored, needs_own)
+        self.send_stored(number, FrameTurn::Publishes, stored, needs_own)
     }
 
-    fn send_stored(&mut self, number: u16, turn: Turn, stored: &[u8], needs_own: bool) -> Result<(), Fault> {
+    fn send_stored(
+        &mut self,
+        number: u16,
+        turn: FrameTurn,
+        stored: &[u8],
+        needs_own: bool,
+    ) -> Result<(), Fault> {
         self.find_place(number, needs_own, turn.role())?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let side = channel.side_to_send(turn.role());
@@ -60,7 +66,7 @@ impl Session {
 
     /// Whether it is the turn of a frame that the client sends now. If not, the channel is checked again with
     /// the next event.
-    fn is_next(&mut self, number: u16, turn: Turn, needs_own: bool) -> bool {
+    fn is_next(&mut self, number: u16, turn: FrameTurn, needs_own: bool) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return true };
         if needs_own || channel.is_own() {
             return true;

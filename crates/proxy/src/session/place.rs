@@ -7,8 +7,8 @@ use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
 use amqp::{Fault, ReplyCode};
 
-use super::side::{Place, Route, Side};
-use super::{Life, Session};
+use super::side::{Route, Side, SidePlacement};
+use super::{Life, ProxySession};
 use crate::frames::put_frame;
 use crate::link::Event;
 use crate::metrics::add;
@@ -17,7 +17,7 @@ use crate::upstream::{Placed, Role, Upstream};
 
 /// One of a session's upstream links.
 #[derive(Debug)]
-pub(super) enum Leg {
+pub(super) enum UpstreamLink {
     /// Not needed yet, or gone.
     None,
     /// Being opened; an event follows.
@@ -25,7 +25,7 @@ pub(super) enum Leg {
     Ready(Arc<Upstream>),
 }
 
-impl Leg {
+impl UpstreamLink {
     pub(super) fn upstream(&self) -> Option<&Arc<Upstream>> {
         match self {
             Self::Ready(upstream) => Some(upstream),
@@ -34,12 +34,12 @@ impl Leg {
     }
 }
 
-impl Session {
+impl ProxySession {
     /// Makes sure that a side of a channel is placed, or will be; moves the whole channel to the client's own
     /// connection if it has to be there.
     pub(super) fn find_place(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
         // A client with its own connection has no reason to use another one for new channels.
-        let has_own = self.suspect || !(self.seat.has_lane() || matches!(self.own, Leg::None));
+        let has_own = self.suspect || !(self.seat.has_lane() || matches!(self.own, UpstreamLink::None));
         let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if channel.is_own() {
@@ -52,7 +52,7 @@ impl Session {
         if !is_nowhere {
             return Ok(());
         }
-        channel.side_for(role).place = Place::Waiting { own: false };
+        channel.side_for(role).place = SidePlacement::Waiting { own: false };
         self.place(number, role)
     }
 
@@ -60,15 +60,15 @@ impl Session {
     pub(super) fn find_own_place(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let leaving = match &channel.general.place {
-            Place::Nowhere | Place::Waiting { .. } => {
-                channel.general.place = Place::Waiting { own: true };
+            SidePlacement::Nowhere | SidePlacement::Waiting { .. } => {
+                channel.general.place = SidePlacement::Waiting { own: true };
                 false
             }
-            Place::Leaving { route, .. } => {
-                channel.general.place = Place::Leaving { route: route.clone(), own: true };
+            SidePlacement::Leaving { route, .. } => {
+                channel.general.place = SidePlacement::Leaving { route: route.clone(), own: true };
                 false
             }
-            Place::Placed(route) => !route.own,
+            SidePlacement::Placed(route) => !route.own,
         };
         // Frames that waited for either side go out there, in order.
         let in_line = std::mem::take(&mut channel.in_line);
@@ -78,7 +78,7 @@ impl Session {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         channel.general.held.extend_from_slice(&in_line);
         if let Some(publishing) = &mut channel.publishing
-            && let Place::Placed(route) = &publishing.place
+            && let SidePlacement::Placed(route) = &publishing.place
         {
             if publishing.under_way().is_some() {
                 self.leave(number, Role::Publishing, true)?;
@@ -90,7 +90,7 @@ impl Session {
                     && route.upstream.release(route.channel, publishing.usage())
                 {
                     publishing.left(None, false);
-                    publishing.place = Place::Nowhere;
+                    publishing.place = SidePlacement::Nowhere;
                 }
             }
         }
@@ -118,7 +118,7 @@ impl Session {
         for _ in 0..PLACING_ATTEMPTS {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Some(side) = channel.side(role) else { return Ok(()) };
-            let Place::Waiting { own } = side.place else { return Ok(()) };
+            let SidePlacement::Waiting { own } = side.place else { return Ok(()) };
             let confirm = if own { channel.is_confirming() } else { side.is_confirming() };
             let Some(upstream) = self.connection(own, role, confirm)? else { return Ok(()) };
             let lease = self.next_lease;
@@ -149,7 +149,7 @@ impl Session {
                     );
                     return Err(Fault::new(ReplyCode::NotAllowed, text));
                 }
-                Placed::Full | Placed::Gone => *self.leg(own, role) = Leg::None,
+                Placed::Full | Placed::Gone => *self.leg(own, role) = UpstreamLink::None,
             }
         }
         Err(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
@@ -161,8 +161,9 @@ impl Session {
     fn turn_publishing(&mut self, number: u16) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return false };
         let Some(publishing) = &mut channel.publishing else { return false };
-        let is_new = publishing.held.is_empty() && matches!(publishing.place, Place::Waiting { own: false });
-        if !is_new || !channel.general.is_untouched() || !matches!(self.publishing, Leg::None) {
+        let is_new =
+            publishing.held.is_empty() && matches!(publishing.place, SidePlacement::Waiting { own: false });
+        if !is_new || !channel.general.is_untouched() || !matches!(self.publishing, UpstreamLink::None) {
             return false;
         }
         let confirm = publishing.is_confirming();
@@ -179,14 +180,14 @@ impl Session {
             let upstream = route.upstream.clone();
             // Later channels of the other role go elsewhere.
             if self.general.upstream().is_some_and(|general| Arc::ptr_eq(general, &upstream)) {
-                self.general = Leg::None;
+                self.general = UpstreamLink::None;
             }
-            self.publishing = Leg::Ready(upstream);
+            self.publishing = UpstreamLink::Ready(upstream);
         }
         true
     }
 
-    fn leg(&mut self, own: bool, role: Role) -> &mut Leg {
+    fn leg(&mut self, own: bool, role: Role) -> &mut UpstreamLink {
         match role {
             _ if own => &mut self.own,
             Role::General => &mut self.general,
@@ -197,9 +198,9 @@ impl Session {
     /// The connection for shared or own channels; if there is none it is requested, and an event follows.
     fn connection(&mut self, own: bool, role: Role, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
         match self.leg(own, role) {
-            Leg::Ready(upstream) => return Ok(Some(upstream.clone())),
-            Leg::Opening => return Ok(None),
-            Leg::None => {}
+            UpstreamLink::Ready(upstream) => return Ok(Some(upstream.clone())),
+            UpstreamLink::Opening => return Ok(None),
+            UpstreamLink::None => {}
         }
         let is_torn = self.pool.topologies().is_torn(&self.virtual_host, self.link.declarer_id());
         let found = if is_torn || !self.pause.is_zero() {
@@ -212,10 +213,10 @@ impl Session {
         if let Some(upstream) = found
             && self.attach(&upstream)
         {
-            *self.leg(own, role) = Leg::Ready(upstream.clone());
+            *self.leg(own, role) = UpstreamLink::Ready(upstream.clone());
             return Ok(Some(upstream));
         }
-        *self.leg(own, role) = Leg::Opening;
+        *self.leg(own, role) = UpstreamLink::Opening;
         let introduction = own.then(|| self.introduction.clone());
         let (link, credentials) = (self.link.clone(), self.credentials.clone());
         let virtual_host = self.virtual_host.clone();
@@ -239,12 +240,12 @@ impl Session {
     pub(super) fn leave(&mut self, number: u16, role: Role, own: bool) -> Result<(), Fault> {
         self.output.hand_over();
         let Some(side) = self.side(number, role) else { return Ok(()) };
-        let Place::Placed(route) = &side.place else { return Ok(()) };
+        let SidePlacement::Placed(route) = &side.place else { return Ok(()) };
         let route = route.clone();
         if route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()) {
             route.upstream.close_channel(route.channel);
         }
-        side.place = Place::Leaving { route, own };
+        side.place = SidePlacement::Leaving { route, own };
         let confirm = side.is_confirming();
         self.connection(own, role, confirm).map(drop)
     }
@@ -274,7 +275,7 @@ impl Session {
             Event::ChannelFree => return self.place_waiting(true, Role::General),
             Event::Confirmed { channel, lease } => {
                 if let Some(side) = self.channels.get_mut(channel).and_then(|channel| channel.of_lease(lease))
-                    && let Place::Leaving { route, .. } = &side.place
+                    && let SidePlacement::Leaving { route, .. } = &side.place
                 {
                     route.upstream.close_channel(route.channel);
                 }
@@ -295,7 +296,7 @@ impl Session {
                 if self.life == Life::Returning {
                     self.life = Life::Closed;
                     // It may belong to another client by now.
-                    self.own = Leg::None;
+                    self.own = UpstreamLink::None;
                 }
             }
             Event::DeliveriesOverflowed { channel, lease } => return self.overflowed(channel, lease),
@@ -337,7 +338,7 @@ impl Session {
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         if answered && let Some(side) = self.side(number, role) {
-            side.place = Place::Nowhere;
+            side.place = SidePlacement::Nowhere;
         }
         self.staged -= partial;
         self.held -= held;
@@ -348,7 +349,7 @@ impl Session {
             // Nothing is replayed if the connection has ended: the broker has discarded the frames behind the
             // fault.
             let _ = route.upstream.release(route.channel, side.usage());
-            side.place = Place::Nowhere;
+            side.place = SidePlacement::Nowhere;
         }
         channel.partial = Vec::new();
         channel.in_line = Vec::new();
@@ -376,20 +377,20 @@ impl Session {
         let Some(role) = channel.role_of(lease) else { return Ok(()) };
         let is_over = channel.closing && channel.held() == 0;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
-        let Place::Leaving { route: Route { own: was_own, .. }, own } = side.place else {
-            side.place = Place::Nowhere;
+        let SidePlacement::Leaving { route: Route { own: was_own, .. }, own } = side.place else {
+            side.place = SidePlacement::Nowhere;
             self.close_sides(number);
             return Ok(());
         };
         if is_over {
-            side.place = Place::Nowhere;
+            side.place = SidePlacement::Nowhere;
             self.close_sides(number);
             return Ok(());
         }
         side.left(last_queue, role == Role::General && (own || suspect));
         if role == Role::Publishing && channel.is_own() {
             if let Some(publishing) = &mut channel.publishing {
-                publishing.place = Place::Nowhere;
+                publishing.place = SidePlacement::Nowhere;
             }
         } else if role == Role::Publishing && suspect {
             return self.find_own_place(number);
@@ -413,7 +414,7 @@ impl Session {
         // The client may have another secret by now.
         let is_ours = own || *upstream.credentials == *self.credentials;
         let attached = is_ours && self.attach(&upstream);
-        *self.leg(own, role) = if attached { Leg::Ready(upstream) } else { Leg::None };
+        *self.leg(own, role) = if attached { UpstreamLink::Ready(upstream) } else { UpstreamLink::None };
         if is_ours && !attached {
             let text = "upstream connection lost at once";
             self.judge_progress(false, &Fault::new(ReplyCode::ConnectionForced, text))?;
@@ -424,7 +425,8 @@ impl Session {
     /// Places the channels that wait for a connection, or for a channel number on it.
     fn place_waiting(&mut self, own: bool, role: Role) -> Result<(), Fault> {
         let role = if own { Role::General } else { role };
-        let waiting = |side: &Side| matches!(side.place, Place::Waiting { own: wanted } if wanted == own);
+        let waiting =
+            |side: &Side| matches!(side.place, SidePlacement::Waiting { own: wanted } if wanted == own);
         let numbers: Vec<u16> = self
             .channels
             .iter()

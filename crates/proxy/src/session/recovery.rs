@@ -6,13 +6,13 @@ use amqp::method::basic;
 use amqp::{Fault, ReplyCode};
 
 use super::channel::Channel;
-use super::place::Leg;
+use super::place::UpstreamLink;
 use super::side::Side;
-use super::{Life, Session};
+use super::{Life, ProxySession};
 use crate::metrics::add;
 use crate::upstream::{Remains, Role};
 
-impl Session {
+impl ProxySession {
     /// An upstream connection has ended. This matters if a channel, or an exclusive queue, was there: state
     /// that can be carried over continues elsewhere, anything else ends with an error that says so.
     pub(super) fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
@@ -20,12 +20,12 @@ impl Session {
         let held_for = lost.map(|place| self.attached.swap_remove(place).opened_at.elapsed());
         let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
         if is_own {
-            self.own = Leg::None;
+            self.own = UpstreamLink::None;
             self.rekeyed = false;
         }
         for leg in [&mut self.general, &mut self.publishing] {
             if leg.upstream().is_some_and(|upstream| upstream.id == id) {
-                *leg = Leg::None;
+                *leg = UpstreamLink::None;
             }
         }
         if self.life == Life::Returning {

@@ -7,19 +7,19 @@ use std::time::Instant;
 use amqp::{Fault, ReplyCode};
 
 use super::channel::Content;
-use super::place::Leg;
-use super::side::Place;
-use super::{Life, Session};
+use super::place::UpstreamLink;
+use super::side::SidePlacement;
+use super::{Life, ProxySession};
 use crate::staging::{EXCUSED_FOR, Grant};
 use crate::upstream::Role;
 
-impl Session {
+impl ProxySession {
     /// Handles a lack of room for the messages held at the end of a batch.
     pub(super) fn find_room(&mut self) -> Result<(), Fault> {
         if self.life != Life::Open || self.seat.waits() || self.seat.settle(self.staged, &self.link) {
             return Ok(());
         }
-        if matches!(self.own, Leg::None) {
+        if matches!(self.own, UpstreamLink::None) {
             self.seat.line_up(self.staged, &self.link);
             return self.take_grant();
         }
@@ -37,7 +37,7 @@ impl Session {
             self.keep_own();
             return Ok(());
         }
-        if !matches!(self.own, Leg::None) {
+        if !matches!(self.own, UpstreamLink::None) {
             // The client has come to need its own connection meanwhile, and may need it after this message.
             self.keep_own();
         }
@@ -71,7 +71,7 @@ impl Session {
         }
         let mut leaving = Vec::new();
         for (number, channel) in self.channels.iter() {
-            if let Place::Placed(route) = &channel.general.place
+            if let SidePlacement::Placed(route) = &channel.general.place
                 && route.own
                 && !channel.closing
             {
@@ -87,17 +87,17 @@ impl Session {
         if self.channels.iter().any(|(_, channel)| is_there(channel)) {
             return Ok(());
         }
-        match std::mem::replace(&mut self.own, Leg::None) {
-            Leg::Ready(upstream) => {
+        match std::mem::replace(&mut self.own, UpstreamLink::None) {
+            UpstreamLink::Ready(upstream) => {
                 self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
                 upstream.detach(&self.link);
                 upstream.take_back(self.rekeyed);
                 self.rekeyed = false;
             }
-            Leg::None => {}
-            Leg::Opening => {
+            UpstreamLink::None => {}
+            UpstreamLink::Opening => {
                 // It is given back once it is ready.
-                self.own = Leg::Opening;
+                self.own = UpstreamLink::Opening;
                 return Ok(());
             }
         }
@@ -138,7 +138,7 @@ impl Session {
             self.seat.hold_since(began, &self.link);
             return Ok(());
         }
-        if !lane && !matches!(self.own, Leg::None) {
+        if !lane && !matches!(self.own, UpstreamLink::None) {
             return self.stream_largest();
         }
         // It may not have been read until a moment ago.

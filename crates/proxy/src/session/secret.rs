@@ -7,13 +7,13 @@ use amqp::method::connection;
 use amqp::sasl::Secret;
 use amqp::{Credentials, Fault, ReplyCode};
 
-use super::Session;
-use super::place::Leg;
-use super::side::Place;
+use super::ProxySession;
+use super::place::UpstreamLink;
+use super::side::SidePlacement;
 use crate::refusal::Refusal;
 use crate::upstream::Role;
 
-impl Session {
+impl ProxySession {
     /// Handles `connection.update-secret`. Returns true if the secret is the present one, which the broker
     /// has accepted: answer now. Otherwise returns false: a separate login verifies it with the broker (P1),
     /// and the session answers the client itself when that has succeeded. While no broker can be asked, the
@@ -61,7 +61,7 @@ impl Session {
         if let Some(declarer) = self.link.declarer() {
             declarer.set_credentials(self.credentials.clone());
         }
-        if let Leg::Ready(own) = &self.own {
+        if let UpstreamLink::Ready(own) = &self.own {
             self.output.hand_over();
             let (new_secret, reason) = (self.credentials.secret.expose(), "the client has a new secret");
             own.outbox.append(|buf| {
@@ -69,12 +69,12 @@ impl Session {
             });
         }
         // A connection that is still being opened will have the old secret, too.
-        self.rekeyed |= !matches!(self.own, Leg::None);
-        (self.general, self.publishing) = (Leg::None, Leg::None);
+        self.rekeyed |= !matches!(self.own, UpstreamLink::None);
+        (self.general, self.publishing) = (UpstreamLink::None, UpstreamLink::None);
         let mut shared = Vec::new();
         for (number, channel) in self.channels.iter() {
             for role in [Role::General, Role::Publishing] {
-                if let Some(Place::Placed(route)) = channel.side(role).map(|side| &side.place)
+                if let Some(SidePlacement::Placed(route)) = channel.side(role).map(|side| &side.place)
                     && !route.own
                     && !channel.closing
                 {

@@ -20,7 +20,7 @@ use crate::upstream::{
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].
 #[derive(Debug, Default)]
 pub(super) struct Side {
-    pub(super) place: Place,
+    pub(super) place: SidePlacement,
     /// Number of the present lease, to match events.
     pub(super) lease: u64,
     /// Frames that wait for placement.
@@ -50,7 +50,7 @@ pub(super) struct Side {
 
 /// The placement of a side.
 #[derive(Debug, Default)]
-pub(super) enum Place {
+pub(super) enum SidePlacement {
     /// Not placed: nothing had to go out yet.
     #[default]
     Nowhere,
@@ -99,36 +99,36 @@ impl Side {
     /// The upstream channel known to the broker, whether it is being left or not.
     pub(super) fn route(&self) -> Option<&Route> {
         match &self.place {
-            Place::Placed(route) | Place::Leaving { route, .. } => Some(route),
-            Place::Nowhere | Place::Waiting { .. } => None,
+            SidePlacement::Placed(route) | SidePlacement::Leaving { route, .. } => Some(route),
+            SidePlacement::Nowhere | SidePlacement::Waiting { .. } => None,
         }
     }
 
     /// Whether the channel is on the client's own connection, or will be.
     pub(super) fn is_own(&self) -> bool {
         match &self.place {
-            Place::Placed(route) => route.own,
-            Place::Waiting { own } | Place::Leaving { own, .. } => *own,
-            Place::Nowhere => false,
+            SidePlacement::Placed(route) => route.own,
+            SidePlacement::Waiting { own } | SidePlacement::Leaving { own, .. } => *own,
+            SidePlacement::Nowhere => false,
         }
     }
 
     pub(super) fn is_nowhere(&self) -> bool {
-        matches!(self.place, Place::Nowhere)
+        matches!(self.place, SidePlacement::Nowhere)
     }
 
     pub(super) fn is_placed(&self) -> bool {
-        matches!(self.place, Place::Placed(_))
+        matches!(self.place, SidePlacement::Placed(_))
     }
 
     /// Passes a frame on to the upstream channel, or holds it until the channel is placed.
     #[inline]
     pub(super) fn send(&mut self, output: &mut Output, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
-        let Place::Placed(route) = &self.place else {
+        let SidePlacement::Placed(route) = &self.place else {
             // An acknowledgement sent while the channel is unplaced refers to deliveries from its previous
             // placement.
             let was_delivered =
-                self.resuming || (self.touched && matches!(self.place, Place::Leaving { .. }));
+                self.resuming || (self.touched && matches!(self.place, SidePlacement::Leaving { .. }));
             let is_stale = was_delivered && kind == FrameKind::Method && is_settling(payload);
             if !is_stale {
                 put_frame(&mut self.held, kind, 0, payload, 0);
@@ -165,7 +165,7 @@ impl Side {
 
     /// Passes on held frames: all of them, or none if one does not fit.
     pub(super) fn send_stored(&mut self, output: &mut Output, stored: &[u8]) -> Result<(), Fault> {
-        if let Place::Placed(route) = &self.place {
+        if let SidePlacement::Placed(route) = &self.place {
             let frame_max = route.upstream.frame_max;
             stored_frames(stored).try_for_each(|(kind, payload)| check_fits(kind, payload, frame_max))?;
         }
@@ -199,7 +199,7 @@ impl Side {
     pub(super) fn keep(&self, frames: &[u8], messages: u64) -> bool {
         match (&self.ledger, &self.place) {
             (Some(ledger), _) if self.setup.confirm => ledger.messages(frames, messages),
-            (Some(ledger), Place::Placed(route)) if !self.transactional => {
+            (Some(ledger), SidePlacement::Placed(route)) if !self.transactional => {
                 let is_time = ledger.unconfirmed_messages(frames, messages);
                 // Set after recording: the task that sees this flag looks into the ledger.
                 route.upstream.note_unproven();
@@ -219,7 +219,7 @@ impl Side {
     /// Requests a proof that the broker has processed everything that was published, if needed. `channel.flow` has
     /// no other effect, while `basic.qos` would override limits (RabbitMQ, rabbit_channel.erl).
     pub(super) fn prove(&mut self, output: &mut Output) {
-        let (Place::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
+        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
         if self.close_sent || !ledger.is_unproven().0 {
             return;
         }
@@ -306,7 +306,7 @@ impl Side {
         self.resuming = goes_on;
         // If nothing is left, nothing has to be undone either.
         self.touched &= goes_on;
-        self.place = if goes_on { Place::Waiting { own } } else { Place::Nowhere };
+        self.place = if goes_on { SidePlacement::Waiting { own } } else { SidePlacement::Nowhere };
         goes_on
     }
 
@@ -382,7 +382,7 @@ impl Side {
         self.returns = Returns::None;
         self.resuming = false;
         self.lease = lease;
-        self.place = Place::Placed(route);
+        self.place = SidePlacement::Placed(route);
         let held = std::mem::take(&mut self.held);
         self.send_stored(output, &held)
     }
@@ -393,7 +393,7 @@ impl Side {
         self.carried = self.take_remains().carried;
         self.resuming = !self.carried.consumers.is_empty();
         self.last_queue = last_queue.or(self.last_queue.take());
-        self.place = Place::Waiting { own };
+        self.place = SidePlacement::Waiting { own };
     }
 
     /// The ledger of frames in flight, for tasks that have to wait for them.
@@ -405,16 +405,16 @@ impl Side {
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         match &self.place {
-            Place::Nowhere => true,
-            Place::Waiting { .. } => self.held.is_empty(),
-            Place::Leaving { .. } => false,
-            Place::Placed(_) => self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet()),
+            SidePlacement::Nowhere => true,
+            SidePlacement::Waiting { .. } => self.held.is_empty(),
+            SidePlacement::Leaving { .. } => false,
+            SidePlacement::Placed(_) => self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet()),
         }
     }
 
     /// Like [`Self::is_quiet`]; if not, an event follows.
     pub(super) fn await_quiet(&mut self, output: &mut Output) -> bool {
-        let (Place::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else {
+        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else {
             return self.is_quiet();
         };
         match ledger.await_quiet() {
@@ -436,14 +436,14 @@ impl Side {
 
     /// Whether it is placed on a shared connection, with nothing to be undone or waited for there.
     pub(super) fn is_untouched(&self) -> bool {
-        let is_shared = matches!(&self.place, Place::Placed(route) if !route.own);
+        let is_shared = matches!(&self.place, SidePlacement::Placed(route) if !route.own);
         is_shared && !self.touched && !self.setup.confirm && !self.has_under_way() && self.is_quiet()
     }
 
     /// Switches to publishing on the present upstream channel, if no other channel uses its connection;
     /// returns the side that takes over its former role elsewhere.
     pub(super) fn turn_publishing(&mut self, publishing: &Self, output: &mut Output) -> Option<Self> {
-        let Place::Placed(route) = &self.place else { return None };
+        let SidePlacement::Placed(route) = &self.place else { return None };
         if !self.is_untouched() || publishing.carried.numbers != Numbers::default() {
             return None;
         }

@@ -8,11 +8,11 @@ use super::*;
 use crate::PoolConfig;
 
 /// A session whose upstream does not answer, so that its frames wait for placement.
-fn session() -> Session {
+fn session() -> ProxySession {
     session_of(Pool::new(PoolConfig::new(Vec::new())))
 }
 
-fn session_of(pool: Arc<Pool>) -> Session {
+fn session_of(pool: Arc<Pool>) -> ProxySession {
     let client = ClientSide {
         outbox: Arc::new(Outbox::new(1024)),
         negotiated: Negotiated { channel_max: 10, frame_max: 131_072, heartbeat_secs: 0 },
@@ -21,7 +21,7 @@ fn session_of(pool: Arc<Pool>) -> Session {
     };
     let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
     let credentials = Arc::new(Credentials::plain("user", "password"));
-    Session::new(pool, credentials, "/", &info, client)
+    ProxySession::new(pool, credentials, "/", &info, client)
 }
 
 /// A client's data: a message for each of these channels, as separate frames.
@@ -35,7 +35,7 @@ fn frames(numbers: &[u16]) -> Vec<u8> {
     out
 }
 
-fn take(session: &mut Session, bytes: &[u8]) {
+fn take(session: &mut ProxySession, bytes: &[u8]) {
     let mut taken = 0;
     while let Some(frame) = Frame::parse(&bytes[taken..], 0).unwrap() {
         taken += frame.wire_len();
@@ -54,7 +54,7 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     take(&mut session, &frames(&[1, 2, 2, 1]));
     assert!(session.spare.capacity() > 0, "within a batch there is one for the next message");
     session.flush();
-    let held = |session: &Session| {
+    let held = |session: &ProxySession| {
         let partial = session.channels.iter().map(|(_, channel)| channel.partial.capacity());
         partial.sum::<usize>() + session.spare.capacity()
     };
@@ -96,7 +96,7 @@ fn bodies(frames: usize) -> Vec<u8> {
 }
 
 /// Feeds a batch from the client to the session.
-fn batch(session: &mut Session, bytes: &[u8]) {
+fn batch(session: &mut ProxySession, bytes: &[u8]) {
     take(session, bytes);
     session.flush();
     session.handle_nudge().unwrap();
@@ -104,7 +104,7 @@ fn batch(session: &mut Session, bytes: &[u8]) {
 
 /// Three sessions that have each begun a message: the first holds all the room, the second the only streaming
 /// connection, and the third waits.
-fn three_that_began() -> [Session; 3] {
+fn three_that_began() -> [ProxySession; 3] {
     let patience = Duration::from_secs(10);
     let config =
         PoolConfig { staging_total_max: FRAME, staging_patience: patience, ..PoolConfig::new(Vec::new()) };
@@ -187,7 +187,7 @@ async fn p4_a_lane_is_not_taken_for_the_connection_that_an_exclusive_queue_needs
     write_method(&mut more, 2, channel_methods::Open::default());
     write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });
     take(&mut waiting, &more);
-    assert!(!waiting.has_room() && matches!(waiting.own, Leg::Opening));
+    assert!(!waiting.has_room() && matches!(waiting.own, UpstreamLink::Opening));
     drop(lane);
     waiting.handle_nudge().unwrap();
     assert!(
@@ -196,7 +196,7 @@ async fn p4_a_lane_is_not_taken_for_the_connection_that_an_exclusive_queue_needs
     );
     take(&mut waiting, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     waiting.handle_nudge().unwrap();
-    assert!(matches!(waiting.own, Leg::Opening));
+    assert!(matches!(waiting.own, UpstreamLink::Opening));
 }
 
 #[tokio::test]

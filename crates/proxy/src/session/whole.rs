@@ -3,14 +3,14 @@
 use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
 use amqp::{Fault, FrameKind};
 
-use super::Session;
+use super::ProxySession;
 use super::channel::Content;
 use super::judge::{
     Need, is_mandatory, is_publish, is_to_default, judge_properties, judge_publish, publish_need,
 };
-use super::side::Place;
+use super::side::SidePlacement;
 
-impl Session {
+impl ProxySession {
     /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the
     /// same channel, as long as `rest` contains them whole and they are plain, like nearly all: a channel
     /// that is placed, a body in one frame that fits the upstream. Returns how many bytes of `rest` they
@@ -39,7 +39,7 @@ impl Session {
         } else {
             return Ok(None);
         };
-        let Place::Placed(route) = &side.place else { return Ok(None) };
+        let SidePlacement::Placed(route) = &side.place else { return Ok(None) };
         judge_publish(publish)?;
         let fits = |frame_max: u32| max_body_payload(frame_max);
         let largest = fits(route.upstream.frame_max).min(fits(self.link.frame_max));

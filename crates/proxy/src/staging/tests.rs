@@ -9,7 +9,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Client {
     link: Arc<ClientLink>,
-    seat: Seat,
+    seat: BudgetShare,
 }
 
 impl Client {
@@ -17,7 +17,7 @@ impl Client {
         let outbox = Arc::new(Outbox::new(1024));
         let capabilities = amqp::Capabilities::default();
         let link = ClientLink::new(1, outbox, 0, capabilities, Arc::default(), Arc::default());
-        Self { link: Arc::new(link), seat: Seat::new(staging.clone()) }
+        Self { link: Arc::new(link), seat: BudgetShare::new(staging.clone()) }
     }
 
     /// Sends a piece and no more; returns whether there was room.
@@ -187,7 +187,7 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
     assert!(!line[0].settle(STAGED + 1));
     let first = &mut line[0];
     first.seat.line_up(STAGED + 1, &first.link);
-    assert_eq!(line[0].seat.ticket.map(|((turn, _), _)| turn), Some(Turn::Again));
+    assert_eq!(line[0].seat.ticket.map(|((turn, _), _)| turn), Some(TicketRank::Again));
     assert_eq!(staging.table.lock().line.values().next().map(|waiter| waiter.need), Some(1));
 }
 

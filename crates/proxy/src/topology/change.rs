@@ -20,7 +20,7 @@ pub(super) enum Kind {
 
 /// The effect of a method. The methods in it are encoded, request a reply, and name everything explicitly.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum TopologyChange {
     /// An exchange or a queue that a broker restart may undo.
     Declare { node: Node, method: Vec<u8>, auto_delete: bool },
     /// An exchange or a queue that survives a restart.
@@ -64,7 +64,7 @@ impl std::fmt::Display for Node {
 
 /// The effect of a method that was carried out, or was sent with no-wait. `queue` is what an empty queue name
 /// in it means: the name that the broker generated, or the last queue declared on the channel.
-pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Change> {
+pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<TopologyChange> {
     let named = |name: &str| if name.is_empty() { queue.map(Node::queue) } else { Some(Node::queue(name)) };
     Some(match method {
         Method::ExchangeDeclare(declare) if !declare.passive => {
@@ -73,56 +73,60 @@ pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Chan
                 return None;
             }
             if declare.durable && !declare.auto_delete {
-                return Some(Change::Settled(node));
+                return Some(TopologyChange::Settled(node));
             }
             let method = encoded(exchange::Declare { no_wait: false, ..*declare });
-            Change::Declare { node, method, auto_delete: declare.auto_delete }
+            TopologyChange::Declare { node, method, auto_delete: declare.auto_delete }
         }
         Method::QueueDeclare(declare) if !declare.passive => {
-            let Some(node) = named(declare.queue) else { return Some(Change::Unknown) };
+            let Some(node) = named(declare.queue) else { return Some(TopologyChange::Unknown) };
             if declare.exclusive {
-                return Some(Change::Exclusive(node));
+                return Some(TopologyChange::Exclusive(node));
             }
             if declare.durable && !declare.auto_delete {
-                return Some(Change::Settled(node));
+                return Some(TopologyChange::Settled(node));
             }
             // A server-named queue cannot be requested by its name: it is only found again if it still exists.
             let (queue, passive) = (&*node.name, declare.queue.is_empty());
             let method = encoded(queue::Declare { queue, passive, no_wait: false, ..*declare });
-            Change::Declare { method, auto_delete: declare.auto_delete, node }
+            TopologyChange::Declare { method, auto_delete: declare.auto_delete, node }
         }
         Method::QueueBind(bind) => {
-            let Some(to) = named(bind.queue) else { return Some(Change::Unknown) };
+            let Some(to) = named(bind.queue) else { return Some(TopologyChange::Unknown) };
             let key = if bind.queue.is_empty() && bind.routing_key.is_empty() {
                 &*to.name
             } else {
                 bind.routing_key
             };
             let method = queue_binding(&to, bind.exchange, key, bind.arguments);
-            Change::Bind { from: Node::exchange(bind.exchange), to, method }
+            TopologyChange::Bind { from: Node::exchange(bind.exchange), to, method }
         }
         Method::QueueUnbind(unbind) => {
             let to = named(unbind.queue)?;
             let is_short = unbind.queue.is_empty() && unbind.routing_key.is_empty();
             let key = if is_short { &*to.name } else { unbind.routing_key };
             let method = queue_binding(&to, unbind.exchange, key, unbind.arguments);
-            Change::Unbind { from: Node::exchange(unbind.exchange), to, method }
+            TopologyChange::Unbind { from: Node::exchange(unbind.exchange), to, method }
         }
         Method::ExchangeBind(bind) => {
             let method = exchange_binding(bind.destination, bind.source, bind.routing_key, bind.arguments);
-            Change::Bind { from: Node::exchange(bind.source), to: Node::exchange(bind.destination), method }
+            TopologyChange::Bind {
+                from: Node::exchange(bind.source),
+                to: Node::exchange(bind.destination),
+                method,
+            }
         }
         Method::ExchangeUnbind(unbind) => {
             let exchange::Unbind { destination, source, routing_key, arguments, .. } = *unbind;
             let method = exchange_binding(destination, source, routing_key, arguments);
-            Change::Unbind { from: Node::exchange(source), to: Node::exchange(destination), method }
+            TopologyChange::Unbind { from: Node::exchange(source), to: Node::exchange(destination), method }
         }
         // Without a reply the outcome of the condition is unknown.
         Method::QueueDelete(delete) if !delete.no_wait || !(delete.if_unused || delete.if_empty) => {
-            Change::Delete(named(delete.queue)?)
+            TopologyChange::Delete(named(delete.queue)?)
         }
         Method::ExchangeDelete(delete) if !delete.no_wait || !delete.if_unused => {
-            Change::Delete(Node::exchange(delete.exchange))
+            TopologyChange::Delete(Node::exchange(delete.exchange))
         }
         _ => return None,
     })
@@ -161,7 +165,7 @@ fn encoded<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn declared(declare: queue::Declare<'_>, name: Option<&str>) -> Option<Change> {
+    fn declared(declare: queue::Declare<'_>, name: Option<&str>) -> Option<TopologyChange> {
         change_of(&declare.into(), name)
     }
 
@@ -170,13 +174,16 @@ mod tests {
         let declare = queue::Declare { queue: "q", ..Default::default() };
         let durable = queue::Declare { durable: true, ..declare };
         for transient in [declare, queue::Declare { auto_delete: true, ..durable }] {
-            assert!(matches!(declared(transient, None), Some(Change::Declare { .. })), "{transient:?}");
+            assert!(
+                matches!(declared(transient, None), Some(TopologyChange::Declare { .. })),
+                "{transient:?}"
+            );
         }
         let q = || Node::queue("q");
-        assert_eq!(declared(durable, None), Some(Change::Settled(q())));
+        assert_eq!(declared(durable, None), Some(TopologyChange::Settled(q())));
         for exclusive in [declare, durable] {
             let exclusive = queue::Declare { exclusive: true, ..exclusive };
-            assert_eq!(declared(exclusive, None), Some(Change::Exclusive(q())));
+            assert_eq!(declared(exclusive, None), Some(TopologyChange::Exclusive(q())));
         }
         assert_eq!(declared(queue::Declare { passive: true, ..declare }, None), None);
         let built_in = exchange::Declare { exchange: "amq.topic", kind: "topic", ..Default::default() };
@@ -186,13 +193,13 @@ mod tests {
     #[test]
     fn a_queue_that_the_broker_named_is_only_looked_for() {
         let declare = queue::Declare { auto_delete: true, no_wait: false, ..Default::default() };
-        let Some(Change::Declare { node, method, .. }) = declared(declare, Some("amq.gen-1")) else {
+        let Some(TopologyChange::Declare { node, method, .. }) = declared(declare, Some("amq.gen-1")) else {
             panic!("not remembered")
         };
         assert_eq!(node, Node::queue("amq.gen-1"));
         let Ok(Method::QueueDeclare(again)) = Method::decode(&method) else { panic!("{method:?}") };
         assert_eq!((again.queue, again.passive), ("amq.gen-1", true));
-        assert_eq!(declared(declare, None), Some(Change::Unknown));
+        assert_eq!(declared(declare, None), Some(TopologyChange::Unknown));
     }
 
     #[test]
@@ -218,14 +225,16 @@ mod tests {
             arguments: RawTable::check(&other).unwrap(),
             ..Default::default()
         };
-        let Some(Change::Bind { from, to, method }) = change_of(&bind.into(), Some("q")) else { panic!() };
-        assert_eq!(change_of(&unbind.into(), None), Some(Change::Unbind { from, to, method }));
+        let Some(TopologyChange::Bind { from, to, method }) = change_of(&bind.into(), Some("q")) else {
+            panic!()
+        };
+        assert_eq!(change_of(&unbind.into(), None), Some(TopologyChange::Unbind { from, to, method }));
     }
 
     #[test]
     fn a_delete_whose_outcome_nobody_knows_changes_nothing() {
         let delete = queue::Delete { queue: "q", ..Default::default() };
-        let gone = Some(Change::Delete(Node::queue("q")));
+        let gone = Some(TopologyChange::Delete(Node::queue("q")));
         assert_eq!(change_of(&delete.into(), None), gone);
         assert_eq!(change_of(&queue::Delete { no_wait: true, ..delete }.into(), None), gone);
         assert_eq!(change_of(&queue::Delete { if_unused: true, ..delete }.into(), None), gone);

@@ -9,7 +9,7 @@ use amqp::{Credentials, Method};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::change::{Change, Node, change_of};
+use super::change::{Node, TopologyChange, change_of};
 use super::vhost::Client;
 use super::{Consuming, Counted, TOTAL_BYTES_MAX, Topologies};
 use crate::link::ClientLink;
@@ -71,34 +71,34 @@ impl Declarer {
     pub(crate) fn carried_out(&self, link: &Arc<ClientLink>, method: &Method<'_>, queue: Option<&str>) {
         let Some(change) = change_of(method, queue) else { return };
         match change {
-            Change::Settled(node) => {
+            TopologyChange::Settled(node) => {
                 self.names.lock().forget(&node).settled.push(hash(&node));
                 // An earlier entity had the same name.
                 self.delete(&node);
             }
-            Change::Exclusive(node) => {
+            TopologyChange::Exclusive(node) => {
                 self.names.lock().forget(&node).exclusive.push(hash(&node));
                 // Likewise.
                 self.delete(&node);
             }
-            Change::Declare { node, method, auto_delete } => {
+            TopologyChange::Declare { node, method, auto_delete } => {
                 self.names.lock().forget(&node);
                 let declaration = self.topologies.next();
                 self.remember(link, |id, vhost| vhost.declare(id, node, declaration, method, auto_delete));
             }
-            Change::Bind { from, to, method } => {
+            TopologyChange::Bind { from, to, method } => {
                 if self.names.lock().is_binding_lost(&from, &to) {
                     self.remember(link, |id, vhost| vhost.bind(id, from, to, method));
                 }
             }
-            Change::Unbind { from: _, to, method } => {
+            TopologyChange::Unbind { from: _, to, method } => {
                 self.topologies.with(&self.virtual_host, |vhost| vhost.unbind(&to, &method));
             }
-            Change::Delete(node) => {
+            TopologyChange::Delete(node) => {
                 self.names.lock().forget(&node);
                 self.delete(&node);
             }
-            Change::Unknown => {
+            TopologyChange::Unknown => {
                 self.remember(link, |id, vhost| {
                     vhost.lose(id, "what was declared has no name that is known")
                 });

@@ -12,7 +12,7 @@ use crate::link::ClientLink;
 /// The remembered topology of one virtual host.
 #[derive(Debug, Default)]
 pub(super) struct Vhost {
-    nodes: HashMap<Node, Entry>,
+    nodes: HashMap<Node, DeclaredEntry>,
     clients: HashMap<u64, Client>,
     /// Bytes remembered for all clients.
     bytes: usize,
@@ -55,7 +55,7 @@ struct Torn {
 
 /// An exchange or a queue that was declared, or that has bindings to or from it.
 #[derive(Debug, Default)]
-struct Entry {
+struct DeclaredEntry {
     /// `None` if no client of the pool declared it, or it need not be repeated.
     declaration: Option<Declaration>,
     /// The bindings that end here, by their methods.
@@ -394,7 +394,7 @@ impl Vhost {
 
     /// Forgets a node without declaration and bindings.
     fn prune(&mut self, node: &Node) {
-        let is_empty = |entry: &Entry| {
+        let is_empty = |entry: &DeclaredEntry| {
             entry.declaration.is_none() && entry.bindings.is_empty() && entry.leads_to.is_empty()
         };
         if self.nodes.get(node).is_some_and(is_empty) {
@@ -403,7 +403,7 @@ impl Vhost {
     }
 }
 
-impl Entry {
+impl DeclaredEntry {
     /// Whether it may be a queue that was deleted with the consumers of these clients.
     fn goes_with_consumers_of(&self, clients: &HashSet<u64>) -> bool {
         self.declaration.as_ref().is_some_and(|declaration| {
@@ -419,4 +419,4 @@ fn cost(node: &Node, method: &[u8]) -> usize {
 }
 
 /// Size of an entry in each table, without its names and its method.
-const ENTRY_BYTES: usize = size_of::<(Node, Entry)>() + size_of::<(Arc<[u8]>, Binding)>();
+const ENTRY_BYTES: usize = size_of::<(Node, DeclaredEntry)>() + size_of::<(Arc<[u8]>, Binding)>();

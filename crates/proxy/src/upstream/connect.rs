@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use proxy_protocol::Header;
+use proxy_protocol::ProxyHeader;
 use tokio::io::AsyncWriteExt;
 use transport::{ConnectOptions, Stream};
 
@@ -22,8 +22,9 @@ pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Res
         let mut header = Vec::new();
         // Any connection may later serve another client, so the header carries the proxy's own address rather than
         // that of the first client. LOCAL would say the same, but RabbitMQ 3.10 closes connections that send it.
-        let ours = stream.addresses().map(|(source, destination)| Header::Proxied { source, destination });
-        proxy_protocol::write(version, &ours.unwrap_or(Header::Local), &mut header);
+        let ours =
+            stream.addresses().map(|(source, destination)| ProxyHeader::Proxied { source, destination });
+        proxy_protocol::write(version, &ours.unwrap_or(ProxyHeader::Local), &mut header);
         stream.write_all(&header).await?;
     }
     match &config.transport.tls {

@@ -14,7 +14,7 @@ use transport::Stream;
 
 use super::connect::connect;
 use crate::config::PoolConfig;
-use crate::introduction::Introduction;
+use crate::introduction::ClientProperties;
 use crate::pool::Endpoint;
 use crate::refusal::{Refusal, announced_fault};
 
@@ -28,7 +28,7 @@ pub(crate) struct Begun {
 
 /// Limits of a connection that is open.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct TunedLimits {
     pub(crate) channel_max: u16,
     pub(crate) frame_max: u32,
     pub(crate) heartbeat_secs: u16,
@@ -39,7 +39,7 @@ impl Begun {
     pub(crate) async fn login(
         endpoint: &Endpoint,
         credentials: &Credentials,
-        introduction: &Introduction,
+        introduction: &ClientProperties,
         config: &PoolConfig,
     ) -> Result<Self, Refusal> {
         let login = async {
@@ -64,11 +64,11 @@ impl Begun {
         mut self,
         virtual_host: &str,
         config: &PoolConfig,
-    ) -> Result<(Stream, Limits), Refusal> {
+    ) -> Result<(Stream, TunedLimits), Refusal> {
         let limits = self.limits(config);
         let open = async {
             let mut output = Vec::new();
-            let Limits { channel_max, frame_max, heartbeat_secs: heartbeat } = limits;
+            let TunedLimits { channel_max, frame_max, heartbeat_secs: heartbeat } = limits;
             write_method(&mut output, 0, connection::TuneOk { channel_max, frame_max, heartbeat });
             write_method(&mut output, 0, connection::Open { virtual_host, ..Default::default() });
             self.stream.write_all(&output).await?;
@@ -85,11 +85,11 @@ impl Begun {
 
     /// The lower of the broker's offer and the pool's wish; 0 is no limit. The pool wants as many channels as
     /// possible, because a connection may become one client's own.
-    fn limits(&self, config: &PoolConfig) -> Limits {
+    fn limits(&self, config: &PoolConfig) -> TunedLimits {
         fn lower<N: Ord + Default + Copy>(offered: N, wanted: N) -> N {
             if offered == N::default() { wanted } else { offered.min(wanted) }
         }
-        Limits {
+        TunedLimits {
             channel_max: lower(self.tune.channel_max, u16::MAX),
             // The connection's task reads frames of at most this size whole.
             frame_max: lower(
@@ -143,7 +143,7 @@ async fn start(
     stream: &mut Stream,
     input: &mut Vec<u8>,
     credentials: &Credentials,
-    introduction: &Introduction,
+    introduction: &ClientProperties,
 ) -> Result<FieldTable, Trouble> {
     stream.write_all(&PROTOCOL_HEADER).await?;
     let mut output = Vec::new();

@@ -15,7 +15,7 @@ use amqp::method::{basic, channel};
 
 use super::role::Role;
 use super::slot::{Lease, Settling, Slot, Usage};
-use super::{Notified, Phase, State, Upstream};
+use super::{Notified, Phase, Upstream, UpstreamState};
 use crate::link::Event;
 
 /// The outcome of placing a channel.
@@ -99,7 +99,7 @@ impl Upstream {
     }
 
     /// Counts a channel as opened if it was `opening`: the broker has opened it, or the outcome no longer matters.
-    pub(super) fn opened_if(&self, state: &mut State, opening: bool) {
+    pub(super) fn opened_if(&self, state: &mut UpstreamState, opening: bool) {
         if opening {
             state.opening = state.opening.saturating_sub(1);
             self.news.notify_one();
@@ -161,7 +161,7 @@ impl Upstream {
 
     /// A resting channel that was not opened too long ago. A broker may cache permissions per channel, as
     /// RabbitMQ does, so later clients must not get an old one (P1).
-    fn take_young(&self, state: &mut State, confirm: bool, now: Instant) -> Option<Rested> {
+    fn take_young(&self, state: &mut UpstreamState, confirm: bool, now: Instant) -> Option<Rested> {
         while let Some(rested) = state.resting.take(confirm) {
             if now < rested.opened_at + self.channel_age_max {
                 return Some(rested);
@@ -172,7 +172,7 @@ impl Upstream {
     }
 
     /// Handles exhausted channel numbers. A client's own connection makes room where it can.
-    fn no_number(&self, state: &mut State, is_own: bool) -> Placed {
+    fn no_number(&self, state: &mut UpstreamState, is_own: bool) -> Placed {
         if !is_own {
             return Placed::Full;
         }
@@ -315,14 +315,14 @@ impl Upstream {
     }
 
     /// Closes the channels that have rested for at least `timeout`.
-    pub(super) fn close_rested(&self, state: &mut State, now: Instant, timeout: Duration) {
+    pub(super) fn close_rested(&self, state: &mut UpstreamState, now: Instant, timeout: Duration) {
         while let Some(rested) = state.resting.take_rested(now, timeout) {
             self.close_resting(state, rested.number);
         }
     }
 
     /// Lets a settling channel rest when it is proven clean, or closes it if it is too old.
-    pub(super) fn rest_if_clean(&self, state: &mut State, number: u16) {
+    pub(super) fn rest_if_clean(&self, state: &mut UpstreamState, number: u16) {
         let Some(slot) = state.slot(number) else { return };
         let Slot::Settling(settling) = slot else { return };
         if !settling.is_clean() {
@@ -344,7 +344,7 @@ impl Upstream {
         self.news.notify_one();
     }
 
-    fn close_resting(&self, state: &mut State, number: u16) {
+    fn close_resting(&self, state: &mut UpstreamState, number: u16) {
         if let Some(slot) = state.slot(number) {
             *slot = Slot::Closing(None);
             state.in_use += 1;
@@ -353,7 +353,7 @@ impl Upstream {
     }
 }
 
-impl State {
+impl UpstreamState {
     #[inline]
     pub(super) fn slot(&mut self, number: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(number).checked_sub(1)?)

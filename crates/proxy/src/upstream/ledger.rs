@@ -19,20 +19,20 @@ use parking_lot::Mutex;
 
 use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
-use self::changes::{Change, Changes, takes_away};
-use self::entry::{Entry, What};
+use self::changes::{Changes, PendingChange, takes_away};
+use self::entry::{SentEntry, What};
 pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;
 use super::slot::Confirms;
 use crate::frames::{put_frame, stored_frames};
-use crate::kept::Kept;
+use crate::kept::ReplayBuffer;
 use crate::link::ClientLink;
 
 /// The record of one lease. Its lock is a leaf except for the byte count of the client and its out-buffer,
 /// which is nudged under it.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    kept: Arc<Kept>,
+    kept: Arc<ReplayBuffer>,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
     record: Mutex<Record>,
@@ -53,7 +53,7 @@ struct Record {
     answered: u64,
     /// Whether deliveries have arrived.
     has_delivered: bool,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<SentEntry>,
     /// Number of no-wait methods in `entries`.
     told: u64,
     /// Numbers of the requests that are the pool's own proofs.
@@ -120,7 +120,7 @@ impl Ledger {
         record.published += count;
         record.unproven = 0;
         record.sends_unanswered(true);
-        self.push(&mut record, Entry::new(what, frames.to_vec()));
+        self.push(&mut record, SentEntry::new(what, frames.to_vec()));
     }
 
     /// Records whole messages sent outside confirm mode; returns whether it is time for a proof.
@@ -138,7 +138,7 @@ impl Ledger {
                 return wants_proof;
             }
         }
-        self.push(&mut record, Entry::new(what, frames.to_vec()));
+        self.push(&mut record, SentEntry::new(what, frames.to_vec()));
         wants_proof
     }
 
@@ -148,7 +148,7 @@ impl Ledger {
         let what = record.outside_confirm_mode(1);
         record.unproven += payload.len();
         record.sends_unanswered(false);
-        self.push(&mut record, Entry::new(what, method_frame(payload)));
+        self.push(&mut record, SentEntry::new(what, method_frame(payload)));
     }
 
     /// Whether messages were sent that no request follows; and whether enough of them to ask for a proof.
@@ -189,7 +189,7 @@ impl Ledger {
         record.unproven = 0;
         record.sends_unanswered(true);
         let what = What::Messages { first: record.published, count: 1, too_large: false };
-        self.push(&mut record, Entry::new(what, method_frame(payload)));
+        self.push(&mut record, SentEntry::new(what, method_frame(payload)));
     }
 
     /// Records a content frame of the last message. Messages larger than `limit` bytes are not kept.
@@ -198,7 +198,7 @@ impl Ledger {
         let Record { entries, unproven, .. } = &mut *record;
         let Some(entry) = entries.back_mut() else { return };
         let before = entry.bytes();
-        let Entry { what, frames } = entry;
+        let SentEntry { what, frames } = entry;
         let too_large = match what {
             What::Messages { too_large, .. } => too_large,
             What::Unconfirmed { too_large, .. } => {
@@ -275,7 +275,7 @@ impl Ledger {
             {
                 self.change(&oldest);
             }
-            let change = Change::new(record.published, record.asked, payload);
+            let change = PendingChange::new(record.published, record.asked, payload);
             self.kept.add(change.bytes());
             record.changes.push(change);
             record.unproven += payload.len();
@@ -291,7 +291,7 @@ impl Ledger {
         }
     }
 
-    fn change(&self, change: &Change) {
+    fn change(&self, change: &PendingChange) {
         self.kept.release(change.bytes());
         if let Ok(method) = Method::decode(&change.payload) {
             self.carried_out(&method, None);
@@ -334,10 +334,10 @@ impl Ledger {
                 return;
             }
         }
-        self.push(record, Entry::new(what, method_frame(payload)));
+        self.push(record, SentEntry::new(what, method_frame(payload)));
     }
 
-    fn push(&self, record: &mut Record, entry: Entry) {
+    fn push(&self, record: &mut Record, entry: SentEntry) {
         self.kept.add(entry.bytes());
         record.entries.push_back(entry);
     }
@@ -472,7 +472,7 @@ impl Record {
     }
 
     fn bytes(&self) -> usize {
-        self.entries.iter().map(Entry::bytes).sum::<usize>() + self.changes.bytes()
+        self.entries.iter().map(SentEntry::bytes).sum::<usize>() + self.changes.bytes()
     }
 
     /// Releases excess capacity of the queue of entries after a burst.

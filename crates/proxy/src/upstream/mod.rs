@@ -30,7 +30,7 @@ pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
 pub(crate) use ledger::{Carried, Ledger, Numbers, Quiet, REPLY_TO, Remains, asked_for};
 pub(crate) use role::Role;
-pub(crate) use share::{Line, Share};
+pub(crate) use share::{Share, UpstreamProgress};
 pub(crate) use slot::{Lease, Left, Slot, Usage};
 
 use self::slot::Missing;
@@ -71,11 +71,11 @@ pub(crate) struct Upstream {
     pub(crate) opened_at: Instant,
     /// Notifies waiters for a channel when one rests, and when the broker has opened one.
     news: Notify,
-    state: Mutex<State>,
+    state: Mutex<UpstreamState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct UpstreamState {
     phase: Phase,
     /// When the broker last accepted the credentials for the virtual host; `None` when it refused them since.
     verified_at: Option<Instant>,
@@ -228,10 +228,10 @@ impl Upstream {
     }
 
     /// The write progress of data from clients.
-    pub(crate) fn line(&self) -> Line {
+    pub(crate) fn line(&self) -> UpstreamProgress {
         let (backlog, limit) = (self.outbox.backlog(), self.outbox.limit());
         let written = self.sent.load(Ordering::Relaxed).saturating_sub(backlog as u64);
-        Line { upstream: self.id, written, backlog, limit }
+        UpstreamProgress { upstream: self.id, written, backlog, limit }
     }
 
     /// Whether a client may send more; `share` is `None` if it owns the connection. If not, its outbox is
@@ -306,7 +306,7 @@ impl Upstream {
         self.outbox.nudge();
     }
 
-    fn start_close(&self, state: &mut State, reason: &str) {
+    fn start_close(&self, state: &mut UpstreamState, reason: &str) {
         if state.phase != Phase::Open {
             return;
         }
@@ -371,7 +371,7 @@ impl Upstream {
     }
 }
 
-impl State {
+impl UpstreamState {
     /// When the connection became unused, if it is unused and takes channels.
     fn unused_since(&self) -> Option<Instant> {
         let unused = self.in_use == 0 && self.owner.is_none() && self.attached.is_empty();

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::slot::Slot;
-use super::{Phase, State, Upstream};
+use super::{Phase, Upstream, UpstreamState};
 use crate::link::ClientLink;
 
 /// The use of the channels of a shared connection.
@@ -56,7 +56,7 @@ impl Upstream {
     }
 }
 
-impl State {
+impl UpstreamState {
     /// Whether a channel with this role may be placed here, among those of other clients.
     pub(super) fn takes(&self, role: Role) -> bool {
         let suits = self.role.is_none_or(|present| present == role);

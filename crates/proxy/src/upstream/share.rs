@@ -20,7 +20,7 @@ pub(crate) struct Share {
 
 /// The write progress of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Line {
+pub(crate) struct UpstreamProgress {
     /// The connection's id.
     pub(crate) upstream: u64,
     /// Bytes that clients have sent on it and the socket has taken.
@@ -51,13 +51,13 @@ impl Share {
     }
 
     /// Whether no data of the client waits to be written.
-    pub(crate) fn is_through(&self, line: Line) -> bool {
+    pub(crate) fn is_through(&self, line: UpstreamProgress) -> bool {
         !self.is_of(line.upstream) || self.end <= line.written
     }
 
     /// Whether the client may send more.
     #[inline]
-    pub(crate) fn may_send(&self, line: Line) -> bool {
+    pub(crate) fn may_send(&self, line: UpstreamProgress) -> bool {
         self.due(line.upstream) <= line.written && line.backlog < line.limit.saturating_mul(HARD_LIMIT)
     }
 
@@ -95,7 +95,7 @@ mod tests {
         let mut small = Share::default();
         let (mut worst, mut count) = (0, 0);
         for _ in 0..steps {
-            let line = |sent: u64, written: u64| Line {
+            let line = |sent: u64, written: u64| UpstreamProgress {
                 upstream: 1,
                 written,
                 backlog: (sent - written) as usize,
@@ -136,7 +136,7 @@ mod tests {
         let (mut share, mut sent, mut written, mut idle) = (Share::default(), 0u64, 0u64, 0);
         for _ in 0..1000 {
             let backlog = (sent - written) as usize;
-            if share.may_send(Line { upstream: 1, written, backlog, limit: LIMIT }) {
+            if share.may_send(UpstreamProgress { upstream: 1, written, backlog, limit: LIMIT }) {
                 sent += BATCH;
                 share.sent(1, BATCH as usize, sent);
             }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn s2_what_all_together_have_waiting_is_bounded() {
-        let line = Line { upstream: 1, written: 0, backlog: HARD_LIMIT * LIMIT, limit: LIMIT };
+        let line = UpstreamProgress { upstream: 1, written: 0, backlog: HARD_LIMIT * LIMIT, limit: LIMIT };
         assert!(!Share::default().may_send(line));
     }
 

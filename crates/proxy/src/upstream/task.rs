@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 
 use super::content::{carries_content, is_worth_waiting_for};
-use super::handshake::Limits;
+use super::handshake::TunedLimits;
 use super::leases::Resting;
 use super::role::Role;
 use super::run::Run;
 use super::slot::{Lease, Slot};
-use super::{Phase, State, Upstream};
+use super::{Phase, Upstream, UpstreamState};
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{Endpoint, Pool};
@@ -37,7 +37,7 @@ pub(crate) struct Access {
 pub(crate) fn spawn(
     pool: &Arc<Pool>,
     stream: Stream,
-    limits: Limits,
+    limits: TunedLimits,
     access: Access,
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
@@ -59,7 +59,7 @@ pub(crate) fn spawn(
         channel_age_max: config.auth_ttl,
         opened_at: now,
         news: Notify::new(),
-        state: Mutex::new(State {
+        state: Mutex::new(UpstreamState {
             phase: Phase::Open,
             verified_at: Some(now),
             refreshing: false,
@@ -83,7 +83,7 @@ pub(crate) fn spawn(
     pool.add(upstream.clone());
     let frames = Arc::new(AtomicU64::new(0));
     let stream = Paced::new(stream, frames.clone());
-    let task = Task {
+    let task = UpstreamConnection {
         upstream: upstream.clone(),
         frames,
         pool: Arc::downgrade(pool),
@@ -100,7 +100,7 @@ pub(crate) fn spawn(
     upstream
 }
 
-async fn run(mut task: Task, mut stream: Paced, write_timeout: Duration) {
+async fn run(mut task: UpstreamConnection, mut stream: Paced, write_timeout: Duration) {
     let outbox = task.upstream.outbox.clone();
     // Reading continues whatever waits to be written: a broker that is not read stops reading.
     let ended = transport::drive(&mut stream, &mut task, &outbox, usize::MAX, write_timeout).await;
@@ -121,7 +121,7 @@ fn lost(ended: &Ended) -> Fault {
 }
 
 /// The protocol of an upstream connection that is open.
-struct Task {
+struct UpstreamConnection {
     upstream: Arc<Upstream>,
     /// Frames taken so far; from it the stream learns how the broker batches them.
     frames: Arc<AtomicU64>,
@@ -144,7 +144,7 @@ struct Task {
     close_confirmed: bool,
 }
 
-impl Protocol for Task {
+impl Protocol for UpstreamConnection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         self.heartbeat.received(now);
         let upstream = self.upstream.clone();
@@ -292,7 +292,7 @@ impl Protocol for Task {
     }
 }
 
-impl Task {
+impl UpstreamConnection {
     /// Removes the connection from the pool and notifies its sessions, once. Writing the rest and closing the
     /// socket may take a while, and no channel must be placed here meanwhile.
     fn leave(&mut self) {
@@ -338,7 +338,14 @@ impl Task {
     }
 
     #[inline]
-    fn frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>, wire: &[u8], behind: &[u8]) {
+    fn frame(
+        &mut self,
+        state: &mut UpstreamState,
+        run: &mut Run,
+        frame: &Frame<'_>,
+        wire: &[u8],
+        behind: &[u8],
+    ) {
         if frame.channel == 0 {
             return self.connection_frame(state, run, frame);
         }
@@ -361,7 +368,7 @@ impl Task {
     }
 
     /// Handles a method that changes the state of a leased channel.
-    fn judged_method(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+    fn judged_method(&mut self, state: &mut UpstreamState, run: &mut Run, frame: &Frame<'_>) {
         let Some(slot) = state.slot(frame.channel) else { return };
         let Slot::Leased(lease) = slot else { return };
         // Passed on unchanged: RabbitMQ truncates long texts in the middle of a character, and echoes invalid
@@ -443,7 +450,7 @@ impl Task {
     }
 
     /// Handles a frame on a channel that was given back and is not proven clean yet.
-    fn settling_method(&mut self, state: &mut State, frame: &Frame<'_>) {
+    fn settling_method(&mut self, state: &mut UpstreamState, frame: &Frame<'_>) {
         let Some(Slot::Settling(settling)) = state.slot(frame.channel) else { return };
         match (frame.kind, frame.payload) {
             (FrameKind::Method, [0, 20, 0, 40, ..]) => {
@@ -467,7 +474,7 @@ impl Task {
 
     /// Handles a frame on a resting channel, where only its end is expected.
     #[cold]
-    fn resting_method(&mut self, state: &mut State, frame: &Frame<'_>) {
+    fn resting_method(&mut self, state: &mut UpstreamState, frame: &Frame<'_>) {
         if let (FrameKind::Method, [0, 20, 0, 40, ..]) = (frame.kind, frame.payload) {
             self.upstream.send(frame.channel, channel::CloseOk {});
             state.forget_resting(frame.channel);
@@ -476,7 +483,7 @@ impl Task {
 
     /// Handles a frame on a closing channel that is no longer leased.
     #[cold]
-    fn closing_method(&mut self, state: &mut State, frame: &Frame<'_>) {
+    fn closing_method(&mut self, state: &mut UpstreamState, frame: &Frame<'_>) {
         match (frame.kind, frame.payload) {
             (FrameKind::Method, [0, 20, 0, 41]) => state.set_free(frame.channel),
             (FrameKind::Method, [0, 20, 0, 40, ..]) => self.upstream.send(frame.channel, channel::CloseOk {}),
@@ -485,7 +492,7 @@ impl Task {
     }
 
     #[cold]
-    fn connection_frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+    fn connection_frame(&mut self, state: &mut UpstreamState, run: &mut Run, frame: &Frame<'_>) {
         if frame.kind == FrameKind::Heartbeat {
             return;
         }

@@ -9,7 +9,7 @@ use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
 use parking_lot::Mutex;
-use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, Refusal, Session, UpstreamAddress};
+use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, ProxySession, Refusal, UpstreamAddress};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -513,7 +513,7 @@ pub(crate) fn delivery(number: u16, consumer_tag: &str, delivery_tag: u64, body:
 
 /// A minimal version of the server crate: a session behind a stream.
 struct ServerEnd {
-    session: Session,
+    session: ProxySession,
     outbox: Arc<Outbox>,
     frame_max: u32,
     intent: Intent,

@@ -14,7 +14,7 @@ pub enum AccessFormat {
 
 /// A line being built.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct LogLine {
     format: AccessFormat,
     text: String,
 }
@@ -28,7 +28,7 @@ pub(super) enum Value<'v> {
     List(&'v [String]),
 }
 
-impl Line {
+impl LogLine {
     pub(super) fn new(format: AccessFormat, time: SystemTime, event: &'static str) -> Self {
         let text = match format {
             AccessFormat::Text => format!("{} {event}", timestamp(time)),
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     fn line(format: AccessFormat, user: &str) -> String {
-        let mut line = Line::new(format, UNIX_EPOCH + Duration::from_millis(1_795_269_600_007), "close");
+        let mut line = LogLine::new(format, UNIX_EPOCH + Duration::from_millis(1_795_269_600_007), "close");
         line.add("connection", Value::Number(7));
         line.add("tls", Value::Flag(true));
         line.add("user", Value::Text(user));

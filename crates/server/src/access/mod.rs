@@ -15,7 +15,7 @@ use transport::Peer;
 use crate::client::Spoken;
 
 pub use self::line::AccessFormat;
-use self::line::{Line, Value};
+use self::line::{LogLine, Value};
 pub use self::writer::{AccessLog, AccessLogWriter, AccessTarget};
 
 /// The data logged about one connection.
@@ -85,8 +85,8 @@ impl AccessRecord {
         self.log.write(line.finish());
     }
 
-    fn begin(&self, event: &'static str) -> Line {
-        let mut line = Line::new(self.log.format(), SystemTime::now(), event);
+    fn begin(&self, event: &'static str) -> LogLine {
+        let mut line = LogLine::new(self.log.format(), SystemTime::now(), event);
         line.add("connection", Value::Number(self.id));
         line.add("client", Value::Text(&self.peer.to_string()));
         line.add("protocol", Value::Text(&self.transport.protocol()));

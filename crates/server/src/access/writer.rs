@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
-use super::line::{AccessFormat, Line, Value};
+use super::line::{AccessFormat, LogLine, Value};
 
 /// The destination of lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum AccessTarget {
 #[derive(Debug)]
 pub struct AccessLog {
     format: AccessFormat,
-    lines: SyncSender<Message>,
+    lines: SyncSender<WriterCommand>,
     lost: AtomicU64,
 }
 
@@ -36,7 +36,7 @@ pub struct AccessLogWriter {
 }
 
 #[derive(Debug)]
-enum Message {
+enum WriterCommand {
     Line(String),
     /// Opens the file again, which may have been renamed.
     Reopen,
@@ -52,7 +52,7 @@ impl AccessLog {
     }
 
     pub(super) fn write(&self, line: String) {
-        if let Err(TrySendError::Full(_)) = self.lines.try_send(Message::Line(line)) {
+        if let Err(TrySendError::Full(_)) = self.lines.try_send(WriterCommand::Line(line)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -80,13 +80,13 @@ impl AccessLogWriter {
     /// Reopens the file after it was renamed. Waits until the message is queued for the thread.
     pub fn reopen(&self) {
         // Fails only when the thread has ended.
-        let _ = self.log.lines.send(Message::Reopen);
+        let _ = self.log.lines.send(WriterCommand::Reopen);
     }
 }
 
 impl Drop for AccessLogWriter {
     fn drop(&mut self) {
-        let _ = self.log.lines.send(Message::End);
+        let _ = self.log.lines.send(WriterCommand::End);
         if let Some(thread) = self.thread.take() {
             // A panic in the thread has already been reported.
             let _ = thread.join();
@@ -135,16 +135,18 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self, waiting: &Receiver<Message>) {
+    fn run(mut self, waiting: &Receiver<WriterCommand>) {
         while let Ok(message) = waiting.recv() {
             let mut next = Some(message);
             let mut result = Ok(());
             // Writes all waiting lines before it flushes.
             while let Some(message) = next {
                 match message {
-                    Message::Line(line) => result = result.and(self.sink.write(&line)),
-                    Message::Reopen => result = result.and(self.sink.flush()).and_then(|()| self.reopen()),
-                    Message::End => {
+                    WriterCommand::Line(line) => result = result.and(self.sink.write(&line)),
+                    WriterCommand::Reopen => {
+                        result = result.and(self.sink.flush()).and_then(|()| self.reopen())
+                    }
+                    WriterCommand::End => {
                         self.settle(result);
                         return;
                     }
@@ -160,7 +162,7 @@ impl Writer {
         let told = if lost == 0 {
             Ok(())
         } else {
-            let mut line = Line::new(self.log.format, SystemTime::now(), "lost");
+            let mut line = LogLine::new(self.log.format, SystemTime::now(), "lost");
             line.add("lines", Value::Number(lost));
             self.sink.write(&line.finish())
         };
@@ -214,7 +216,7 @@ mod tests {
         let sink = Sink::open(&target).unwrap();
         let writer = Writer { target: target.clone(), sink, log: Arc::clone(&log), failing: false };
         let thread = std::thread::spawn(move || writer.run(&waiting));
-        log.lines.send(Message::End).unwrap();
+        log.lines.send(WriterCommand::End).unwrap();
         thread.join().unwrap();
         let AccessTarget::File(path) = target else { unreachable!() };
         let text = std::fs::read_to_string(path).unwrap();

@@ -3,7 +3,7 @@
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::connection;
 
-use super::broker_session::Context;
+use super::broker_session::ChannelContext;
 use crate::alarms::Blocked;
 
 /// Whether the alarms block a connection.
@@ -19,7 +19,7 @@ impl Blocking {
     /// Whether a frame of a channel may be taken now. If not, this blocks the connection until
     /// [`Blocking::go_on`] unblocks it.
     #[inline]
-    pub(super) fn lets_pass(&mut self, frame: &Frame<'_>, context: &Context) -> bool {
+    pub(super) fn lets_pass(&mut self, frame: &Frame<'_>, context: &ChannelContext) -> bool {
         self.place.is_none() && (!context.shared.alarms.stand() || !publishes(frame) || !self.begin(context))
     }
 
@@ -29,7 +29,7 @@ impl Blocking {
     }
 
     /// Unblocks the connection if no alarm is left.
-    pub(super) fn go_on(&mut self, context: &Context) {
+    pub(super) fn go_on(&mut self, context: &ChannelContext) {
         if self.place.is_none() || context.shared.alarms.stand() {
             return;
         }
@@ -41,7 +41,7 @@ impl Blocking {
 
     /// Blocks the connection and notifies the client of the reason, unless no alarm is left by now.
     #[cold]
-    fn begin(&mut self, context: &Context) -> bool {
+    fn begin(&mut self, context: &ChannelContext) -> bool {
         let Some((place, reason)) = context.shared.alarms.block(&context.outbox) else { return false };
         self.place = Some(place);
         if context.capabilities.connection_blocked {

@@ -11,23 +11,25 @@ use amqp::frame::{Frame, FrameKind};
 use amqp::handshake::{Capabilities, OpenRequest};
 use amqp::method::{Method, basic, channel};
 use amqp::properties::ContentHeader;
-use broker::{Flushed, Lsn, Queue, Seat, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter};
+use broker::{
+    AuthorisedSession, Flushed, Lsn, Queue, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
+};
 use transport::Outbox;
 
 use super::blocking::{Blocking, publishes};
 use super::channel::Channel;
 use super::content::Destination;
 use super::deliveries::{ConnectionConsumers, Deliveries, TracePublisher};
-use super::held::HeldAnswers;
+use super::held::AnswersWaitingForDisk;
 use super::incomplete::Holding;
 use super::room::DiskRoom;
-use super::session::Session;
+use super::session::BackendSession;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// A connection's session on the embedded broker.
 pub(crate) struct BrokerSession {
-    context: Context,
+    context: ChannelContext,
     channels: ChannelTable<Box<Channel>>,
     /// Channels that may have published since the last flush.
     published: Vec<u16>,
@@ -45,10 +47,10 @@ pub(crate) struct BrokerSession {
 }
 
 /// State shared by all channels of a connection.
-pub(crate) struct Context {
+pub(crate) struct ChannelContext {
     pub(crate) shared: Arc<Shared>,
     /// The user's authorised session in the vhost, consulted before the vhost itself.
-    pub(crate) seat: Seat,
+    pub(crate) seat: AuthorisedSession,
     pub(crate) vhost: Arc<VirtualHost>,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
@@ -58,7 +60,7 @@ pub(crate) struct Context {
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
     /// Answers that wait for the disk.
-    pub(crate) held: HeldAnswers,
+    pub(crate) held: AnswersWaitingForDisk,
     /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
     late_get: RefCell<Option<LateGet>>,
     /// Pauses publishing while the disk falls behind.
@@ -76,7 +78,7 @@ pub(crate) struct LateGet {
     pub(crate) no_ack: bool,
 }
 
-impl Context {
+impl ChannelContext {
     pub(crate) fn send<'m>(&self, channel: u16, method: impl Into<Method<'m>>) {
         self.held.send(&self.outbox, channel, method.into());
     }
@@ -141,13 +143,13 @@ impl Context {
 impl BrokerSession {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        seat: Seat,
+        seat: AuthorisedSession,
         session: SessionId,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
         shown: Arc<OpenConnection>,
     ) -> Self {
-        let context = Context {
+        let context = ChannelContext {
             shared: Arc::clone(shared),
             vhost: Arc::clone(seat.vhost()),
             session,
@@ -155,10 +157,10 @@ impl BrokerSession {
             seat,
             capabilities: request.capabilities,
             frame_max: request.negotiated.frame_max,
-            held: HeldAnswers::default(),
+            held: AnswersWaitingForDisk::default(),
             late_get: RefCell::default(),
             room: DiskRoom::new(Arc::clone(&outbox)),
-            nudge: Arc::new(Nudge(Arc::clone(&outbox))),
+            nudge: Arc::new(AmqpNudge(Arc::clone(&outbox))),
             outbox,
             shown,
             now: Timestamp::default(),
@@ -331,9 +333,9 @@ impl BrokerSession {
     }
 }
 
-struct Nudge(Arc<Outbox>);
+struct AmqpNudge(Arc<Outbox>);
 
-impl Waiter for Nudge {
+impl Waiter for AmqpNudge {
     fn wake(&self) {
         self.0.nudge();
     }
@@ -345,7 +347,7 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Class and method id of basic.publish, for errors in its content.
 const PUBLISH: (u16, u16) = (60, 40);
 
-impl Session for BrokerSession {
+impl BackendSession for BrokerSession {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         self.context.set_time(now);
         if self.next_check.is_none() {

@@ -15,10 +15,10 @@ use amqp::method::{Method, access, basic, channel, confirm};
 use broker::{ConsumerId, Queue};
 use hashbrown::HashMap;
 
-use self::confirms::Confirms;
+use self::confirms::ChannelConfirms;
 use self::publishing::{LazyPublisher, PendingPublish};
-use self::transaction::Transaction;
-use super::broker_session::Context;
+use self::transaction::ChannelTransaction;
+use super::broker_session::ChannelContext;
 use super::deliveries::{ConsumerKey, Deliveries, Unsettled};
 use crate::registry::OpenChannel;
 
@@ -32,7 +32,7 @@ pub(crate) struct Channel {
     assembler: Assembler<PendingPublish>,
     mode: Mode,
     /// By consumer tag.
-    consumers: HashMap<Box<str>, Registered>,
+    consumers: HashMap<Box<str>, RegisteredConsumer>,
     /// basic.qos with global=false: the prefetch of future consumers; 0 is no limit.
     prefetch: u16,
     /// Whether `basic.qos` with `global` has limited the channel as a whole.
@@ -48,12 +48,12 @@ pub(crate) struct Channel {
 /// How publishes on a channel take effect.
 enum Mode {
     Plain,
-    Confirm(Box<Confirms>),
-    Tx(Box<Transaction>),
+    Confirm(Box<ChannelConfirms>),
+    Tx(Box<ChannelTransaction>),
 }
 
 /// A consumer of the channel.
-struct Registered {
+struct RegisteredConsumer {
     /// The consumer's key in the channel's [`Deliveries`].
     key: ConsumerKey,
     queue: Arc<Queue>,
@@ -88,7 +88,11 @@ impl Channel {
     }
 
     /// Handles any method except basic.publish and those that open and close the channel.
-    pub(crate) fn handle_method(&mut self, context: &Context, method: Method<'_>) -> Result<(), Fault> {
+    pub(crate) fn handle_method(
+        &mut self,
+        context: &ChannelContext,
+        method: Method<'_>,
+    ) -> Result<(), Fault> {
         self.flush_all(context);
         match method {
             Method::ExchangeDeclare(m) => self.exchange_declare(context, &m),
@@ -107,12 +111,12 @@ impl Channel {
                 Ok(())
             }
             Method::BasicGet(m) => self.get(context, &m),
-            Method::BasicAck(m) => self.settle(context, m.delivery_tag, m.multiple, Settlement::Ack),
+            Method::BasicAck(m) => self.settle(context, m.delivery_tag, m.multiple, DeliverySettlement::Ack),
             Method::BasicNack(m) => {
-                self.settle(context, m.delivery_tag, m.multiple, Settlement::refusal(m.requeue))
+                self.settle(context, m.delivery_tag, m.multiple, DeliverySettlement::refusal(m.requeue))
             }
             Method::BasicReject(m) => {
-                self.settle(context, m.delivery_tag, false, Settlement::refusal(m.requeue))
+                self.settle(context, m.delivery_tag, false, DeliverySettlement::refusal(m.requeue))
             }
             Method::BasicRecover(basic::Recover { requeue }) => {
                 self.recover(context, requeue)?;
@@ -139,7 +143,7 @@ impl Channel {
     }
 
     /// Ends the channel: flushes publishes, cancels consumers, and requeues unsettled deliveries.
-    pub(crate) fn end(&mut self, context: &Context) {
+    pub(crate) fn end(&mut self, context: &ChannelContext) {
         self.flush_all(context);
         self.leave_confirms(context);
         for (_, consumer) in self.consumers.drain() {
@@ -150,10 +154,10 @@ impl Channel {
         if let Mode::Tx(transaction) = std::mem::replace(&mut self.mode, Mode::Plain) {
             self.deliveries.restore(transaction.into_unsettled());
         }
-        give_back(self.deliveries.take_all(), Settlement::Requeue, context);
+        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue, context);
     }
 
-    fn confirm_select(&mut self, context: &Context, select: confirm::Select) -> Result<(), Fault> {
+    fn confirm_select(&mut self, context: &ChannelContext, select: confirm::Select) -> Result<(), Fault> {
         match self.mode {
             Mode::Plain => self.mode = Mode::Confirm(Box::default()),
             Mode::Confirm(_) => {}
@@ -183,20 +187,20 @@ impl Channel {
 
 /// The outcome of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Settlement {
+enum DeliverySettlement {
     Ack,
     Requeue,
     Reject,
 }
 
-impl Settlement {
+impl DeliverySettlement {
     fn refusal(requeue: bool) -> Self {
         if requeue { Self::Requeue } else { Self::Reject }
     }
 }
 
 /// Settles deliveries with their queues, with one call per run of deliveries of the same queue.
-fn give_back(unsettled: Vec<(u64, Unsettled)>, how: Settlement, context: &Context) {
+fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context: &ChannelContext) {
     let mut rest = unsettled.into_iter().map(|(_, entry)| entry).peekable();
     while let Some(first) = rest.next() {
         let queue = first.queue;
@@ -205,9 +209,9 @@ fn give_back(unsettled: Vec<(u64, Unsettled)>, how: Settlement, context: &Contex
             run.push(entry.delivery);
         }
         match how {
-            Settlement::Ack => _ = queue.ack(run, context.now),
-            Settlement::Requeue => queue.requeue(run, context.now),
-            Settlement::Reject => queue.reject(run, context.now),
+            DeliverySettlement::Ack => _ = queue.ack(run, context.now),
+            DeliverySettlement::Requeue => queue.requeue(run, context.now),
+            DeliverySettlement::Reject => queue.reject(run, context.now),
         }
     }
 }

@@ -15,11 +15,11 @@ use sync::work;
 use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Peer, Protocol};
 
-use super::session::Session;
+use super::session::BackendSession;
 use crate::access::AccessRecord;
-use crate::door::{Client, Login, LoginError};
-use crate::limits::Place;
-use crate::registry::{Arrival, OpenConnection, Opening, Registered};
+use crate::door::{BackendLogin, LoginError, LoginRequest};
+use crate::limits::ConnectionLease;
+use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
 use crate::server::Shared;
 
 /// Time limit for a client to answer our connection.close before its socket is closed.
@@ -29,14 +29,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of one client's connection, driven by [`transport::drive`].
-pub(crate) struct Connection {
+pub(crate) struct AmqpConnection {
     shared: Arc<Shared>,
     id: u64,
     peer: Peer,
     outbox: Arc<Outbox>,
     /// Released when the connection is dropped.
-    place: Place,
-    phase: Phase,
+    place: ConnectionLease,
+    phase: AmqpPhase,
     /// Open or closing, once past the handshake.
     life: ConnectionLife,
     intent: Intent,
@@ -57,7 +57,7 @@ pub(crate) struct Connection {
     ending: Ending,
     arrival: Arrival,
     /// The entry in the registry, once the connection is open.
-    registered: Option<Registered>,
+    registered: Option<RegisteredConnection>,
 }
 
 /// How a connection ended, for transports that report it in their own way.
@@ -75,11 +75,11 @@ pub(crate) enum Ending {
     Failed,
 }
 
-enum Phase {
+enum AmqpPhase {
     Handshake(Box<Handshake>),
-    Open(Box<dyn Session>),
+    Open(Box<dyn BackendSession>),
     /// The client sent connection.close, and its session has not finished closing.
-    Leaving(Box<dyn Session>),
+    Leaving(Box<dyn BackendSession>),
     /// We sent connection.close: everything but close-ok is discarded.
     Closing,
     Over,
@@ -89,7 +89,7 @@ struct Handshake {
     machine: ServerHandshake,
     /// The backend is known to be available. The client receives nothing before that.
     admitted: bool,
-    login: Option<Login>,
+    login: Option<BackendLogin>,
     mechanism: &'static str,
     /// The registry entry to be, while the backend opens the session.
     shown: Option<Arc<OpenConnection>>,
@@ -101,8 +101,8 @@ struct Handshake {
 enum Answer {
     /// Whether the backend is available.
     There(bool),
-    Login(Result<Login, LoginError>),
-    Open(Result<Box<dyn Session>, Fault>),
+    Login(Result<BackendLogin, LoginError>),
+    Open(Result<Box<dyn BackendSession>, Fault>),
 }
 
 /// A request to the backend; aborted when dropped.
@@ -114,13 +114,13 @@ impl Drop for Asking {
     }
 }
 
-impl Connection {
+impl AmqpConnection {
     pub(crate) fn new(
         shared: Arc<Shared>,
         id: u64,
         peer: Peer,
         outbox: Arc<Outbox>,
-        place: Place,
+        place: ConnectionLease,
         now: Instant,
     ) -> Self {
         let machine = ServerHandshake::new(shared.offer());
@@ -131,7 +131,7 @@ impl Connection {
             peer,
             outbox,
             place,
-            phase: Phase::Handshake(Box::new(Handshake {
+            phase: AmqpPhase::Handshake(Box::new(Handshake {
                 machine,
                 admitted: false,
                 login: None,
@@ -163,7 +163,7 @@ impl Connection {
 
     /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Called before the first input.
     pub(crate) fn offer_external(&mut self, user: Arc<str>) {
-        if let Phase::Handshake(handshake) = &mut self.phase
+        if let AmqpPhase::Handshake(handshake) = &mut self.phase
             && let Some(offer) = self.shared.offer_with_external()
         {
             handshake.machine = ServerHandshake::new(offer);
@@ -212,7 +212,7 @@ impl Connection {
     /// as it would without a proxy: a connection closed before `connection.start`, from which client libraries
     /// recover. A later error, such as a refused or broken login, makes some of them give up permanently.
     fn admit(&mut self) -> bool {
-        let Phase::Handshake(handshake) = &mut self.phase else { return true };
+        let AmqpPhase::Handshake(handshake) = &mut self.phase else { return true };
         if handshake.admitted {
             return true;
         }
@@ -235,7 +235,7 @@ impl Connection {
     }
 
     fn step_handshake(&mut self, now: Instant) {
-        let Phase::Handshake(handshake) = &mut self.phase else { return };
+        let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         let event = handshake.machine.poll_event();
         self.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
         match event {
@@ -259,7 +259,7 @@ impl Connection {
     }
 
     fn authenticate(&mut self, mut credentials: Credentials, now: Instant) {
-        if let Phase::Handshake(handshake) = &mut self.phase {
+        if let AmqpPhase::Handshake(handshake) = &mut self.phase {
             if credentials.mechanism == Mechanism::External
                 && let Some(user) = &handshake.external
             {
@@ -272,7 +272,7 @@ impl Connection {
             }
         }
         let shared = Arc::clone(&self.shared);
-        let client = Client { id: self.id, peer: self.peer };
+        let client = LoginRequest { id: self.id, peer: self.peer };
         match shared.door.login_now(&credentials, client) {
             Some(result) => self.answered(Answer::Login(result), now),
             None => self.ask(async move { Answer::Login(shared.door.login(credentials, client).await) }),
@@ -280,7 +280,7 @@ impl Connection {
     }
 
     fn open(&mut self, request: OpenRequest, now: Instant) {
-        let Phase::Handshake(handshake) = &mut self.phase else { return };
+        let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         let Some(login) = handshake.login.take() else {
             return self.fail(Fault::new(ReplyCode::InternalError, "not logged in"), now);
         };
@@ -313,11 +313,11 @@ impl Connection {
         });
         handshake.shown = Some(Arc::clone(&shown));
         match login {
-            Login::Broker(identity) => {
+            BackendLogin::Broker(identity) => {
                 let session = shared.door.open_broker(&shared, identity, self.id, &request, (outbox, shown));
                 self.answered(Answer::Open(session), now);
             }
-            Login::Upstream(login) => self
+            BackendLogin::Upstream(login) => self
                 .ask(async move { Answer::Open(shared.door.open_upstream(login, &request, outbox).await) }),
         }
     }
@@ -335,7 +335,7 @@ impl Connection {
 
     fn answered(&mut self, answer: Answer, now: Instant) {
         self.asking = None;
-        let Phase::Handshake(handshake) = &mut self.phase else { return };
+        let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         self.intent = Intent::Run;
         match answer {
             Answer::There(true) => {
@@ -372,7 +372,7 @@ impl Connection {
                 }
                 self.deadline = None;
                 let shown = handshake.shown.take();
-                self.phase = Phase::Open(session);
+                self.phase = AmqpPhase::Open(session);
                 self.register(shown);
                 return;
             }
@@ -391,7 +391,7 @@ impl Connection {
         if !self.admit() {
             return 0;
         }
-        while let Phase::Handshake(handshake) = &mut self.phase {
+        while let AmqpPhase::Handshake(handshake) = &mut self.phase {
             let step = handshake.machine.handle_input(&input[taken..]);
             taken += step;
             self.step_handshake(now);
@@ -400,10 +400,10 @@ impl Connection {
             }
         }
         match self.phase {
-            Phase::Open(_) | Phase::Closing => taken + self.take_frames(&input[taken..], now),
-            Phase::Handshake(_) => taken,
+            AmqpPhase::Open(_) | AmqpPhase::Closing => taken + self.take_frames(&input[taken..], now),
+            AmqpPhase::Handshake(_) => taken,
             // A client that has closed its connection has nothing to add.
-            Phase::Leaving(_) | Phase::Over => input.len(),
+            AmqpPhase::Leaving(_) | AmqpPhase::Over => input.len(),
         }
     }
 
@@ -420,7 +420,7 @@ impl Connection {
     fn take_frames(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         // Input not taken because of the backlog is shown again when the client has read some of its output.
-        while matches!(self.phase, Phase::Open(_) | Phase::Closing)
+        while matches!(self.phase, AmqpPhase::Open(_) | AmqpPhase::Closing)
             && self.outbox.backlog() < self.shared.config.outbox_limit
             && !work::is_turn_over()
         {
@@ -435,7 +435,7 @@ impl Connection {
                     return input.len();
                 }
             };
-            if let Phase::Open(session) = &mut self.phase
+            if let AmqpPhase::Open(session) = &mut self.phase
                 && frame.channel != 0
                 && !session.takes(&frame, now)
             {
@@ -447,7 +447,7 @@ impl Connection {
                 Err(fault) => self.fail(fault, now),
             }
         }
-        if let Phase::Open(session) = &mut self.phase {
+        if let AmqpPhase::Open(session) = &mut self.phase {
             session.flush(now);
             self.place.keep_channels(session.channel_count());
             self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
@@ -460,7 +460,7 @@ impl Connection {
     fn take_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         match self.life.frame(&frame)? {
             ConnectionStep::Channel => {
-                let Phase::Open(session) = &mut self.phase else { return Ok(0) };
+                let AmqpPhase::Open(session) = &mut self.phase else { return Ok(0) };
                 if is_method(&frame, CHANNEL_OPEN) {
                     self.place.keep_channels(session.channel_count());
                     self.place.open_channel().map_err(|limit| {
@@ -491,9 +491,9 @@ impl Connection {
     /// Handles the client's close, which is answered once the session has finished closing.
     fn leave(&mut self, now: Instant) {
         self.note_upstreams();
-        if let Phase::Open(mut session) = std::mem::replace(&mut self.phase, Phase::Over) {
+        if let AmqpPhase::Open(mut session) = std::mem::replace(&mut self.phase, AmqpPhase::Over) {
             if !session.close(now) {
-                self.phase = Phase::Leaving(session);
+                self.phase = AmqpPhase::Leaving(session);
                 self.deadline = Some(now + CLOSE_TIMEOUT);
                 return;
             }
@@ -504,7 +504,7 @@ impl Connection {
     }
 
     fn take_method(&mut self, method: Method<'_>) -> Result<(), Fault> {
-        if let (Phase::Open(session), Method::ConnectionUpdateSecret(update)) = (&mut self.phase, method)
+        if let (AmqpPhase::Open(session), Method::ConnectionUpdateSecret(update)) = (&mut self.phase, method)
             && session.update_secret(update.new_secret)?
         {
             self.send(connection::UpdateSecretOk {});
@@ -526,14 +526,14 @@ impl Connection {
         self.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
         self.asking = None;
         self.life.start_closing();
-        self.phase = Phase::Closing;
+        self.phase = AmqpPhase::Closing;
         self.intent = Intent::Run;
         self.deadline = Some(now + CLOSE_TIMEOUT);
     }
 
     /// While the server drains: closes an open client once its publishes are confirmed or the time limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
-        let Phase::Open(session) = &self.phase else { return };
+        let AmqpPhase::Open(session) = &self.phase else { return };
         if !self.shared.is_draining() {
             return;
         }
@@ -552,7 +552,7 @@ impl Connection {
 
     /// Records the session's upstream connections while it has them.
     fn note_upstreams(&mut self) {
-        if let (Phase::Open(session), Some(record)) = (&self.phase, &mut self.record)
+        if let (AmqpPhase::Open(session), Some(record)) = (&self.phase, &mut self.record)
             && record.upstreams.is_empty()
         {
             record.upstreams = session.upstreams();
@@ -562,14 +562,14 @@ impl Connection {
     /// Ends the session if there still is one.
     fn release_session(&mut self, now: Instant) {
         self.note_upstreams();
-        if let Phase::Open(session) | Phase::Leaving(session) = &mut self.phase {
+        if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
             session.end(now);
         }
     }
 
     fn finish(&mut self) {
         self.asking = None;
-        self.phase = Phase::Over;
+        self.phase = AmqpPhase::Over;
         self.intent = Intent::Finish;
         self.deadline = None;
     }
@@ -580,13 +580,13 @@ impl Connection {
     }
 
     fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open(_))
+        matches!(self.phase, AmqpPhase::Open(_))
     }
 }
 
-crate::client::is_client!(Connection);
+crate::client::is_client!(AmqpConnection);
 
-impl Protocol for Connection {
+impl Protocol for AmqpConnection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         self.heartbeat.received(now);
         let taken = self.take_input(input, now);
@@ -606,15 +606,15 @@ impl Protocol for Connection {
 
     fn handle_eof(&mut self) {
         match &mut self.phase {
-            Phase::Handshake(handshake) => {
+            AmqpPhase::Handshake(handshake) => {
                 handshake.machine.handle_eof();
                 self.reason.get_or_insert_with(|| "client went away during the handshake".to_owned());
             }
-            Phase::Open(_) => {
+            AmqpPhase::Open(_) => {
                 self.reason
                     .get_or_insert_with(|| "client went away without closing the connection".to_owned());
             }
-            Phase::Leaving(_) | Phase::Closing | Phase::Over => {}
+            AmqpPhase::Leaving(_) | AmqpPhase::Closing | AmqpPhase::Over => {}
         }
         self.release_session(Instant::now());
         self.finish();
@@ -630,11 +630,11 @@ impl Protocol for Connection {
         {
             return self.fail(Fault::new(ReplyCode::ConnectionForced, reason.into_string()), now);
         }
-        if self.shared.is_draining() && matches!(self.phase, Phase::Handshake(_)) {
+        if self.shared.is_draining() && matches!(self.phase, AmqpPhase::Handshake(_)) {
             self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             return self.finish();
         }
-        if let Phase::Leaving(session) = &mut self.phase {
+        if let AmqpPhase::Leaving(session) = &mut self.phase {
             // A backend error no longer concerns a client that is closing.
             if session.handle_nudge(now).is_err() || session.is_closed() {
                 session.end(now);
@@ -643,7 +643,7 @@ impl Protocol for Connection {
             }
             return;
         }
-        if let Phase::Open(session) = &mut self.phase {
+        if let AmqpPhase::Open(session) = &mut self.phase {
             match session.handle_nudge(now) {
                 Ok(()) => {
                     self.place.keep_channels(session.channel_count());
@@ -656,7 +656,7 @@ impl Protocol for Connection {
     }
 
     fn handle_room(&mut self) {
-        if let Phase::Open(session) | Phase::Leaving(session) = &mut self.phase {
+        if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
             session.handle_room(Instant::now());
         }
     }
@@ -670,7 +670,7 @@ impl Protocol for Connection {
         self.rested_until = self.rested_until.filter(|until| now < *until);
         self.leave_when_settled(now);
         if !self.is_open() && self.deadline.is_some_and(|deadline| deadline <= now) {
-            if let Phase::Leaving(_) = self.phase {
+            if let AmqpPhase::Leaving(_) = self.phase {
                 self.release_session(now);
                 self.send(connection::CloseOk {});
             }
@@ -696,7 +696,7 @@ impl Protocol for Connection {
                 self.finish();
             }
         }
-        if let Phase::Open(session) = &mut self.phase
+        if let AmqpPhase::Open(session) = &mut self.phase
             && let Err(fault) = session.handle_deadline(now)
         {
             self.fail(fault, now);
@@ -705,7 +705,7 @@ impl Protocol for Connection {
 
     fn next_deadline(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Open(session) => {
+            AmqpPhase::Open(session) => {
                 let of_session = [self.heartbeat.next_deadline(), session.next_deadline()];
                 let deadlines = of_session.into_iter().chain([self.deadline, self.rested_until]);
                 deadlines.flatten().min()
@@ -722,7 +722,7 @@ impl Protocol for Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for AmqpConnection {
     fn drop(&mut self) {
         // The socket failed, or the peer stopped reading: the session has not been notified yet.
         self.release_session(Instant::now());

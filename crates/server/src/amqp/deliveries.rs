@@ -28,7 +28,7 @@ use super::content::Destination;
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
 pub(crate) use inner::Settling;
-use inner::{Credit, Inner, Standing};
+use inner::{Credit, DeliveringChannel, Standing};
 pub(crate) use traces::{TracePublisher, Traces};
 
 /// The delivering side of one channel.
@@ -36,7 +36,7 @@ pub(crate) struct Deliveries {
     connection: Arc<ConnectionConsumers>,
     destination: Destination,
     /// Allocated for the first consumer or basic.get: very many open channels may only publish or be idle.
-    inner: Mutex<Option<Box<Inner>>>,
+    inner: Mutex<Option<Box<DeliveringChannel>>>,
 }
 
 /// A delivery that is not settled yet.

@@ -22,12 +22,12 @@ const QUEUE_PURGE: u16 = 30;
 
 /// The waiting answers of one connection, in order.
 #[derive(Default)]
-pub(crate) struct HeldAnswers {
-    held: RefCell<Held>,
+pub(crate) struct AnswersWaitingForDisk {
+    held: RefCell<PendingAnswer>,
 }
 
 #[derive(Default)]
-struct Held {
+struct PendingAnswer {
     bytes: Vec<u8>,
     /// The changes to definitions, and the position in the message log, to wait for; both `None` if nothing waits.
     ticket: Option<Ticket>,
@@ -36,13 +36,13 @@ struct Held {
     blocking: bool,
 }
 
-impl Held {
+impl PendingAnswer {
     fn waits(&self) -> bool {
         self.ticket.is_some() || self.lsn.is_some()
     }
 }
 
-impl HeldAnswers {
+impl AnswersWaitingForDisk {
     /// Sends a method to the client, behind any waiting answers.
     pub(crate) fn send(&self, outbox: &Outbox, channel: u16, method: Method<'_>) {
         let mut held = self.held.borrow_mut();

@@ -6,7 +6,7 @@ use amqp::{Fault, Frame};
 
 /// The backend's side of one open connection: the embedded broker's or an upstream's. It answers through the
 /// connection's outbox, which it was created with.
-pub(crate) trait Session: Send {
+pub(crate) trait BackendSession: Send {
     /// Handles a frame of any channel but 0, together with following bytes in `rest` that belong to the same
     /// message; returns the number of bytes taken from `rest`.
     ///
@@ -59,7 +59,7 @@ pub(crate) trait Session: Send {
     fn end(&mut self, now: Instant);
 }
 
-impl Session for proxy::Session {
+impl BackendSession for proxy::ProxySession {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], _now: Instant) -> Result<usize, Fault> {
         Self::handle_frame(self, frame, rest)
     }

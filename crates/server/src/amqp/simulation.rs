@@ -24,7 +24,7 @@ use amqp::{FieldTable, FrameKind};
 use broker::{Broker, BrokerConfig};
 use transport::{Intent, Outbox, Peer, Protocol};
 
-use super::connection::Connection;
+use super::connection::AmqpConnection;
 use crate::door::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
@@ -41,7 +41,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
 /// A client and the server's end of its connection.
 struct Conversation {
     shared: Arc<Shared>,
-    connection: Connection,
+    connection: AmqpConnection,
     outbox: Arc<Outbox>,
     now: Instant,
     /// Bytes sent that the server has not taken yet.
@@ -54,7 +54,8 @@ impl Conversation {
         let now = Instant::now();
         let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
         let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
-        let connection = Connection::new(Arc::clone(shared), 1, Peer::Unix, Arc::clone(&outbox), place, now);
+        let connection =
+            AmqpConnection::new(Arc::clone(shared), 1, Peer::Unix, Arc::clone(&outbox), place, now);
         Self { shared: Arc::clone(shared), connection, outbox, now, unconsumed: Vec::new() }
     }
 

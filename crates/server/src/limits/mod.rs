@@ -159,7 +159,7 @@ struct Share {
 
 /// A counted connection; dropping it removes it from the counts.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionLease {
     counter: Arc<ConnectionCounter>,
     ip: Option<(IpAddr, Arc<Share>)>,
     user: Option<(Arc<str>, Arc<Share>)>,
@@ -195,7 +195,7 @@ impl ConnectionCounter {
     ///
     /// # Errors
     /// Returns the limit that refuses the connection, which is then not counted.
-    pub fn enter(self: &Arc<Self>, ip: Option<IpAddr>) -> Result<Place, LimitReached> {
+    pub fn enter(self: &Arc<Self>, ip: Option<IpAddr>) -> Result<ConnectionLease, LimitReached> {
         let now = Instant::now();
         let mut counts = self.counts.lock();
         let most = self.limits().connections.total;
@@ -206,7 +206,7 @@ impl ConnectionCounter {
             return Err(reached);
         }
         counts.connections += 1;
-        Ok(Place { counter: Arc::clone(self), ip, user: None, channels: 0 })
+        Ok(ConnectionLease { counter: Arc::clone(self), ip, user: None, channels: 0 })
     }
 
     /// Number of connections counted now.
@@ -283,7 +283,7 @@ impl ConnectionCounter {
     }
 }
 
-impl Place {
+impl ConnectionLease {
     /// Counts the connection under its real address, which becomes known late if it came through a load
     /// balancer: such a connection is entered without an address.
     ///
@@ -365,7 +365,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionLease {
     fn drop(&mut self) {
         self.keep_channels(0);
         let now = Instant::now();

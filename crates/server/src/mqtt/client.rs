@@ -14,36 +14,36 @@ use std::time::Instant;
 
 use amqp::{FieldTable, FieldValue, ReplyCode};
 use broker::{
-    Body, BrokerError, Change, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section,
-    SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
+    AuthorisedSession, Body, BrokerError, Change, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY, Publish,
+    Publisher, Section, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
 };
 use hashbrown::{HashMap, HashSet};
-use mqtt::server::{Connection as Engine, End};
+use mqtt::server::{MqttEnd, ServerConnection as Engine};
 use mqtt::session::Session;
 use mqtt::{QoS, ReasonCode, packet};
 use transport::Outbox;
 
-use super::delivering::Source;
+use super::delivering::ConsumedQueue;
 use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
-use super::kept::{Held, Kept, PendingWill, Written};
+use super::kept::{DetachedSession, PendingWill, UnackedDelivery, Written};
 use super::message::{Incoming, routing_key, to_amqp};
-use super::owed::Owed;
+use super::owed::PendingRetained;
 use super::received::{Note, Partial, received_key};
 use super::retained::Full;
 use super::subscriptions::Subscriptions;
-use super::waiting::{Then, Waiting};
+use super::waiting::{PendingAnswers, Then};
 use crate::amqp::room::DiskRoom;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// A client's state on the broker after its CONNECT was accepted.
-pub(super) struct Client {
+pub(super) struct MqttClient {
     pub(super) shared: Arc<Shared>,
     pub(super) hub: Arc<Hub>,
     pub(super) owner: Arc<Owner>,
     claim: Arc<Claim>,
-    pub(super) seat: Seat,
+    pub(super) seat: AuthorisedSession,
     pub(super) session_id: SessionId,
     pub(super) outbox: Arc<Outbox>,
     pub(super) nudge: Arc<dyn Waiter>,
@@ -57,11 +57,11 @@ pub(super) struct Client {
     published: Vec<Published>,
     pub(super) room: DiskRoom,
     pub(super) inbox: Arc<Inbox>,
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<ConsumedQueue>,
     /// Serial number of the next source.
     pub(super) next_serial: u64,
     pub(super) subscriptions: Subscriptions,
-    pub(super) held: HashMap<u64, Held>,
+    pub(super) held: HashMap<u64, UnackedDelivery>,
     pub(super) restored: HashSet<u64>,
     pub(super) next_tag: u64,
     pub(super) groups: Vec<Box<str>>,
@@ -71,8 +71,8 @@ pub(super) struct Client {
     session_user: Option<Box<str>>,
     /// See [`Kept::merged_below`].
     pub(super) merged_below: u64,
-    pub(super) owed: Owed,
-    pub(super) waiting: Waiting,
+    pub(super) owed: PendingRetained,
+    pub(super) waiting: PendingAnswers,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is recorded.
     pub(super) to_release: Vec<u16>,
     /// The session has changed and is to be written, but nothing waits for it.
@@ -104,13 +104,13 @@ pub(super) struct Refusal {
 pub(super) struct Admitted {
     pub(super) owner: Arc<Owner>,
     pub(super) claim: Arc<Claim>,
-    pub(super) seat: Seat,
+    pub(super) seat: AuthorisedSession,
     pub(super) connection: u64,
     pub(super) expiry: u32,
     pub(super) is_bridge: bool,
 }
 
-impl Client {
+impl MqttClient {
     pub(super) fn new(
         shared: &Arc<Shared>,
         hub: &Arc<Hub>,
@@ -126,7 +126,7 @@ impl Client {
             claim,
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
-            nudge: Arc::new(Nudge(Arc::clone(outbox))),
+            nudge: Arc::new(MqttNudge(Arc::clone(outbox))),
             publisher: seat.vhost().publisher(seat.identity()).of(FrontEnd::Mqtt),
             shown: None,
             tracer: None,
@@ -145,8 +145,8 @@ impl Client {
             partial: Vec::new(),
             moving: Vec::new(),
             merged_below: 0,
-            owed: Owed::default(),
-            waiting: Waiting::default(),
+            owed: PendingRetained::default(),
+            waiting: PendingAnswers::default(),
             to_release: Vec::new(),
             changed: false,
             expiry,
@@ -188,9 +188,19 @@ impl Client {
     }
 
     /// Takes over a detached session, except its subscriptions; returns the engine's part.
-    pub(super) fn adopt(&mut self, kept: Kept) -> Session {
-        let Kept {
-            session, held, restored, next_tag, owed, groups, partial, moving, user, merged_below, ..
+    pub(super) fn adopt(&mut self, kept: DetachedSession) -> Session {
+        let DetachedSession {
+            session,
+            held,
+            restored,
+            next_tag,
+            owed,
+            groups,
+            partial,
+            moving,
+            user,
+            merged_below,
+            ..
         } = kept;
         (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
         (self.owed, self.partial, self.moving, self.session_user) = (owed, partial, moving, user);
@@ -215,7 +225,7 @@ impl Client {
     }
 
     /// Publishes a message, which is acknowledged later.
-    pub(super) fn publish(&mut self, publish: &packet::Publish<'_>) -> Result<(), Refusal> {
+    pub(super) fn publish(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
         let owner = Arc::clone(&self.owner);
         let message = Incoming {
             qos: publish.qos,
@@ -266,7 +276,7 @@ impl Client {
     /// Publishes a message, and records its receipt in the same round of the disk.
     fn publish_noted(
         &mut self,
-        publish: &packet::Publish<'_>,
+        publish: &packet::PublishPacket<'_>,
         amqp: Publish<'_>,
         ticket: Option<Ticket>,
     ) -> Result<(), Refusal> {
@@ -384,7 +394,7 @@ impl Client {
     }
 
     /// Called when the connection has ended: detaches the session or ends it.
-    pub(super) fn end(mut self, mut session: Session, end: End) {
+    pub(super) fn end(mut self, mut session: Session, end: MqttEnd) {
         self.publisher.flush_all(self.now);
         self.published.clear();
         for then in self.waiting.drain() {
@@ -408,7 +418,7 @@ impl Client {
             self.hub.publish_will(&self.owner, self.vhost(), &user, &will, shown, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
-        let kept = Kept {
+        let kept = DetachedSession {
             session,
             held: std::mem::take(&mut self.held),
             restored: std::mem::take(&mut self.restored),
@@ -439,9 +449,9 @@ fn refused_by_queue(packet_id: u16) -> Then {
     Then::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
 }
 
-struct Nudge(Arc<Outbox>);
+struct MqttNudge(Arc<Outbox>);
 
-impl Waiter for Nudge {
+impl Waiter for MqttNudge {
     fn wake(&self) {
         self.0.nudge();
     }

@@ -5,22 +5,22 @@ use std::time::{Duration, Instant};
 
 use amqp::handshake::Negotiated;
 use broker::FrontEnd;
-use mqtt::server::{Cause, Connection as Engine, End, Event};
-use mqtt::{Fault, ReasonCode, packet};
+use mqtt::server::{Cause, MqttEnd, MqttEvent, ServerConnection as Engine};
+use mqtt::{MqttFault, ReasonCode, packet};
 use sync::work;
 use transport::{Intent, Outbox, Peer, Protocol};
 
-use super::client::{Admitted, Client, Refusal};
+use super::client::{Admitted, MqttClient, Refusal};
 use super::delivering::Out;
 use super::hub::{Claim, ForeignSession, Hub, Owner};
-use super::login::{self, Login};
+use super::login::{self, MqttLogin};
 use super::subscribing::Request;
 use super::waiting::Then;
 use crate::access::AccessRecord;
 use crate::alarms::Blocked;
 use crate::amqp::connection::Ending;
-use crate::limits::Place;
-use crate::registry::{Arrival, OpenConnection, Opening, Registered};
+use crate::limits::ConnectionLease;
+use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
 use crate::server::Shared;
 
 /// Time limit for the acknowledgements of a client's publishes while the server drains.
@@ -30,16 +30,16 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_WAITING: usize = 1024;
 
 /// The state of one client's connection, driven by [`transport::drive`].
-pub(crate) struct Connection {
+pub(crate) struct MqttConnection {
     shared: Arc<Shared>,
     hub: Arc<Hub>,
     id: u64,
     peer: Peer,
     outbox: Arc<Outbox>,
     /// Released when the connection is dropped.
-    place: Place,
+    place: ConnectionLease,
     engine: Engine,
-    phase: Phase,
+    phase: MqttPhase,
     intent: Intent,
     /// Deadline of the login, or of a drain.
     deadline: Option<Instant>,
@@ -54,25 +54,25 @@ pub(crate) struct Connection {
     record: Option<Box<AccessRecord>>,
     arrival: Arrival,
     /// The entry in the registry, once the connection is open.
-    registered: Option<Registered>,
+    registered: Option<RegisteredConnection>,
 }
 
-enum Phase {
+enum MqttPhase {
     /// CONNECT has not been received.
     Start,
     /// The login was accepted; the client is admitted as soon as it has its session.
     Claiming(Box<Claiming>),
-    Open(Box<Client>),
+    Open(Box<MqttClient>),
     Over,
 }
 
 struct Claiming {
-    login: Login,
+    login: MqttLogin,
     owner: Arc<Owner>,
     claim: Arc<Claim>,
 }
 
-impl Connection {
+impl MqttConnection {
     /// # Panics
     /// Panics if the server has not [started](crate::Server::start_mqtt) MQTT.
     pub(crate) fn new(
@@ -80,7 +80,7 @@ impl Connection {
         id: u64,
         peer: Peer,
         outbox: Arc<Outbox>,
-        place: Place,
+        place: ConnectionLease,
         now: Instant,
     ) -> Self {
         let hub = Arc::clone(shared.mqtt().expect("MQTT is started before anybody listens for it"));
@@ -94,7 +94,7 @@ impl Connection {
             outbox,
             place,
             engine,
-            phase: Phase::Start,
+            phase: MqttPhase::Start,
             intent: Intent::Run,
             deadline,
             rested_until: None,
@@ -163,7 +163,7 @@ impl Connection {
             }
         }
         self.after_batch(now);
-        if matches!(self.phase, Phase::Over) { input.len() } else { taken }
+        if matches!(self.phase, MqttPhase::Over) { input.len() } else { taken }
     }
 
     /// Performs the action that follows from an event.
@@ -178,33 +178,33 @@ impl Connection {
                 self.block_if_alarmed();
             }
             Next::Refused { packet_id: 0, refusal } => {
-                self.fail(Fault::new(refusal.reason, refusal.text));
+                self.fail(MqttFault::new(refusal.reason, refusal.text));
             }
             Next::Refused { packet_id, refusal: Refusal { reason, text } } => {
-                let Phase::Open(client) = &mut self.phase else { return };
+                let MqttPhase::Open(client) = &mut self.phase else { return };
                 // Acknowledgements are sent in the order of their messages (MQTT-4.6.0-2).
                 client.flush_published();
                 client.wait(Then::Refuse { packet_id, reason, text }, (None, None));
             }
             Next::Subscribe { packet_id, requests } => {
-                let Phase::Open(client) = &mut self.phase else { return };
+                let MqttPhase::Open(client) = &mut self.phase else { return };
                 let reasons = client.subscribe(&mut self.engine, packet_id, requests);
                 // MQTT 3.1 has no code for a failure.
-                if self.engine.version() == mqtt::Version::V31
+                if self.engine.version() == mqtt::MqttVersion::V31
                     && let Some(reason) = reasons.into_iter().find(|reason| reason.is_error())
                 {
-                    self.fail(Fault::new(reason, "subscription refused"));
+                    self.fail(MqttFault::new(reason, "subscription refused"));
                 }
             }
             Next::Unsubscribe { packet_id, filters } => {
-                let Phase::Open(client) = &mut self.phase else { return };
+                let MqttPhase::Open(client) = &mut self.phase else { return };
                 client.unsubscribe(&mut self.engine, packet_id, filters);
             }
             Next::Ended(end) => self.ended(*end),
         }
     }
 
-    fn connect(&mut self, login: Result<Login, login::Refused>, now: Instant) {
+    fn connect(&mut self, login: Result<MqttLogin, login::MqttRefused>, now: Instant) {
         let login = match login.and_then(|login| self.judge(login)) {
             Ok(login) => login,
             Err(refused) => return self.refuse(&refused),
@@ -216,13 +216,13 @@ impl Connection {
         {
             return self.refuse_foreign(foreign, &owner, &login);
         }
-        self.phase = Phase::Claiming(Box::new(Claiming { login, owner, claim }));
+        self.phase = MqttPhase::Claiming(Box::new(Claiming { login, owner, claim }));
         self.intent = Intent::Pause;
         self.claimed(now);
     }
 
     /// Authenticates the client, and checks limits.
-    fn judge(&mut self, login: Login) -> Result<Login, login::Refused> {
+    fn judge(&mut self, login: MqttLogin) -> Result<MqttLogin, login::MqttRefused> {
         let judged = login.judge(&self.hub, self.peer, self.external.as_deref());
         if let Some(record) = &mut self.record
             && let Some((user, vhost)) = login::names(&judged)
@@ -235,27 +235,27 @@ impl Connection {
         })?;
         if let Err(limit) = self.place.log_in(login.user()) {
             self.ends(Ending::Limit, || limit.to_string());
-            return Err(login::Refused::new(ReasonCode::QuotaExceeded, limit.to_string()));
+            return Err(login::MqttRefused::new(ReasonCode::QuotaExceeded, limit.to_string()));
         }
         Ok(login)
     }
 
     /// The session belongs to another user. Older clients get the code that RabbitMQ sends if the user may not
     /// have the session's queue (return code 3).
-    fn refuse_foreign(&mut self, _: ForeignSession, owner: &Owner, login: &Login) {
+    fn refuse_foreign(&mut self, _: ForeignSession, owner: &Owner, login: &MqttLogin) {
         let user = login.user();
         let why =
             format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
         self.shared.metrics.logins_refused.add(1);
         tracing::warn!(connection = self.id, peer = %self.peer, why, "login refused");
         let reason = match self.engine.version() {
-            mqtt::Version::V5 => ReasonCode::NotAuthorized,
-            mqtt::Version::V31 | mqtt::Version::V311 => ReasonCode::ServerUnavailable,
+            mqtt::MqttVersion::V5 => ReasonCode::NotAuthorized,
+            mqtt::MqttVersion::V31 | mqtt::MqttVersion::V311 => ReasonCode::ServerUnavailable,
         };
-        self.refuse(&login::Refused { reason, why, told: "client identifier in use by another user" });
+        self.refuse(&login::MqttRefused { reason, why, told: "client identifier in use by another user" });
     }
 
-    fn refuse(&mut self, refused: &login::Refused) {
+    fn refuse(&mut self, refused: &login::MqttRefused) {
         let mut out = Vec::new();
         self.engine.refuse(refused.reason, refused.told, &mut out);
         self.write(out);
@@ -265,15 +265,17 @@ impl Connection {
 
     /// Admits the client if it has its session by now.
     fn claimed(&mut self, now: Instant) {
-        let Phase::Claiming(claiming) = &self.phase else { return };
+        let MqttPhase::Claiming(claiming) = &self.phase else { return };
         if claiming.claim.is_superseded() {
             let refused =
-                login::Refused::new(ReasonCode::SessionTakenOver, "another connection has come".into());
+                login::MqttRefused::new(ReasonCode::SessionTakenOver, "another connection has come".into());
             self.leave_claim();
             return self.refuse(&refused);
         }
         let Some(kept) = claiming.claim.take_granted() else { return };
-        let Phase::Claiming(claiming) = std::mem::replace(&mut self.phase, Phase::Over) else { return };
+        let MqttPhase::Claiming(claiming) = std::mem::replace(&mut self.phase, MqttPhase::Over) else {
+            return;
+        };
         let Claiming { mut login, owner, claim } = *claiming;
         let Some(seat) = login.take_seat() else { return };
         let expiry = login.session_expiry(&self.hub.config);
@@ -286,7 +288,7 @@ impl Connection {
             is_bridge: login.is_bridge,
         };
         let at = self.shared.clock.timestamp(now);
-        let mut client = Box::new(Client::new(&self.shared, &self.hub, &self.outbox, admitted, at));
+        let mut client = Box::new(MqttClient::new(&self.shared, &self.hub, &self.outbox, admitted, at));
         let mut session = None;
         match kept {
             // The session of a deleted user is ended, and so is one that has expired together with its queue.
@@ -305,9 +307,9 @@ impl Connection {
         dropped.into_iter().for_each(|tag| client.delivered(tag, 0, false));
         if let Err(Refusal { reason, text }) = client.resume(&self.engine) {
             // The session stays for a user with permission.
-            self.phase = Phase::Open(client);
+            self.phase = MqttPhase::Open(client);
             self.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
-            return self.fail(Fault::new(reason, "the session cannot be resumed"));
+            return self.fail(MqttFault::new(reason, "the session cannot be resumed"));
         }
         client.own_session();
         if client.outlives() {
@@ -324,19 +326,19 @@ impl Connection {
         }
         self.deadline = None;
         self.register(&mut client, at.0);
-        self.phase = Phase::Open(client);
+        self.phase = MqttPhase::Open(client);
         self.intent = Intent::Run;
     }
 
     /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
-    fn register(&mut self, client: &mut Client, connected_at: u64) {
+    fn register(&mut self, client: &mut MqttClient, connected_at: u64) {
         let shown = OpenConnection::new(Opening {
             id: self.id,
             arrival: self.arrival,
             protocol: match self.engine.version() {
-                mqtt::Version::V31 => "MQTT 3.1",
-                mqtt::Version::V311 => "MQTT 3.1.1",
-                mqtt::Version::V5 => "MQTT 5-0",
+                mqtt::MqttVersion::V31 => "MQTT 3.1",
+                mqtt::MqttVersion::V311 => "MQTT 3.1.1",
+                mqtt::MqttVersion::V5 => "MQTT 5-0",
             },
             user: client.seat.identity().user(),
             vhost: client.vhost().name(),
@@ -355,7 +357,7 @@ impl Connection {
 
     /// Releases a claim that is not used.
     fn leave_claim(&mut self) {
-        if let Phase::Claiming(claiming) = std::mem::replace(&mut self.phase, Phase::Over) {
+        if let MqttPhase::Claiming(claiming) = std::mem::replace(&mut self.phase, MqttPhase::Over) {
             let left = claiming.claim.take_granted().flatten();
             self.hub.release(&claiming.owner, &claiming.claim, left);
         }
@@ -363,7 +365,7 @@ impl Connection {
 
     /// Called at the end of a batch of input, or after a nudge: flushes everything.
     fn after_batch(&mut self, now: Instant) {
-        let Phase::Open(client) = &mut self.phase else { return };
+        let MqttPhase::Open(client) = &mut self.phase else { return };
         client.flush(&self.engine);
         self.answer(now);
     }
@@ -372,7 +374,7 @@ impl Connection {
     fn answer(&mut self, now: Instant) {
         let store = self.hub.store().cloned();
         while !self.outbox.is_closed() {
-            let Phase::Open(client) = &mut self.phase else { return };
+            let MqttPhase::Open(client) = &mut self.phase else { return };
             let mut out = Vec::new();
             while let Some(then) = client.waiting.next(store.as_ref()) {
                 if let Some(end) = apply(then, client, &mut self.engine, &mut out) {
@@ -392,7 +394,7 @@ impl Connection {
 
     /// Sets whether the client is read.
     fn set_intent(&mut self) {
-        let Phase::Open(client) = &self.phase else { return };
+        let MqttPhase::Open(client) = &self.phase else { return };
         let reads = client.room.is_there() && self.blocked.is_none() && client.waiting.len() < MAX_WAITING;
         self.intent = if reads { Intent::Run } else { Intent::Pause };
     }
@@ -408,7 +410,7 @@ impl Connection {
         self.set_intent();
     }
 
-    fn fail(&mut self, fault: Fault) {
+    fn fail(&mut self, fault: MqttFault) {
         let mut out = Vec::new();
         let end = self.engine.fail(fault, &mut out);
         self.write(out);
@@ -428,19 +430,19 @@ impl Connection {
     }
 
     /// Handles the end that the engine has reported.
-    fn ended(&mut self, end: End) {
+    fn ended(&mut self, end: MqttEnd) {
         let (ending, reason) = describe(&end, self.shared.is_draining());
         self.ends(ending, || reason);
         self.leave_claim_or_session(Some(end));
         self.finish();
     }
 
-    fn leave_claim_or_session(&mut self, end: Option<End>) {
-        if let Phase::Claiming(_) = &self.phase {
+    fn leave_claim_or_session(&mut self, end: Option<MqttEnd>) {
+        if let MqttPhase::Claiming(_) = &self.phase {
             self.leave_claim();
         }
-        if let Phase::Open(_) = &self.phase
-            && let Phase::Open(mut client) = std::mem::replace(&mut self.phase, Phase::Over)
+        if let MqttPhase::Open(_) = &self.phase
+            && let MqttPhase::Open(mut client) = std::mem::replace(&mut self.phase, MqttPhase::Over)
         {
             let end = end.or_else(|| self.engine.handle_eof());
             client.set_time(Instant::now());
@@ -448,12 +450,12 @@ impl Connection {
                 client.end(self.engine.take_session(), end);
             }
         }
-        self.phase = Phase::Over;
+        self.phase = MqttPhase::Over;
     }
 
     /// The socket has closed, whatever the engine knows of it.
     fn go(&mut self) {
-        if !matches!(self.phase, Phase::Over) {
+        if !matches!(self.phase, MqttPhase::Over) {
             let end = self.engine.handle_eof();
             self.leave_claim_or_session(end);
         }
@@ -467,7 +469,7 @@ impl Connection {
     }
 
     fn finish(&mut self) {
-        self.phase = Phase::Over;
+        self.phase = MqttPhase::Over;
         self.intent = Intent::Finish;
         self.deadline = None;
         self.blocked = None;
@@ -482,7 +484,7 @@ impl Connection {
     /// While the server drains: disconnects an open client once its publishes are acknowledged or the time
     /// limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
-        let Phase::Open(client) = &self.phase else { return };
+        let MqttPhase::Open(client) = &self.phase else { return };
         if !self.shared.is_draining() {
             return;
         }
@@ -493,53 +495,53 @@ impl Connection {
     }
 
     fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open(_))
+        matches!(self.phase, MqttPhase::Open(_))
     }
 }
 
-crate::client::is_client!(Connection);
+crate::client::is_client!(MqttConnection);
 
 /// The action for an event, which is borrowed and has to be released first.
 enum Next {
     Nothing,
-    Connect(Box<Result<Login, login::Refused>>),
+    Connect(Box<Result<MqttLogin, login::MqttRefused>>),
     Published,
     Refused { packet_id: u16, refusal: Refusal },
     Subscribe { packet_id: u16, requests: Vec<Request> },
     Unsubscribe { packet_id: u16, filters: Vec<Box<str>> },
-    Ended(Box<End>),
+    Ended(Box<MqttEnd>),
 }
 
 impl Next {
-    fn of(event: Event<'_>, phase: &mut Phase) -> Self {
+    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase) -> Self {
         match (event, phase) {
-            (Event::Connect(connect), _) => Self::Connect(Box::new(Login::of(&connect))),
-            (Event::Ended(end), _) => Self::Ended(Box::new(end)),
-            (event, Phase::Open(client)) => Self::of_open(event, client),
+            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(MqttLogin::of(&connect))),
+            (MqttEvent::Ended(end), _) => Self::Ended(Box::new(end)),
+            (event, MqttPhase::Open(client)) => Self::of_open(event, client),
             _ => Self::Nothing,
         }
     }
 
-    fn of_open(event: Event<'_>, client: &mut Client) -> Self {
+    fn of_open(event: MqttEvent<'_>, client: &mut MqttClient) -> Self {
         match event {
-            Event::Publish(publish) => return Self::of_publish(&publish, client),
-            Event::Released { packet_id } => client.released(packet_id),
-            Event::Delivered { tag, packet_id, to_be_released, .. } => {
+            MqttEvent::Publish(publish) => return Self::of_publish(&publish, client),
+            MqttEvent::Released { packet_id } => client.released(packet_id),
+            MqttEvent::Delivered { tag, packet_id, to_be_released, .. } => {
                 client.delivered(tag, packet_id, to_be_released);
             }
-            Event::Completed { .. } => client.changed = true,
-            Event::Subscribe(event) => {
+            MqttEvent::Completed { .. } => client.changed = true,
+            MqttEvent::Subscribe(event) => {
                 return Self::Subscribe { packet_id: event.packet_id(), requests: Request::all(&event) };
             }
-            Event::Unsubscribe { packet_id, filters } => {
+            MqttEvent::Unsubscribe { packet_id, filters } => {
                 return Self::Unsubscribe { packet_id, filters: filters.iter().map(Into::into).collect() };
             }
-            Event::Connect(_) | Event::Ended(_) => {}
+            MqttEvent::Connect(_) | MqttEvent::Ended(_) => {}
         }
         Self::Nothing
     }
 
-    fn of_publish(publish: &packet::Publish<'_>, client: &mut Client) -> Self {
+    fn of_publish(publish: &packet::PublishPacket<'_>, client: &mut MqttClient) -> Self {
         match client.publish(publish) {
             Ok(()) => Self::Published,
             Err(refusal) => Self::Refused { packet_id: publish.packet_id, refusal },
@@ -548,7 +550,7 @@ impl Next {
 }
 
 /// Performs an action that has waited for the disk. Some of them end the connection.
-fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>) -> Option<End> {
+fn apply(then: Then, client: &mut MqttClient, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
     match then {
         Then::Accept { packet_id, matched } => {
             client.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1);
@@ -566,7 +568,7 @@ fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>
     None
 }
 
-fn describe(end: &End, draining: bool) -> (Ending, String) {
+fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
     match end.cause {
         Cause::Client(ReasonCode::Success) => (Ending::Normal, "closed by client".to_owned()),
         Cause::Client(reason) => (Ending::Normal, format!("closed by client: {reason}")),
@@ -581,9 +583,9 @@ fn describe(end: &End, draining: bool) -> (Ending, String) {
 /// Cost of a packet before its content is handled, in nanoseconds.
 const PACKET: u32 = 200;
 
-impl Protocol for Connection {
+impl Protocol for MqttConnection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
-        if let Phase::Open(client) = &mut self.phase {
+        if let MqttPhase::Open(client) = &mut self.phase {
             client.set_time(now);
         }
         let was_open = self.is_open();
@@ -604,7 +606,7 @@ impl Protocol for Connection {
 
     fn handle_eof(&mut self) {
         match self.phase {
-            Phase::Start => self.ends(Ending::Normal, || "client went away without a CONNECT".to_owned()),
+            MqttPhase::Start => self.ends(Ending::Normal, || "client went away without a CONNECT".to_owned()),
             _ => self.ends(Ending::Normal, || "client went away without closing the connection".to_owned()),
         }
         self.go();
@@ -612,13 +614,13 @@ impl Protocol for Connection {
     }
 
     fn handle_nudge(&mut self, now: Instant) {
-        if self.shared.is_draining() && !self.is_open() && !matches!(self.phase, Phase::Over) {
+        if self.shared.is_draining() && !self.is_open() && !matches!(self.phase, MqttPhase::Over) {
             self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             self.leave_claim();
             return self.finish();
         }
         self.claimed(now);
-        let Phase::Open(client) = &mut self.phase else { return };
+        let MqttPhase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
         if client.claim().is_superseded() && !client.vhost().is_gone() {
             return self.disconnect(ReasonCode::SessionTakenOver);
@@ -641,7 +643,7 @@ impl Protocol for Connection {
 
     fn handle_room(&mut self) {
         let now = Instant::now();
-        if let Phase::Open(client) = &mut self.phase {
+        if let MqttPhase::Open(client) = &mut self.phase {
             client.set_time(now);
             self.answer(now);
         }
@@ -681,7 +683,7 @@ impl Protocol for Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for MqttConnection {
     fn drop(&mut self) {
         // The socket failed, or the peer stopped reading: the session has not been notified yet.
         self.go();

@@ -5,34 +5,34 @@ use std::sync::Arc;
 use amqp::Properties;
 use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket, TracedConnection};
 use bytes::Bytes;
-use mqtt::server::{Connection as Engine, Output, Undeliverable};
-use mqtt::session::{Message, Stage, Subscription};
+use mqtt::server::{Output, ServerConnection as Engine, Undeliverable};
+use mqtt::session::{OutgoingMessage, Stage, Subscription};
 use mqtt::topic::{merged, routing_key_to_topic};
 use mqtt::{Property, PropertyList, QoS};
 use sync::work;
 use transport::OutBuf;
 
-use super::client::Client;
+use super::client::MqttClient;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
-use super::kept::Held;
+use super::kept::UnackedDelivery;
 use super::message::{self, left, payload_of, to_mqtt};
 use super::subscriptions::{Class, Match, Verdict};
 use super::waiting::Then;
 
 /// A queue that the client consumes from.
-pub(super) struct Source {
+pub(super) struct ConsumedQueue {
     pub(super) key: SourceKey,
     pub(super) queue: Arc<Queue>,
     pub(super) id: ConsumerId,
-    pub(super) kind: Kind,
+    pub(super) kind: SourceKind,
     /// Deliveries to be acknowledged to the queue at the end of the batch.
     pub(super) settled: Vec<Delivery>,
 }
 
 /// The role of a queue for the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SourceKind {
     Own(Class),
     /// The queue of a shared subscription.
     Shared(Subscription),
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 pub(super) struct Noted {
     pub(super) bytes: Vec<u8>,
     /// Messages from shared queues, by the tags that the session has for them.
-    moved: Vec<(u64, Held)>,
+    moved: Vec<(u64, UnackedDelivery)>,
     /// The batch contains a message of QoS 2.
     pub(super) exactly_once: bool,
     /// Topics of retained messages that the session holds after the write.
@@ -63,7 +63,7 @@ impl Output for Out<'_> {
     }
 }
 
-impl Client {
+impl MqttClient {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver(&mut self, engine: &mut Engine) {
         let mut noted = Noted::default();
@@ -106,7 +106,7 @@ impl Client {
     /// Acknowledges messages to shared queues, as the session holds them from now on. Each queue writes a
     /// record of its own, and a crash may leave one and not the next: so a message is the session's once its
     /// own queue's record is on disk, no sooner and no later. Returns the end of the last record.
-    fn move_out(&mut self, mut moved: Vec<(u64, Held)>) -> Option<Lsn> {
+    fn move_out(&mut self, mut moved: Vec<(u64, UnackedDelivery)>) -> Option<Lsn> {
         let mut until = None;
         for source in &self.sources {
             let of_source = moved.extract_if(.., |(_, held)| Arc::ptr_eq(&held.queue, &source.queue));
@@ -162,7 +162,8 @@ impl Client {
 
     /// Sends some of the messages from one queue; returns whether any was taken.
     fn deliver_from(&mut self, at: usize, engine: &mut Engine, noted: &mut Noted) -> bool {
-        let (key, needs_window) = (self.sources[at].key, self.sources[at].kind != Kind::Own(Class::Qos0));
+        let (key, needs_window) =
+            (self.sources[at].key, self.sources[at].kind != SourceKind::Own(Class::Qos0));
         let mut taken = 0;
         while taken < TURN && self.has_room(noted) && (!needs_window || engine.room() > 0) {
             let Some(delivery) = self.inbox.take(key) else { break };
@@ -180,7 +181,7 @@ impl Client {
     /// Sends a message, or settles it if it is not to be sent. Returns false if the client can take no more.
     fn send(&mut self, at: usize, delivery: Delivery, engine: &mut Engine, noted: &mut Noted) -> bool {
         let kind = self.sources[at].kind;
-        if kind == Kind::Own(Class::Qos1) && self.restored.remove(&delivery.position()) {
+        if kind == SourceKind::Own(Class::Qos1) && self.restored.remove(&delivery.position()) {
             self.take_back(at, delivery, engine);
             return true;
         }
@@ -205,7 +206,7 @@ impl Client {
             self.settle(at, delivery);
             return true;
         }
-        let is_own = kind == Kind::Own(Class::Qos1);
+        let is_own = kind == SourceKind::Own(Class::Qos1);
         let tag = if is_own { delivery.position() } else { self.own_tag() };
         let is_noted = message.qos == QoS::ExactlyOnce && self.is_kept();
         let sent = if is_noted || !noted.bytes.is_empty() {
@@ -214,7 +215,7 @@ impl Client {
             let sent = self.outbox.append(|buf| engine.deliver(message.clone(), tag, &mut Out(buf)));
             sent.unwrap_or(Err(Undeliverable::NoRoom))
         };
-        let held = Held { queue: Arc::clone(&self.sources[at].queue), delivery };
+        let held = UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery };
         match sent {
             Ok(_) => {
                 noted.exactly_once |= is_noted;
@@ -232,7 +233,7 @@ impl Client {
                 true
             }
             Err(Undeliverable::NoRoom) => {
-                let Held { queue, delivery } = held;
+                let UnackedDelivery { queue, delivery } = held;
                 self.inbox.settled(self.sources[at].key, 1);
                 queue.requeue(vec![delivery], self.now);
                 false
@@ -246,17 +247,17 @@ impl Client {
         let is_awaited = |stage: &Stage| matches!(stage, Stage::Published(_));
         let entry = engine.session().in_flight().find(|entry| entry.tag == tag);
         if entry.is_some_and(|entry| is_awaited(&entry.stage)) {
-            self.held.insert(tag, Held { queue: Arc::clone(&self.sources[at].queue), delivery });
+            self.held.insert(tag, UnackedDelivery { queue: Arc::clone(&self.sources[at].queue), delivery });
         } else {
             self.settle(at, delivery);
         }
     }
 
     /// The message as sent to the client. `None` if it is not sent.
-    fn message_of(&self, kind: Kind, delivery: &Delivery, engine: &Engine) -> Option<Message> {
+    fn message_of(&self, kind: SourceKind, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
         let amqp = delivery.message();
         let properties = Properties::decode(amqp.properties()).ok()?;
-        let is_merged = kind == Kind::Own(Class::Qos1) && delivery.position() < self.merged_below;
+        let is_merged = kind == SourceKind::Own(Class::Qos1) && delivery.position() < self.merged_below;
         let topic = if is_merged {
             merged(amqp.routing_key()).into()
         } else {
@@ -268,7 +269,7 @@ impl Client {
         };
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
         let verdict = match kind {
-            Kind::Own(class) => match self.judge(&outgoing.topic, class, is_own, is_merged) {
+            SourceKind::Own(class) => match self.judge(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
                 // Another exchange was bound to the queue, or a publisher addressed the queue directly.
                 Match::None if amqp.exchange() != EXCHANGE => {
@@ -276,7 +277,7 @@ impl Client {
                 }
                 Match::None | Match::Drop => return None,
             },
-            Kind::Shared(subscription) => Verdict::of(&subscription),
+            SourceKind::Shared(subscription) => Verdict::of(&subscription),
         };
         let expires = amqp.traits().expiration.and_then(|_| delivery.expires());
         if expires.is_some_and(|at| at <= self.now) {
@@ -287,7 +288,7 @@ impl Client {
             list = to_mqtt(&properties, left(expires, self.now));
             verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
         }
-        Some(Message {
+        Some(OutgoingMessage {
             topic: outgoing.topic.into(),
             qos: outgoing.qos.min(verdict.qos),
             retain: outgoing.retain && verdict.retain_as_published,
@@ -327,7 +328,7 @@ impl Client {
     }
 
     /// Acknowledges a message to its queue.
-    fn done_with(&mut self, held: Held) {
+    fn done_with(&mut self, held: UnackedDelivery) {
         match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &held.queue)) {
             Some(at) => self.settle(at, held.delivery),
             None => _ = held.queue.ack(vec![held.delivery], self.now),
@@ -336,7 +337,7 @@ impl Client {
 
     /// Marks a message as settled.
     fn settle(&mut self, at: usize, delivery: Delivery) {
-        if self.sources[at].kind != Kind::Own(Class::Qos0) {
+        if self.sources[at].kind != SourceKind::Own(Class::Qos0) {
             self.sources[at].settled.push(delivery);
         }
     }
@@ -364,10 +365,9 @@ impl Client {
     pub(super) fn has_arrivals(&self, engine: &Engine) -> bool {
         let window = engine.room() > 0;
         !self.waiting.holds_messages()
-            && self
-                .sources
-                .iter()
-                .any(|source| (window || source.kind == Kind::Own(Class::Qos0)) && self.inbox.has(source.key))
+            && self.sources.iter().any(|source| {
+                (window || source.kind == SourceKind::Own(Class::Qos0)) && self.inbox.has(source.key)
+            })
     }
 
     /// Whether a queue of the client was deleted by another party.
@@ -381,7 +381,7 @@ impl Client {
         let source = self.sources.swap_remove(at);
         source.queue.cancel(source.id, self.now);
         let mut back: Vec<Delivery> = self.inbox.remove(source.key).into();
-        if source.kind == Kind::Own(Class::Qos0) {
+        if source.kind == SourceKind::Own(Class::Qos0) {
             back.clear();
         }
         source.queue.ack(source.settled, self.now);

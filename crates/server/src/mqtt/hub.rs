@@ -29,7 +29,7 @@ use transport::Outbox;
 
 use super::MqttConfig;
 use super::disk;
-use super::kept::{Kept, PendingWill, Written, lease};
+use super::kept::{DetachedSession, PendingWill, Written, lease};
 use super::message::{Incoming, routing_key, to_amqp};
 use super::owed;
 use super::received::{self, AfterCrash, Note, Partial};
@@ -74,7 +74,7 @@ enum Slot {
     /// A connection has it; another one may wait for it.
     Taken { by: Arc<Claim>, next: Option<Arc<Claim>> },
     /// The session is detached.
-    Kept(Box<Kept>),
+    Kept(Box<DetachedSession>),
 }
 
 /// One connection's claim to a session.
@@ -87,7 +87,7 @@ pub(super) struct Claim {
 
 #[derive(Default)]
 struct ClaimState {
-    granted: Option<Option<Box<Kept>>>,
+    granted: Option<Option<Box<DetachedSession>>>,
     /// Another connection of the same client has claimed the session.
     superseded: bool,
 }
@@ -98,7 +98,7 @@ impl Claim {
     }
 
     /// The granted claim, once granted, with the detached session if there was one.
-    pub(super) fn take_granted(&self) -> Option<Option<Box<Kept>>> {
+    pub(super) fn take_granted(&self) -> Option<Option<Box<DetachedSession>>> {
         self.state.lock().granted.take()
     }
 
@@ -107,7 +107,7 @@ impl Claim {
         self.state.lock().superseded
     }
 
-    fn grant(&self, kept: Option<Box<Kept>>) {
+    fn grant(&self, kept: Option<Box<DetachedSession>>) {
         self.state.lock().granted = Some(kept);
         self.outbox.nudge();
     }
@@ -255,7 +255,7 @@ impl Hub {
 
     /// Called when a connection that has a session, or waits for it, has ended. The session in `left` is
     /// granted to the waiting connection or stays detached.
-    pub(super) fn release(&self, owner: &Arc<Owner>, claim: &Arc<Claim>, left: Option<Box<Kept>>) {
+    pub(super) fn release(&self, owner: &Arc<Owner>, claim: &Arc<Claim>, left: Option<Box<DetachedSession>>) {
         let mut sessions = self.sessions.lock();
         match sessions.slots.remove(owner) {
             Some(Slot::Taken { by, next }) if Arc::ptr_eq(&by, claim) => {
@@ -275,7 +275,7 @@ impl Hub {
         }
     }
 
-    fn keep(&self, sessions: &mut Sessions, owner: &Arc<Owner>, kept: Box<Kept>) {
+    fn keep(&self, sessions: &mut Sessions, owner: &Arc<Owner>, kept: Box<DetachedSession>) {
         if let Some(due) = kept.due() {
             sessions.due.insert((due, Arc::clone(owner)));
             self.changed.notify_one();
@@ -319,8 +319,8 @@ impl Hub {
     }
 
     /// Ends a session without a connection: deletes its queues and subscriptions, and publishes its will.
-    pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: Kept, now: Timestamp) {
-        let Kept { held, owed, groups, will, .. } = kept;
+    pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: DetachedSession, now: Timestamp) {
+        let DetachedSession { held, owed, groups, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
             self.publish_will(owner, vhost, &user, &will, None, now);
         }
@@ -344,7 +344,12 @@ impl Hub {
     }
 
     /// Writes a detached session to disk.
-    pub(super) fn write_down(&self, owner: &Owner, vhost: &VirtualHost, kept: &Kept) -> Option<Ticket> {
+    pub(super) fn write_down(
+        &self,
+        owner: &Owner,
+        vhost: &VirtualHost,
+        kept: &DetachedSession,
+    ) -> Option<Ticket> {
         let written = Written {
             session: &kept.session,
             moving: &kept.moving,
@@ -500,7 +505,7 @@ impl Hub {
             });
         scanned.map_err(|error| error.to_string())?;
         let scanned = catalogue.scan(Section::MqttSessions, |key, value| {
-            match disk::names::<2>(key).zip(Kept::decode(value, now)) {
+            match disk::names::<2>(key).zip(DetachedSession::decode(value, now)) {
                 Some(([vhost, _], _)) if self.broker.vhost(vhost).is_none() => {
                     orphans.push((Section::MqttSessions, key.to_vec()));
                 }
@@ -554,7 +559,11 @@ impl Hub {
     /// Loads the identifiers of QoS 2 messages that reached the disk. Identifiers of other messages are
     /// forgotten, as the client will send those again; unless some of their queues have the message, which must
     /// not get it twice.
-    fn load_received(&self, store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
+    fn load_received(
+        &self,
+        store: &Arc<Store>,
+        found: &mut HashMap<Owner, DetachedSession>,
+    ) -> Result<(), String> {
         let end = store.opened_at();
         let catalogue = store.catalogue();
         let (mut lost, mut partial) = (Vec::new(), Vec::new());
@@ -594,7 +603,7 @@ impl Hub {
 }
 
 /// Loads the topics of retained messages that are pending for sessions.
-fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
+fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, DetachedSession>) -> Result<(), String> {
     let mut nobodys = Vec::new();
     let scanned = store.catalogue().scan(Section::MqttOwed, |key, _| {
         let read = owed::read_key(key);

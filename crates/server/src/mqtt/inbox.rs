@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use broker::{Consumer, Delivery, Offer, Room};
+use broker::{Consumer, ConsumerRoom, Delivery, Offer};
 use parking_lot::Mutex;
 use slab::Slab;
 use transport::Outbox;
@@ -21,10 +21,10 @@ const MAX_WAITING_BYTES: usize = 256 * 1024;
 /// The client's side of all its queues.
 pub(super) struct Inbox {
     outbox: Arc<Outbox>,
-    sources: Mutex<Slab<Source>>,
+    sources: Mutex<Slab<InboxQueue>>,
 }
 
-struct Source {
+struct InboxQueue {
     serial: u64,
     arrived: VecDeque<Delivery>,
     /// Bytes of bodies in `arrived`.
@@ -64,7 +64,7 @@ impl Inbox {
         serial: u64,
         limit: Option<usize>,
     ) -> (SourceKey, Arc<QueueConsumer>) {
-        let source = Source {
+        let source = InboxQueue {
             serial,
             arrived: VecDeque::new(),
             bytes: 0,
@@ -134,11 +134,11 @@ impl Inbox {
     }
 }
 
-fn find(sources: &mut Slab<Source>, key: SourceKey) -> Option<&mut Source> {
+fn find(sources: &mut Slab<InboxQueue>, key: SourceKey) -> Option<&mut InboxQueue> {
     sources.get_mut(key.place).filter(|source| source.serial == key.serial)
 }
 
-impl Source {
+impl InboxQueue {
     fn is_full(&self) -> bool {
         match self.limit {
             Some(limit) => self.arrived.len() + self.unsettled >= limit,
@@ -148,16 +148,16 @@ impl Source {
 }
 
 impl Consumer for QueueConsumer {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         let mut sources = self.inbox.sources.lock();
-        let Some(source) = find(&mut sources, self.key) else { return Room::Full };
+        let Some(source) = find(&mut sources, self.key) else { return ConsumerRoom::Full };
         let before = source.arrived.len();
         let room = loop {
             if source.is_full() {
                 source.starved = true;
-                break Room::Full;
+                break ConsumerRoom::Full;
             }
-            let Some(delivery) = offer.next() else { break Room::More };
+            let Some(delivery) = offer.next() else { break ConsumerRoom::More };
             source.bytes += delivery.message().body_len();
             source.arrived.push_back(delivery);
         };

@@ -6,22 +6,22 @@ use broker::{Delivery, Lsn, Queue, Timestamp};
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::StoredWill;
 use mqtt::session::Session;
-use mqtt::{Holder, Properties, PropertyList, QoS};
+use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
-use super::owed::Owed;
+use super::owed::PendingRetained;
 use super::received::Partial;
 
 /// A session with its unsettled deliveries and pending messages.
-pub(super) struct Kept {
+pub(super) struct DetachedSession {
     pub(super) session: Session,
     /// Messages in flight that their queues still count, by tag.
-    pub(super) held: HashMap<u64, Held>,
+    pub(super) held: HashMap<u64, UnackedDelivery>,
     /// Tags of messages that were in flight before a restart, and that their queue has not redelivered yet.
     pub(super) restored: HashSet<u64>,
     /// The next tag for a message without a position in the client's own queue.
     pub(super) next_tag: u64,
     /// Retained messages that the client does not have yet.
-    pub(super) owed: Owed,
+    pub(super) owed: PendingRetained,
     /// Queues of shared subscriptions.
     pub(super) groups: Vec<Box<str>>,
     /// Messages from the client that only some of their queues have after a crash.
@@ -51,7 +51,7 @@ pub(super) fn lease(expiry: u32) -> Option<u64> {
 }
 
 /// A delivery that is not settled.
-pub(super) struct Held {
+pub(super) struct UnackedDelivery {
     pub(super) queue: Arc<Queue>,
     pub(super) delivery: Delivery,
 }
@@ -68,7 +68,7 @@ pub(super) struct PendingWill {
 /// Tags from here on are the session's own numbers; lower ones are positions in the client's queue.
 pub(super) const OWN_TAGS: u64 = 1 << 63;
 
-impl Kept {
+impl DetachedSession {
     /// A new session.
     pub(super) fn new() -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Kept {
             held: HashMap::new(),
             restored: HashSet::new(),
             next_tag: OWN_TAGS,
-            owed: Owed::default(),
+            owed: PendingRetained::default(),
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),
@@ -226,7 +226,7 @@ fn take_will(rest: &mut &[u8]) -> Option<Option<PendingWill>> {
     let (due, after) = after.split_first_chunk()?;
     *rest = after;
     let (user, topic) = (take_text(rest)?, take_text(rest)?);
-    let properties = Properties::check(take(rest)?, Holder::Publish).ok()?;
+    let properties = PacketProperties::check(take(rest)?, Holder::Publish).ok()?;
     let will = StoredWill {
         topic: topic.into(),
         qos: QoS::from_level(qos)?,
@@ -294,17 +294,17 @@ mod tests {
             will: Some(&will),
         };
         let bytes = written.encode();
-        let kept = Kept::decode(&bytes, Timestamp(9)).unwrap();
+        let kept = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
         assert!(kept.belongs_to("alice") && !kept.belongs_to("guest"));
         assert_eq!((kept.merged_below, kept.is_merged), (7, false));
         assert!(kept.session.subscriptions().eq(session.subscriptions()));
         assert_eq!((kept.ends(), kept.due()), (Some(Timestamp(61_000)), Some(Timestamp(1500))));
         assert_eq!((kept.will.as_ref(), kept.moving), (Some(&will), moving.to_vec()));
         for cut in 0..bytes.len() {
-            assert!(Kept::decode(&bytes[..cut], Timestamp(9)).is_none(), "{cut} bytes");
+            assert!(DetachedSession::decode(&bytes[..cut], Timestamp(9)).is_none(), "{cut} bytes");
         }
         let open = Written { expiry: u32::MAX, since: None, will: None, moving: &[], ..written };
-        let kept = Kept::decode(&open.encode(), Timestamp(9)).unwrap();
+        let kept = DetachedSession::decode(&open.encode(), Timestamp(9)).unwrap();
         assert_eq!((kept.since, kept.due()), (Timestamp(9), None));
     }
 
@@ -321,7 +321,7 @@ mod tests {
         let will = [&[1, 0, 0][..], &[0; 8], &[0, 0, 0, 5], b"guest", &[0, 0, 0, 1], b"t", &[0; 8]].concat();
         let with_will = [&[WITHOUT_USER][..], &expiry, &since, &will, &[0; 4], &rest].concat();
         for (bytes, user) in [(with_moving, None), (without, None), (with_will, Some("guest"))] {
-            let kept = Kept::decode(&bytes, Timestamp(9)).unwrap();
+            let kept = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
             assert_eq!((kept.user.as_deref(), kept.is_merged), (user, true));
             assert!(kept.session.subscriptions().eq(session.subscriptions()));
         }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{BrokerError, LoginRefused, Seat, VirtualHost};
+use broker::{AuthorisedSession, BrokerError, LoginRefused, VirtualHost};
 use mqtt::ReasonCode;
-use mqtt::packet::{Connect, Will};
+use mqtt::packet::{ConnectPacket, Will};
 use mqtt::server::split_user_name;
 use transport::Peer;
 
@@ -17,7 +17,7 @@ use super::message::{Incoming, MAX_SHORT, Untold, routing_key, to_amqp};
 const MAX_CLIENT_ID: usize = MAX_SHORT - QUEUE_PREFIX.len() - "qos0".len();
 
 /// A CONNECT and the outcome of its validation.
-pub(super) struct Login {
+pub(super) struct MqttLogin {
     user: Option<Box<str>>,
     password: Option<Box<[u8]>>,
     client_id: Box<str>,
@@ -25,13 +25,13 @@ pub(super) struct Login {
     is_assigned: bool,
     expiry: u32,
     pub(super) is_bridge: bool,
-    seat: Option<Seat>,
+    seat: Option<AuthorisedSession>,
     vhost: Box<str>,
 }
 
 /// Why a client is refused.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct MqttRefused {
     pub(super) reason: ReasonCode,
     /// For the log.
     pub(super) why: String,
@@ -39,24 +39,24 @@ pub(super) struct Refused {
     pub(super) told: &'static str,
 }
 
-impl Refused {
+impl MqttRefused {
     pub(super) fn new(reason: ReasonCode, why: String) -> Self {
         Self { reason, why, told: "" }
     }
 }
 
-impl Login {
+impl MqttLogin {
     /// Reads a CONNECT.
     ///
     /// # Errors
     /// Fails for a client identifier that cannot be part of a queue's name.
-    pub(super) fn of(connect: &Connect<'_>) -> Result<Self, Refused> {
+    pub(super) fn of(connect: &ConnectPacket<'_>) -> Result<Self, MqttRefused> {
         let is_assigned = connect.client_id.is_empty();
         let client_id =
             if is_assigned { broker::generated_name("leveret-") } else { connect.client_id.to_owned() };
         if client_id.len() > MAX_CLIENT_ID || client_id.contains(char::is_control) {
             let why = "client identifier that is too long for a queue's name, or has control characters";
-            return Err(Refused {
+            return Err(MqttRefused {
                 reason: ReasonCode::ClientIdentifierNotValid,
                 why: why.to_owned(),
                 told: "at most 232 bytes, no control characters",
@@ -64,7 +64,7 @@ impl Login {
         }
         if let Some(Err(Untold { reason, text })) = connect.will.as_ref().map(check_will) {
             // It could not be reported to the client later.
-            return Err(Refused { reason, why: format!("will: {text}"), told: text });
+            return Err(MqttRefused { reason, why: format!("will: {text}"), told: text });
         }
         let expiry = match (connect.version.is_5(), connect.clean_start) {
             (true, _) => connect.properties.session_expiry_interval().unwrap_or(0),
@@ -92,7 +92,12 @@ impl Login {
     ///
     /// # Errors
     /// Returns why the client is refused.
-    pub(super) fn judge(mut self, hub: &Hub, peer: Peer, external: Option<&str>) -> Result<Self, Refused> {
+    pub(super) fn judge(
+        mut self,
+        hub: &Hub,
+        peer: Peer,
+        external: Option<&str>,
+    ) -> Result<Self, MqttRefused> {
         let config = &hub.config;
         let broker = hub.broker();
         let (vhost, name) = match &self.user {
@@ -117,7 +122,9 @@ impl Login {
             (None, Some(_)) => return Err(bad_credentials("password without a user")),
         };
         let identity = judged.map_err(|why| match why {
-            LoginRefused::LoopbackOnly => Refused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),
+            LoginRefused::LoopbackOnly => {
+                MqttRefused::new(ReasonCode::NotAuthorized, format!("{name}: {why}"))
+            }
             why => bad_credentials(&format!("{name}: {why}")),
         })?;
         // Topic permissions may refer to the client identifier.
@@ -126,7 +133,7 @@ impl Login {
         let seat = seat.map_err(|error| match error {
             // As in RabbitMQ: the virtual host in front of the user name is wrong.
             BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
-            error => Refused::new(ReasonCode::NotAuthorized, error.to_string()),
+            error => MqttRefused::new(ReasonCode::NotAuthorized, error.to_string()),
         })?;
         (self.user, self.vhost) = (Some(identity.user().into()), vhost.into());
         self.password = None;
@@ -146,7 +153,7 @@ impl Login {
 
     /// The virtual host, once the login was accepted.
     pub(super) fn vhost(&self) -> Option<&Arc<VirtualHost>> {
-        self.seat.as_ref().map(Seat::vhost)
+        self.seat.as_ref().map(AuthorisedSession::vhost)
     }
 
     /// Whether the user may adopt this client's session of an earlier version, which recorded no user: requires
@@ -158,7 +165,7 @@ impl Login {
         })
     }
 
-    pub(super) fn take_seat(&mut self) -> Option<Seat> {
+    pub(super) fn take_seat(&mut self) -> Option<AuthorisedSession> {
         self.seat.take()
     }
 
@@ -174,7 +181,7 @@ impl Login {
 }
 
 /// User and virtual host of an accepted login.
-pub(super) fn names(judged: &Result<Login, Refused>) -> Option<(&str, &str)> {
+pub(super) fn names(judged: &Result<MqttLogin, MqttRefused>) -> Option<(&str, &str)> {
     judged.as_ref().ok().map(|login| (login.user(), &*login.vhost))
 }
 
@@ -185,6 +192,6 @@ fn check_will(will: &Will<'_>) -> Result<(), Untold> {
     to_amqp(&Incoming { qos, dup: false, retain, properties, client_id: None }).map(drop)
 }
 
-fn bad_credentials(why: &str) -> Refused {
-    Refused::new(ReasonCode::BadUserNameOrPassword, why.to_owned())
+fn bad_credentials(why: &str) -> MqttRefused {
+    MqttRefused::new(ReasonCode::BadUserNameOrPassword, why.to_owned())
 }

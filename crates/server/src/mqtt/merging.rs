@@ -14,7 +14,7 @@ use mqtt::QoS;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
 use super::hub::{EXCHANGE, Hub, NOBODY, Owner, group_queue, queue_name};
-use super::kept::Kept;
+use super::kept::DetachedSession;
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Hub {
     /// the old queues that sessions share.
     pub(super) fn separate_dots(
         &self,
-        found: &mut HashMap<Owner, Kept>,
+        found: &mut HashMap<Owner, DetachedSession>,
         changed: &mut Vec<Owner>,
         now: Timestamp,
     ) -> HashMap<Owner, Vec<Box<str>>> {
@@ -68,7 +68,7 @@ impl Hub {
 }
 
 /// Rebinds the client's own queue.
-fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut Kept) {
+fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut DetachedSession) {
     let name = queue_name(&owner.client_id, 1);
     let Ok(queue) = vhost.queue(NOBODY, &name) else { return };
     kept.merged_below = queue.next_position();

@@ -54,7 +54,7 @@ pub(super) struct Incoming<'m> {
     pub(super) qos: QoS,
     pub(super) dup: bool,
     pub(super) retain: bool,
-    pub(super) properties: mqtt::Properties<'m>,
+    pub(super) properties: mqtt::PacketProperties<'m>,
     /// The publisher's client identifier, if it has to be included.
     pub(super) client_id: Option<&'m str>,
 }
@@ -133,7 +133,7 @@ pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
     Ok(bytes)
 }
 
-fn put_user_properties(properties: &mqtt::Properties<'_>, headers: &mut FieldTable) {
+fn put_user_properties(properties: &mqtt::PacketProperties<'_>, headers: &mut FieldTable) {
     let mut is_told_whole = true;
     for (name, value) in properties.user_properties() {
         if name.len() > MAX_SHORT || headers.get(name).is_some() || is_reserved(name) {

@@ -39,9 +39,9 @@ mod simulation;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ::mqtt::server::Settings;
+use ::mqtt::server::MqttSettings;
 use broker::Broker;
-pub(crate) use connection::Connection;
+pub(crate) use connection::MqttConnection;
 pub(crate) use hub::Hub;
 
 use crate::door::Clock;
@@ -54,7 +54,7 @@ pub struct MqttConfig {
     /// The user that clients without a user name act as; `None` refuses them.
     pub anonymous_user: Option<String>,
     /// Limits and supported features.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<MqttSettings>,
 }
 
 /// Restores the sessions and starts their expiry. Must be called within a runtime.

@@ -20,9 +20,9 @@ use super::hub::Owner;
 
 /// The pending retained messages of one client.
 #[derive(Default)]
-pub(super) struct Owed {
+pub(super) struct PendingRetained {
     /// Topics whose message is to be sent.
-    topics: BTreeMap<Arc<str>, OwedTopic>,
+    topics: BTreeMap<Arc<str>, PendingTopic>,
     /// Number of topics recorded on disk.
     noted: usize,
     /// Number of filters of all topics, beyond one for each.
@@ -32,7 +32,7 @@ pub(super) struct Owed {
 }
 
 #[derive(Default)]
-struct OwedTopic {
+struct PendingTopic {
     /// It is on disk, or will be.
     is_noted: bool,
     /// It was pending before a restart, and may have been sent then.
@@ -43,7 +43,7 @@ struct OwedTopic {
 
 /// A copy of a retained message to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OwedCopy {
+pub(super) struct PendingCopy {
     pub(super) topic: Arc<str>,
     pub(super) is_noted: bool,
     pub(super) is_redelivered: bool,
@@ -51,7 +51,7 @@ pub(super) struct OwedCopy {
     pub(super) filter: Option<Arc<str>>,
 }
 
-impl Owed {
+impl PendingRetained {
     /// Records a topic that a subscription has matched; `is_noted` means that it is on disk, or will be.
     pub(super) fn add(&mut self, topic: Arc<str>, is_noted: bool, filter: &Arc<str>) {
         let is_new = !self.topics.contains_key(&topic);
@@ -73,7 +73,7 @@ impl Owed {
 
     /// Adds a topic that was on disk before a restart.
     pub(super) fn restore(&mut self, topic: Arc<str>) {
-        let restored = OwedTopic { is_noted: true, is_redelivered: true, filters: Vec::new() };
+        let restored = PendingTopic { is_noted: true, is_redelivered: true, filters: Vec::new() };
         self.noted += usize::from(self.topics.insert(topic, restored).is_none());
     }
 
@@ -83,9 +83,9 @@ impl Owed {
     }
 
     /// The next copy to be sent.
-    pub(super) fn first(&self) -> Option<OwedCopy> {
+    pub(super) fn first(&self) -> Option<PendingCopy> {
         let (topic, owed) = self.topics.first_key_value()?;
-        Some(OwedCopy {
+        Some(PendingCopy {
             topic: Arc::clone(topic),
             is_noted: owed.is_noted,
             is_redelivered: owed.is_redelivered,
@@ -150,11 +150,11 @@ pub(super) fn read_key(key: &[u8]) -> Option<(Owner, Arc<str>)> {
 mod tests {
     use super::*;
 
-    fn add(owed: &mut Owed, topic: &str, is_noted: bool, filter: &str) {
+    fn add(owed: &mut PendingRetained, topic: &str, is_noted: bool, filter: &str) {
         owed.add(topic.into(), is_noted, &filter.into());
     }
 
-    fn take_first(owed: &mut Owed) -> OwedCopy {
+    fn take_first(owed: &mut PendingRetained) -> PendingCopy {
         let first = owed.first().unwrap();
         owed.pop_first();
         first
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn a_topic_is_owed_once_to_a_filter_and_stays_noted_until_nobody_waits_for_it() {
-        let mut owed = Owed::default();
+        let mut owed = PendingRetained::default();
         for is_noted in [false, true, false] {
             add(&mut owed, "t", is_noted, "t");
         }
-        let OwedCopy { topic, is_noted, .. } = take_first(&mut owed);
+        let PendingCopy { topic, is_noted, .. } = take_first(&mut owed);
         assert!(is_noted && owed.first().is_none() && !owed.needs("t"));
         owed.sent(7, topic);
         assert!(owed.needs("t") && !owed.is_empty());
@@ -180,11 +180,11 @@ mod tests {
 
     #[test]
     fn each_filter_is_owed_a_copy_and_above_the_limit_one_is_for_all() {
-        let mut owed = Owed::default();
+        let mut owed = PendingRetained::default();
         for filter in ["#", "t", "+", "t"] {
             add(&mut owed, "t", true, filter);
         }
-        let filters = |owed: &mut Owed| take_first(owed).filter.map(|filter| filter.to_string());
+        let filters = |owed: &mut PendingRetained| take_first(owed).filter.map(|filter| filter.to_string());
         for expected in ["#", "t", "+"] {
             assert!(owed.needs("t"));
             assert_eq!(filters(&mut owed).as_deref(), Some(expected));
@@ -207,21 +207,21 @@ mod tests {
 
     #[test]
     fn what_is_owed_for_the_moment_need_not_be_on_disk() {
-        let mut owed = Owed::default();
+        let mut owed = PendingRetained::default();
         add(&mut owed, "t", false, "t");
         assert!(!owed.needs("t") && !owed.is_empty());
     }
 
     #[test]
     fn a_bounded_number_of_topics_is_on_disk() {
-        let mut owed = Owed::default();
+        let mut owed = PendingRetained::default();
         for number in 0..MOST_NOTED {
             assert!(owed.may_note());
             add(&mut owed, &number.to_string(), true, "#");
             add(&mut owed, &number.to_string(), true, "#");
         }
         assert!(!owed.may_note());
-        let OwedCopy { topic, .. } = take_first(&mut owed);
+        let PendingCopy { topic, .. } = take_first(&mut owed);
         assert!(owed.may_note());
         owed.sent(1, topic);
         assert!(!owed.may_note(), "until it is acknowledged");

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use broker::{Change, Section};
-use mqtt::server::{Connection as Engine, Undeliverable};
-use mqtt::session::Message;
+use mqtt::server::{ServerConnection as Engine, Undeliverable};
+use mqtt::session::OutgoingMessage;
 use mqtt::{Property, QoS};
 
-use super::client::Client;
+use super::client::MqttClient;
 use super::delivering::{Noted, Out};
 use super::message::left;
-use super::owed::{OwedCopy, owed_key};
+use super::owed::{PendingCopy, owed_key};
 use super::retained::RetainedMessage;
 use super::subscriptions::Verdict;
 
 /// Topics with nothing for the client that are handled before others get their turn, as nothing else stops there.
 const MOST_FOR_NOTHING: usize = 1_000;
 
-impl Client {
+impl MqttClient {
     /// Sends the retained messages that the client can take now.
     pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
         if self.owed.first().is_none() || self.waiting.holds_subscriptions() {
@@ -25,7 +25,7 @@ impl Client {
         }
         let retained = self.hub.retained(self.vhost());
         let mut for_nothing = 0;
-        while let Some(OwedCopy { topic, is_noted, is_redelivered, filter }) = self.owed.first() {
+        while let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) = self.owed.first() {
             if for_nothing == MOST_FOR_NOTHING {
                 return self.outbox.nudge();
             }
@@ -35,7 +35,7 @@ impl Client {
                 None => self.subscriptions.judge_retained(&topic),
             };
             let found = retained.get(&topic, self.now).zip(verdict);
-            let copy = found.map(|(message, verdict)| Message {
+            let copy = found.map(|(message, verdict)| OutgoingMessage {
                 redelivered: is_redelivered,
                 ..self.copy_of(&message, &verdict)
             });
@@ -63,14 +63,14 @@ impl Client {
 
     /// A retained message as sent for a new subscription: with RETAIN, whatever Retain As Published says
     /// (section 3.3.1.3).
-    fn copy_of(&self, message: &RetainedMessage, verdict: &Verdict) -> Message {
+    fn copy_of(&self, message: &RetainedMessage, verdict: &Verdict) -> OutgoingMessage {
         let mut properties = message.properties.clone();
         if let Some(left) = left(message.expires, self.now) {
             let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
             properties.push(Property::MessageExpiryInterval(seconds));
         }
         verdict.identifiers.iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(*id)));
-        Message {
+        OutgoingMessage {
             topic: (*message.topic).into(),
             qos: verdict.qos.min(message.qos),
             retain: true,
@@ -83,7 +83,7 @@ impl Client {
     /// Sends the message and returns its tag.
     fn send_retained(
         &mut self,
-        copy: Message,
+        copy: OutgoingMessage,
         engine: &mut Engine,
         noted: &mut Noted,
     ) -> Result<u64, Undeliverable> {

@@ -10,7 +10,7 @@ use broker::{Section, Ticket, Timestamp, VirtualHost};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::topic::TopicFilter;
-use mqtt::{Holder, Properties, PropertyList, QoS};
+use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 use parking_lot::RwLock;
 
 /// Bytes that all retained messages of a virtual host may take.
@@ -268,7 +268,7 @@ pub(super) fn decode<'k>(key: &'k [u8], value: &[u8]) -> Option<(&'k str, Retain
     let (expires, rest) = rest.split_first_chunk()?;
     let (len, rest) = rest.split_first_chunk()?;
     let (properties, payload) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
-    let checked = Properties::check(properties, Holder::Publish).ok()?;
+    let checked = PacketProperties::check(properties, Holder::Publish).ok()?;
     let message = RetainedMessage {
         topic: names[1].into(),
         qos: QoS::from_level(qos)?,

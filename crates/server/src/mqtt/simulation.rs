@@ -12,19 +12,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ::mqtt::packet::{
-    Ack, AckKind, Connect, Disconnect, Payload, Publish, Requests, Subscribe, SubscribeOptions,
+    Ack, AckKind, ConnectPacket, Disconnect, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions,
     SubscribeRequest,
 };
-use ::mqtt::server::Settings;
-use ::mqtt::{Decoder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
+use ::mqtt::server::MqttSettings;
+use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
 use broker::{Broker, BrokerConfig};
 use store::disk::simulated::SimDisk;
-use store::journal::Settings as JournalSettings;
+use store::journal::JournalSettings;
 use store::{Rounds, Store};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::Hub;
-use super::{Connection, MqttConfig};
+use super::{MqttConfig, MqttConnection};
 use crate::door::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
@@ -64,7 +64,7 @@ impl World {
         let config = MqttConfig {
             vhost: "/".to_owned(),
             anonymous_user: Some("guest".to_owned()),
-            settings: Arc::new(Settings::default()),
+            settings: Arc::new(MqttSettings::default()),
         };
         let hub = Hub::new(broker, config, clock);
         hub.load(clock.timestamp(Instant::now())).unwrap();
@@ -79,23 +79,24 @@ impl World {
         }
     }
 
-    fn client(&mut self, version: Version) -> Client {
+    fn client(&mut self, version: MqttVersion) -> Client {
         let outbox = Arc::new(Outbox::new(1 << 20));
         let now = Instant::now();
         let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 0 };
         let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
         let (id, shared) = (self.next_id, Arc::clone(&self.shared));
         self.next_id += 1;
-        let connection = Connection::new(shared, id, Peer::Unix, Arc::clone(&outbox), place, now);
+        let connection = MqttConnection::new(shared, id, Peer::Unix, Arc::clone(&outbox), place, now);
         Client { connection, outbox, version, now }
     }
 
     /// A client that is admitted. With an `expiry` of 0 the session begins and ends with the connection.
-    fn connected(&mut self, version: Version, name: &str, expiry: u32) -> Client {
+    fn connected(&mut self, version: MqttVersion, name: &str, expiry: u32) -> Client {
         let mut client = self.client(version);
         let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
-        let properties = if version.is_5() { list.as_properties() } else { Properties::NONE };
-        let connect = Connect { clean_start: expiry == 0, properties, ..Connect::new(version, name) };
+        let properties = if version.is_5() { list.as_properties() } else { PacketProperties::NONE };
+        let connect =
+            ConnectPacket { clean_start: expiry == 0, properties, ..ConnectPacket::new(version, name) };
         let answer = client.send(self, Packet::Connect(Box::new(connect)));
         assert!(answer[0].starts_with("connack Success"), "{answer:?}");
         client
@@ -104,9 +105,9 @@ impl World {
 
 /// A client, and the server's end of its connection.
 struct Client {
-    connection: Connection,
+    connection: MqttConnection,
     outbox: Arc<Outbox>,
-    version: Version,
+    version: MqttVersion,
     now: Instant,
 }
 
@@ -133,7 +134,7 @@ impl Client {
     fn look(&mut self) -> Vec<String> {
         self.connection.handle_nudge(self.now);
         let bytes = self.outbox.read_all();
-        let (mut decoder, mut rest) = (Decoder::new(self.version, u32::MAX), &bytes[..]);
+        let (mut decoder, mut rest) = (PacketDecoder::new(self.version, u32::MAX), &bytes[..]);
         let mut packets = Vec::new();
         while !rest.is_empty() {
             let step = decoder.decode(rest).unwrap();
@@ -146,7 +147,7 @@ impl Client {
     fn subscribe(&mut self, world: &mut World, filter: &str, options: SubscribeOptions) -> Vec<String> {
         let mut buffer = Vec::new();
         let requests = Requests::write(&mut buffer, [SubscribeRequest { filter, options }]);
-        let packet = Subscribe { packet_id: 1, properties: Properties::NONE, requests };
+        let packet = Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests };
         self.send(world, Packet::Subscribe(packet))
     }
 
@@ -163,14 +164,14 @@ impl Client {
     }
 }
 
-fn message(topic: &str, qos: QoS, packet_id: u16) -> Publish<'_> {
-    Publish {
+fn message(topic: &str, qos: QoS, packet_id: u16) -> PublishPacket<'_> {
+    PublishPacket {
         dup: false,
         qos,
         retain: false,
         topic,
         packet_id,
-        properties: Properties::NONE,
+        properties: PacketProperties::NONE,
         payload: Payload::new(b"x"),
     }
 }
@@ -197,9 +198,9 @@ fn describe(packet: Packet<'_>) -> String {
 #[test]
 fn a_message_reaches_those_who_have_subscribed_at_the_lower_quality() {
     let mut world = World::new();
-    let mut reader = world.connected(Version::V311, "reader", 0);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 0);
     assert_eq!(reader.subscribe_at(&mut world, "a/+", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
-    let mut writer = world.connected(Version::V5, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     assert_eq!(writer.publish(&mut world, "a/b", QoS::ExactlyOnce, 7), ["pubrec 7 success"]);
     assert_eq!(
         writer.publish(&mut world, "nobody", QoS::AtLeastOnce, 8),
@@ -213,16 +214,17 @@ fn a_message_reaches_those_who_have_subscribed_at_the_lower_quality() {
 #[test]
 fn retained_messages_come_to_later_subscribers_on_wildcards_too() {
     let mut world = World::new();
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     for topic in ["a/1", "a/2"] {
         writer.send(
             &mut world,
-            Packet::Publish(Publish { retain: true, ..message(topic, QoS::AtMostOnce, 0) }),
+            Packet::Publish(PublishPacket { retain: true, ..message(topic, QoS::AtMostOnce, 0) }),
         );
     }
-    let clear = Publish { retain: true, payload: Payload::new(b""), ..message("a/2", QoS::AtMostOnce, 0) };
+    let clear =
+        PublishPacket { retain: true, payload: Payload::new(b""), ..message("a/2", QoS::AtMostOnce, 0) };
     writer.send(&mut world, Packet::Publish(clear));
-    let mut reader = world.connected(Version::V311, "reader", 0);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 0);
     let answers = reader.subscribe_at(&mut world, "a/#", QoS::AtMostOnce);
     assert_eq!(answers, ["suback Success", "publish a/1 AtMostOnce 0 retain"]);
 }
@@ -230,12 +232,15 @@ fn retained_messages_come_to_later_subscribers_on_wildcards_too() {
 #[test]
 fn a_second_connection_takes_the_session_over() {
     let mut world = World::new();
-    let mut first = world.connected(Version::V5, "me", 60);
+    let mut first = world.connected(MqttVersion::V5, "me", 60);
     first.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
-    let mut second = world.client(Version::V5);
+    let mut second = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect =
-        Connect { clean_start: false, properties: list.as_properties(), ..Connect::new(Version::V5, "me") };
+    let connect = ConnectPacket {
+        clean_start: false,
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, "me")
+    };
     assert!(second.send(&mut world, Packet::Connect(Box::new(connect))).is_empty());
     assert_eq!(first.look(), ["disconnect Session taken over"]);
     assert_eq!(first.connection.intent(), Intent::Finish);
@@ -246,15 +251,15 @@ fn a_second_connection_takes_the_session_over() {
 #[test]
 fn a_client_that_was_away_gets_what_came_meanwhile_and_what_it_had_not_acknowledged() {
     let mut world = World::new();
-    let mut reader = world.connected(Version::V311, "reader", 1);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 1);
     reader.subscribe_at(&mut world, "t/#", QoS::AtLeastOnce);
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "t/1", QoS::AtLeastOnce, 1);
     assert_eq!(reader.received(&mut world), ["publish t/1 AtLeastOnce 1"]);
     drop(reader);
     writer.publish(&mut world, "t/2", QoS::AtLeastOnce, 2);
-    let mut reader = world.client(Version::V311);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "reader") };
+    let mut reader = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "reader") };
     let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
     let expected = ["connack Success present", "publish t/1 AtLeastOnce 1 dup", "publish t/2 AtLeastOnce 2"];
     assert_eq!(answers, expected);
@@ -268,9 +273,9 @@ fn a_client_that_was_away_gets_what_came_meanwhile_and_what_it_had_not_acknowled
 #[test]
 fn sessions_end_with_their_time_and_wills_are_published_after_their_delay() {
     let mut world = World::new();
-    let mut reader = world.connected(Version::V5, "reader", 0);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 0);
     reader.subscribe_at(&mut world, "will", QoS::AtMostOnce);
-    let mut client = world.client(Version::V5);
+    let mut client = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
     let will_list = PropertyList::new().with(Property::WillDelayInterval(5));
     let will = ::mqtt::packet::Will {
@@ -280,8 +285,11 @@ fn sessions_end_with_their_time_and_wills_are_published_after_their_delay() {
         topic: "will",
         payload: b"gone",
     };
-    let connect =
-        Connect { will: Some(will), properties: list.as_properties(), ..Connect::new(Version::V5, "mortal") };
+    let connect = ConnectPacket {
+        will: Some(will),
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, "mortal")
+    };
     client.send(&mut world, Packet::Connect(Box::new(connect)));
     client.subscribe_at(&mut world, "x", QoS::AtLeastOnce);
     drop(client);
@@ -302,17 +310,17 @@ fn sessions_end_with_their_time_and_wills_are_published_after_their_delay() {
 fn a_shared_subscription_gives_each_message_to_one() {
     let mut world = World::new();
     let mut workers: Vec<_> =
-        ["w1", "w2"].into_iter().map(|name| world.connected(Version::V5, name, 0)).collect();
+        ["w1", "w2"].into_iter().map(|name| world.connected(MqttVersion::V5, name, 0)).collect();
     for worker in &mut workers {
         worker.subscribe_at(&mut world, "$share/g/jobs/#", QoS::AtMostOnce);
     }
-    let mut writer = world.connected(Version::V5, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     for _ in 0..10 {
         writer.publish(&mut world, "jobs/1", QoS::AtMostOnce, 0);
     }
     let counts: Vec<_> = workers.iter_mut().map(|worker| worker.received(&mut world).len()).collect();
     assert_eq!(counts, [5, 5]);
-    let disconnect = Disconnect { reason: ReasonCode::Success, properties: Properties::NONE };
+    let disconnect = Disconnect { reason: ReasonCode::Success, properties: PacketProperties::NONE };
     for worker in &mut workers {
         worker.send(&mut world, Packet::Disconnect(disconnect));
     }
@@ -323,11 +331,11 @@ fn a_shared_subscription_gives_each_message_to_one() {
 #[test]
 fn nothing_of_ones_own_comes_where_it_is_not_wanted() {
     let mut world = World::new();
-    let mut client = world.connected(Version::V5, "me", 0);
+    let mut client = world.connected(MqttVersion::V5, "me", 0);
     let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
     client.subscribe(&mut world, "t", options);
     assert!(client.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty());
-    let mut other = world.connected(Version::V5, "other", 0);
+    let mut other = world.connected(MqttVersion::V5, "other", 0);
     other.publish(&mut world, "t", QoS::AtMostOnce, 0);
     assert_eq!(client.received(&mut world), ["publish t AtMostOnce 0"]);
 }
@@ -335,22 +343,26 @@ fn nothing_of_ones_own_comes_where_it_is_not_wanted() {
 #[test]
 fn a_client_that_may_not_come_in_hears_why() {
     let mut world = World::new();
-    let mut client = world.client(Version::V5);
-    let connect =
-        Connect { user_name: Some("guest"), password: Some(b"wrong"), ..Connect::new(Version::V5, "x") };
-    let answer = client.send(&mut world, Packet::Connect(Box::new(connect)));
-    assert_eq!(answer, ["connack Bad User Name or Password"]);
-    let mut client = world.client(Version::V5);
-    let connect = Connect {
-        user_name: Some("nowhere:guest"),
-        password: Some(b"guest"),
-        ..Connect::new(Version::V5, "x")
+    let mut client = world.client(MqttVersion::V5);
+    let connect = ConnectPacket {
+        user_name: Some("guest"),
+        password: Some(b"wrong"),
+        ..ConnectPacket::new(MqttVersion::V5, "x")
     };
     let answer = client.send(&mut world, Packet::Connect(Box::new(connect)));
     assert_eq!(answer, ["connack Bad User Name or Password"]);
-    let mut client = world.client(Version::V5);
+    let mut client = world.client(MqttVersion::V5);
+    let connect = ConnectPacket {
+        user_name: Some("nowhere:guest"),
+        password: Some(b"guest"),
+        ..ConnectPacket::new(MqttVersion::V5, "x")
+    };
+    let answer = client.send(&mut world, Packet::Connect(Box::new(connect)));
+    assert_eq!(answer, ["connack Bad User Name or Password"]);
+    let mut client = world.client(MqttVersion::V5);
     let long = "x".repeat(240);
-    let answer = client.send(&mut world, Packet::Connect(Box::new(Connect::new(Version::V5, &long))));
+    let answer =
+        client.send(&mut world, Packet::Connect(Box::new(ConnectPacket::new(MqttVersion::V5, &long))));
     assert_eq!(answer, ["connack Client Identifier not valid"]);
 }
 
@@ -358,20 +370,20 @@ fn a_client_that_may_not_come_in_hears_why() {
 fn an_acknowledgement_waits_for_the_disk_and_the_message_survives() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut reader = world.connected(Version::V311, "reader", 1);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 1);
     reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(reader);
-    let mut writer = world.connected(Version::V311, "writer", 1);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 1);
     let mut bytes = Vec::new();
-    message("t", QoS::AtLeastOnce, 9).encode(Version::V311, &mut bytes);
+    message("t", QoS::AtLeastOnce, 9).encode(MqttVersion::V311, &mut bytes);
     writer.connection.handle_input(&bytes, writer.now);
     assert!(writer.look().is_empty(), "it is not on disk");
     assert_eq!(writer.received(&mut world), ["puback 9 success"]);
     drop((writer, world));
 
     let mut world = World::on(&disk);
-    let mut reader = world.client(Version::V311);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "reader") };
+    let mut reader = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "reader") };
     let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
     assert_eq!(answers, ["connack Success present", "publish t AtLeastOnce 1"]);
 }
@@ -380,16 +392,16 @@ fn an_acknowledgement_waits_for_the_disk_and_the_message_survives() {
 fn a_message_of_qos_2_is_published_once_across_a_restart() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut reader = world.connected(Version::V311, "reader", 1);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 1);
     reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(reader);
-    let mut writer = world.connected(Version::V311, "writer", 1);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 1);
     assert_eq!(writer.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"]);
     drop((writer, world));
 
     let mut world = World::on(&disk);
-    let mut writer = world.client(Version::V311);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "writer") };
+    let mut writer = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "writer") };
     writer.send(&mut world, Packet::Connect(Box::new(connect)));
     assert_eq!(writer.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"], "known");
     assert_eq!(writer.ack(&mut world, AckKind::PubRel, 5), ["pubcomp 5 success"]);
@@ -403,9 +415,9 @@ fn a_message_of_qos_2_is_published_once_across_a_restart() {
 fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut reader = world.connected(Version::V311, "reader", 1);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 1);
     reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
     writer.publish(&mut world, "t", QoS::ExactlyOnce, 2);
     let received = reader.received(&mut world);
@@ -416,8 +428,8 @@ fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
     drop(world);
 
     let mut world = World::on(&disk);
-    let mut reader = world.client(Version::V311);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "reader") };
+    let mut reader = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "reader") };
     let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
     let expected = ["connack Success present", "pubrel 1 success", "publish t ExactlyOnce 2 dup"];
     assert_eq!(answers, expected);
@@ -433,12 +445,12 @@ fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
 fn retained_messages_survive_a_restart() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut writer = world.connected(Version::V311, "writer", 0);
-    let kept = Publish { retain: true, ..message("a/b", QoS::AtLeastOnce, 1) };
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
+    let kept = PublishPacket { retain: true, ..message("a/b", QoS::AtLeastOnce, 1) };
     assert_eq!(writer.send(&mut world, Packet::Publish(kept)), ["puback 1 success"]);
     drop((writer, world));
     let mut world = World::on(&disk);
-    let mut reader = world.connected(Version::V311, "reader", 0);
+    let mut reader = world.connected(MqttVersion::V311, "reader", 0);
     let answers = reader.subscribe_at(&mut world, "#", QoS::AtLeastOnce);
     assert_eq!(answers, ["suback Granted QoS 1", "publish a/b AtLeastOnce 1 retain"]);
 }
@@ -446,7 +458,7 @@ fn retained_messages_survive_a_restart() {
 #[test]
 fn a_client_without_a_session_leaves_nothing() {
     let mut world = World::new();
-    let mut client = world.connected(Version::V311, "brief", 0);
+    let mut client = world.connected(MqttVersion::V311, "brief", 0);
     client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     client.subscribe_at(&mut world, "u", QoS::AtMostOnce);
     drop(client);

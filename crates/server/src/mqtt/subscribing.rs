@@ -7,13 +7,13 @@ use std::sync::Arc;
 use amqp::{FieldTable, FieldValue, RawTable};
 use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, Section, Ticket};
 use mqtt::packet::SubscribeOptions;
-use mqtt::server::{Connection as Engine, SubscribeEvent};
+use mqtt::server::{ServerConnection as Engine, SubscribeEvent};
 use mqtt::session::Subscription;
 use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use mqtt::{QoS, ReasonCode};
 
-use super::client::{Client, Refusal};
-use super::delivering::{Kind, Source};
+use super::client::{MqttClient, Refusal};
+use super::delivering::{ConsumedQueue, SourceKind};
 use super::hub::{EXCHANGE, group_queue, queue_name};
 use super::kept::lease;
 use super::merging::merged_group_queue;
@@ -47,7 +47,7 @@ impl Request {
     }
 }
 
-impl Client {
+impl MqttClient {
     /// Subscribes, and answers once that is on disk. Returns a reason code for each entry.
     pub(super) fn subscribe(
         &mut self,
@@ -118,11 +118,11 @@ impl Client {
         let (name, kind) = match parsed.group() {
             None => {
                 let class = Class::of(subscription.options.qos);
-                (self.queue_of(class), Kind::Own(class))
+                (self.queue_of(class), SourceKind::Own(class))
             }
             Some(_) => {
                 let name = group_queue(filter).filter(|name| name.len() <= MAX_SHORT).ok_or(TOO_LONG)?;
-                (name, Kind::Shared(subscription))
+                (name, SourceKind::Shared(subscription))
             }
         };
         let binding = Binding {
@@ -143,7 +143,7 @@ impl Client {
     }
 
     /// Declares a queue and consumes from it, unless that was done before.
-    fn attach(&mut self, name: &str, kind: Kind) -> Result<Ticket, BrokerError> {
+    fn attach(&mut self, name: &str, kind: SourceKind) -> Result<Ticket, BrokerError> {
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
             // A shared subscription may get new options.
@@ -151,15 +151,15 @@ impl Client {
             return Ok(Ticket::default());
         }
         self.seat.check_read_queue(name)?;
-        let is_shared = matches!(kind, Kind::Shared(_));
+        let is_shared = matches!(kind, SourceKind::Shared(_));
         if is_shared && !self.groups.iter().any(|group| **group == *name) {
             self.hub.join_group(&self.owner, self.vhost(), name);
             self.groups.push(name.into());
         }
         let found = self.vhost().queue(self.session_id, name).ok();
-        let (queue, ticket) = match found.filter(|_| kind != Kind::Own(Class::Qos0)) {
+        let (queue, ticket) = match found.filter(|_| kind != SourceKind::Own(Class::Qos0)) {
             // From an earlier connection, whose session may have had another expiry.
-            Some(queue) if kind == Kind::Own(Class::Qos1) => {
+            Some(queue) if kind == SourceKind::Own(Class::Qos1) => {
                 let ticket = self.set_lease(&queue, self.expiry);
                 (queue, ticket)
             }
@@ -171,14 +171,14 @@ impl Client {
         Ok(ticket)
     }
 
-    fn declare(&self, name: &str, kind: Kind) -> Result<(Arc<Queue>, Ticket), BrokerError> {
+    fn declare(&self, name: &str, kind: SourceKind) -> Result<(Arc<Queue>, Ticket), BrokerError> {
         let (durable, auto_delete) = match kind {
-            Kind::Own(Class::Qos0) => (false, true),
-            Kind::Own(Class::Qos1) => (true, !self.outlives()),
-            Kind::Shared(_) => (self.outlives(), false),
+            SourceKind::Own(Class::Qos0) => (false, true),
+            SourceKind::Own(Class::Qos1) => (true, !self.outlives()),
+            SourceKind::Shared(_) => (self.outlives(), false),
         };
         // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.
-        let is_leased = kind == Kind::Own(Class::Qos1) && self.outlives();
+        let is_leased = kind == SourceKind::Own(Class::Qos1) && self.outlives();
         let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
         let arguments = expires.into_iter().collect::<FieldTable>().encode();
@@ -206,8 +206,8 @@ impl Client {
         }
     }
 
-    fn consume(&mut self, queue: &Arc<Queue>, kind: Kind) -> Result<(), BrokerError> {
-        let no_ack = kind == Kind::Own(Class::Qos0);
+    fn consume(&mut self, queue: &Arc<Queue>, kind: SourceKind) -> Result<(), BrokerError> {
+        let no_ack = kind == SourceKind::Own(Class::Qos0);
         let limit = (!no_ack).then(|| usize::from(self.hub.config.settings.in_flight));
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -229,7 +229,7 @@ impl Client {
         };
         let owed = self.held.values().filter(|held| Arc::ptr_eq(&held.queue, queue)).count();
         self.inbox.owes(key, owed);
-        let source = Source { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
+        let source = ConsumedQueue { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
         self.sources.push(source);
         self.resume_sources();
         Ok(())
@@ -307,13 +307,13 @@ impl Client {
                 && self.vhost().queue(self.session_id, &name).is_ok()
             {
                 // Consumes the messages that an earlier version has queued for the group.
-                self.attach(&name, Kind::Shared(subscription))?;
+                self.attach(&name, SourceKind::Shared(subscription))?;
             }
         }
         // Messages from before all its subscriptions were changed to QoS 0 still belong to the client.
         let name = self.queue_of(Class::Qos1);
         if self.vhost().queue(self.session_id, &name).is_ok() {
-            self.attach(&name, Kind::Own(Class::Qos1))?;
+            self.attach(&name, SourceKind::Own(Class::Qos1))?;
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ pub(super) enum Then {
 
 /// The waiting actions of one client.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct PendingAnswers {
     entries: VecDeque<Entry>,
     /// Number of entries that hold messages for the client.
     sends: usize,
@@ -40,7 +40,7 @@ struct Entry {
     ticket: Option<Ticket>,
 }
 
-impl Waiting {
+impl PendingAnswers {
     /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](Waiting::next).
     pub(super) fn push(
         &mut self,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use websocket::{CloseCode, CloseFrame, Fault, encode};
+use websocket::{CloseCode, CloseFrame, WebSocketFault, encode};
 
 /// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to send
 /// something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer listen.
@@ -14,12 +14,14 @@ pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 pub(super) const CLOSE_ANSWER: Duration = Duration::from_secs(5);
 
 /// The fault for text messages on a relay that refuses them.
-pub(super) const TEXT_REFUSED: Fault =
-    Fault { code: CloseCode::UNSUPPORTED, reason: "text is not accepted here: send binary messages" };
+pub(super) const TEXT_REFUSED: WebSocketFault = WebSocketFault {
+    code: CloseCode::UNSUPPORTED,
+    reason: "text is not accepted here: send binary messages",
+};
 
 /// Why a pair ended, for the log.
 #[derive(Debug)]
-pub(super) enum Reason {
+pub(super) enum RelayEnd {
     /// The client closed.
     Client,
     /// The client went away without a close frame.
@@ -30,7 +32,7 @@ pub(super) enum Reason {
     /// The client did not answer a ping.
     ClientSilent,
     /// The client broke the protocol.
-    Fault(Fault),
+    Fault(WebSocketFault),
     /// The upstream closed.
     Upstream,
     /// The client closed, and the upstream did not follow.
@@ -40,7 +42,7 @@ pub(super) enum Reason {
     Drain,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for RelayEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client => f.write_str("closed by client"),
@@ -57,7 +59,7 @@ impl fmt::Display for Reason {
     }
 }
 
-impl Reason {
+impl RelayEnd {
     /// The close frame for a client that has not closed itself.
     pub(super) fn close_frame(&self) -> Vec<u8> {
         let (code, text) = match self {

@@ -6,7 +6,7 @@
 //! the browser joins the fragments.
 
 use amqp::frame::{HEADER_LEN, OVERHEAD};
-use websocket::{Deflate, Header, MessageKind, Opcode, encode};
+use websocket::{Deflate, FrameHeader, MessageKind, Opcode, encode};
 
 /// The protocol header of AMQP 0-9-1 clients.
 const AMQP_PROTOCOL_HEADER: &[u8; 8] = b"AMQP\0\0\x09\x01";
@@ -17,7 +17,7 @@ const AMQP_FRAME_TYPES: [u8; 4] = [1, 2, 3, 8];
 /// Turns bytes into messages.
 #[derive(Debug, Default)]
 pub(super) struct Framer {
-    kind: Kind,
+    kind: FramerKind,
     /// A message has begun and not ended.
     within: bool,
     /// Compresses messages that are whole in one frame; the first frame tells whether a message is compressed.
@@ -25,14 +25,14 @@ pub(super) struct Framer {
 }
 
 #[derive(Debug)]
-enum Kind {
+enum FramerKind {
     /// The number of leading bytes from the client that match AMQP's protocol header so far.
     Unknown(usize),
     Amqp(Position),
     Bytes,
 }
 
-impl Default for Kind {
+impl Default for FramerKind {
     fn default() -> Self {
         Self::Unknown(0)
     }
@@ -41,30 +41,30 @@ impl Default for Kind {
 impl Framer {
     /// Detects the client's protocol from its first bytes.
     pub(super) fn client_said(&mut self, bytes: &[u8]) {
-        let Kind::Unknown(known) = self.kind else { return };
+        let FramerKind::Unknown(known) = self.kind else { return };
         let expected = &AMQP_PROTOCOL_HEADER[known..];
         let looked_at = bytes.len().min(expected.len());
         self.kind = if bytes[..looked_at] != expected[..looked_at] {
-            Kind::Bytes
+            FramerKind::Bytes
         } else if looked_at == expected.len() {
-            Kind::Amqp(Position::default())
+            FramerKind::Amqp(Position::default())
         } else {
-            Kind::Unknown(known + looked_at)
+            FramerKind::Unknown(known + looked_at)
         };
     }
 
     /// Appends `bytes`, which must not be empty, to `out` in frames.
     pub(super) fn frame(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let whole = match &mut self.kind {
-            Kind::Amqp(position) => match position.advance(bytes) {
+            FramerKind::Amqp(position) => match position.advance(bytes) {
                 Some(whole) => whole,
                 // Not AMQP after all, such as the answer to a version that the upstream does not support.
                 None => {
-                    self.kind = Kind::Bytes;
+                    self.kind = FramerKind::Bytes;
                     bytes.len()
                 }
             },
-            Kind::Unknown(_) | Kind::Bytes => bytes.len(),
+            FramerKind::Unknown(_) | FramerKind::Bytes => bytes.len(),
         };
         let (ended, begun) = bytes.split_at(whole);
         for (part, fin) in [(ended, true), (begun, false)] {
@@ -86,7 +86,7 @@ impl Framer {
             return encode::deflated_message(out, None, MessageKind::Binary, deflate, bytes);
         }
         let opcode = if self.within { Opcode::Continuation } else { Opcode::Binary };
-        let header = Header { opcode, fin, compressed: false, mask: None, len: bytes.len() as u64 };
+        let header = FrameHeader { opcode, fin, compressed: false, mask: None, len: bytes.len() as u64 };
         out.extend_from_slice(header.encode().as_ref());
         out.extend_from_slice(bytes);
         self.within = !fin;
@@ -140,19 +140,19 @@ impl Position {
 mod tests {
     use amqp::FrameKind;
     use amqp::frame::write_frame;
-    use websocket::{Decoder, Event, Limits, Role};
+    use websocket::{DecoderLimits, FrameDecoder, Role, WebSocketEvent};
 
     use super::*;
 
     fn messages(framed: &[u8]) -> Vec<Vec<u8>> {
-        let mut decoder = Decoder::new(Role::Client, Limits::NONE);
+        let mut decoder = FrameDecoder::new(Role::Client, DecoderLimits::NONE);
         let (mut messages, mut payload, mut at) = (Vec::new(), Vec::new(), 0);
         loop {
             let step = decoder.decode(&framed[at..], &mut payload).unwrap();
             at += step.taken;
             match step.event {
                 None => break,
-                Some(Event::MessageEnd) => messages.push(std::mem::take(&mut payload)),
+                Some(WebSocketEvent::MessageEnd) => messages.push(std::mem::take(&mut payload)),
                 Some(_) => {}
             }
         }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::websocket::handshake::OriginRules;
-use proxy_protocol::Version;
+use proxy_protocol::ProxyVersion;
 use transport::tls::ClientTls;
 
 use crate::limits::{ConnectionCounter, ConnectionLimits};
@@ -42,7 +42,7 @@ pub struct RelayConfig {
     /// Time limit for connecting to it, TLS included.
     pub connect_timeout: Duration,
     /// Version of the PROXY header sent first on each connection to it, if any.
-    pub proxy_protocol: Option<Version>,
+    pub proxy_protocol: Option<ProxyVersion>,
     /// Subprotocols in order of preference. If there are none, the first that a client offers is accepted.
     pub subprotocols: Vec<String>,
     /// The origins whose pages may connect.

@@ -24,14 +24,14 @@ const READ: usize = 16 * 1024;
 const READS: usize = 32;
 
 /// The reason why a pair ended.
-enum Reason {
+enum PlainRelayEnd {
     Closed,
     Failed(&'static str, io::Error),
     Stuck(&'static str),
     Drain,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for PlainRelayEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed"),
@@ -54,7 +54,7 @@ pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: St
     let connecting = Box::pin(connect(&relay.config, peer, listener));
     let connected = tokio::select! {
         connected = connecting => connected.map_err(|error| format!("{}: {error}", relay.config.upstream)),
-        () = shared.drain_begun() => Err(Reason::Drain.to_string()),
+        () = shared.drain_begun() => Err(PlainRelayEnd::Drain.to_string()),
     };
     let upstream = match connected {
         Ok(upstream) => upstream,
@@ -67,7 +67,7 @@ pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: St
     let reason = {
         let mut drained = pin!(shared.drain_begun());
         poll_fn(|cx| match drained.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Reason::Drain),
+            Poll::Ready(()) => Poll::Ready(PlainRelayEnd::Drain),
             Poll::Pending => pair.poll(cx),
         })
         .await
@@ -105,21 +105,21 @@ impl Pair {
         Self { client, upstream, inward, outward, write_timeout, timer: None }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<PlainRelayEnd> {
         let inward = self.inward.poll(&mut self.client, &mut self.upstream, cx);
         if let Poll::Ready(Err(error)) = inward {
-            return Poll::Ready(Reason::Failed("client or upstream", error));
+            return Poll::Ready(PlainRelayEnd::Failed("client or upstream", error));
         }
         let outward = self.outward.poll(&mut self.upstream, &mut self.client, cx);
         match (inward, outward) {
-            (_, Poll::Ready(Err(error))) => Poll::Ready(Reason::Failed("upstream or client", error)),
-            (Poll::Ready(_), Poll::Ready(_)) => Poll::Ready(Reason::Closed),
+            (_, Poll::Ready(Err(error))) => Poll::Ready(PlainRelayEnd::Failed("upstream or client", error)),
+            (Poll::Ready(_), Poll::Ready(_)) => Poll::Ready(PlainRelayEnd::Closed),
             _ => self.poll_stuck(cx),
         }
     }
 
     /// Gives up if a side accepts nothing for too long.
-    fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+    fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Poll<PlainRelayEnd> {
         let since =
             [("upstream", self.inward.pending.stuck_since()), ("client", self.outward.pending.stuck_since())];
         let first = since.into_iter().filter_map(|(side, since)| Some((since?, side))).min();
@@ -129,12 +129,12 @@ impl Pair {
         };
         let deadline = since + self.write_timeout;
         if deadline <= Instant::now() {
-            return Poll::Ready(Reason::Stuck(side));
+            return Poll::Ready(PlainRelayEnd::Stuck(side));
         }
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.into())));
         timer.as_mut().reset(deadline.into());
         ready!(timer.as_mut().poll(cx));
-        Poll::Ready(Reason::Stuck(side))
+        Poll::Ready(PlainRelayEnd::Stuck(side))
     }
 }
 

@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
-use websocket::{Decoder, Deflate, Event, Fault, Limits, MessageKind, Role, encode};
+use websocket::{
+    DecoderLimits, Deflate, FrameDecoder, MessageKind, Role, WebSocketEvent, WebSocketFault, encode,
+};
 
 use super::TextRule;
-use super::close::{CLOSE_ANSWER, HALF_CLOSED, Reason, TEXT_REFUSED, close_answer};
+use super::close::{CLOSE_ANSWER, HALF_CLOSED, RelayEnd, TEXT_REFUSED, close_answer};
 use super::framer::Framer;
 use super::pending::Pending;
 use crate::websocket::{MAX_WAITING_CONTROL, PingAction, Pings};
@@ -50,7 +52,7 @@ pub(super) struct Pump<C, U> {
     pub(super) upstream: U,
     inward: Inward,
     outward: Outward,
-    decoder: Decoder,
+    decoder: FrameDecoder,
     /// Input that the decoder has left: the beginning of a header or a control frame, or the bytes after those
     /// that it is still inflating.
     left: Vec<u8>,
@@ -71,7 +73,7 @@ pub(super) struct Pump<C, U> {
     /// Time of the client's close, of the upstream's last bytes after it, or of our close.
     since: Instant,
     /// Why the pair ends, once it does.
-    reason: Option<Reason>,
+    reason: Option<RelayEnd>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Bytes read from both sides since this pair's turn began.
     read: usize,
@@ -115,7 +117,7 @@ where
             upstream,
             inward: Inward::Open,
             outward: Outward::Open,
-            decoder: Decoder::new(Role::Server, Limits::NONE),
+            decoder: FrameDecoder::new(Role::Server, DecoderLimits::NONE),
             left: Vec::new(),
             more: false,
             framer: Framer::default(),
@@ -138,17 +140,17 @@ where
     /// Enables compressed messages in both directions, if negotiated.
     pub(super) fn deflate(&mut self, deflate: Option<Deflate>) {
         self.framer.deflate = deflate;
-        self.decoder = Decoder::new(Role::Server, Limits::NONE).with_deflate(deflate.is_some());
+        self.decoder = FrameDecoder::new(Role::Server, DecoderLimits::NONE).with_deflate(deflate.is_some());
     }
 
     /// Moves bytes until both sides are done, and returns the reason of the end.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
         self.read = 0;
         loop {
             // Polls all three each time: one may have unblocked another.
             let progress = self.poll_inward(cx) | self.poll_outward(cx) | self.poll_deadline(cx);
             if self.is_over() {
-                return Poll::Ready(self.reason.take().unwrap_or(Reason::Client));
+                return Poll::Ready(self.reason.take().unwrap_or(RelayEnd::Client));
             }
             if !progress {
                 return Poll::Pending;
@@ -162,25 +164,30 @@ where
 
     /// Tells the client that the server shuts down.
     pub(super) fn drain(&mut self) {
-        self.close(Reason::Drain);
+        self.close(RelayEnd::Drain);
     }
 
     fn is_over(&self) -> bool {
         let client_has_gone = matches!(
             self.reason,
-            Some(Reason::ClientGone | Reason::ClientFailed(_) | Reason::ClientStuck | Reason::ClientSilent)
+            Some(
+                RelayEnd::ClientGone
+                    | RelayEnd::ClientFailed(_)
+                    | RelayEnd::ClientStuck
+                    | RelayEnd::ClientSilent
+            )
         );
         client_has_gone || (self.outward == Outward::Closed && self.inward == Inward::Shut)
     }
 
     /// Sets the reason of the end, unless there is one already.
-    fn end(&mut self, reason: Reason) {
+    fn end(&mut self, reason: RelayEnd) {
         self.reason.get_or_insert(reason);
     }
 
     /// Sends a close frame to the client and reads no more from either side. Bytes already taken still reach
     /// the upstream.
-    fn close(&mut self, reason: Reason) {
+    fn close(&mut self, reason: RelayEnd) {
         self.say_goodbye(reason);
         if self.inward == Inward::Open {
             self.inward = Inward::Ending;
@@ -188,7 +195,7 @@ where
     }
 
     /// Queues the close frame after the bytes that wait for the client.
-    fn say_goodbye(&mut self, reason: Reason) {
+    fn say_goodbye(&mut self, reason: RelayEnd) {
         if self.outward != Outward::Open {
             return;
         }
@@ -233,7 +240,7 @@ where
             match Pin::new(&mut self.client).poll_read(cx, &mut buf) {
                 Poll::Pending => return false,
                 Poll::Ready(Err(error)) => {
-                    self.end(Reason::ClientFailed(error));
+                    self.end(RelayEnd::ClientFailed(error));
                     return true;
                 }
                 Poll::Ready(Ok(())) => {}
@@ -241,7 +248,7 @@ where
             let read = buf.filled().len();
             self.read += read;
             if read == 0 {
-                self.end(Reason::ClientGone);
+                self.end(RelayEnd::ClientGone);
                 return true;
             }
             self.pings.received(Instant::now());
@@ -273,12 +280,12 @@ where
             self.upstream_failed(error);
         }
         if let Some(fault) = end {
-            self.close(Reason::Fault(fault));
+            self.close(RelayEnd::Fault(fault));
         }
     }
 
     /// Appends the payload in `input` to `payload` and answers control frames.
-    fn decode(&mut self, input: &[u8], payload: &mut Vec<u8>) -> Option<Fault> {
+    fn decode(&mut self, input: &[u8], payload: &mut Vec<u8>) -> Option<WebSocketFault> {
         let mut taken = 0;
         loop {
             let good = payload.len();
@@ -291,23 +298,25 @@ where
             };
             taken += step.taken;
             match step.event {
-                None | Some(Event::More) => {
+                None | Some(WebSocketEvent::More) => {
                     self.more = step.event.is_some();
                     self.left = input[taken..].to_vec();
                     return None;
                 }
-                Some(Event::MessageStart(MessageKind::Text)) if self.text == TextRule::Refuse => {
+                Some(WebSocketEvent::MessageStart(MessageKind::Text)) if self.text == TextRule::Refuse => {
                     return Some(TEXT_REFUSED);
                 }
-                Some(Event::Ping(ping)) => self.answer_ping(ping.payload()),
-                Some(Event::Close(frame)) => {
+                Some(WebSocketEvent::Ping(ping)) => self.answer_ping(ping.payload()),
+                Some(WebSocketEvent::Close(frame)) => {
                     self.left = Vec::new();
                     self.answer = Some(close_answer(frame.as_ref()));
                     self.inward = Inward::Ending;
                     self.since = Instant::now();
                     return None;
                 }
-                Some(Event::MessageStart(_) | Event::MessageEnd | Event::Pong(_)) => {}
+                Some(
+                    WebSocketEvent::MessageStart(_) | WebSocketEvent::MessageEnd | WebSocketEvent::Pong(_),
+                ) => {}
             }
         }
     }
@@ -323,7 +332,7 @@ where
     fn upstream_failed(&mut self, error: std::io::Error) {
         self.to_upstream.clear();
         if !std::mem::replace(&mut self.upstream_deaf, true) {
-            self.end(Reason::UpstreamFailed(error));
+            self.end(RelayEnd::UpstreamFailed(error));
         }
     }
 
@@ -334,7 +343,7 @@ where
             Poll::Pending => return false,
             Poll::Ready(Err(error)) => {
                 // Replaces any earlier reason: the client can no longer be told one.
-                self.reason = Some(Reason::ClientFailed(error));
+                self.reason = Some(RelayEnd::ClientFailed(error));
                 return true;
             }
             Poll::Ready(Ok(())) => {}
@@ -390,16 +399,16 @@ where
         let reason = match (self.reason.take(), error) {
             // The upstream stopped reading before, so bytes are lost, however it ended.
             (Some(reason), _) => reason,
-            (None, Some(error)) => Reason::UpstreamFailed(error),
-            (None, None) if self.answer.is_some() => Reason::Client,
-            (None, None) => Reason::Upstream,
+            (None, Some(error)) => RelayEnd::UpstreamFailed(error),
+            (None, None) if self.answer.is_some() => RelayEnd::Client,
+            (None, None) => RelayEnd::Upstream,
         };
         self.say_goodbye(reason);
     }
 
     fn send_to_client(&mut self, cx: &mut Context<'_>, frames: &[u8]) {
         if let Err(error) = self.to_client.send(&mut self.client, cx, frames) {
-            self.reason = Some(Reason::ClientFailed(error));
+            self.reason = Some(RelayEnd::ClientFailed(error));
         }
     }
 
@@ -444,7 +453,7 @@ where
     /// Returns whether anything has changed.
     fn handle_deadline(&mut self, now: Instant) -> bool {
         if self.to_client.stuck_since().is_some_and(|since| since + self.write_timeout <= now) {
-            self.reason = Some(Reason::ClientStuck);
+            self.reason = Some(RelayEnd::ClientStuck);
             return true;
         }
         match (self.outward, self.inward) {
@@ -455,7 +464,7 @@ where
                 true
             }
             (Outward::Open, _) | (_, Inward::Ending) if self.since + HALF_CLOSED <= now => {
-                self.say_goodbye(Reason::UpstreamLingered);
+                self.say_goodbye(RelayEnd::UpstreamLingered);
                 self.inward = Inward::Shut;
                 true
             }
@@ -471,7 +480,7 @@ where
         match self.pings.poll(now) {
             PingAction::None => return false,
             PingAction::Ping => encode::ping(&mut self.control, None, b""),
-            PingAction::PeerDead => self.reason = Some(Reason::ClientSilent),
+            PingAction::PeerDead => self.reason = Some(RelayEnd::ClientSilent),
         }
         true
     }

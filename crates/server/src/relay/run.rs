@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::websocket::Deflate;
-use ::websocket::handshake::{Refusal, Status};
+use ::websocket::handshake::{Status, UpgradeRefusal};
 use tokio::io::AsyncWriteExt;
 use transport::{Outbox, Stream, linger, turn_to_end};
 
-use super::close::Reason;
+use super::close::RelayEnd;
 use super::pump::Pump;
 use super::upstream::connect;
 use super::{Relay, RelayConfig};
@@ -40,7 +40,7 @@ pub(crate) async fn run(
         Err(limit) => {
             shared.metrics.connections_refused.add(1);
             tracing::warn!(connection = id, %peer, relay = name, %limit, "connection refused");
-            let refusal = Refusal::new(Status::Unavailable, format!("of this relay: {limit}"));
+            let refusal = UpgradeRefusal::new(Status::Unavailable, format!("of this relay: {limit}"));
             return answer_refusal(&mut client, &refusal).await;
         }
     };
@@ -75,7 +75,7 @@ pub(crate) async fn run(
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
 }
 
-async fn run_pump(shared: &Shared, pump: &mut Pump<Stream, Stream>) -> Reason {
+async fn run_pump(shared: &Shared, pump: &mut Pump<Stream, Stream>) -> RelayEnd {
     let mut drained = pin!(shared.drain_begun());
     let mut draining = false;
     poll_fn(|cx| {
@@ -96,14 +96,14 @@ async fn send(stream: &mut Stream, bytes: &[u8]) -> io::Result<()> {
 
 /// The error for the log and the refusal for the client if the upstream cannot be reached. The client is a
 /// stranger and does not learn the upstream's address.
-fn refusal(config: &RelayConfig, error: &io::Error) -> (Cow<'static, str>, Refusal) {
+fn refusal(config: &RelayConfig, error: &io::Error) -> (Cow<'static, str>, UpgradeRefusal) {
     let (status, text) = match error.kind() {
         io::ErrorKind::TimedOut => (Status::GatewayTimeout, "the server behind does not answer"),
         _ => (Status::BadGateway, "the server behind cannot be reached"),
     };
-    (Cow::Owned(format!("{}: {error}", config.upstream)), Refusal::new(status, text))
+    (Cow::Owned(format!("{}: {error}", config.upstream)), UpgradeRefusal::new(status, text))
 }
 
-fn going_down() -> Refusal {
-    Refusal::new(Status::Unavailable, "the server goes down")
+fn going_down() -> UpgradeRefusal {
+    UpgradeRefusal::new(Status::Unavailable, "the server goes down")
 }

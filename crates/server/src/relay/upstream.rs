@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use proxy_protocol::{Header, Version};
+use proxy_protocol::{ProxyHeader, ProxyVersion};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use transport::{ConnectOptions, Peer, Stream};
@@ -58,12 +58,12 @@ async fn over_tcp(host: &str, port: u16, timeout: Duration, header: &[u8]) -> io
 }
 
 /// [`proxy_protocol::write`] makes the address families equal.
-fn write_header(version: Version, client: Peer, listener: Option<SocketAddr>, out: &mut Vec<u8>) {
+fn write_header(version: ProxyVersion, client: Peer, listener: Option<SocketAddr>, out: &mut Vec<u8>) {
     let header = match client {
-        Peer::Unix => Header::Local,
+        Peer::Unix => ProxyHeader::Local,
         Peer::Ip(source) => {
             let destination = listener.unwrap_or_else(|| nowhere(source));
-            Header::Proxied { source, destination }
+            ProxyHeader::Proxied { source, destination }
         }
     };
     proxy_protocol::write(version, &header, out);
@@ -86,7 +86,7 @@ mod tests {
         let mut out = Vec::new();
         let client = Peer::Ip(client.parse().unwrap());
         let listener = listener.map(|address| address.parse().unwrap());
-        write_header(Version::V1, client, listener, &mut out);
+        write_header(ProxyVersion::V1, client, listener, &mut out);
         String::from_utf8(out).unwrap()
     }
 
@@ -107,7 +107,7 @@ mod tests {
     fn what_is_not_known_is_not_made_up() {
         assert_eq!(line("192.0.2.1:0", None), "PROXY TCP4 192.0.2.1 0.0.0.0 0 0\r\n");
         let mut out = Vec::new();
-        write_header(Version::V1, Peer::Unix, None, &mut out);
+        write_header(ProxyVersion::V1, Peer::Unix, None, &mut out);
         assert_eq!(out, b"PROXY UNKNOWN\r\n");
     }
 }

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use amqp::FieldTable;
 use amqp::handshake::Negotiated;
 use broker::{BrokerError, LoginRefused, SessionId};
-use stomp::server::{self as machine, Connect, End, Event, Kind, Settings};
-use stomp::{Fault, Version};
+use stomp::server::{self as machine, ConnectRequest, EventKind, StompEnd, StompEvent, StompSettings};
+use stomp::{StompFault, StompVersion};
 use sync::work;
 use transport::{Intent, Outbox, Peer, Protocol};
 
-use super::session::{Session, of_broker};
+use super::session::{StompSession, of_broker};
 use crate::access::AccessRecord;
 use crate::amqp::connection::Ending;
-use crate::door::Door;
-use crate::limits::Place;
-use crate::registry::{Arrival, OpenConnection, Opening, Registered};
+use crate::door::Backend;
+use crate::limits::ConnectionLease;
+use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
 use crate::server::{MAX_UNSPLIT_MESSAGE, Shared};
 
 /// Time limit for the receipt of a client that has disconnected, which waits for the disk.
@@ -26,15 +26,15 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of one client's connection, driven by [`transport::drive`].
-pub(crate) struct Connection {
+pub(crate) struct StompConnection {
     shared: Arc<Shared>,
     id: u64,
     peer: Peer,
     outbox: Arc<Outbox>,
     /// Released when the connection is dropped.
-    place: Place,
-    machine: machine::Connection,
-    session: Option<Box<Session>>,
+    place: ConnectionLease,
+    machine: machine::StompServerConnection,
+    session: Option<Box<StompSession>>,
     /// The user name of the client's verified certificate.
     external: Option<Arc<str>>,
     is_over: bool,
@@ -51,23 +51,23 @@ pub(crate) struct Connection {
     record: Option<Box<AccessRecord>>,
     arrival: Arrival,
     /// The entry in the registry, once the connection is open.
-    registered: Option<Registered>,
+    registered: Option<RegisteredConnection>,
 }
 
-impl Connection {
+impl StompConnection {
     pub(crate) fn new(
         shared: Arc<Shared>,
         id: u64,
         peer: Peer,
         outbox: Arc<Outbox>,
-        place: Place,
+        place: ConnectionLease,
         now: Instant,
     ) -> Self {
         let body_limit = shared.config.max_message_size.min(MAX_UNSPLIT_MESSAGE);
-        let settings = Settings { body_limit, server: shared.product().to_owned() };
+        let settings = StompSettings { body_limit, server: shared.product().to_owned() };
         let deadline = Some(now + shared.config.handshake_timeout);
         Self {
-            machine: machine::Connection::new(Arc::new(settings), now),
+            machine: machine::StompServerConnection::new(Arc::new(settings), now),
             shared,
             id,
             peer,
@@ -172,18 +172,18 @@ impl Connection {
         let step = self.machine.handle_input(input, now, out);
         let outcome = match &step.event {
             None => None,
-            Some(Event::Ended(end)) => Some(Outcome::Ended(end.clone())),
-            Some(Event::Connect(connect)) => {
+            Some(StompEvent::Ended(end)) => Some(Outcome::Ended(end.clone())),
+            Some(StompEvent::Connect(connect)) => {
                 let login =
-                    Login { shared: &self.shared, id: self.id, peer: self.peer, outbox: &self.outbox };
+                    StompLogin { shared: &self.shared, id: self.id, peer: self.peer, outbox: &self.outbox };
                 let external = self.external.as_deref();
                 Some(Outcome::Judged(login.judge(connect, external, &mut self.place, &mut self.record)))
             }
-            Some(Event::Request(request)) => {
-                if let (Some(record), Kind::Send { .. }) = (&mut self.record, &request.kind) {
+            Some(StompEvent::Request(request)) => {
+                if let (Some(record), EventKind::Send { .. }) = (&mut self.record, &request.kind) {
                     record.published += 1;
                 }
-                self.is_leaving |= matches!(request.kind, Kind::Disconnect);
+                self.is_leaving |= matches!(request.kind, EventKind::Disconnect);
                 self.session.as_mut().map(|session| match session.handle(request, now) {
                     Ok(()) => Outcome::Done,
                     Err(fault) => Outcome::Failed(fault, request.receipt().map(Into::into)),
@@ -194,7 +194,7 @@ impl Connection {
     }
 
     /// Handles the outcome of a login.
-    fn entered(&mut self, judged: Result<Box<Session>, Refused>, now: Instant) {
+    fn entered(&mut self, judged: Result<Box<StompSession>, StompRefused>, now: Instant) {
         match judged {
             Ok(mut session) => {
                 let mut out = Vec::new();
@@ -210,7 +210,7 @@ impl Connection {
                     }
                 }
             }
-            Err(Refused { fault, ending }) => {
+            Err(StompRefused { fault, ending }) => {
                 self.ends(ending, || fault.to_string());
                 self.fail(fault, None, now);
             }
@@ -218,15 +218,15 @@ impl Connection {
     }
 
     /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
-    fn register(&mut self, session: &mut Session, now: Instant) {
+    fn register(&mut self, session: &mut StompSession, now: Instant) {
         let seat = &session.context.seat;
         let shown = OpenConnection::new(Opening {
             id: self.id,
             arrival: self.arrival,
             protocol: match session.context.version {
-                Version::V10 => "STOMP 1.0",
-                Version::V11 => "STOMP 1.1",
-                Version::V12 => "STOMP 1.2",
+                StompVersion::V10 => "STOMP 1.0",
+                StompVersion::V11 => "STOMP 1.1",
+                StompVersion::V12 => "STOMP 1.2",
             },
             user: seat.identity().user(),
             vhost: seat.vhost().name(),
@@ -245,7 +245,7 @@ impl Connection {
 
     /// Ends the connection if an operator has asked for that.
     fn leave_if_asked(&mut self, now: Instant) {
-        let asked = |registered: &Registered| registered.connection().take_close_reason();
+        let asked = |registered: &RegisteredConnection| registered.connection().take_close_reason();
         if self.session.is_none() || self.is_over {
             return;
         }
@@ -287,7 +287,7 @@ impl Connection {
     }
 
     /// Ends the connection with an ERROR.
-    fn fail(&mut self, fault: Fault, receipt: Option<&str>, now: Instant) {
+    fn fail(&mut self, fault: StompFault, receipt: Option<&str>, now: Instant) {
         let mut out = Vec::new();
         let end = self.machine.fail(fault, receipt, &mut out);
         // Requests before the fault are in order.
@@ -318,10 +318,10 @@ impl Connection {
     }
 
     /// Called when the protocol has ended.
-    fn ended(&mut self, end: &End, now: Instant) {
+    fn ended(&mut self, end: &StompEnd, now: Instant) {
         let ending = match end {
-            End::Disconnected | End::Eof => Ending::Normal,
-            End::Silent | End::Fault(_) => Ending::Refused,
+            StompEnd::Disconnected | StompEnd::Eof => Ending::Normal,
+            StompEnd::Silent | StompEnd::Fault(_) => Ending::Refused,
         };
         self.ends(ending, || end.to_string());
         self.over(now);
@@ -362,14 +362,14 @@ fn append(outbox: &Outbox, bytes: &[u8]) {
 /// The outcome of a frame.
 enum Outcome {
     Done,
-    Ended(End),
-    Judged(Result<Box<Session>, Refused>),
+    Ended(StompEnd),
+    Judged(Result<Box<StompSession>, StompRefused>),
     /// A fault, with the receipt that was asked for.
-    Failed(Fault, Option<Box<str>>),
+    Failed(StompFault, Option<Box<str>>),
 }
 
 /// The context in which a login is validated.
-struct Login<'l> {
+struct StompLogin<'l> {
     shared: &'l Arc<Shared>,
     id: u64,
     peer: Peer,
@@ -377,27 +377,27 @@ struct Login<'l> {
 }
 
 /// Why a login failed.
-struct Refused {
-    fault: Fault,
+struct StompRefused {
+    fault: StompFault,
     ending: Ending,
 }
 
-impl From<Fault> for Refused {
-    fn from(fault: Fault) -> Self {
+impl From<StompFault> for StompRefused {
+    fn from(fault: StompFault) -> Self {
         Self { fault, ending: Ending::Refused }
     }
 }
 
-impl Login<'_> {
+impl StompLogin<'_> {
     /// Validates CONNECT, with RabbitMQ's error messages.
     fn judge(
         &self,
-        connect: &Connect<'_>,
+        connect: &ConnectRequest<'_>,
         external: Option<&str>,
-        place: &mut Place,
+        place: &mut ConnectionLease,
         record: &mut Option<Box<AccessRecord>>,
-    ) -> Result<Box<Session>, Refused> {
-        let Door::Broker(broker) = &self.shared.door else {
+    ) -> Result<Box<StompSession>, StompRefused> {
+        let Backend::Broker(broker) = &self.shared.door else {
             return Err(bad_connect("STOMP is spoken by the embedded broker only").into());
         };
         let loopback = self.peer.is_loopback();
@@ -427,7 +427,7 @@ impl Login<'_> {
                 _ => format!("Access refused for user '{user}'\n"),
             })
         })?;
-        let at_limit = |limit: crate::limits::LimitReached| Refused {
+        let at_limit = |limit: crate::limits::LimitReached| StompRefused {
             fault: bad_connect(limit.to_string()),
             ending: Ending::Limit,
         };
@@ -441,26 +441,29 @@ impl Login<'_> {
             error => bad_connect(error.to_string()),
         })?;
         let outbox = Arc::clone(self.outbox);
-        let session = Session::new(self.shared, seat, SessionId(self.id), connect.version, outbox);
+        let session = StompSession::new(self.shared, seat, SessionId(self.id), connect.version, outbox);
         session.map(Box::new).map_err(|error| bad_connect(error.to_string()).into())
     }
 }
 
-fn bad_connect(detail: impl Into<std::borrow::Cow<'static, str>>) -> Fault {
-    Fault::new("Bad CONNECT", detail)
+fn bad_connect(detail: impl Into<std::borrow::Cow<'static, str>>) -> StompFault {
+    StompFault::new("Bad CONNECT", detail)
 }
 
 /// Cost of a frame before its request is handled, in nanoseconds: its headers are parsed.
 const FRAME: u32 = 400;
 
 /// The equivalent of basic.nack in AMQP.
-fn full_queue() -> Fault {
-    Fault::new("Message refused", "A queue that the message was routed to is full and has not taken it.\n")
+fn full_queue() -> StompFault {
+    StompFault::new(
+        "Message refused",
+        "A queue that the message was routed to is full and has not taken it.\n",
+    )
 }
 
-crate::client::is_client!(Connection);
+crate::client::is_client!(StompConnection);
 
-impl Protocol for Connection {
+impl Protocol for StompConnection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         let taken = self.take_input(input, now);
         self.shared.metrics.bytes_received.add(taken as u64);
@@ -562,7 +565,7 @@ impl Protocol for Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for StompConnection {
     fn drop(&mut self) {
         // The socket failed, or the peer stopped reading: the session has not been notified yet.
         self.release_session(Instant::now());

@@ -5,7 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use md5::{Digest, Md5};
 use stomp::destination::Destination;
-use stomp::{Fault, Headers};
+use stomp::{Headers, StompFault};
 
 /// How a queue is to be declared.
 #[derive(Debug, PartialEq)]
@@ -21,7 +21,7 @@ impl Declaration {
     ///
     /// `persistent` on a SUBSCRIBE means the same as `durable`. On a SEND it concerns the message; in RabbitMQ it
     /// concerns the queue as well, and `persistent:false` requests an exclusive queue, which cannot be intended.
-    pub(super) fn of_queue(headers: &Headers<'_>, is_send: bool) -> Result<Self, Fault> {
+    pub(super) fn of_queue(headers: &Headers<'_>, is_send: bool) -> Result<Self, StompFault> {
         let durable = durable(headers, is_send)?.unwrap_or(true);
         Ok(Self {
             durable,
@@ -32,7 +32,7 @@ impl Declaration {
     }
 
     /// For a subscription to `/topic` or `/exchange`: it goes with its subscriber, unless the headers say otherwise.
-    pub(super) fn of_subscription(headers: &Headers<'_>) -> Result<Self, Fault> {
+    pub(super) fn of_subscription(headers: &Headers<'_>) -> Result<Self, StompFault> {
         Ok(Self {
             durable: durable(headers, false)?.unwrap_or(false),
             auto_delete: headers.flag("auto-delete")?.unwrap_or(true),
@@ -43,11 +43,11 @@ impl Declaration {
 }
 
 /// Whether the headers ask for a subscription that outlives its connection.
-pub(super) fn is_durable(headers: &Headers<'_>) -> Result<bool, Fault> {
+pub(super) fn is_durable(headers: &Headers<'_>) -> Result<bool, StompFault> {
     Ok(durable(headers, false)?.unwrap_or(false))
 }
 
-fn durable(headers: &Headers<'_>, is_send: bool) -> Result<Option<bool>, Fault> {
+fn durable(headers: &Headers<'_>, is_send: bool) -> Result<Option<bool>, StompFault> {
     let durable = headers.flag("durable")?;
     if durable.is_some() || is_send { Ok(durable) } else { headers.flag("persistent") }
 }
@@ -56,7 +56,7 @@ fn durable(headers: &Headers<'_>, is_send: bool) -> Result<Option<bool>, Fault> 
 pub(super) fn subscription_queue(
     destination: &Destination<'_>,
     headers: &Headers<'_>,
-) -> Result<String, Fault> {
+) -> Result<String, StompFault> {
     if let Some(name) = headers.get("x-queue-name") {
         return Ok(name.to_owned());
     }
@@ -87,7 +87,7 @@ fn digest(key: &str, id: &str) -> String {
 }
 
 /// The arguments of the queue.
-fn arguments(headers: &Headers<'_>) -> Result<FieldTable, Fault> {
+fn arguments(headers: &Headers<'_>) -> Result<FieldTable, StompFault> {
     let mut table = FieldTable::new();
     for name in NUMBERS {
         if let Some(number) = headers.number::<i64>(name)? {

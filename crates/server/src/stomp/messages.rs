@@ -3,7 +3,7 @@
 use amqp::Properties;
 use broker::{BodyView, Delivery, QueueKind};
 use stomp::END_OF_FRAME;
-use stomp::destination::Published;
+use stomp::destination::PublishedTo;
 use stomp::server::MessageForm;
 use transport::OutBuf;
 
@@ -25,7 +25,7 @@ impl Form for Messages {
         from: QueueKind,
     ) {
         let message = delivery.message();
-        let published = Published { exchange: message.exchange(), routing_key: message.routing_key() };
+        let published = PublishedTo { exchange: message.exchange(), routing_key: message.routing_key() };
         let mut frame = self.0.begin(buf.tail(), published, delivery_tag, delivery.redelivered());
         let properties = delivery.properties(from, false);
         // The broker only stores properties that it has validated.

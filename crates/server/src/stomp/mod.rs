@@ -26,4 +26,4 @@ mod transactions;
 #[cfg(test)]
 mod simulation;
 
-pub(crate) use connection::Connection;
+pub(crate) use connection::StompConnection;

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use stomp::destination::{PREFIXES, REPLY_QUEUE_PREFIX};
-use stomp::{Fault, FrameWriter, Headers};
+use stomp::{FrameWriter, Headers, StompFault};
 
 /// Bytes of an AMQP short string: a name, a key, a property.
 pub(super) const MAX_SHORT: usize = 255;
@@ -25,7 +25,7 @@ pub(super) const MAX_SHORT: usize = 255;
 ///
 /// # Errors
 /// Fails for a header that AMQP cannot hold.
-pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<Vec<u8>, Fault> {
+pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<Vec<u8>, StompFault> {
     let mut table = FieldTable::new();
     for (name, value) in headers.iter().filter(|(name, _)| !OF_THE_FRAME.contains(name) && !is_property(name))
     {
@@ -62,11 +62,11 @@ pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<V
 }
 
 /// Refuses text that is too long for an AMQP short string.
-pub(super) fn check_short(what: &str, text: &str) -> Result<(), Fault> {
+pub(super) fn check_short(what: &str, text: &str) -> Result<(), StompFault> {
     if text.len() <= MAX_SHORT {
         return Ok(());
     }
-    Err(Fault::header(format!("{what} may have {MAX_SHORT} bytes at most\n")))
+    Err(StompFault::header(format!("{what} may have {MAX_SHORT} bytes at most\n")))
 }
 
 /// Adds the headers of a MESSAGE that come from the message itself.
@@ -151,21 +151,21 @@ const OF_A_DELIVERY: [&str; 6] =
 
 #[cfg(test)]
 mod tests {
-    use stomp::{Decoder, Version};
+    use stomp::{StompDecoder, StompVersion};
 
     use super::*;
 
     /// Parses a client's frame with these header lines.
     fn with_headers<R>(lines: &str, work: impl FnOnce(&Headers<'_>) -> R) -> R {
         let wire = format!("SEND\n{lines}\n\0");
-        let mut decoder = Decoder::of_clients(100);
-        decoder.set_version(Version::V12);
+        let mut decoder = StompDecoder::of_clients(100);
+        decoder.set_version(StompVersion::V12);
         work(&decoder.decode(wire.as_bytes()).unwrap().frame.unwrap().headers)
     }
 
     fn told(properties: &Properties<'_>) -> String {
         let mut out = Vec::new();
-        let mut frame = FrameWriter::new(&mut out, Version::V12, "MESSAGE");
+        let mut frame = FrameWriter::new(&mut out, StompVersion::V12, "MESSAGE");
         write_headers(&mut frame, properties);
         frame.end_head(0);
         String::from_utf8(out).unwrap()

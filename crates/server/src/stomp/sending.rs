@@ -7,13 +7,13 @@ use broker::{Body, FrontEnd, Publish, Queue, QueueDeclare, Ticket};
 use bytes::Bytes;
 use stomp::destination::Destination;
 use stomp::server::{MessageForm, TransactionId};
-use stomp::{Fault, Headers, Payload};
+use stomp::{FrameBody, Headers, StompFault};
 
 use super::declaring::Declaration;
 use super::properties::{check_short, to_amqp};
-use super::session::{Session, of_broker};
+use super::session::{StompSession, of_broker};
 use super::subscribing::{NewConsumer, Subscription};
-use super::transactions::Held;
+use super::transactions::TransactionMessage;
 
 /// Reply queues that one connection may have: the client chooses their names.
 const MAX_REPLIES: usize = 1024;
@@ -27,15 +27,15 @@ pub(super) struct Reply {
     pub(super) subscription: Subscription,
 }
 
-impl Session {
+impl StompSession {
     /// Publishes a message, or holds it until its transaction is committed.
     pub(super) fn send(
         &mut self,
         destination: &str,
         headers: &Headers<'_>,
-        body: &Payload<'_>,
+        body: &FrameBody<'_>,
         transaction: Option<TransactionId>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), StompFault> {
         let parsed = parse(destination)?;
         match &parsed {
             Destination::Queue(name) => _ = self.ensure_queue(name, headers, true)?,
@@ -51,8 +51,8 @@ impl Session {
         let (exchange, routing_key) = parsed.route();
         let chunk;
         let body = match body {
-            Payload::Borrowed(bytes) => Body::Copied(bytes),
-            Payload::Owned(bytes) => {
+            FrameBody::Borrowed(bytes) => Body::Copied(bytes),
+            FrameBody::Owned(bytes) => {
                 chunk = [Bytes::clone(bytes)];
                 Body::Chunks(&chunk)
             }
@@ -60,13 +60,13 @@ impl Session {
         let message = Publish { exchange, routing_key, properties: &properties, body };
         let receipt = headers.get("receipt");
         match transaction {
-            Some(transaction) => self.hold(transaction, Held::new(&message, receipt), &message),
+            Some(transaction) => self.hold(transaction, TransactionMessage::new(&message, receipt), &message),
             None => self.publish(message, receipt),
         }
     }
 
     /// Passes a message to the publisher.
-    pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) -> Result<(), Fault> {
+    pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) -> Result<(), StompFault> {
         let before = self.unflushed;
         self.publisher.publish(message, self.context.now).map_err(of_broker)?;
         self.unflushed += 1;
@@ -83,7 +83,7 @@ impl Session {
         name: &str,
         headers: &Headers<'_>,
         is_send: bool,
-    ) -> Result<(Arc<Queue>, Ticket), Fault> {
+    ) -> Result<(Arc<Queue>, Ticket), StompFault> {
         if let Some(queue) = self.declared.get(name).filter(|queue| !queue.is_deleted()) {
             return Ok((Arc::clone(queue), Ticket::default()));
         }
@@ -95,7 +95,11 @@ impl Session {
         Ok((queue, ticket))
     }
 
-    pub(super) fn declare(&mut self, name: &str, how: &Declaration) -> Result<(Arc<Queue>, Ticket), Fault> {
+    pub(super) fn declare(
+        &mut self,
+        name: &str,
+        how: &Declaration,
+    ) -> Result<(Arc<Queue>, Ticket), StompFault> {
         let arguments = how.arguments.encode();
         let declare = QueueDeclare {
             name,
@@ -111,13 +115,13 @@ impl Session {
     }
 
     /// The reply queue for `/temp-queue/NAME`, created with a subscription to it at the first request.
-    fn reply_queue(&mut self, name: &str) -> Result<String, Fault> {
+    fn reply_queue(&mut self, name: &str) -> Result<String, StompFault> {
         if let Some(reply) = self.replies.get(name) {
             return Ok(reply.queue.name().to_string());
         }
         if self.replies.len() >= MAX_REPLIES {
             let detail = format!("A connection may have {MAX_REPLIES} temporary queues at most.\n");
-            return Err(Fault::new("Too many temporary queues", detail));
+            return Err(StompFault::new("Too many temporary queues", detail));
         }
         let arguments = FieldTable::new();
         let own = Declaration { durable: false, auto_delete: true, exclusive: true, arguments };
@@ -133,7 +137,7 @@ impl Session {
 }
 
 /// Parses a destination, and checks that its names fit AMQP.
-pub(super) fn parse(destination: &str) -> Result<Destination<'_>, Fault> {
+pub(super) fn parse(destination: &str) -> Result<Destination<'_>, StompFault> {
     let parsed = Destination::parse(destination)?;
     let (exchange, routing_key) = parsed.route();
     check_short("each name in a destination", exchange)?;
@@ -142,6 +146,9 @@ pub(super) fn parse(destination: &str) -> Result<Destination<'_>, Fault> {
 }
 
 /// The fault for a valid destination that the command does not support.
-pub(super) fn not_for(destination: &str, command: &str) -> Fault {
-    Fault::new("Invalid destination", format!("'{destination}' is not a valid destination for '{command}'\n"))
+pub(super) fn not_for(destination: &str, command: &str) -> StompFault {
+    StompFault::new(
+        "Invalid destination",
+        format!("'{destination}' is not a valid destination for '{command}'\n"),
+    )
 }

@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 
 use amqp::error::ReplyCode;
 use broker::{
-    BrokerError, Flushed, FrontEnd, Publisher, Queue, Seat, SessionId, Store, Timestamp, TracedConnection,
-    Tracer, VirtualHost, Waiter,
+    AuthorisedSession, BrokerError, Flushed, FrontEnd, Publisher, Queue, SessionId, Store, Timestamp,
+    TracedConnection, Tracer, VirtualHost, Waiter,
 };
 use hashbrown::HashMap;
-use stomp::server::{Kind, Request, TransactionId};
-use stomp::{Fault, Version};
+use stomp::server::{EventKind, Request, TransactionId};
+use stomp::{StompFault, StompVersion};
 use transport::Outbox;
 
 use super::receipts::{Receipt, Receipts, Until};
 use super::sending::Reply;
 use super::subscribing::Subscription;
-use super::transactions::Transaction;
+use super::transactions::StompTransaction;
 use crate::alarms::Blocked;
 use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
 use crate::amqp::room::DiskRoom;
@@ -24,8 +24,8 @@ use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// A connection's session on the embedded broker.
-pub(super) struct Session {
-    pub(super) context: Context,
+pub(super) struct StompSession {
+    pub(super) context: StompContext,
     pub(super) publisher: Publisher,
     /// Messages passed to the publisher since its last flush.
     pub(super) unflushed: u64,
@@ -37,7 +37,7 @@ pub(super) struct Session {
     pub(super) next_tag: u64,
     /// Reply queues by the names of the `/temp-queue`s.
     pub(super) replies: HashMap<Box<str>, Reply>,
-    pub(super) transactions: HashMap<TransactionId, Transaction>,
+    pub(super) transactions: HashMap<TransactionId, StompTransaction>,
     /// Bytes of messages in `transactions`.
     pub(super) held_bytes: usize,
     /// Queues already declared, so that not every message declares its queue again.
@@ -52,13 +52,13 @@ pub(super) struct Session {
 }
 
 /// The session's environment: server, vhost and connection.
-pub(super) struct Context {
+pub(super) struct StompContext {
     pub(super) shared: Arc<Shared>,
     /// The user's authorised session in the vhost, consulted before the vhost itself.
-    pub(super) seat: Seat,
+    pub(super) seat: AuthorisedSession,
     pub(super) vhost: Arc<VirtualHost>,
     pub(super) session: SessionId,
-    pub(super) version: Version,
+    pub(super) version: StompVersion,
     /// The identifier of the session.
     pub(super) name: Arc<str>,
     pub(super) consumers: Arc<ConnectionConsumers>,
@@ -71,7 +71,7 @@ pub(super) struct Context {
     pub(super) now: Timestamp,
 }
 
-impl Context {
+impl StompContext {
     /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
         let shown = self.shown.as_deref().map(|shown| shown as &dyn TracedConnection);
@@ -84,21 +84,21 @@ impl Context {
     }
 }
 
-impl Session {
+impl StompSession {
     /// A session for a client with the authorised session `seat`.
     ///
     /// # Errors
     /// Fails if the user has as many channels as allowed.
     pub(super) fn new(
         shared: &Arc<Shared>,
-        seat: Seat,
+        seat: AuthorisedSession,
         session: SessionId,
-        version: Version,
+        version: StompVersion,
         outbox: Arc<Outbox>,
     ) -> Result<Self, BrokerError> {
         seat.open_channel()?;
         shared.metrics.channels_opened.add(1);
-        let context = Context {
+        let context = StompContext {
             shared: Arc::clone(shared),
             vhost: Arc::clone(seat.vhost()),
             session,
@@ -107,7 +107,7 @@ impl Session {
             consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(seat.vhost()))),
             shown: None,
             room: DiskRoom::new(Arc::clone(&outbox)),
-            nudge: Arc::new(Nudge(Arc::clone(&outbox))),
+            nudge: Arc::new(StompNudge(Arc::clone(&outbox))),
             outbox,
             now: Timestamp::default(),
             seat,
@@ -145,41 +145,41 @@ impl Session {
     ///
     /// # Errors
     /// A fault that ends the connection.
-    pub(super) fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), Fault> {
+    pub(super) fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
         self.set_time(now);
         let receipt = request.receipt();
-        if let Kind::Send { destination, body, transaction } = &request.kind {
+        if let EventKind::Send { destination, body, transaction } = &request.kind {
             self.send(destination, &request.headers, body, *transaction)?;
             self.wait_out_alarms();
             return Ok(());
         }
         self.flush_published();
         let until = match &request.kind {
-            Kind::Subscribe(subscribe) => {
+            EventKind::Subscribe(subscribe) => {
                 self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
                 self.subscribe(subscribe, &request.headers)?
             }
-            Kind::Unsubscribe { number, destination } => {
+            EventKind::Unsubscribe { number, destination } => {
                 self.unsubscribe(*number, destination, &request.headers)?
             }
-            Kind::Settle(settle) => self.settle(*settle)?,
-            Kind::Begin(transaction) => {
-                self.transactions.insert(*transaction, Transaction::default());
+            EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::Begin(transaction) => {
+                self.transactions.insert(*transaction, StompTransaction::default());
                 Until::default()
             }
-            Kind::Commit(transaction) => self.commit(*transaction)?,
-            Kind::Abort(transaction) => {
+            EventKind::Commit(transaction) => self.commit(*transaction)?,
+            EventKind::Abort(transaction) => {
                 self.abort(*transaction);
                 Until::default()
             }
-            Kind::Disconnect => {
+            EventKind::Disconnect => {
                 self.end(now);
                 Until { lsn: self.context.store().map(|store| store.end()), ticket: None }
             }
-            Kind::Send { .. } => Until::default(),
+            EventKind::Send { .. } => Until::default(),
         };
         let new = match &request.kind {
-            Kind::Subscribe(subscribe) => Some(subscribe.number),
+            EventKind::Subscribe(subscribe) => Some(subscribe.number),
             _ => None,
         };
         match (receipt, new) {
@@ -273,7 +273,7 @@ impl Session {
     ///
     /// # Errors
     /// The fault that ends the connection if a delivery was not acknowledged in time.
-    pub(super) fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
+    pub(super) fn handle_deadline(&mut self, now: Instant) -> Result<(), StompFault> {
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
         }
@@ -341,14 +341,14 @@ impl Session {
 }
 
 /// Converts a broker error as RabbitMQ's adapter does: the name of the reply code, and its text.
-pub(super) fn of_broker(error: impl Into<amqp::Fault>) -> Fault {
+pub(super) fn of_broker(error: impl Into<amqp::Fault>) -> StompFault {
     let fault = error.into();
-    Fault::new(fault.code.name().to_lowercase(), fault.reply_text())
+    StompFault::new(fault.code.name().to_lowercase(), fault.reply_text())
 }
 
-struct Nudge(Arc<Outbox>);
+struct StompNudge(Arc<Outbox>);
 
-impl Waiter for Nudge {
+impl Waiter for StompNudge {
     fn wake(&self) {
         self.0.nudge();
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{Broker, BrokerConfig};
-use stomp::{Decoder, Version};
+use stomp::{StompDecoder, StompVersion};
 use transport::{Outbox, Peer, Protocol};
 
-use super::connection::Connection;
+use super::connection::StompConnection;
 use crate::alarms::Resource;
-use crate::door::{Clock, Door};
+use crate::door::{Backend, Clock};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
 use crate::simulated::{self, HANDSHAKE_TIMEOUT};
@@ -28,10 +28,10 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
 
 /// A client and the server's end of its connection.
 struct Conversation {
-    connection: Connection,
+    connection: StompConnection,
     outbox: Arc<Outbox>,
     now: Instant,
-    version: Version,
+    version: StompVersion,
     /// Bytes sent that the server has not taken yet.
     unconsumed: Vec<u8>,
 }
@@ -45,8 +45,8 @@ impl Conversation {
         // Connection numbers identify the owners of exclusive queues.
         let id = 1 + shared.metrics.connections_opened.get();
         shared.metrics.connections_opened.add(1);
-        let connection = Connection::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, now);
-        Self { connection, outbox, now, version: Version::V12, unconsumed: Vec::new() }
+        let connection = StompConnection::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, now);
+        Self { connection, outbox, now, version: StompVersion::V12, unconsumed: Vec::new() }
     }
 
     /// Connects and logs in.
@@ -83,7 +83,7 @@ impl Conversation {
     /// Returns the frames received, each with its command, distinguishing headers, and body.
     fn received(&mut self) -> Vec<String> {
         let bytes = self.outbox.read_all();
-        let mut decoder = Decoder::of_servers(1 << 20);
+        let mut decoder = StompDecoder::of_servers(1 << 20);
         decoder.set_version(self.version);
         let mut frames = Vec::new();
         let mut rest = &bytes[..];

@@ -6,15 +6,15 @@ use amqp::RawTable;
 use amqp::error::ReplyCode;
 use broker::{Binding, ConsumerId, ConsumerSpec, Queue, Ticket, Timestamp};
 use stomp::destination::Destination;
-use stomp::server::{AckMode, MessageForm, Settle, SubscribeEvent};
-use stomp::{Fault, Headers};
+use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest};
+use stomp::{Headers, StompFault};
 
 use super::declaring::{Declaration, is_durable, subscription_queue};
 use super::messages::Messages;
 use super::properties::check_short;
 use super::receipts::Until;
 use super::sending::{not_for, parse};
-use super::session::{Session, of_broker};
+use super::session::{StompSession, of_broker};
 use crate::amqp::content::Destination as Channel;
 use crate::amqp::deliveries::{Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Settling, Unsettled};
 
@@ -49,18 +49,18 @@ impl Subscription {
     pub(super) fn end(self, now: Timestamp) -> u64 {
         self.queue.cancel(self.id, now);
         self.deliveries.remove_consumer(self.key);
-        Settlement::Requeue.apply(self.deliveries.take_all(), now);
+        StompSettlement::Requeue.apply(self.deliveries.take_all(), now);
         self.deliveries.next_tag()
     }
 }
 
-impl Session {
+impl StompSession {
     /// Adds a subscription, which is yet to be [started](Session::start). Returns the changes to wait for.
     pub(super) fn subscribe(
         &mut self,
-        subscribe: &SubscribeEvent,
+        subscribe: &SubscriptionRequest,
         headers: &Headers<'_>,
-    ) -> Result<Until, Fault> {
+    ) -> Result<Until, StompFault> {
         refuse_unknown(headers)?;
         check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
         let limit = headers.number("prefetch-count")?.unwrap_or(0);
@@ -89,7 +89,7 @@ impl Session {
         &mut self,
         destination: &Destination<'_>,
         headers: &Headers<'_>,
-    ) -> Result<(Arc<Queue>, Ticket), Fault> {
+    ) -> Result<(Arc<Queue>, Ticket), StompFault> {
         let name = subscription_queue(destination, headers)?;
         check_short("x-queue-name", &name)?;
         let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
@@ -112,7 +112,7 @@ impl Session {
     }
 
     /// Adds a consumer to a queue, which is yet to be [started](Subscription::start).
-    pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, Fault> {
+    pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, StompFault> {
         let NewConsumer { word, form, is_acked, limit } = new;
         let context = &self.context;
         context.seat.check_read_queue(queue.name()).map_err(of_broker)?;
@@ -150,7 +150,7 @@ impl Session {
         number: u64,
         destination: &str,
         headers: &Headers<'_>,
-    ) -> Result<Until, Fault> {
+    ) -> Result<Until, StompFault> {
         if let Some(subscription) = self.subscriptions.remove(&number) {
             let next_tag = subscription.end(self.context.now);
             self.next_tag = self.next_tag.max(next_tag);
@@ -167,7 +167,7 @@ impl Session {
     }
 
     /// ACK or NACK.
-    pub(super) fn settle(&mut self, settle: Settle) -> Result<Until, Fault> {
+    pub(super) fn settle(&mut self, settle: Settle) -> Result<Until, StompFault> {
         if let Some(transaction) = settle.transaction {
             self.hold_settlement(transaction, settle)?;
             return Ok(Until::default());
@@ -176,7 +176,7 @@ impl Session {
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
         let unsettled =
             own.deliveries.settle(settle.delivery_tag, settle.cumulative, None).ok_or_else(unknown)?;
-        Settlement::of(settle).apply(unsettled, self.context.now);
+        StompSettlement::of(settle).apply(unsettled, self.context.now);
         own.deliveries.resume(self.context.now);
         Ok(Until { lsn: self.context.store().map(|store| store.end()), ticket: None })
     }
@@ -200,13 +200,13 @@ impl Session {
 
 /// The outcome of deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Settlement {
+pub(super) enum StompSettlement {
     Ack,
     Requeue,
     Reject,
 }
 
-impl Settlement {
+impl StompSettlement {
     pub(super) fn of(settle: Settle) -> Self {
         match (settle.is_ack, settle.requeue) {
             (true, _) => Self::Ack,
@@ -228,13 +228,13 @@ impl Settlement {
     }
 }
 
-pub(super) fn unknown_delivery(delivery_tag: u64) -> Fault {
+pub(super) fn unknown_delivery(delivery_tag: u64) -> StompFault {
     let text = format!("unknown delivery tag {delivery_tag}");
     of_broker(amqp::Fault::new(ReplyCode::PreconditionFailed, text))
 }
 
 /// Refuses unsupported headers that would change which messages are delivered.
-fn refuse_unknown(headers: &Headers<'_>) -> Result<(), Fault> {
+fn refuse_unknown(headers: &Headers<'_>) -> Result<(), StompFault> {
     for (name, why) in [
         ("selector", "messages cannot be selected by their headers: bind to an exchange of type headers"),
         ("x-stream-offset", "there are no streams"),

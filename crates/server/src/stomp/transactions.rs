@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use broker::{Body, Publish, Timestamp};
 use bytes::Bytes;
-use stomp::Fault;
+use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
 use super::receipts::Until;
-use super::session::{Session, of_broker};
-use super::subscribing::{Settlement, unknown_delivery};
+use super::session::{StompSession, of_broker};
+use super::subscribing::{StompSettlement, unknown_delivery};
 use crate::amqp::deliveries::{Deliveries, Unsettled};
 
 /// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a
@@ -21,13 +21,13 @@ const MAX_HELD_BYTES: usize = 128 * 1024 * 1024;
 
 /// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
-pub(super) struct Transaction {
-    messages: Vec<Held>,
-    settlements: Vec<HeldSettlement>,
+pub(super) struct StompTransaction {
+    messages: Vec<TransactionMessage>,
+    settlements: Vec<TransactionSettlement>,
 }
 
 /// A message that waits for COMMIT.
-pub(super) struct Held {
+pub(super) struct TransactionMessage {
     exchange: Box<str>,
     routing_key: Box<str>,
     properties: Box<[u8]>,
@@ -37,14 +37,14 @@ pub(super) struct Held {
 
 /// Deliveries that the client has acknowledged or rejected. Until COMMIT they remain its own and count against
 /// its prefetch.
-struct HeldSettlement {
-    how: Settlement,
+struct TransactionSettlement {
+    how: StompSettlement,
     subscription: u64,
     deliveries: Arc<Deliveries>,
     unsettled: Vec<(u64, Unsettled)>,
 }
 
-impl Held {
+impl TransactionMessage {
     pub(super) fn new(message: &Publish<'_>, receipt: Option<&str>) -> Self {
         let body = match message.body {
             Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
@@ -80,24 +80,29 @@ impl Held {
     }
 }
 
-impl Transaction {
+impl StompTransaction {
     /// Discards a transaction whose subscriptions end: its deliveries are requeued.
     pub(super) fn give_up(self, now: Timestamp) {
-        for HeldSettlement { unsettled, .. } in self.settlements {
-            Settlement::Requeue.apply(unsettled, now);
+        for TransactionSettlement { unsettled, .. } in self.settlements {
+            StompSettlement::Requeue.apply(unsettled, now);
         }
     }
 }
 
-impl Session {
+impl StompSession {
     /// Holds a message until COMMIT.
-    pub(super) fn hold(&mut self, id: TransactionId, held: Held, message: &Publish<'_>) -> Result<(), Fault> {
+    pub(super) fn hold(
+        &mut self,
+        id: TransactionId,
+        held: TransactionMessage,
+        message: &Publish<'_>,
+    ) -> Result<(), StompFault> {
         self.publisher.check(*message).map_err(of_broker)?;
         let bytes = held.bytes();
         if self.held_bytes + bytes > MAX_HELD_BYTES {
             let detail =
                 format!("The transactions of a connection may hold {MAX_HELD_BYTES} bytes at most\n");
-            return Err(Fault::new("Transaction too large", detail));
+            return Err(StompFault::new("Transaction too large", detail));
         }
         if let Some(transaction) = self.transactions.get_mut(&id) {
             self.held_bytes += bytes;
@@ -107,24 +112,24 @@ impl Session {
     }
 
     /// Holds a settlement until COMMIT.
-    pub(super) fn hold_settlement(&mut self, id: TransactionId, settle: Settle) -> Result<(), Fault> {
+    pub(super) fn hold_settlement(&mut self, id: TransactionId, settle: Settle) -> Result<(), StompFault> {
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
         let unsettled = own.deliveries.hold(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
-        let (how, deliveries) = (Settlement::of(settle), Arc::clone(&own.deliveries));
+        let (how, deliveries) = (StompSettlement::of(settle), Arc::clone(&own.deliveries));
         if let Some(transaction) = self.transactions.get_mut(&id) {
             let subscription = settle.subscription;
-            transaction.settlements.push(HeldSettlement { how, subscription, deliveries, unsettled });
+            transaction.settlements.push(TransactionSettlement { how, subscription, deliveries, unsettled });
         }
         Ok(())
     }
 
     /// Commits a transaction. Returns the changes to wait for.
-    pub(super) fn commit(&mut self, id: TransactionId) -> Result<Until, Fault> {
+    pub(super) fn commit(&mut self, id: TransactionId) -> Result<Until, StompFault> {
         let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
         // A fault ends the connection, and the transaction with it.
         messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_broker)?;
-        let Some(Transaction { messages, settlements }) = self.take_transaction(id) else {
+        let Some(StompTransaction { messages, settlements }) = self.take_transaction(id) else {
             return Ok(Until::default());
         };
         for held in &messages {
@@ -133,7 +138,7 @@ impl Session {
         let published = self.flush_published();
         let now = self.context.now;
         let settles = !settlements.is_empty();
-        for HeldSettlement { how, deliveries, unsettled, .. } in settlements {
+        for TransactionSettlement { how, deliveries, unsettled, .. } in settlements {
             deliveries.release(&unsettled);
             how.apply(unsettled, now);
             deliveries.resume(now);
@@ -146,18 +151,18 @@ impl Session {
     /// Aborts a transaction: its deliveries are as before.
     pub(super) fn abort(&mut self, id: TransactionId) {
         let Some(transaction) = self.take_transaction(id) else { return };
-        for HeldSettlement { subscription, deliveries, unsettled, .. } in transaction.settlements {
+        for TransactionSettlement { subscription, deliveries, unsettled, .. } in transaction.settlements {
             if self.subscriptions.contains_key(&subscription) {
                 deliveries.restore(unsettled);
             } else {
-                Settlement::Requeue.apply(unsettled, self.context.now);
+                StompSettlement::Requeue.apply(unsettled, self.context.now);
             }
         }
     }
 
-    fn take_transaction(&mut self, id: TransactionId) -> Option<Transaction> {
+    fn take_transaction(&mut self, id: TransactionId) -> Option<StompTransaction> {
         let transaction = self.transactions.remove(&id)?;
-        self.held_bytes -= transaction.messages.iter().map(Held::bytes).sum::<usize>();
+        self.held_bytes -= transaction.messages.iter().map(TransactionMessage::bytes).sum::<usize>();
         Some(transaction)
     }
 }

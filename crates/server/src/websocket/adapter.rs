@@ -25,8 +25,8 @@ use bytes::Bytes;
 use sync::work;
 use transport::{Intent, OutBuf, Outbox, Protocol};
 use websocket::{
-    CloseCode, CloseFrame, Decoder, Deflate, Event, Fault, Header, HeaderBytes, Limits, MAX_INFLATED,
-    MessageKind, Opcode, Role, Utf8, encode,
+    CloseCode, CloseFrame, DecoderLimits, Deflate, FrameDecoder, FrameHeader, HeaderBytes, MAX_INFLATED,
+    MessageKind, Opcode, Role, Utf8, WebSocketEvent, WebSocketFault, encode,
 };
 
 use super::messages::{MESSAGE, messages, slices};
@@ -40,7 +40,7 @@ pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
 const INFLATED_BYTE: u32 = 3_000;
 
 /// A protocol that a WebSocket can carry.
-pub(crate) trait Inner: Protocol {
+pub(crate) trait CarriedProtocol: Protocol {
     /// How the protocol's bytes travel.
     const CARRIAGE: Carriage;
     /// Why the protocol has finished, for the close frame. Called after [`Intent::Finish`].
@@ -65,7 +65,7 @@ pub(crate) struct WebSocket<P> {
     outbox: Arc<Outbox>,
     /// Reading stops when the outbox's backlog reaches this number of bytes.
     read_limit: usize,
-    decoder: Decoder,
+    decoder: FrameDecoder,
     deflate: Option<Deflate>,
     /// The decoder has more output from input that it has taken.
     more: bool,
@@ -96,7 +96,7 @@ thread_local! {
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-impl<P: Inner> WebSocket<P> {
+impl<P: CarriedProtocol> WebSocket<P> {
     /// Wraps `inner`, whose output goes to `outbox`, and for which input is read up to a backlog of
     /// `read_limit` bytes. A peer that is silent for `ping_interval` is pinged, and dropped after another one;
     /// zero turns that off.
@@ -111,7 +111,7 @@ impl<P: Inner> WebSocket<P> {
             inner,
             outbox,
             read_limit,
-            decoder: Decoder::new(Role::Server, Limits::NONE),
+            decoder: FrameDecoder::new(Role::Server, DecoderLimits::NONE),
             deflate: None,
             more: false,
             left: Vec::new(),
@@ -156,13 +156,17 @@ impl<P: Inner> WebSocket<P> {
             taken += step.taken;
             match step.event {
                 None => return (taken, Stop::InputUsedUp),
-                Some(Event::More) => return (taken, Stop::More),
-                Some(Event::MessageStart(MessageKind::Text)) if P::CARRIAGE != Carriage::Text => {
+                Some(WebSocketEvent::More) => return (taken, Stop::More),
+                Some(WebSocketEvent::MessageStart(MessageKind::Text)) if P::CARRIAGE != Carriage::Text => {
                     return (input.len(), Stop::End(PeerEnd::Fault(TEXT_REFUSED)));
                 }
-                Some(Event::Ping(control)) => self.answer_ping(control.payload()),
-                Some(Event::Close(frame)) => return (input.len(), Stop::End(PeerEnd::Closed(frame))),
-                Some(Event::MessageStart(_) | Event::MessageEnd | Event::Pong(_)) => {}
+                Some(WebSocketEvent::Ping(control)) => self.answer_ping(control.payload()),
+                Some(WebSocketEvent::Close(frame)) => {
+                    return (input.len(), Stop::End(PeerEnd::Closed(frame)));
+                }
+                Some(
+                    WebSocketEvent::MessageStart(_) | WebSocketEvent::MessageEnd | WebSocketEvent::Pong(_),
+                ) => {}
             }
         }
     }
@@ -277,11 +281,11 @@ impl<P: Inner> WebSocket<P> {
     /// Turns a batch into compressed messages.
     fn deflate_output(&mut self, batch: &mut OutBuf, deflate: Deflate) {
         let mut out = std::mem::take(&mut self.control);
-        for Message { start, len, opcode } in P::CARRIAGE.messages(batch) {
+        for MessageSpan { start, len, opcode } in P::CARRIAGE.messages(batch) {
             let payload = slices(batch, start, len);
             let mut compressed = Vec::new();
             if deflate.compress(payload.iter().copied(), &mut compressed) {
-                let header = Header { compressed: true, ..message_header(opcode, compressed.len()) };
+                let header = FrameHeader { compressed: true, ..message_header(opcode, compressed.len()) };
                 out.extend_from_slice(header.encode().as_ref());
                 out.append(&mut compressed);
             } else {
@@ -334,15 +338,15 @@ impl<P: Inner> WebSocket<P> {
 
 impl Carriage {
     /// Splits a batch into messages.
-    fn messages(self, batch: &OutBuf) -> Vec<Message> {
+    fn messages(self, batch: &OutBuf) -> Vec<MessageSpan> {
         match self {
             Self::AmqpFrames => {
                 let opcode = Opcode::Binary;
-                messages(batch).into_iter().map(|(start, len)| Message { start, len, opcode }).collect()
+                messages(batch).into_iter().map(|(start, len)| MessageSpan { start, len, opcode }).collect()
             }
             Self::Bytes | Self::Text if batch.is_empty() => Vec::new(),
             Self::Bytes => bytes(batch.len()),
-            Self::Text => vec![Message { start: 0, len: batch.len(), opcode: text_or_bytes(batch) }],
+            Self::Text => vec![MessageSpan { start: 0, len: batch.len(), opcode: text_or_bytes(batch) }],
         }
     }
 
@@ -356,9 +360,9 @@ impl Carriage {
 }
 
 /// Splits `len` bytes, which may be cut anywhere, into binary messages.
-fn bytes(len: usize) -> Vec<Message> {
+fn bytes(len: usize) -> Vec<MessageSpan> {
     let starts = (0..len).step_by(MESSAGE);
-    starts.map(|start| Message { start, len: MESSAGE.min(len - start), opcode: Opcode::Binary }).collect()
+    starts.map(|start| MessageSpan { start, len: MESSAGE.min(len - start), opcode: Opcode::Binary }).collect()
 }
 
 fn text_or_bytes(batch: &OutBuf) -> Opcode {
@@ -368,19 +372,19 @@ fn text_or_bytes(batch: &OutBuf) -> Opcode {
 }
 
 /// A message within a batch: where it begins, and its length.
-struct Message {
+struct MessageSpan {
     start: usize,
     len: usize,
     opcode: Opcode,
 }
 
 /// The header of a message.
-fn header(message: &Message) -> HeaderBytes {
+fn header(message: &MessageSpan) -> HeaderBytes {
     message_header(message.opcode, message.len).encode()
 }
 
-fn message_header(opcode: Opcode, len: usize) -> Header {
-    Header { opcode, fin: true, compressed: false, mask: None, len: len as u64 }
+fn message_header(opcode: Opcode, len: usize) -> FrameHeader {
+    FrameHeader { opcode, fin: true, compressed: false, mask: None, len: len as u64 }
 }
 
 /// Why unwrapping stopped.
@@ -394,14 +398,16 @@ enum Stop {
 /// How a peer ends a WebSocket.
 enum PeerEnd {
     Closed(Option<CloseFrame>),
-    Fault(Fault),
+    Fault(WebSocketFault),
 }
 
 /// The inner protocol's output is binary; a client that sends text would misread it.
-const TEXT_REFUSED: Fault =
-    Fault { code: CloseCode::UNSUPPORTED, reason: "text is not accepted here: send binary messages" };
+const TEXT_REFUSED: WebSocketFault = WebSocketFault {
+    code: CloseCode::UNSUPPORTED,
+    reason: "text is not accepted here: send binary messages",
+};
 
-impl<P: Inner> Protocol for WebSocket<P> {
+impl<P: CarriedProtocol> Protocol for WebSocket<P> {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         self.pings.received(now);
         if !matches!(self.closing, Closing::No) {
@@ -442,7 +448,7 @@ impl<P: Inner> Protocol for WebSocket<P> {
             && let Some(opcode) = P::CARRIAGE.whole(batch)
         {
             if !batch.is_empty() {
-                batch.insert(&[(0, header(&Message { start: 0, len: batch.len(), opcode }))]);
+                batch.insert(&[(0, header(&MessageSpan { start: 0, len: batch.len(), opcode }))]);
             }
             return;
         }

@@ -6,18 +6,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::websocket::handshake::{Refusal, Status};
+use ::websocket::handshake::{Status, UpgradeRefusal};
 use ::websocket::{CloseCode, encode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use transport::{Peer, Stream, drive, linger};
 
 use super::WebSocketConfig;
-use super::adapter::{Carriage, Inner, WebSocket};
+use super::adapter::{Carriage, CarriedProtocol, WebSocket};
 use super::upgrade::{Granted, Judged, NotUpgraded, answer_refusal, request};
 use super::webroot;
-use crate::amqp::connection::{Connection, Ending};
-use crate::client::{Client, Spoken};
+use crate::amqp::connection::{AmqpConnection, Ending};
+use crate::client::{ClientStream, Spoken};
 use crate::limits::LimitReached;
 use crate::relay;
 use crate::server::{Listed, Newcomer, Shared, reason_of};
@@ -58,13 +58,13 @@ pub(crate) async fn run(
     drop(config);
     // Spawned separately: this task is as large as the upgrade, which is over.
     match granted.spoken {
-        Spoken::Amqp => tokio::spawn(join::<Connection, _>(shared, stream, newcomer, granted, interval)),
+        Spoken::Amqp => tokio::spawn(join::<AmqpConnection, _>(shared, stream, newcomer, granted, interval)),
         Spoken::Mqtt => {
-            tokio::spawn(join::<crate::mqtt::Connection, _>(shared, stream, newcomer, granted, interval))
+            tokio::spawn(join::<crate::mqtt::MqttConnection, _>(shared, stream, newcomer, granted, interval))
         }
-        Spoken::Stomp => {
-            tokio::spawn(join::<crate::stomp::Connection, _>(shared, stream, newcomer, granted, interval))
-        }
+        Spoken::Stomp => tokio::spawn(join::<crate::stomp::StompConnection, _>(
+            shared, stream, newcomer, granted, interval,
+        )),
     };
 }
 
@@ -78,7 +78,7 @@ pub(super) fn join<C, S>(
     ping_interval: Duration,
 ) -> impl Future<Output = ()> + Send + 'static
 where
-    C: Client + Inner,
+    C: ClientStream + CarriedProtocol,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Newcomer { id, peer, .. } = newcomer;
@@ -124,8 +124,8 @@ pub(crate) async fn refuse(
     let _ = tokio::time::timeout(shared.config.handshake_timeout, Box::pin(telling)).await;
 }
 
-fn at_limit(limit: LimitReached) -> Refusal {
-    Refusal::new(Status::Unavailable, limit.to_string())
+fn at_limit(limit: LimitReached) -> UpgradeRefusal {
+    UpgradeRefusal::new(Status::Unavailable, limit.to_string())
 }
 
 /// Upgrades and closes with 1013. On a relay, which never upgrades a client that it cannot serve, answers 503.
@@ -161,8 +161,9 @@ async fn upgrade(
         }
         () = shared.drain_begun() => None,
     };
-    let refused =
-        |status, text: &'static str| NotUpgraded::Refused(Refusal { status, text: Cow::Borrowed(text) });
+    let refused = |status, text: &'static str| {
+        NotUpgraded::Refused(UpgradeRefusal { status, text: Cow::Borrowed(text) })
+    };
     let error = match read {
         Some(Ok(Ok(judged))) => return Some(judged),
         Some(Ok(Err(error))) => error,
@@ -178,7 +179,7 @@ async fn upgrade(
     None
 }
 
-impl Inner for Connection {
+impl CarriedProtocol for AmqpConnection {
     const CARRIAGE: Carriage = Carriage::AmqpFrames;
 
     fn ending(&self) -> (CloseCode, String) {
@@ -186,7 +187,7 @@ impl Inner for Connection {
     }
 }
 
-impl Inner for crate::mqtt::Connection {
+impl CarriedProtocol for crate::mqtt::MqttConnection {
     const CARRIAGE: Carriage = Carriage::Bytes;
 
     fn ending(&self) -> (CloseCode, String) {
@@ -194,7 +195,7 @@ impl Inner for crate::mqtt::Connection {
     }
 }
 
-impl Inner for crate::stomp::Connection {
+impl CarriedProtocol for crate::stomp::StompConnection {
     const CARRIAGE: Carriage = Carriage::Text;
 
     fn ending(&self) -> (CloseCode, String) {

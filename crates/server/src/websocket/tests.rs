@@ -7,10 +7,11 @@ use sync::work;
 use transport::{Intent, OutBuf, Outbox, Protocol};
 use websocket::handshake::Head;
 use websocket::{
-    CloseCode, CloseFrame, Decoder, Deflate, Event, Limits, MAX_INFLATED, MessageKind, Role, encode,
+    CloseCode, CloseFrame, DecoderLimits, Deflate, FrameDecoder, MAX_INFLATED, MessageKind, Role,
+    WebSocketEvent, encode,
 };
 
-use super::adapter::{Carriage, Inner, WebSocket};
+use super::adapter::{Carriage, CarriedProtocol, WebSocket};
 
 const KEY: [u8; 4] = [1, 2, 3, 4];
 const READ_LIMIT: usize = 4096;
@@ -62,7 +63,7 @@ impl Protocol for Lines {
     }
 }
 
-impl Inner for Lines {
+impl CarriedProtocol for Lines {
     const CARRIAGE: Carriage = Carriage::AmqpFrames;
 
     fn ending(&self) -> (CloseCode, String) {
@@ -151,7 +152,7 @@ fn compressed(text: &str) -> Vec<u8> {
 }
 
 fn decode(bytes: &[u8]) -> Vec<Got> {
-    let mut decoder = Decoder::new(Role::Client, Limits::NONE).with_deflate(true);
+    let mut decoder = FrameDecoder::new(Role::Client, DecoderLimits::NONE).with_deflate(true);
     let (mut got, mut payload, mut start) = (Vec::new(), Vec::new(), 0);
     loop {
         let step = decoder.decode(&bytes[start..], &mut payload).expect("the server speaks well");
@@ -161,17 +162,17 @@ fn decode(bytes: &[u8]) -> Vec<Got> {
                 assert_eq!(start, bytes.len());
                 return got;
             }
-            Some(Event::MessageStart(kind)) => {
+            Some(WebSocketEvent::MessageStart(kind)) => {
                 assert_eq!(kind, MessageKind::Binary);
                 continue;
             }
-            Some(Event::More) => continue,
-            Some(Event::MessageEnd) => {
+            Some(WebSocketEvent::More) => continue,
+            Some(WebSocketEvent::MessageEnd) => {
                 Got::Message(String::from_utf8(std::mem::take(&mut payload)).expect("lines are text"))
             }
-            Some(Event::Ping(_)) => Got::Ping,
-            Some(Event::Pong(control)) => Got::Pong(control.payload().to_vec()),
-            Some(Event::Close(frame)) => Got::Close(frame),
+            Some(WebSocketEvent::Ping(_)) => Got::Ping,
+            Some(WebSocketEvent::Pong(control)) => Got::Pong(control.payload().to_vec()),
+            Some(WebSocketEvent::Close(frame)) => Got::Close(frame),
         });
     }
 }

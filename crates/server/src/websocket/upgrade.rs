@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use transport::{Peer, linger};
 use websocket::Deflate;
 use websocket::forwarded::{self, Contradiction};
-use websocket::handshake::{Head, MAX_HEAD, Refusal, Status, Upgrade};
+use websocket::handshake::{Head, MAX_HEAD, Status, Upgrade, UpgradeRefusal};
 
 use super::WebSocketConfig;
 use super::routes::{Route, Routes};
@@ -54,7 +54,7 @@ pub(super) enum NotUpgraded {
     /// No bytes were received: browsers open connections in advance.
     Unused,
     /// The request is refused with this answer.
-    Refused(Refusal),
+    Refused(UpgradeRefusal),
 }
 
 impl std::fmt::Display for NotUpgraded {
@@ -95,13 +95,21 @@ pub(super) async fn request<S: AsyncRead + Unpin>(
 }
 
 /// Sends a refusal, and lingers so that the client receives it.
-pub(crate) async fn answer_refusal<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
+pub(crate) async fn answer_refusal<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    refusal: &UpgradeRefusal,
+) {
     if stream.write_all(&refusal.response()).await.is_ok() {
         linger(stream).await;
     }
 }
 
-fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -> Result<Judged, Refusal> {
+fn judge(
+    head: Head<'_>,
+    is_alone: bool,
+    peer: Peer,
+    config: &WebSocketConfig,
+) -> Result<Judged, UpgradeRefusal> {
     if config.routes.webroot.is_some()
         && let Some(request) = FileRequest::of(&head)
     {
@@ -127,16 +135,16 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
             (origins, Spoken::Amqp, Some(Arc::clone(relay)))
         }
         None if config.routes.amqp => {
-            return Err(Refusal::new(Status::NotFound, "nothing here: AMQP is at / and /ws/amqp"));
+            return Err(UpgradeRefusal::new(Status::NotFound, "nothing here: AMQP is at / and /ws/amqp"));
         }
-        None => return Err(Refusal::new(Status::NotFound, "nothing here")),
+        None => return Err(UpgradeRefusal::new(Status::NotFound, "nothing here")),
     };
     if !origins.allow(upgrade.origin) {
         let text = format!("pages of this origin may not connect; {setting}");
-        return Err(Refusal::new(Status::Forbidden, text));
+        return Err(UpgradeRefusal::new(Status::Forbidden, text));
     }
     if !is_alone {
-        return Err(Refusal::new(
+        return Err(UpgradeRefusal::new(
             Status::BadRequest,
             "frames may not come before the answer (RFC 6455, 4.1)",
         ));
@@ -148,7 +156,7 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
         Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
     };
     let told = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
-    let contradiction = |error: Contradiction| Refusal::new(Status::BadRequest, error.to_string());
+    let contradiction = |error: Contradiction| UpgradeRefusal::new(Status::BadRequest, error.to_string());
     let client = config.is_from_proxy(peer).then(told).transpose().map_err(contradiction)?.flatten();
     let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
     let answer = upgrade.accept(protocol, deflate);
@@ -157,7 +165,10 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
 
 /// The subprotocol to answer with on a relay: one of its own, or the first one offered if it has none. A client
 /// that offers none gets none, and is relayed all the same.
-fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result<Option<&'u str>, Refusal> {
+fn relayed_subprotocol<'u>(
+    upgrade: &Upgrade<'u>,
+    relay: &RelayConfig,
+) -> Result<Option<&'u str>, UpgradeRefusal> {
     if relay.subprotocols.is_empty() {
         return Ok(upgrade.offered.first().copied());
     }
@@ -165,7 +176,7 @@ fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result
     let found = relay.subprotocols.iter().find_map(offered);
     if found.is_none() && !upgrade.offered.is_empty() {
         let text = format!("subprotocols here: {}", relay.subprotocols.join(", "));
-        return Err(Refusal::new(Status::BadRequest, text));
+        return Err(UpgradeRefusal::new(Status::BadRequest, text));
     }
     Ok(found)
 }
@@ -182,29 +193,29 @@ fn offers_mqtt_alone(upgrade: &Upgrade<'_>) -> bool {
 
 /// The MQTT subprotocol to answer with. Clients have to offer it (5.0, section 6; MQTT-6.0.0-3); those that
 /// offer nothing are admitted, as by RabbitMQ.
-fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
+fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, UpgradeRefusal> {
     let found = upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS);
     if found.is_none() && !upgrade.offered.is_empty() {
         let text = format!("subprotocols here: {}", Routes::MQTT_SUBPROTOCOLS.join(", "));
-        return Err(Refusal::new(Status::BadRequest, text));
+        return Err(UpgradeRefusal::new(Status::BadRequest, text));
     }
     Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
 }
 
 /// The STOMP subprotocol to answer with: the highest one offered, as in RabbitMQ. Clients need not offer any;
 /// CONNECT negotiates the version.
-fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
+fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, UpgradeRefusal> {
     let found = upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS);
     if found.is_none() && !upgrade.offered.is_empty() {
         let text = format!("subprotocols here: {}", Routes::STOMP_SUBPROTOCOLS.join(", "));
-        return Err(Refusal::new(Status::BadRequest, text));
+        return Err(UpgradeRefusal::new(Status::BadRequest, text));
     }
     Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
 }
 
 /// The AMQP subprotocol to answer with. A browser fails a connection that does not get one of those it offered,
 /// so any is accepted, unless it certainly means another protocol.
-fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
+fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, UpgradeRefusal> {
     if let Some(known) = upgrade.prefer(&AMQP_PROTOCOLS) {
         return Ok(upgrade.offered.iter().copied().find(|offered| *offered == known));
     }
@@ -213,7 +224,7 @@ fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
     };
     let first = upgrade.offered.iter().copied().find(|offered| !is_other(offered));
     if first.is_none() && !upgrade.offered.is_empty() {
-        return Err(Refusal::new(
+        return Err(UpgradeRefusal::new(
             Status::BadRequest,
             "only AMQP is spoken here: subprotocol amqp091, or none",
         ));

@@ -22,16 +22,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::yield_now;
 use transport::Peer;
 use websocket::handshake::OriginRules;
-use websocket::{Decoder, Event, Limits, MessageKind, Role, encode};
+use websocket::{DecoderLimits, FrameDecoder, MessageKind, Role, WebSocketEvent, encode};
 
 use super::WebSocketConfig;
 use super::routes::Routes;
 use super::run::join;
 use super::upgrade::{Judged, request};
 use crate::access::Transport;
-use crate::amqp::connection::Connection;
+use crate::amqp::connection::AmqpConnection;
 use crate::client::Spoken;
-use crate::door::{Clock, Door};
+use crate::door::{Backend, Clock};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
 use crate::simulated::resident_bytes;
@@ -108,7 +108,7 @@ impl World {
             product: "Leveret".to_owned(),
             access_log: None,
         };
-        let door = Door::Broker(Broker::new(BrokerConfig::default()));
+        let door = Backend::Broker(Broker::new(BrokerConfig::default()));
         let origins = OriginRules::default();
         let routes = Routes { amqp: true, ..Routes::default() };
         let config_of_websockets = WebSocketConfig {
@@ -145,7 +145,7 @@ impl World {
         };
         let wire = Arc::new(Mutex::new(Wire::default()));
         let (shared, end) = (Arc::clone(&self.shared), ServerEnd(Arc::clone(&wire)));
-        tokio::spawn(join::<Connection, _>(shared, end, newcomer, granted, PING_INTERVAL));
+        tokio::spawn(join::<AmqpConnection, _>(shared, end, newcomer, granted, PING_INTERVAL));
         let mut member = Member { wire, delivered: 0 };
         member.subscribe(&number.to_string()).await;
         member
@@ -300,19 +300,19 @@ impl Member {
     /// Returns the AMQP bytes received and answers pings.
     fn read(&self) -> Vec<u8> {
         let bytes = std::mem::take(&mut self.wire.lock().outward);
-        let mut decoder = Decoder::new(Role::Client, Limits::NONE);
+        let mut decoder = FrameDecoder::new(Role::Client, DecoderLimits::NONE);
         let (mut taken, mut payload) = (0, Vec::new());
         loop {
             let step = decoder.decode(&bytes[taken..], &mut payload).unwrap();
             taken += step.taken;
             match step.event {
                 None => return payload,
-                Some(Event::Ping(ping)) => {
+                Some(WebSocketEvent::Ping(ping)) => {
                     let mut pong = Vec::new();
                     encode::pong(&mut pong, Some(KEY), ping.payload());
                     self.send_raw(&pong);
                 }
-                Some(Event::Close(close)) => panic!("{close:?}"),
+                Some(WebSocketEvent::Close(close)) => panic!("{close:?}"),
                 Some(_) => {}
             }
         }

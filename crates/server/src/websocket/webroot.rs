@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::websocket::handshake::{Head, Refusal, Status};
+use ::websocket::handshake::{Head, Status, UpgradeRefusal};
 use bytes::Bytes;
 use http::{HeaderName, Request, Response, header};
 use http_body_util::BodyExt;
@@ -144,7 +144,7 @@ pub(super) async fn serve(
     let asked = file.request.uri().path().to_owned();
     let Some(webroot) = config.routes.webroot.clone() else { return };
     let Ok(_transfer) = webroot.transfers.try_acquire() else {
-        let refusal = Refusal::new(Status::Unavailable, "too many files are being sent; try again");
+        let refusal = UpgradeRefusal::new(Status::Unavailable, "too many files are being sent; try again");
         return answer_refusal(&mut stream, &refusal).await;
     };
     let (status, sent) = match find(&webroot, file).await {
@@ -164,8 +164,8 @@ pub(super) async fn serve(
     tracing::debug!(connection = newcomer.id, peer = %newcomer.peer, path = asked, status, error, "file served");
 }
 
-async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<FileBody>, Refusal> {
-    let not_found = || Refusal::new(Status::NotFound, "there is no such file");
+async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<FileBody>, UpgradeRefusal> {
+    let not_found = || UpgradeRefusal::new(Status::NotFound, "there is no such file");
     let path = file.path.ok_or_else(not_found)?;
     let judge = Arc::clone(webroot);
     // A disk may be slow, and other connections must not wait for it.

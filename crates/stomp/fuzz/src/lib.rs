@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stomp::destination::Destination;
-use stomp::server::{Connection, Event, Kind, Settings};
-use stomp::{Decoder, Fault, Version};
+use stomp::server::{EventKind, StompEvent, StompServerConnection, StompSettings};
+use stomp::{StompDecoder, StompFault, StompVersion};
 
 /// Bytes of the largest body.
 const BODY_LIMIT: u64 = 1000;
@@ -21,8 +21,8 @@ pub const TARGETS: [Target; 2] = [("frames", frames), ("connection", connection)
 
 /// Frames do not depend on how a stream was cut into reads, and no body exceeds the limit.
 pub fn frames(input: &[u8]) {
-    for version in [Version::V10, Version::V11, Version::V12] {
-        for decoder in [Decoder::of_clients, Decoder::of_servers] {
+    for version in [StompVersion::V10, StompVersion::V11, StompVersion::V12] {
+        for decoder in [StompDecoder::of_clients, StompDecoder::of_servers] {
             let told = |step| {
                 let mut decoder = decoder(BODY_LIMIT);
                 decoder.set_version(version);
@@ -38,7 +38,7 @@ pub fn frames(input: &[u8]) {
 
 /// The frames of a stream that arrives in pieces, and whether an error followed them. Which error is found
 /// first may depend on the cut: a wrong beginning of a frame is noticed before a limit is.
-fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<String>, bool) {
+fn told(mut decoder: StompDecoder, input: &[u8], step: usize) -> (Vec<String>, bool) {
     let mut frames = Vec::new();
     let mut unread = Vec::new();
     for piece in input.chunks(step) {
@@ -55,7 +55,7 @@ fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<String>, bool) 
     (frames, false)
 }
 
-fn decode(decoder: &mut Decoder, input: &[u8], frames: &mut Vec<String>) -> Result<usize, Fault> {
+fn decode(decoder: &mut StompDecoder, input: &[u8], frames: &mut Vec<String>) -> Result<usize, StompFault> {
     let step = decoder.decode(input)?;
     if let Some(frame) = &step.frame {
         assert!(frame.body.bytes().len() as u64 <= BODY_LIMIT);
@@ -67,8 +67,8 @@ fn decode(decoder: &mut Decoder, input: &[u8], frames: &mut Vec<String>) -> Resu
 /// The server's end answers any input with well-formed frames, and reports nothing after its end.
 pub fn connection(input: &[u8]) {
     let now = Instant::now();
-    let settings = Arc::new(Settings { body_limit: BODY_LIMIT, server: "Fuzz/1".to_owned() });
-    let mut connection = Connection::new(settings, now);
+    let settings = Arc::new(StompSettings { body_limit: BODY_LIMIT, server: "Fuzz/1".to_owned() });
+    let mut connection = StompServerConnection::new(settings, now);
     let mut out = Vec::new();
     let mut rest = input;
     let mut has_ended = false;
@@ -80,14 +80,14 @@ pub fn connection(input: &[u8]) {
         match &step.event {
             None if taken == 0 || taken == rest.len() => break,
             None => {}
-            Some(Event::Connect(_)) => is_connect = true,
-            Some(Event::Ended(_)) => has_ended = true,
-            Some(Event::Request(request)) => {
+            Some(StompEvent::Connect(_)) => is_connect = true,
+            Some(StompEvent::Ended(_)) => has_ended = true,
+            Some(StompEvent::Request(request)) => {
                 receipt = request.receipt().map(str::to_owned);
-                if let Kind::Send { destination, .. } = &request.kind {
+                if let EventKind::Send { destination, .. } = &request.kind {
                     let _ = Destination::parse(destination);
                 }
-                if let Kind::Subscribe(subscribe) = &request.kind {
+                if let EventKind::Subscribe(subscribe) = &request.kind {
                     subscribe.form.begin(&mut out, &subscribe.destination, 1, false).end(b"body");
                 }
             }
@@ -101,7 +101,7 @@ pub fn connection(input: &[u8]) {
             connection.receipt(&receipt, &mut out);
         }
     }
-    let mut decoder = Decoder::of_servers(u64::MAX);
+    let mut decoder = StompDecoder::of_servers(u64::MAX);
     decoder.set_version(connection.version());
     let mut unread = &out[..];
     loop {

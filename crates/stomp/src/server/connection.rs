@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::event::{AckMode, Connect, End, Event, TransactionId};
+use super::event::{AckMode, ConnectRequest, StompEnd, StompEvent, TransactionId};
 use super::form::MessageForm;
 use super::heart_beat::{Due, HeartBeat};
-use crate::decode::Decoder;
+use crate::decode::StompDecoder;
 use crate::encode::FrameWriter;
-use crate::fault::Fault;
-use crate::frame::Frame;
-use crate::version::Version;
+use crate::fault::StompFault;
+use crate::frame::StompFrame;
+use crate::version::StompVersion;
 
 /// Settings that apply to all clients of a server.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct StompSettings {
     /// The largest body accepted, in bytes.
     pub body_limit: u64,
     /// The header `server` of CONNECTED: a name, a slash and a version.
@@ -24,26 +24,26 @@ pub struct Settings {
 
 /// The progress of one call of [`Connection::handle_input`].
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct StompStep<'a> {
     /// Bytes of the input that were consumed.
     pub taken: usize,
     /// The event that the consumed input led to, if any.
-    pub event: Option<Event<'a>>,
+    pub event: Option<StompEvent<'a>>,
 }
 
 /// The server's end of one connection. See the [module](super) for the order of the calls.
 #[derive(Debug)]
-pub struct Connection {
-    decoder: Decoder,
+pub struct StompServerConnection {
+    decoder: StompDecoder,
     core: Core,
 }
 
 /// Everything but the decoder, from which the current frame is borrowed.
 #[derive(Debug)]
 pub(super) struct Core {
-    settings: Arc<Settings>,
+    settings: Arc<StompSettings>,
     phase: Phase,
-    pub(super) version: Version,
+    pub(super) version: StompVersion,
     /// Random; part of the message identifiers.
     pub(super) session: Arc<str>,
     heart_beat: HeartBeat,
@@ -74,15 +74,15 @@ enum Phase {
     Ended,
 }
 
-impl Connection {
+impl StompServerConnection {
     /// Creates a connection that has not received anything.
-    pub fn new(settings: Arc<Settings>, now: Instant) -> Self {
+    pub fn new(settings: Arc<StompSettings>, now: Instant) -> Self {
         Self {
-            decoder: Decoder::of_clients(settings.body_limit),
+            decoder: StompDecoder::of_clients(settings.body_limit),
             core: Core {
                 settings,
                 phase: Phase::Start,
-                version: Version::V10,
+                version: StompVersion::V10,
                 session: "".into(),
                 heart_beat: HeartBeat::none(now),
                 subscriptions: HashMap::new(),
@@ -94,11 +94,11 @@ impl Connection {
 
     /// Consumes input from the front of `input`, up to one event. Call it again with the rest until it
     /// consumes nothing.
-    pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut Vec<u8>) -> Step<'a> {
+    pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut Vec<u8>) -> StompStep<'a> {
         match self.core.phase {
-            Phase::Deciding => return Step { taken: 0, event: None },
+            Phase::Deciding => return StompStep { taken: 0, event: None },
             // Input after the end is ignored.
-            Phase::Leaving | Phase::Ended => return Step { taken: input.len(), event: None },
+            Phase::Leaving | Phase::Ended => return StompStep { taken: input.len(), event: None },
             Phase::Start | Phase::Connected => {}
         }
         if !input.is_empty() {
@@ -109,11 +109,11 @@ impl Connection {
         match decoder.decode(input) {
             Ok(step) => {
                 let event = step.frame.and_then(|frame| core.frame(frame, now, out));
-                Step { taken: step.taken, event }
+                StompStep { taken: step.taken, event }
             }
             Err(fault) => {
-                let event = core.fail(fault, None, out).map(Event::Ended);
-                Step { taken: input.len(), event }
+                let event = core.fail(fault, None, out).map(StompEvent::Ended);
+                StompStep { taken: input.len(), event }
             }
         }
     }
@@ -147,13 +147,13 @@ impl Connection {
     }
 
     /// Ends the connection with an ERROR, which names the request's receipt if it has one.
-    pub fn fail(&mut self, fault: Fault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<End> {
+    pub fn fail(&mut self, fault: StompFault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<StompEnd> {
         self.core.fail(fault, receipt, out)
     }
 
     /// Reports that a request was refused through no fault of the client, for example because a queue is
     /// full. The connection stays open.
-    pub fn refused(&self, fault: &Fault, receipt: &str, out: &mut Vec<u8>) {
+    pub fn refused(&self, fault: &StompFault, receipt: &str, out: &mut Vec<u8>) {
         if self.core.phase == Phase::Connected {
             self.core.error(fault, &[("receipt-id", receipt)], out);
         }
@@ -177,18 +177,18 @@ impl Connection {
         let detail = format!(
             "The server has canceled a subscription.\nNo more messages will be delivered for \"{description}\".\n"
         );
-        let fault = Fault::new("Server cancelled subscription", detail);
+        let fault = StompFault::new("Server cancelled subscription", detail);
         core.error(&fault, &[("subscription", id)], out);
     }
 
     /// Ends the connection after DISCONNECT, once the receipt has been written.
-    pub fn leave(&mut self) -> Option<End> {
-        self.core.end(End::Disconnected)
+    pub fn leave(&mut self) -> Option<StompEnd> {
+        self.core.end(StompEnd::Disconnected)
     }
 
     /// Reports that the client closed its socket.
-    pub fn handle_eof(&mut self) -> Option<End> {
-        self.core.end(End::Eof)
+    pub fn handle_eof(&mut self) -> Option<StompEnd> {
+        self.core.end(StompEnd::Eof)
     }
 
     /// Reports that bytes were sent, which postpones the next heart-beat.
@@ -207,7 +207,7 @@ impl Connection {
     }
 
     /// Sends a heart-beat if one is due, or ends the connection if the client's heart-beats have stopped.
-    pub fn handle_deadline(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<End> {
+    pub fn handle_deadline(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<StompEnd> {
         if !self.is_connected() {
             return None;
         }
@@ -218,7 +218,7 @@ impl Connection {
                 self.core.heart_beat.sent(now);
                 None
             }
-            Due::PeerDead => self.core.end(End::Silent),
+            Due::PeerDead => self.core.end(StompEnd::Silent),
         }
     }
 
@@ -228,7 +228,7 @@ impl Connection {
     }
 
     /// The negotiated version; 1.0 until then.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> StompVersion {
         self.core.version
     }
 
@@ -245,30 +245,37 @@ impl Connection {
 
 impl Core {
     /// Handles one frame.
-    fn frame<'a>(&mut self, frame: Frame<'a>, now: Instant, out: &mut Vec<u8>) -> Option<Event<'a>> {
+    fn frame<'a>(
+        &mut self,
+        frame: StompFrame<'a>,
+        now: Instant,
+        out: &mut Vec<u8>,
+    ) -> Option<StompEvent<'a>> {
         let receipt = frame.headers.get("receipt").map(Box::<str>::from);
         let judged = match (self.phase, frame.command) {
             (Phase::Start, "CONNECT" | "STOMP") => self.connect(frame, now),
-            (Phase::Start, _) => Err(Fault::new("Illegal command", "You must log in using CONNECT first")),
-            (_, "CONNECT" | "STOMP") => Err(Fault::new("Illegal command", "You are connected already")),
-            _ => self.request(frame).map(|request| Event::Request(Box::new(request))),
+            (Phase::Start, _) => {
+                Err(StompFault::new("Illegal command", "You must log in using CONNECT first"))
+            }
+            (_, "CONNECT" | "STOMP") => Err(StompFault::new("Illegal command", "You are connected already")),
+            _ => self.request(frame).map(|request| StompEvent::Request(Box::new(request))),
         };
         match judged {
             Ok(event) => Some(event),
-            Err(fault) => self.fail(fault, receipt.as_deref(), out).map(Event::Ended),
+            Err(fault) => self.fail(fault, receipt.as_deref(), out).map(StompEvent::Ended),
         }
     }
 
-    fn connect<'a>(&mut self, frame: Frame<'a>, now: Instant) -> Result<Event<'a>, Fault> {
-        let Some(version) = Version::negotiate(frame.headers.get("accept-version")) else {
-            let detail = format!("Supported versions are {}\n", Version::ALL);
-            return Err(Fault::new("Version mismatch", detail));
+    fn connect<'a>(&mut self, frame: StompFrame<'a>, now: Instant) -> Result<StompEvent<'a>, StompFault> {
+        let Some(version) = StompVersion::negotiate(frame.headers.get("accept-version")) else {
+            let detail = format!("Supported versions are {}\n", StompVersion::ALL);
+            return Err(StompFault::new("Version mismatch", detail));
         };
-        let connect = Connect { version, headers: frame.headers };
+        let connect = ConnectRequest { version, headers: frame.headers };
         self.version = version;
         self.heart_beat = HeartBeat::negotiate(connect.header("heart-beat"), now)?;
         self.phase = Phase::Deciding;
-        Ok(Event::Connect(Box::new(connect)))
+        Ok(StompEvent::Connect(Box::new(connect)))
     }
 
     /// Called on DISCONNECT; later input is ignored.
@@ -281,26 +288,26 @@ impl Core {
         self.next_number
     }
 
-    fn fail(&mut self, fault: Fault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<End> {
+    fn fail(&mut self, fault: StompFault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<StompEnd> {
         if self.phase == Phase::Ended {
             return None;
         }
         let about: &[_] = &receipt.map(|receipt| ("receipt-id", receipt)).into_iter().collect::<Vec<_>>();
         self.error(&fault, about, out);
-        self.end(End::Fault(fault))
+        self.end(StompEnd::Fault(fault))
     }
 
     /// Writes an ERROR in the form that RabbitMQ uses.
-    fn error(&self, fault: &Fault, about: &[(&str, &str)], out: &mut Vec<u8>) {
+    fn error(&self, fault: &StompFault, about: &[(&str, &str)], out: &mut Vec<u8>) {
         let mut frame = FrameWriter::new(out, self.version, "ERROR");
         frame.header("message", &fault.message).header("content-type", "text/plain");
-        frame.header("version", Version::ALL);
+        frame.header("version", StompVersion::ALL);
         about.iter().for_each(|(name, value)| _ = frame.header(name, value));
         frame.end(fault.detail.as_bytes());
     }
 
     /// Ends the connection; returns `None` if it has already ended.
-    fn end(&mut self, end: End) -> Option<End> {
+    fn end(&mut self, end: StompEnd) -> Option<StompEnd> {
         if self.phase == Phase::Ended {
             return None;
         }

@@ -3,31 +3,31 @@
 use std::fmt;
 
 use super::form::MessageForm;
-use crate::fault::Fault;
-use crate::frame::{Headers, Payload};
-use crate::version::Version;
+use crate::fault::StompFault;
+use crate::frame::{FrameBody, Headers};
+use crate::version::StompVersion;
 
 /// A request of the client, or the end of the connection.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum StompEvent<'a> {
     /// The client wants to log in; always the first event.
-    Connect(Box<Connect<'a>>),
+    Connect(Box<ConnectRequest<'a>>),
     /// A request of a connected client.
     Request(Box<Request<'a>>),
     /// The connection has ended.
-    Ended(End),
+    Ended(StompEnd),
 }
 
 /// CONNECT or STOMP.
 #[derive(Debug)]
-pub struct Connect<'a> {
+pub struct ConnectRequest<'a> {
     /// The negotiated version.
-    pub version: Version,
+    pub version: StompVersion,
     /// All headers of the frame.
     pub headers: Headers<'a>,
 }
 
-impl Connect<'_> {
+impl ConnectRequest<'_> {
     /// The user's name.
     pub fn login(&self) -> Option<&str> {
         self.header("login")
@@ -46,7 +46,7 @@ impl Connect<'_> {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let value = self.headers.get(name)?;
         // Until now the client was not known to speak 1.0, whose values may begin with a space.
-        Some(if self.version == Version::V10 { value.trim_start_matches(' ') } else { value })
+        Some(if self.version == StompVersion::V10 { value.trim_start_matches(' ') } else { value })
     }
 }
 
@@ -56,7 +56,7 @@ pub struct Request<'a> {
     /// All headers of the frame.
     pub headers: Headers<'a>,
     /// The request itself.
-    pub kind: Kind<'a>,
+    pub kind: EventKind<'a>,
 }
 
 impl Request<'_> {
@@ -68,18 +68,18 @@ impl Request<'_> {
 
 /// The request, by its command.
 #[derive(Debug)]
-pub enum Kind<'a> {
+pub enum EventKind<'a> {
     /// SEND.
     Send {
         /// Always present; not parsed.
         destination: Box<str>,
         /// The body of the message.
-        body: Payload<'a>,
+        body: FrameBody<'a>,
         /// The transaction whose commit the request waits for, if any.
         transaction: Option<TransactionId>,
     },
     /// SUBSCRIBE.
-    Subscribe(SubscribeEvent),
+    Subscribe(SubscriptionRequest),
     /// UNSUBSCRIBE.
     Unsubscribe {
         /// The number of the subscription that has ended.
@@ -101,7 +101,7 @@ pub enum Kind<'a> {
 
 /// A new subscription.
 #[derive(Debug)]
-pub struct SubscribeEvent {
+pub struct SubscriptionRequest {
     /// Its number, unique on the connection.
     pub number: u64,
     /// The source; not parsed.
@@ -146,7 +146,7 @@ pub struct TransactionId(pub u64);
 
 /// Why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub enum StompEnd {
     /// The client sent DISCONNECT.
     Disconnected,
     /// The client closed its socket without a DISCONNECT.
@@ -154,10 +154,10 @@ pub enum End {
     /// The client's heart-beats stopped.
     Silent,
     /// The server ended the connection with this ERROR.
-    Fault(Fault),
+    Fault(StompFault),
 }
 
-impl fmt::Display for End {
+impl fmt::Display for StompEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disconnected => f.write_str("closed by client"),

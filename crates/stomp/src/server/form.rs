@@ -4,12 +4,12 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use crate::encode::FrameWriter;
-use crate::version::Version;
+use crate::version::StompVersion;
 
 /// The form in which the messages of one subscription are written.
 #[derive(Debug, Clone)]
 pub struct MessageForm {
-    version: Version,
+    version: StompVersion,
     session: Arc<str>,
     tag: Box<str>,
     /// Whether messages have an `ack` header (1.2) by which they are acknowledged.
@@ -17,12 +17,12 @@ pub struct MessageForm {
 }
 
 impl MessageForm {
-    pub(super) fn new(version: Version, session: Arc<str>, tag: Box<str>, is_acked: bool) -> Self {
-        Self { version, session, tag, tells_ack: is_acked && version == Version::V12 }
+    pub(super) fn new(version: StompVersion, session: Arc<str>, tag: Box<str>, is_acked: bool) -> Self {
+        Self { version, session, tag, tells_ack: is_acked && version == StompVersion::V12 }
     }
 
     /// The form of replies to the `/temp-queue` of this name, as if the client had subscribed to it with its path as the id.
-    pub fn of_replies(version: Version, session: Arc<str>, name: &str) -> Self {
+    pub fn of_replies(version: StompVersion, session: Arc<str>, name: &str) -> Self {
         Self::new(version, session, format!("{TAG_OF_ID}{TEMP_QUEUE}{name}").into(), false)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::fault::Fault;
+use crate::fault::StompFault;
 
 /// The negotiated intervals of one connection; zero disables a direction.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ impl HeartBeat {
 
     /// Negotiates from the client's header `heart-beat`: the interval that it can send at, and the one that it
     /// wants to receive at, in milliseconds.
-    pub(super) fn negotiate(header: Option<&str>, now: Instant) -> Result<Self, Fault> {
+    pub(super) fn negotiate(header: Option<&str>, now: Instant) -> Result<Self, StompFault> {
         let Some(header) = header else { return Ok(Self::none(now)) };
         let interval = |text: &str| match text.trim().parse::<u32>() {
             Ok(0) => Some(Duration::ZERO),
@@ -40,7 +40,7 @@ impl HeartBeat {
         };
         let both = header.split_once(',').and_then(|(can, wants)| Some((interval(can)?, interval(wants)?)));
         let (can, wants) = both.ok_or_else(|| {
-            Fault::header(format!("'heart-beat' must be two numbers with a comma, not '{header}'\n"))
+            StompFault::header(format!("'heart-beat' must be two numbers with a comma, not '{header}'\n"))
         })?;
         Ok(Self { send: wants, expect: can, sent: now, received: now })
     }

@@ -23,6 +23,9 @@ mod request;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Connection, Settings, Step};
-pub use event::{AckMode, Connect, End, Event, Kind, Request, Settle, SubscribeEvent, TransactionId};
+pub use connection::{StompServerConnection, StompSettings, StompStep};
+pub use event::{
+    AckMode, ConnectRequest, EventKind, Request, Settle, StompEnd, StompEvent, SubscriptionRequest,
+    TransactionId,
+};
 pub use form::MessageForm;

@@ -3,40 +3,40 @@
 use std::sync::Arc;
 
 use super::connection::{Core, Subscription};
-use super::event::{AckMode, Kind, Request, Settle, SubscribeEvent, TransactionId};
+use super::event::{AckMode, EventKind, Request, Settle, SubscriptionRequest, TransactionId};
 use super::form::{MessageForm, TAG_OF_DESTINATION, TAG_OF_ID, TEMP_QUEUE, parse_message_id};
-use crate::fault::Fault;
-use crate::frame::{Frame, Headers};
+use crate::fault::StompFault;
+use crate::frame::{Headers, StompFrame};
 use crate::limits::{MAX_SUBSCRIPTIONS, MAX_TRANSACTIONS};
-use crate::version::Version;
+use crate::version::StompVersion;
 
 impl Core {
-    pub(super) fn request<'a>(&mut self, frame: Frame<'a>) -> Result<Request<'a>, Fault> {
-        let Frame { command, headers, body } = frame;
+    pub(super) fn request<'a>(&mut self, frame: StompFrame<'a>) -> Result<Request<'a>, StompFault> {
+        let StompFrame { command, headers, body } = frame;
         let kind = match command {
             "SEND" => {
                 if headers.get("message-id").is_some() {
-                    return Err(Fault::header("'message-id' is not allowed on 'SEND'.\n"));
+                    return Err(StompFault::header("'message-id' is not allowed on 'SEND'.\n"));
                 }
                 let destination = destination(&headers, command)?;
-                Kind::Send { destination, body, transaction: self.transaction(&headers)? }
+                EventKind::Send { destination, body, transaction: self.transaction(&headers)? }
             }
-            "SUBSCRIBE" => Kind::Subscribe(self.subscribe(&headers)?),
+            "SUBSCRIBE" => EventKind::Subscribe(self.subscribe(&headers)?),
             "UNSUBSCRIBE" => self.unsubscribe(&headers)?,
-            "ACK" | "NACK" => Kind::Settle(self.settle(&headers, command)?),
-            "BEGIN" => Kind::Begin(self.begin(transaction_name(&headers, command)?)?),
-            "COMMIT" => Kind::Commit(self.end_transaction(transaction_name(&headers, command)?)?),
-            "ABORT" => Kind::Abort(self.end_transaction(transaction_name(&headers, command)?)?),
+            "ACK" | "NACK" => EventKind::Settle(self.settle(&headers, command)?),
+            "BEGIN" => EventKind::Begin(self.begin(transaction_name(&headers, command)?)?),
+            "COMMIT" => EventKind::Commit(self.end_transaction(transaction_name(&headers, command)?)?),
+            "ABORT" => EventKind::Abort(self.end_transaction(transaction_name(&headers, command)?)?),
             // DISCONNECT: the decoder rejects all other commands.
             _ => {
                 self.start_leaving();
-                Kind::Disconnect
+                EventKind::Disconnect
             }
         };
         Ok(Request { headers, kind })
     }
 
-    fn subscribe(&mut self, headers: &Headers<'_>) -> Result<SubscribeEvent, Fault> {
+    fn subscribe(&mut self, headers: &Headers<'_>) -> Result<SubscriptionRequest, StompFault> {
         check_durable(headers)?;
         let destination = destination(headers, "SUBSCRIBE")?;
         let (tag, _) = tag(headers, "SUBSCRIBE")?;
@@ -46,47 +46,48 @@ impl Core {
             Some("client-individual") => AckMode::ClientIndividual,
             Some(other) => {
                 let text = format!("'ack' must be auto, client or client-individual, not '{other}'\n");
-                return Err(Fault::header(text));
+                return Err(StompFault::header(text));
             }
         };
         if self.subscriptions.contains_key(&tag) {
             let detail = format!("A subscription identified by '{tag}' already exists.");
-            return Err(Fault::new("Duplicated subscription identifier", detail));
+            return Err(StompFault::new("Duplicated subscription identifier", detail));
         }
         if self.subscriptions.len() >= MAX_SUBSCRIPTIONS {
             let detail = format!("A connection may have {MAX_SUBSCRIPTIONS} subscriptions at most.\n");
-            return Err(Fault::new("Too many subscriptions", detail));
+            return Err(StompFault::new("Too many subscriptions", detail));
         }
         let number = self.take_number();
         let session = Arc::clone(&self.session);
         let form = MessageForm::new(self.version, session, tag.clone(), ack != AckMode::Auto);
         self.subscriptions.insert(tag, Subscription { number, destination: destination.clone(), ack });
-        Ok(SubscribeEvent { number, destination, ack, form })
+        Ok(SubscriptionRequest { number, destination, ack, form })
     }
 
-    fn unsubscribe<'a>(&mut self, headers: &Headers<'_>) -> Result<Kind<'a>, Fault> {
+    fn unsubscribe<'a>(&mut self, headers: &Headers<'_>) -> Result<EventKind<'a>, StompFault> {
         check_durable(headers)?;
         let (tag, description) = tag(headers, "UNSUBSCRIBE")?;
         let Some(Subscription { number, destination, .. }) = self.subscriptions.remove(&tag) else {
             let detail = format!(
                 "UNSUBSCRIBE must refer to an existing subscription.\nSubscription to \"{description}\" not found.\n"
             );
-            return Err(Fault::new("No subscription found", detail));
+            return Err(StompFault::new("No subscription found", detail));
         };
-        Ok(Kind::Unsubscribe { number, destination })
+        Ok(EventKind::Unsubscribe { number, destination })
     }
 
-    fn settle(&self, headers: &Headers<'_>, command: &str) -> Result<Settle, Fault> {
-        let name = if self.version == Version::V12 { "id" } else { "message-id" };
+    fn settle(&self, headers: &Headers<'_>, command: &str) -> Result<Settle, StompFault> {
+        let name = if self.version == StompVersion::V12 { "id" } else { "message-id" };
         let Some(id) = headers.get(name) else {
             let detail = format!("\"{command}\" must include the \"{name}\" header\n");
-            return Err(Fault::new("Missing header", detail));
+            return Err(StompFault::new("Missing header", detail));
         };
-        let invalid = || Fault::header(format!("\"{command}\" must include a valid \"{name}\" header\n"));
+        let invalid =
+            || StompFault::header(format!("\"{command}\" must include a valid \"{name}\" header\n"));
         let (tag, delivery_tag) = parse_message_id(id, &self.session).ok_or_else(invalid)?;
         let Some(subscription) = self.subscriptions.get(tag) else {
             let detail = format!("Message with id \"{id}\" has no subscription");
-            return Err(Fault::new("Subscription not found", detail));
+            return Err(StompFault::new("Subscription not found", detail));
         };
         // 1.1 requires the header `subscription` beside the message's identifier, which contains the same.
         // Like RabbitMQ, this ignores it.
@@ -101,14 +102,14 @@ impl Core {
     }
 
     /// The transaction that a frame belongs to, if any.
-    fn transaction(&self, headers: &Headers<'_>) -> Result<Option<TransactionId>, Fault> {
+    fn transaction(&self, headers: &Headers<'_>) -> Result<Option<TransactionId>, StompFault> {
         let Some(name) = headers.get("transaction") else { return Ok(None) };
         let found = self.transactions.iter().find(|(own, _)| **own == *name);
         found.map(|(_, id)| Some(*id)).ok_or_else(|| no_transaction(name))
     }
 
-    fn begin(&mut self, name: &str) -> Result<TransactionId, Fault> {
-        let refuse = |detail: String| Err(Fault::new("Bad transaction", detail));
+    fn begin(&mut self, name: &str) -> Result<TransactionId, StompFault> {
+        let refuse = |detail: String| Err(StompFault::new("Bad transaction", detail));
         if self.transactions.iter().any(|(own, _)| **own == *name) {
             return refuse(format!("Transaction \"{name}\" has begun already\n"));
         }
@@ -120,43 +121,43 @@ impl Core {
         Ok(id)
     }
 
-    fn end_transaction(&mut self, name: &str) -> Result<TransactionId, Fault> {
+    fn end_transaction(&mut self, name: &str) -> Result<TransactionId, StompFault> {
         let at = self.transactions.iter().position(|(own, _)| **own == *name);
         at.map(|at| self.transactions.swap_remove(at).1).ok_or_else(|| no_transaction(name))
     }
 }
 
-fn no_transaction(name: &str) -> Fault {
-    Fault::new("Bad transaction", format!("Invalid transaction identifier: \"{name}\"\n"))
+fn no_transaction(name: &str) -> StompFault {
+    StompFault::new("Bad transaction", format!("Invalid transaction identifier: \"{name}\"\n"))
 }
 
-fn transaction_name<'h>(headers: &'h Headers<'_>, command: &str) -> Result<&'h str, Fault> {
+fn transaction_name<'h>(headers: &'h Headers<'_>, command: &str) -> Result<&'h str, StompFault> {
     headers.get("transaction").ok_or_else(|| {
-        Fault::new("Missing transaction", format!("\"{command}\" must include a 'transaction' header\n"))
+        StompFault::new("Missing transaction", format!("\"{command}\" must include a 'transaction' header\n"))
     })
 }
 
-fn destination(headers: &Headers<'_>, command: &str) -> Result<Box<str>, Fault> {
+fn destination(headers: &Headers<'_>, command: &str) -> Result<Box<str>, StompFault> {
     headers.get("destination").map(Box::from).ok_or_else(|| {
-        Fault::new("Missing destination", format!("\"{command}\" must include a 'destination' header\n"))
+        StompFault::new("Missing destination", format!("\"{command}\" must include a 'destination' header\n"))
     })
 }
 
 /// Checks that a durable subscription has an id, by which it is found again.
-fn check_durable(headers: &Headers<'_>) -> Result<(), Fault> {
+fn check_durable(headers: &Headers<'_>) -> Result<(), StompFault> {
     let durable = headers.flag("durable")? == Some(true) || headers.flag("persistent")? == Some(true);
     if durable && headers.get("id").is_none() {
-        return Err(Fault::new("Missing Header", "Header 'id' is required for durable subscriptions"));
+        return Err(StompFault::new("Missing Header", "Header 'id' is required for durable subscriptions"));
     }
     Ok(())
 }
 
 /// The consumer tag of a subscription, and how RabbitMQ describes it.
-fn tag(headers: &Headers<'_>, command: &str) -> Result<(Box<str>, String), Fault> {
+fn tag(headers: &Headers<'_>, command: &str) -> Result<(Box<str>, String), StompFault> {
     if let Some(id) = headers.get("id") {
         if id.starts_with(TEMP_QUEUE) {
             let detail = format!("{command} 'id' may not start with {TEMP_QUEUE}\n");
-            return Err(Fault::new("Invalid id", detail));
+            return Err(StompFault::new("Invalid id", detail));
         }
         return Ok((format!("{TAG_OF_ID}{id}").into(), format!("id='{id}'")));
     }
@@ -164,7 +165,7 @@ fn tag(headers: &Headers<'_>, command: &str) -> Result<(Box<str>, String), Fault
         Some(name) => Ok((format!("{TAG_OF_DESTINATION}{name}").into(), format!("destination='{name}'"))),
         None => {
             let detail = format!("{command} must include a 'destination' or 'id' header");
-            Err(Fault::new("Missing destination or id", detail))
+            Err(StompFault::new("Missing destination or id", detail))
         }
     }
 }

@@ -2,22 +2,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::decode::Decoder;
-use crate::version::Version;
+use crate::decode::StompDecoder;
+use crate::version::StompVersion;
 
 /// A client and the server's end of its connection.
 struct World {
-    connection: Connection,
+    connection: StompServerConnection,
     now: Instant,
     out: Vec<u8>,
-    ended: Option<End>,
+    ended: Option<StompEnd>,
 }
 
 impl World {
     fn new() -> Self {
-        let settings = Settings { body_limit: 1000, server: "Test/1".into() };
+        let settings = StompSettings { body_limit: 1000, server: "Test/1".into() };
         let now = Instant::now();
-        Self { connection: Connection::new(Arc::new(settings), now), now, out: Vec::new(), ended: None }
+        Self {
+            connection: StompServerConnection::new(Arc::new(settings), now),
+            now,
+            out: Vec::new(),
+            ended: None,
+        }
     }
 
     fn connected(version: &str) -> Self {
@@ -44,9 +49,9 @@ impl World {
                 continue;
             };
             match event {
-                Event::Connect(_) => events.push("connect".to_owned()),
-                Event::Request(request) => events.push(format!("{:?}", request.kind)),
-                Event::Ended(end) => self.ended = Some(end),
+                StompEvent::Connect(_) => events.push("connect".to_owned()),
+                StompEvent::Request(request) => events.push(format!("{:?}", request.kind)),
+                StompEvent::Ended(end) => self.ended = Some(end),
             }
             rest = &rest[taken..];
         }
@@ -55,7 +60,7 @@ impl World {
     /// Takes the frames that were sent to the client.
     fn told(&mut self) -> Vec<String> {
         let out = std::mem::take(&mut self.out);
-        let mut decoder = Decoder::of_servers(10_000);
+        let mut decoder = StompDecoder::of_servers(10_000);
         decoder.set_version(self.connection.version());
         let mut frames = Vec::new();
         let mut rest = &out[..];
@@ -77,7 +82,7 @@ impl World {
         assert_eq!(self.send(bytes), [""; 0]);
         assert!(self.told()[0].starts_with("ERROR"));
         match self.ended.take() {
-            Some(End::Fault(fault)) => fault.to_string(),
+            Some(StompEnd::Fault(fault)) => fault.to_string(),
             other => panic!("{other:?}"),
         }
     }
@@ -128,7 +133,7 @@ fn an_error_tells_which_request_it_is_about_and_is_the_last_word() {
         )
         .replace("45", &"\"SEND\" must include a 'destination' header\n".len().to_string())]
     );
-    assert!(world.connection.fail(crate::Fault::new("x", "y"), None, &mut world.out).is_none());
+    assert!(world.connection.fail(crate::StompFault::new("x", "y"), None, &mut world.out).is_none());
     assert!(world.out.is_empty());
 }
 
@@ -229,7 +234,7 @@ fn a_disconnect_is_answered_and_nothing_behind_it_is_read() {
     assert_eq!(world.send("DISCONNECT\nreceipt:1\n\n\0BEGIN\n\n\0"), ["Disconnect"]);
     world.connection.receipt("1", &mut world.out);
     assert_eq!(world.told(), [r#"RECEIPT {"receipt-id": "1"} "#]);
-    assert_eq!(world.connection.leave(), Some(End::Disconnected));
+    assert_eq!(world.connection.leave(), Some(StompEnd::Disconnected));
     assert_eq!(world.connection.handle_eof(), None);
 }
 
@@ -240,8 +245,8 @@ fn messages_carry_their_subscription_and_the_name_of_their_delivery() {
         let subscribe = format!("SUBSCRIBE\nid:{ack}\ndestination:/queue/q\nack:{ack}\n\n\0");
         let form = match world.connection.handle_input(subscribe.as_bytes(), world.now, &mut Vec::new()).event
         {
-            Some(Event::Request(request)) => match request.kind {
-                Kind::Subscribe(event) => event.form,
+            Some(StompEvent::Request(request)) => match request.kind {
+                EventKind::Subscribe(event) => event.form,
                 other => panic!("{other:?}"),
             },
             other => panic!("{other:?}"),
@@ -288,9 +293,9 @@ fn heart_beats_go_out_and_a_silent_client_is_given_up() {
         }
         assert!(beats < 10);
     };
-    assert_eq!((end, world.now), (End::Silent, start + Duration::from_secs(4)));
+    assert_eq!((end, world.now), (StompEnd::Silent, start + Duration::from_secs(4)));
     assert_eq!(world.out, b"\n".repeat(beats));
-    assert_eq!(world.connection.version(), Version::V11);
+    assert_eq!(world.connection.version(), StompVersion::V11);
 }
 
 #[test]

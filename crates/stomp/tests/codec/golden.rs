@@ -1,14 +1,15 @@
 //! Frames as the specification and other implementations write them.
 
-use stomp::{Decoder, Version};
+use stomp::{StompDecoder, StompVersion};
 
 /// Made by `fixtures/make_golden.py` with stomp.py: a version, the bytes of a frame, and its contents.
 const FIXTURES: &str = include_str!("fixtures/golden.txt");
 
-fn read(version: Version, bytes: &[u8]) -> String {
+fn read(version: StompVersion, bytes: &[u8]) -> String {
     let is_of_server =
         [&b"CONNECTED"[..], b"MESSAGE", b"RECEIPT", b"ERROR"].iter().any(|name| bytes.starts_with(name));
-    let mut decoder = if is_of_server { Decoder::of_servers(1000) } else { Decoder::of_clients(1000) };
+    let mut decoder =
+        if is_of_server { StompDecoder::of_servers(1000) } else { StompDecoder::of_clients(1000) };
     decoder.set_version(version);
     let step = decoder.decode(bytes).unwrap_or_else(|fault| panic!("{fault}: {bytes:?}"));
     assert_eq!(step.taken, bytes.len());
@@ -37,7 +38,7 @@ fn the_examples_of_the_specification() {
         ("MESSAGE\nfoo:World\nfoo:Hello\n\n\0", "MESSAGE foo=\"World\" \"\""),
         ("ACK\nid:12345\ntransaction:tx1\n\n\0", "ACK id=\"12345\" transaction=\"tx1\" \"\""),
     ] {
-        assert_eq!(read(Version::V12, bytes.as_bytes()), told);
+        assert_eq!(read(StompVersion::V12, bytes.as_bytes()), told);
     }
 }
 
@@ -47,9 +48,9 @@ fn frames_of_another_implementation() {
     for line in FIXTURES.lines().filter(|line| !line.starts_with('#')) {
         let [version, bytes, told] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         let version = match version {
-            "1.0" => Version::V10,
-            "1.1" => Version::V11,
-            _ => Version::V12,
+            "1.0" => StompVersion::V10,
+            "1.1" => StompVersion::V11,
+            _ => StompVersion::V12,
         };
         assert_eq!(read(version, &unhex(bytes)), told);
         frames += 1;

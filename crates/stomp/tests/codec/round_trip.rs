@@ -1,22 +1,22 @@
 //! Encoded frames decode to the same contents, however the stream is cut.
 
 use proptest::prelude::*;
-use stomp::{Decoder, FrameWriter, Version};
+use stomp::{FrameWriter, StompDecoder, StompVersion};
 
 type Told = (Vec<(String, String)>, Vec<u8>);
 
-fn versions() -> impl Strategy<Value = Version> {
-    prop_oneof![Just(Version::V10), Just(Version::V11), Just(Version::V12)]
+fn versions() -> impl Strategy<Value = StompVersion> {
+    prop_oneof![Just(StompVersion::V10), Just(StompVersion::V11), Just(StompVersion::V12)]
 }
 
-fn write(version: Version, (headers, body): &Told, out: &mut Vec<u8>) {
+fn write(version: StompVersion, (headers, body): &Told, out: &mut Vec<u8>) {
     let mut frame = FrameWriter::new(out, version, "MESSAGE");
     headers.iter().for_each(|(name, value)| _ = frame.header(name, value));
     frame.end(body);
 }
 
-fn read(version: Version, bytes: &[u8], cuts: &[usize]) -> Vec<Told> {
-    let mut decoder = Decoder::of_servers(1 << 20);
+fn read(version: StompVersion, bytes: &[u8], cuts: &[usize]) -> Vec<Told> {
+    let mut decoder = StompDecoder::of_servers(1 << 20);
     decoder.set_version(version);
     let mut frames = Vec::new();
     let mut unread = Vec::new();
@@ -67,7 +67,7 @@ proptest! {
                     .into_iter()
                     .filter(|(name, _)| name != "content-length")
                     .map(|(name, value)| match version {
-                        Version::V10 => (format!("n{}", plain(&name)), plain(&value).trim_start().to_owned()),
+                        StompVersion::V10 => (format!("n{}", plain(&name)), plain(&value).trim_start().to_owned()),
                         _ => (name, value),
                     })
                     .collect();

@@ -32,15 +32,15 @@ use guard::guarded;
 /// Definitions on disk.
 pub struct Catalogue {
     doubt: Arc<Doubt>,
-    pending: Mutex<Pending>,
-    writer: Mutex<Writer>,
+    pending: Mutex<PendingChanges>,
+    writer: Mutex<CatalogueWriter>,
     committed: AtomicU64,
     commits: AtomicU64,
     waiters: Waiters,
     /// The last id assigned.
     last_id: AtomicU64,
     /// Called when there is something to commit.
-    bell: OnceLock<Bell>,
+    bell: OnceLock<CommitBell>,
     was_empty: bool,
 }
 
@@ -65,11 +65,11 @@ pub enum CatalogueError {
 }
 
 /// Called when a change is noted.
-type Bell = Box<dyn Fn() + Send + Sync>;
+type CommitBell = Box<dyn Fn() + Send + Sync>;
 
 /// Changes that no transaction has taken yet, in order.
 #[derive(Default)]
-struct Pending {
+struct PendingChanges {
     changes: Vec<Change>,
     /// The number of the last change.
     last: u64,
@@ -101,7 +101,7 @@ enum Deed {
     DeleteAll,
 }
 
-struct Writer {
+struct CatalogueWriter {
     /// `None` after a failure: redb must be opened anew then.
     database: Option<Database>,
     /// Changes of a failed transaction, to be written before any others.
@@ -129,7 +129,7 @@ impl Catalogue {
         Ok(Self {
             doubt,
             pending: Mutex::default(),
-            writer: Mutex::new(Writer { database: Some(database), left: Vec::new() }),
+            writer: Mutex::new(CatalogueWriter { database: Some(database), left: Vec::new() }),
             committed: AtomicU64::new(0),
             commits: AtomicU64::new(0),
             waiters: Waiters::default(),
@@ -141,7 +141,7 @@ impl Catalogue {
 
     /// Sets the function that is called when there is something to commit, without any of the catalogue's locks held.
     /// Set once.
-    pub(crate) fn on_change(&self, ring: Bell) {
+    pub(crate) fn on_change(&self, ring: CommitBell) {
         let _ = self.bell.set(ring);
     }
 
@@ -244,9 +244,9 @@ impl Catalogue {
         Ok(())
     }
 
-    fn commit(&self, writer: &mut Writer) -> Result<(), CatalogueError> {
+    fn commit(&self, writer: &mut CatalogueWriter) -> Result<(), CatalogueError> {
         let last_id = self.last_id.load(Ordering::Relaxed);
-        let Writer { database: slot, left } = writer;
+        let CatalogueWriter { database: slot, left } = writer;
         // Put back only on success.
         let database = match slot.take() {
             Some(database) => database,
@@ -300,7 +300,7 @@ impl Catalogue {
     }
 }
 
-impl Writer {
+impl CatalogueWriter {
     fn database(&mut self, doubt: &Arc<Doubt>) -> Result<&Database, CatalogueError> {
         if self.database.is_none() {
             self.database = Some(open_database(doubt)?);

@@ -93,9 +93,13 @@ fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError>
     Ok(kept)
 }
 
-type Found = Vec<(Vec<u8>, Vec<u8>)>;
+type RecoveredEntries = Vec<(Vec<u8>, Vec<u8>)>;
 
-fn read_section(source: &Database, section: Section, found: &mut Found) -> Result<(), CatalogueError> {
+fn read_section(
+    source: &Database,
+    section: Section,
+    found: &mut RecoveredEntries,
+) -> Result<(), CatalogueError> {
     let read = source.begin_read()?;
     let table = match read.open_table(section.table()) {
         Err(TableError::TableDoesNotExist(_)) => return Ok(()),

@@ -14,11 +14,11 @@ pub(super) struct Brake {
     /// Number of segments of the journal from which on publishers pause.
     limit: usize,
     on: AtomicBool,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<PausedPublishers>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct PausedPublishers {
     publishers: Vec<Arc<dyn Waiter>>,
     /// Retirement makes no progress by itself, so there is nothing to wait for.
     idle: bool,
@@ -60,7 +60,7 @@ impl Brake {
         None
     }
 
-    fn change(&self, segments: usize, change: impl FnOnce(&mut Waiting)) {
+    fn change(&self, segments: usize, change: impl FnOnce(&mut PausedPublishers)) {
         let mut waiting = self.waiting.lock();
         change(&mut waiting);
         let on = segments > self.limit && !waiting.idle;

@@ -9,7 +9,7 @@ use super::inventory::Inventory;
 use crate::catalogue::{self, Catalogue, DefinitionsReport, Section};
 use crate::disk::Disk;
 use crate::journal;
-use crate::pages::{Damage, FolderReport, Kind, Pages, Repair};
+use crate::pages::{Damage, Durability, FolderReport, Pages, Repair};
 
 /// Findings about a data folder.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +35,7 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     for missing in missing_segments(&pages, &inventory)? {
         report.problems.push(missing.to_string());
     }
-    let mut queues = pages.queues(Kind::Durable)?;
+    let mut queues = pages.queues(Durability::Durable)?;
     queues.sort_unstable();
     let mut all = FolderReport::default();
     for queue in &queues {
@@ -78,7 +78,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     done.extend(given_up.iter().map(|problem| format!("journal: gave up {problem}")));
     let pages = Pages::new(disk.clone(), 1);
     done.extend(missing_segments(&pages, &inventory)?.iter().map(|missing| format!("gave up {missing}")));
-    for queue in pages.queues(Kind::Durable)? {
+    for queue in pages.queues(Durability::Durable)? {
         if pages.check(queue)?.is_sound() {
             continue;
         }
@@ -97,7 +97,7 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     Ok(done)
 }
 
-fn check_journal(disk: &dyn Disk, inventory: &Inventory) -> Result<journal::Report, StoreError> {
+fn check_journal(disk: &dyn Disk, inventory: &Inventory) -> Result<journal::JournalReport, StoreError> {
     Ok(inventory.compare_journal(journal::check(disk)?))
 }
 
@@ -140,8 +140,8 @@ impl CheckReport {
         }
     }
 
-    fn add_journal(&mut self, report: &journal::Report) {
-        let journal::Report { segments, bytes, records, torn, .. } = report;
+    fn add_journal(&mut self, report: &journal::JournalReport) {
+        let journal::JournalReport { segments, bytes, records, torn, .. } = report;
         self.facts.push(format!("journal: {records} records, {bytes} bytes, {segments} segments"));
         self.facts.extend(torn.iter().map(|torn| format!("{torn}{CUT_OFF}")));
         self.problems.extend(report.problems.iter().map(|problem| format!("journal: {problem}")));

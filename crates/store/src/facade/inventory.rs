@@ -52,7 +52,7 @@ impl Inventory {
     }
 
     /// Adds missing records to the report about a journal.
-    pub(super) fn compare_journal(&self, mut found: journal::Report) -> journal::Report {
+    pub(super) fn compare_journal(&self, mut found: journal::JournalReport) -> journal::JournalReport {
         self.journal.iter().for_each(|promised| found.compare(promised));
         found
     }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::StoreError;
 use super::inventory::Inventory;
 use super::shelf::{Shelf, Shelves, inclusive};
-use crate::journal::{self, Journal, QueueId, RecoveredQueue};
-use crate::pages::{Kind, Pages, PagesError, QueueSegments, Repair, Survey};
+use crate::journal::{self, Journal, JournalQueue, QueueId};
+use crate::pages::{Durability, Pages, PagesError, QueueSegments, Repair, Survey};
 
 /// A queue as a restart finds it.
-pub(super) struct Found {
+pub(super) struct RestartedQueue {
     pub(super) shelf: Arc<Shelf>,
     /// Higher than any position that a record on disk names.
     pub(super) next_position: u64,
@@ -26,18 +26,18 @@ pub(super) struct Found {
 pub(super) fn merge(
     journal: Arc<Journal>,
     pages: Pages,
-    recovered: journal::Recovered,
+    recovered: journal::RecoveredJournal,
     inventory: &Inventory,
-) -> Result<(Arc<Shelves>, Vec<Found>), StoreError> {
+) -> Result<(Arc<Shelves>, Vec<RestartedQueue>), StoreError> {
     pages.wipe_transient()?;
     for queue in inventory.queues().collect::<BTreeSet<_>>() {
         if let Some(missing) = pages.missing(queue, inventory.segments_of(queue))?.into_iter().next() {
             return Err(PagesError::Damaged(missing).into());
         }
     }
-    let mut queues: BTreeMap<QueueId, Option<RecoveredQueue>> =
+    let mut queues: BTreeMap<QueueId, Option<JournalQueue>> =
         recovered.queues.into_iter().map(|queue| (queue.queue.id(), Some(queue))).collect();
-    let folders: BTreeSet<_> = pages.queues(Kind::Durable)?.into_iter().map(QueueId).collect();
+    let folders: BTreeSet<_> = pages.queues(Durability::Durable)?.into_iter().map(QueueId).collect();
     for id in &folders {
         queues.entry(*id).or_default();
     }
@@ -66,13 +66,13 @@ pub(super) fn merge(
             segments = Some(opened);
         }
         let log = queue.map_or_else(|| shelves.journal.queue(id), |queue| queue.queue);
-        found.push(Found { shelf: shelves.add(log, segments), next_position, survey });
+        found.push(RestartedQueue { shelf: shelves.add(log, segments), next_position, survey });
     }
     Ok((Arc::new(shelves), found))
 }
 
 /// Repeats the journal's events in the segments, and removes from the journal the messages that the segments have.
-fn repeat(journal: &Journal, queue: &RecoveredQueue, segments: &QueueSegments, last: Option<u64>) {
+fn repeat(journal: &Journal, queue: &JournalQueue, segments: &QueueSegments, last: Option<u64>) {
     segments.settle(queue.settled.iter().map(inclusive));
     for (range, count) in &queue.delivered {
         segments.mark_delivered([inclusive(range)], *count);

@@ -25,9 +25,9 @@ use parking_lot::RwLockReadGuard;
 
 pub use check::{CheckReport, check, repair};
 pub use error::StoreError;
-pub use recovered::{Place, Recovered, RecoveredQueue};
+pub use recovered::{Recovered, RecoveredQueue, StoredLocation};
 pub use retire::Retirement;
-pub use rounds::{Rounds, Running};
+pub use rounds::{Rounds, RunningStore};
 pub use settings::StoreSettings;
 
 use crate::catalogue::{Catalogue, Ticket};

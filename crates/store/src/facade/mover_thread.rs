@@ -14,14 +14,14 @@ use crate::waiters::Waiter;
 
 /// Handle of the thread. Dropping it stops the thread, between two messages at the latest.
 pub(super) struct MoverThread {
-    bell: Arc<Bell>,
+    bell: Arc<MoverBell>,
     brake: Arc<Brake>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Notifies the thread that there may be something to do.
 #[derive(Default)]
-pub(super) struct Bell {
+pub(super) struct MoverBell {
     rung: Mutex<Rung>,
     changed: Condvar,
 }
@@ -64,7 +64,7 @@ impl Drop for MoverThread {
     }
 }
 
-impl Bell {
+impl MoverBell {
     pub(super) fn ring(&self) {
         self.change(|rung| rung.work = true);
     }
@@ -100,13 +100,13 @@ impl Bell {
     }
 }
 
-impl Waiter for Bell {
+impl Waiter for MoverBell {
     fn wake(&self) {
         self.change(|_| {});
     }
 }
 
-fn run(mut mover: Mover, journal: &Journal, bell: &Arc<Bell>) {
+fn run(mut mover: Mover, journal: &Journal, bell: &Arc<MoverBell>) {
     let (mut back_off, mut failed) = (SHORTEST_PAUSE, false);
     let mut pause = LOOK_AGAIN;
     while bell.wait(pause) {

@@ -66,7 +66,7 @@ fn merge(
     (max_messages, max_bytes): (usize, usize),
 ) -> Result<Vec<Stored>, ReadError> {
     let mut reader = journal.reader(max_bytes.clamp(MIN_READ_AHEAD, MAX_READ_AHEAD));
-    let mut taken = Taken { messages: Vec::new(), bytes: 0, max_messages, max_bytes };
+    let mut taken = MergedMessages { messages: Vec::new(), bytes: 0, max_messages, max_bytes };
     for message in live {
         while let Some(first) = moved.first_entry().filter(|first| *first.key() <= message.position) {
             if !taken.take(first.remove()) {
@@ -85,14 +85,14 @@ fn merge(
     Ok(taken.messages)
 }
 
-struct Taken {
+struct MergedMessages {
     messages: Vec<Stored>,
     bytes: usize,
     max_messages: usize,
     max_bytes: usize,
 }
 
-impl Taken {
+impl MergedMessages {
     /// Adds a message if there is room.
     fn take(&mut self, message: Stored) -> bool {
         let bytes = self.bytes + message.payload.len();

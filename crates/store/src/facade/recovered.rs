@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::StoreError;
-use super::merge::Found;
+use super::merge::RestartedQueue;
 use super::shelf::{Shelf, Shelves};
 use crate::journal::{LiveMessage, QueueId};
 use crate::pages::Survey;
@@ -11,7 +11,7 @@ use crate::pages::Survey;
 /// The messages that a store held when it was opened.
 pub struct Recovered {
     shelves: Arc<Shelves>,
-    queues: Vec<Found>,
+    queues: Vec<RestartedQueue>,
 }
 
 /// A queue in the store, which may no longer be in the catalogue: see [`super::Store::forget`].
@@ -27,7 +27,7 @@ pub struct RecoveredQueue {
 
 /// A message's entry in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct StoredLocation {
     /// The queue.
     pub queue: QueueId,
     /// Its position there.
@@ -39,7 +39,7 @@ pub struct Place {
 }
 
 impl Recovered {
-    pub(super) fn new(shelves: Arc<Shelves>, queues: Vec<Found>) -> Self {
+    pub(super) fn new(shelves: Arc<Shelves>, queues: Vec<RestartedQueue>) -> Self {
         Self { shelves, queues }
     }
 
@@ -62,10 +62,10 @@ impl Recovered {
     pub fn read(
         self,
         whole: impl Fn(QueueId) -> bool,
-        mut each: impl FnMut(&[u8], &[Place]),
+        mut each: impl FnMut(&[u8], &[StoredLocation]),
     ) -> Result<(), StoreError> {
         let mut live: Vec<(QueueId, LiveMessage)> = Vec::new();
-        for Found { shelf, .. } in self.queues.iter().filter(|found| !found.shelf.is_forgotten()) {
+        for RestartedQueue { shelf, .. } in self.queues.iter().filter(|found| !found.shelf.is_forgotten()) {
             if whole(shelf.log.id()) {
                 read_segments(shelf, &mut each)?;
             }
@@ -78,7 +78,7 @@ impl Recovered {
         let mut places = Vec::new();
         for same in live.chunk_by(|(_, one), (_, other)| one.message == other.message) {
             places.clear();
-            places.extend(same.iter().map(|(queue, live)| Place {
+            places.extend(same.iter().map(|(queue, live)| StoredLocation {
                 queue: *queue,
                 position: live.position,
                 expires: live.expires,
@@ -90,7 +90,7 @@ impl Recovered {
     }
 }
 
-fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[Place])) -> Result<(), StoreError> {
+fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[StoredLocation])) -> Result<(), StoreError> {
     let Some(segments) = shelf.segments() else { return Ok(()) };
     let mut from = 0;
     loop {
@@ -100,7 +100,10 @@ fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[Place])) -> Resul
         for message in &messages {
             let (position, deliveries) = (message.position, message.deliveries);
             let expires = message.expires.unwrap_or(0);
-            each(&message.payload, &[Place { queue: shelf.log.id(), position, expires, deliveries }]);
+            each(
+                &message.payload,
+                &[StoredLocation { queue: shelf.log.id(), position, expires, deliveries }],
+            );
         }
     }
 }

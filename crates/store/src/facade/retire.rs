@@ -14,10 +14,12 @@ use std::sync::atomic::Ordering;
 use super::StoreError;
 use super::brake::Brake;
 use super::inventory::Keeper;
-use super::mover_thread::Bell;
+use super::mover_thread::MoverBell;
 use super::settings::StoreSettings;
 use super::shelf::{Shelf, Shelves};
-use crate::journal::{LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError, Segment};
+use crate::journal::{
+    JournalSegment, LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError,
+};
 use crate::pages::{QueueSegments, Record};
 
 /// Retires the journal's segments. Each store has one.
@@ -62,7 +64,7 @@ impl Mover {
     }
 
     /// Rings when there may be something to do, and knows when it is time to stop.
-    pub(super) fn bell(&self) -> &Arc<Bell> {
+    pub(super) fn bell(&self) -> &Arc<MoverBell> {
         &self.shelves.bell
     }
 
@@ -171,7 +173,7 @@ impl Mover {
 
     /// Whether retiring a segment frees much more than the copies of its messages take; or, if the log is `over` its
     /// budget, whether there is enough space for all of them.
-    fn frees(&self, oldest: Segment, over: bool) -> bool {
+    fn frees(&self, oldest: JournalSegment, over: bool) -> bool {
         let journal = &self.shelves.journal;
         let length = oldest.end.0 - oldest.first.0;
         if over && journal.space_above_limit() > 2 * length {

@@ -7,7 +7,7 @@ use super::inventory::Inventory;
 use super::mover_thread::MoverThread;
 use super::retire::{Mover, Retirement};
 use crate::catalogue::{Catalogue, CatalogueError};
-use crate::journal::{self, Committer, Hooks, Journal, Step};
+use crate::journal::{self, CommitOutcome, Committer, Hooks, Journal};
 
 /// Runs the rounds of a store: one by one, or in a thread. Records that gather meanwhile go to disk together.
 pub struct Rounds {
@@ -17,9 +17,9 @@ pub struct Rounds {
 }
 
 /// The threads of a store. Dropping it stops them without writing pending records.
-pub struct Running {
+pub struct RunningStore {
     mover: MoverThread,
-    running: journal::Running,
+    running: journal::RunningJournal,
     journal: Arc<Journal>,
     catalogue: Arc<Catalogue>,
 }
@@ -30,7 +30,7 @@ impl Rounds {
     }
 
     /// Runs one round.
-    pub fn step(&mut self) -> Step {
+    pub fn step(&mut self) -> CommitOutcome {
         self.committer.step()
     }
 
@@ -58,15 +58,15 @@ impl Rounds {
     ///
     /// # Errors
     /// If the system cannot start a thread.
-    pub fn start(self) -> io::Result<Running> {
+    pub fn start(self) -> io::Result<RunningStore> {
         let journal = self.committer.journal().clone();
         let running = self.committer.start()?;
         let mover = MoverThread::start(self.mover, journal.clone())?;
-        Ok(Running { mover, running, journal, catalogue: self.catalogue })
+        Ok(RunningStore { mover, running, journal, catalogue: self.catalogue })
     }
 }
 
-impl Running {
+impl RunningStore {
     /// Stops the threads, and writes the remaining records.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use crate::pages::SEGMENT_BYTES;
 #[derive(Debug, Clone, Copy)]
 pub struct StoreSettings {
     /// Sizes of the journal.
-    pub journal: journal::Settings,
+    pub journal: journal::JournalSettings,
     /// Segments that the journal may have before the oldest is retired.
     pub journal_segments: usize,
     /// Bytes of a queue's own segments.
@@ -21,12 +21,12 @@ pub struct StoreSettings {
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        journal::Settings::default().into()
+        journal::JournalSettings::default().into()
     }
 }
 
-impl From<journal::Settings> for StoreSettings {
-    fn from(journal: journal::Settings) -> Self {
+impl From<journal::JournalSettings> for StoreSettings {
+    fn from(journal: journal::JournalSettings) -> Self {
         Self {
             journal,
             journal_segments: JOURNAL_SEGMENTS,

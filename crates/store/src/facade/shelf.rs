@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::mover_thread::Bell;
+use super::mover_thread::MoverBell;
 use crate::journal::{Journal, Lsn, QueueId, QueueLog, Range, Transfer};
-use crate::pages::{Kind, Pages, QueueSegments};
+use crate::pages::{Durability, Pages, QueueSegments};
 
 /// All queues of the store.
 pub(super) struct Shelves {
@@ -21,7 +21,7 @@ pub(super) struct Shelves {
     /// Deleted queues that have files.
     forgotten: Mutex<Vec<Arc<Shelf>>>,
     /// Rings when files can be removed.
-    pub(super) bell: Arc<Bell>,
+    pub(super) bell: Arc<MoverBell>,
 }
 
 /// A queue's messages on disk.
@@ -82,12 +82,12 @@ impl Shelves {
 
     /// The queue's segments, to append to; created if it has none.
     pub(super) fn segments<'s>(&self, shelf: &'s Shelf) -> &'s QueueSegments {
-        let new = || Box::new(self.pages.queue(Kind::Durable, shelf.log.id().0));
+        let new = || Box::new(self.pages.queue(Durability::Durable, shelf.log.id().0));
         shelf.segments.get_or_init(new)
     }
 
     pub(super) fn transient_segments(&self) -> QueueSegments {
-        self.pages.queue(Kind::Transient, self.next_transient.fetch_add(1, Ordering::Relaxed))
+        self.pages.queue(Durability::Transient, self.next_transient.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Takes the deleted queues whose files are to be removed.

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use super::*;
 use crate::catalogue::Section;
 use crate::disk::simulated::SimDisk;
-use crate::journal::{Settings, Step};
+use crate::journal::{CommitOutcome, JournalSettings};
 
 fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
-    Store::open(Arc::new(disk.clone()), Settings::default()).expect("a store")
+    Store::open(Arc::new(disk.clone()), JournalSettings::default()).expect("a store")
 }
 
 fn entry(position: u64, message: MessageRef, last: bool) -> Entry {
@@ -14,7 +14,7 @@ fn entry(position: u64, message: MessageRef, last: bool) -> Entry {
 }
 
 /// Payloads and their entries.
-fn read(recovered: Recovered) -> Vec<(Vec<u8>, Vec<Place>)> {
+fn read(recovered: Recovered) -> Vec<(Vec<u8>, Vec<StoredLocation>)> {
     let mut found = Vec::new();
     recovered
         .read(|_| true, |payload, places| found.push((payload.to_vec(), places.to_vec())))
@@ -33,13 +33,17 @@ fn a_message_comes_back_once_with_all_its_places() {
     let lsn = other.enqueue(&[entry(7, message, true)]);
     one.delivered(&[Range::one(5)], 2);
     assert!(store.durable() < lsn);
-    assert!(matches!(rounds.step(), Step::Committed));
+    assert!(matches!(rounds.step(), CommitOutcome::Committed));
     assert!(store.durable() >= lsn);
     let (_, _, recovered) = open(&disk.crash());
     let queues: Vec<_> = recovered.queues().map(|queue| (queue.id.0, queue.next_position)).collect();
     assert_eq!(queues, [(1, 6), (2, 8)]);
-    let place =
-        |queue, position, deliveries| Place { queue: QueueId(queue), position, expires: 0, deliveries };
+    let place = |queue, position, deliveries| StoredLocation {
+        queue: QueueId(queue),
+        position,
+        expires: 0,
+        deliveries,
+    };
     assert_eq!(read(recovered), [(b"hello".to_vec(), vec![place(1, 5, 2), place(2, 7, 0)])]);
 }
 
@@ -48,7 +52,7 @@ fn a_definition_is_on_disk_before_a_message_that_needs_it() {
     let disk = SimDisk::new(2, 1 << 30);
     let (store, mut rounds, _) = open(&disk);
     let ticket = store.catalogue().put(Section::Queues, b"q".to_vec(), Vec::new());
-    assert!(matches!(rounds.step(), Step::Committed), "a definition alone is worth a round");
+    assert!(matches!(rounds.step(), CommitOutcome::Committed), "a definition alone is worth a round");
     assert!(store.catalogue().is_committed(ticket));
 }
 
@@ -63,7 +67,7 @@ fn a_deleted_queues_messages_go_when_its_deletion_is_on_disk() {
     queue.forget();
     let live = || store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
     assert_eq!(live(), 1);
-    assert!(matches!(rounds.step(), Step::Committed));
+    assert!(matches!(rounds.step(), CommitOutcome::Committed));
     assert_eq!(live(), 0);
 }
 
@@ -72,7 +76,7 @@ fn the_thread_retires_what_is_too_long_and_messages_outlive_it() {
     let disk = SimDisk::new(4, 1 << 30);
     let settings = StoreSettings {
         journal_segments: 1,
-        ..Settings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
+        ..JournalSettings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
     };
     let (store, rounds, _) = Store::open(Arc::new(disk.clone()), settings).expect("a store");
     let (queue, running) = (store.queue(QueueId(1)), rounds.start().expect("threads"));
@@ -99,7 +103,7 @@ fn publishers_pause_while_the_journal_is_far_too_long() {
     let disk = SimDisk::new(5, 1 << 30);
     let settings = StoreSettings {
         journal_segments: 1,
-        ..Settings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
+        ..JournalSettings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
     };
     let (store, mut rounds, _) = Store::open(Arc::new(disk), settings).expect("a store");
     let queue = store.queue(QueueId(1));

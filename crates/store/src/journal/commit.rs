@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use super::address::Lsn;
 use super::pending::Group;
-use super::record::Kind;
-use super::writer::Writer;
+use super::record::JournalRecordKind;
+use super::writer::JournalWriter;
 use super::{Failing, Journal};
 use crate::disk::is_full;
 
@@ -33,7 +33,7 @@ impl Hooks for () {
 /// [`Committer::start`].
 pub struct Committer {
     pub(super) journal: Arc<Journal>,
-    writer: Writer,
+    writer: JournalWriter,
     hooks: Box<dyn Hooks>,
     /// Files of the log after the last round.
     files: usize,
@@ -41,7 +41,7 @@ pub struct Committer {
 
 /// The outcome of a step.
 #[derive(Debug)]
-pub enum Step {
+pub enum CommitOutcome {
     /// There was nothing to do.
     Idle,
     /// Everything gathered before the step is on disk.
@@ -51,7 +51,7 @@ pub enum Step {
 }
 
 impl Committer {
-    pub(super) fn new(journal: Arc<Journal>, writer: Writer, hooks: Box<dyn Hooks>) -> Self {
+    pub(super) fn new(journal: Arc<Journal>, writer: JournalWriter, hooks: Box<dyn Hooks>) -> Self {
         let files = journal.files.read().len();
         Self { journal, writer, hooks, files }
     }
@@ -63,16 +63,16 @@ impl Committer {
 
     /// Runs one round: gathers, calls the hook, writes, syncs, and wakes the waiters. After a failure it continues with
     /// the group that failed.
-    pub fn step(&mut self) -> Step {
-        let Some(group) = self.gather() else { return Step::Idle };
+    pub fn step(&mut self) -> CommitOutcome {
+        let Some(group) = self.gather() else { return CommitOutcome::Idle };
         match self.commit(&group) {
             Ok(()) => {
                 self.finish(group);
-                Step::Committed
+                CommitOutcome::Committed
             }
             Err(error) => {
                 self.journal.failed(&error);
-                Step::Failed(error)
+                CommitOutcome::Failed(error)
             }
         }
     }
@@ -86,12 +86,12 @@ impl Committer {
         let mut marked = false;
         loop {
             match self.step() {
-                Step::Failed(error) => return Err(error),
-                Step::Committed => {}
-                Step::Idle if marked => return Ok(()),
-                Step::Idle => {
+                CommitOutcome::Failed(error) => return Err(error),
+                CommitOutcome::Committed => {}
+                CommitOutcome::Idle if marked => return Ok(()),
+                CommitOutcome::Idle => {
                     marked = true;
-                    self.journal.pending.lock().put(Kind::Mark, |_| {});
+                    self.journal.pending.lock().put(JournalRecordKind::Mark, |_| {});
                 }
             }
         }

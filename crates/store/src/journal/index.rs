@@ -6,7 +6,7 @@ use super::address::{Entry, MAX_POSITION, MessageRef, Range};
 
 /// The messages of a queue whose only copy is in the journal, in order of their positions.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(super) struct JournalIndex {
     slots: VecDeque<Slot>,
     /// Settled slots that are still there.
     settled: usize,
@@ -45,7 +45,7 @@ impl Slot {
     }
 }
 
-impl Index {
+impl JournalIndex {
     /// Adds a message. If its position is not behind all others it is inserted in order; it is ignored if that position
     /// is taken.
     pub(super) fn push(&mut self, entry: &Entry) -> bool {
@@ -176,7 +176,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_agrees_with_an_ordered_map(steps in prop::collection::vec((0u8..4, 0u64..400, 0u64..300), 0..300)) {
-            let (mut index, mut model, mut next) = (Index::default(), BTreeMap::new(), 0);
+            let (mut index, mut model, mut next) = (JournalIndex::default(), BTreeMap::new(), 0);
             for (what, at, more) in steps {
                 let range = Range { first: at, last: at + more };
                 match what {

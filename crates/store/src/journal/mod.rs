@@ -42,44 +42,44 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use smallvec::SmallVec;
 
 pub use address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
-pub use commit::{Committer, Hooks, Step};
+pub use commit::{CommitOutcome, Committer, Hooks};
 pub use index::{LiveMessage, MAX_DELIVERIES};
 pub(crate) use promise::JournalFiles;
-pub use reader::{ReadError, Reader};
-pub use recovery::{OpenError, Recovered, RecoveredQueue, check, open, repair};
-pub use retire::{RetireError, Segment};
-pub use scan::{Problem, Report, Torn};
+pub use reader::{JournalReader, ReadError};
+pub use recovery::{JournalQueue, OpenError, RecoveredJournal, check, open, repair};
+pub use retire::{JournalSegment, RetireError};
+pub use scan::{JournalReport, Problem, Torn};
 pub(crate) use segment::has_segments;
-pub use thread::Running;
+pub use thread::RunningJournal;
 
 use crate::waiters::{Waiter, Waiters};
-use index::Index;
-use pending::Pending;
-use record::{Kind, put_ranges, put_transfer};
+use index::JournalIndex;
+use pending::PendingRecords;
+use record::{JournalRecordKind, put_ranges, put_transfer};
 use segment::SharedFile;
 use space::Space;
-use spares::{Room, Spares};
-use writer::Files;
+use spares::{Preallocation, Spares};
+use writer::LogFiles;
 
 /// A journal. All threads may call its methods; a [`Committer`] does the writing.
 pub struct Journal {
-    settings: Settings,
+    settings: JournalSettings,
     incarnation: u64,
     /// End of the log when it was opened.
     opened_at: Lsn,
     /// Locked for writing while a round takes the gathered records, see [`Journal::together`].
     rounds: RwLock<()>,
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingRecords>,
     /// The committer waits on this for work.
     work: Condvar,
     waiters: Waiters,
     durable: AtomicU64,
-    files: Arc<Files>,
+    files: Arc<LogFiles>,
     spares: Arc<Spares>,
     space: Arc<Space>,
     queues: Mutex<HashMap<QueueId, Arc<QueueLog>>>,
     failing: Mutex<Option<Failing>>,
-    figures: Figures,
+    figures: JournalCounters,
     /// Called when the log has begun another segment.
     new_segment: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -87,7 +87,7 @@ pub struct Journal {
 /// The journal's state of a queue. The queue holds a reference to it.
 pub struct QueueLog {
     id: QueueId,
-    index: Mutex<Index>,
+    index: Mutex<JournalIndex>,
 }
 
 /// Messages that move from one queue to others, from the first [`Journal::enqueue_in_transfer`] to
@@ -100,7 +100,7 @@ pub struct Transfer {
 
 /// Size limits.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct JournalSettings {
     /// Bytes of a segment file.
     pub segment_size: u64,
     /// No message is accepted while more bytes than this wait to be written.
@@ -126,7 +126,7 @@ pub struct Full;
 
 /// Counters since the start.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct JournalCounters {
     /// Groups that were written and synced.
     pub rounds: AtomicU64,
     /// Bytes that were written.
@@ -137,7 +137,7 @@ pub struct Figures {
     pub unreadable: AtomicU64,
 }
 
-impl Default for Settings {
+impl Default for JournalSettings {
     fn default() -> Self {
         Self { segment_size: SEGMENT_SIZE, pending_limit: PENDING_LIMIT }
     }
@@ -191,7 +191,7 @@ impl Journal {
     pub fn enqueue(&self, queue: &QueueLog, entries: &[Entry]) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
-        pending.put_enqueue(Kind::Enqueue, queue.id, entries);
+        pending.put_enqueue(JournalRecordKind::Enqueue, queue.id, entries);
         let lsn = self.nudge(pending);
         for entry in entries {
             index.push(entry);
@@ -204,7 +204,7 @@ impl Journal {
     pub fn enqueue_in_transfer(&self, queue: &QueueLog, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
-        let record = pending.put_enqueue(Kind::EnqueueInTransfer, queue.id, entries);
+        let record = pending.put_enqueue(JournalRecordKind::EnqueueInTransfer, queue.id, entries);
         // Until the transfer's last record is appended, so that this one is not retired earlier.
         pending.add_live(record);
         transfer.enqueued.push(Lsn(record));
@@ -222,7 +222,8 @@ impl Journal {
         let mut pending = self.pending.lock();
         let lsn = pending.end();
         let enqueued = &transfer.enqueued;
-        pending.put(Kind::Transfer, |buffer| put_transfer(buffer, lsn, enqueued, queue.id, ranges));
+        pending
+            .put(JournalRecordKind::Transfer, |buffer| put_transfer(buffer, lsn, enqueued, queue.id, ranges));
         enqueued.iter().for_each(|record| pending.drop_live(record.0));
         messages.iter().for_each(|message| pending.drop_live(message.to_u64()));
         self.nudge(pending)
@@ -238,7 +239,7 @@ impl Journal {
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();
-        pending.put(Kind::Settle, |buffer| put_ranges(buffer, queue.id, None, ranges));
+        pending.put(JournalRecordKind::Settle, |buffer| put_ranges(buffer, queue.id, None, ranges));
         messages.iter().for_each(|message| pending.drop_live(message.to_u64()));
         self.nudge(pending)
     }
@@ -249,7 +250,7 @@ impl Journal {
         ranges.iter().for_each(|range| index.delivered(*range, count));
         drop(index);
         let mut pending = self.pending.lock();
-        pending.put(Kind::Delivered, |buffer| put_ranges(buffer, queue.id, Some(count), ranges));
+        pending.put(JournalRecordKind::Delivered, |buffer| put_ranges(buffer, queue.id, Some(count), ranges));
         self.nudge(pending)
     }
 
@@ -313,8 +314,8 @@ impl Journal {
     }
 
     /// Reads messages in the order of the log, `read_ahead` bytes at a time.
-    pub fn reader(&self, read_ahead: usize) -> Reader<'_> {
-        Reader::new(self, read_ahead)
+    pub fn reader(&self, read_ahead: usize) -> JournalReader<'_> {
+        JournalReader::new(self, read_ahead)
     }
 
     /// Reads one message.
@@ -331,7 +332,7 @@ impl Journal {
     }
 
     /// Counters since the start.
-    pub fn figures(&self) -> &Figures {
+    pub fn figures(&self) -> &JournalCounters {
         &self.figures
     }
 
@@ -341,7 +342,7 @@ impl Journal {
     /// # Errors
     /// The file system's error.
     pub fn prepare_segment(&self) -> std::io::Result<bool> {
-        self.spares.prepare(Room::Zeros)
+        self.spares.prepare(Preallocation::Zeros)
     }
 
     /// Sets how many bytes of the disk are to stay free: no segment is prepared or kept for later that leaves less.
@@ -385,7 +386,7 @@ impl Journal {
         let mut pending = self.pending.lock();
         let last = pending.extents().last().map_or(0, |last| last.end - last.first);
         if last > self.space.small_segment() && pending.cut() {
-            pending.put(Kind::Mark, |_| {});
+            pending.put(JournalRecordKind::Mark, |_| {});
             self.demand(pending);
         }
     }
@@ -415,7 +416,7 @@ impl Journal {
         let _ = self.new_segment.set(ring);
     }
 
-    fn demand(&self, mut pending: MutexGuard<'_, Pending>) {
+    fn demand(&self, mut pending: MutexGuard<'_, PendingRecords>) {
         if !pending.demanded {
             pending.demanded = true;
             drop(pending);
@@ -424,7 +425,7 @@ impl Journal {
     }
 
     /// Wakes the committer if it sleeps or much has gathered, and returns the end of the log.
-    fn nudge(&self, mut pending: MutexGuard<'_, Pending>) -> Lsn {
+    fn nudge(&self, mut pending: MutexGuard<'_, PendingRecords>) -> Lsn {
         let lsn = Lsn(pending.end());
         let much = !pending.demanded && pending.waiting() >= EAGER_BYTES;
         if pending.asleep || much {

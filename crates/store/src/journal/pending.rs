@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::address::{Entry, QueueId};
-use super::record::{HEADER, Header, Kind, Place, put_enqueue};
+use super::record::{HEADER, JournalRecordKind, RecordHeader, RecordLocation, put_enqueue};
 use super::space::Space;
 use crate::Waiter;
 
 /// State under the journal's leaf mutex.
-pub(super) struct Pending {
+pub(super) struct PendingRecords {
     incarnation: u64,
     space: Arc<Space>,
     /// Records that no round has taken yet.
@@ -55,7 +55,7 @@ pub(super) struct Extent {
     limit: u64,
 }
 
-impl Pending {
+impl PendingRecords {
     /// The state after a start: `tail` are the records from `base` on, which are written again since nobody knows
     /// whether they were synced; `extents` are those before.
     pub(super) fn new(
@@ -108,7 +108,7 @@ impl Pending {
     /// Appends a message of `len` bytes with this checksum, and counts it as on its way to its queues.
     pub(super) fn put_message(&mut self, parts: &[&[u8]], len: usize, crc: u32) -> u64 {
         let (lsn, start) = (self.end(), self.buffer.len());
-        let header = Header::new(Kind::Message, start == 0, len, crc);
+        let header = RecordHeader::new(JournalRecordKind::Message, start == 0, len, crc);
         self.buffer.reserve(HEADER + len);
         self.buffer.extend_from_slice(&header.encode(self.place(lsn)));
         parts.iter().for_each(|part| self.buffer.extend_from_slice(part));
@@ -118,7 +118,7 @@ impl Pending {
     }
 
     /// Appends an enqueue record, which may be part of a transfer, and counts its messages. Returns its LSN.
-    pub(super) fn put_enqueue(&mut self, kind: Kind, queue: QueueId, entries: &[Entry]) -> u64 {
+    pub(super) fn put_enqueue(&mut self, kind: JournalRecordKind, queue: QueueId, entries: &[Entry]) -> u64 {
         let lsn = self.end();
         self.put(kind, |buffer| put_enqueue(buffer, lsn, queue, entries));
         for entry in entries.iter().filter(|entry| !entry.last) {
@@ -128,12 +128,12 @@ impl Pending {
     }
 
     /// Appends a record whose payload `write` appends.
-    pub(super) fn put(&mut self, kind: Kind, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn put(&mut self, kind: JournalRecordKind, write: impl FnOnce(&mut Vec<u8>)) {
         let (lsn, start) = (self.end(), self.buffer.len());
         self.buffer.extend_from_slice(&[0; HEADER]);
         write(&mut self.buffer);
         let payload = &self.buffer[start + HEADER..];
-        let header = Header::new(kind, start == 0, payload.len(), crc32fast::hash(payload));
+        let header = RecordHeader::new(kind, start == 0, payload.len(), crc32fast::hash(payload));
         let header = header.encode(self.place(lsn));
         self.buffer[start..start + HEADER].copy_from_slice(&header);
         self.extend(start);
@@ -202,8 +202,8 @@ impl Pending {
         lsn > self.base
     }
 
-    fn place(&self, lsn: u64) -> Place {
-        Place { lsn, incarnation: self.incarnation }
+    fn place(&self, lsn: u64) -> RecordLocation {
+        RecordLocation { lsn, incarnation: self.incarnation }
     }
 
     /// Assigns the record that begins at `start` of the buffer to an extent: the last one, or a new one if that is

@@ -2,7 +2,7 @@
 
 use super::Journal;
 use super::address::Lsn;
-use super::scan::{GAP, Problem, Report};
+use super::scan::{GAP, JournalReport, Problem};
 use super::segment::{self, DATA_START};
 
 /// The files of a journal, as they are recorded elsewhere.
@@ -38,7 +38,7 @@ impl Journal {
     }
 }
 
-impl Report {
+impl JournalReport {
     /// Adds records that were there once and no longer are; a hole between two files was found without this, and is
     /// attributed to the file that is to blame.
     pub(crate) fn compare(&mut self, promised: &JournalFiles) {

@@ -5,11 +5,11 @@ use std::{fmt, io};
 
 use super::Journal;
 use super::address::MessageRef;
-use super::record::{self, HEADER, Header, Kind, Place};
+use super::record::{self, HEADER, JournalRecordKind, RecordHeader, RecordLocation};
 use super::segment::{self, DATA_START, SharedFile};
 
 /// Reads messages, and more of the file than was asked for: the next message is usually close behind.
-pub struct Reader<'a> {
+pub struct JournalReader<'a> {
     journal: &'a Journal,
     read_ahead: usize,
     window: Vec<u8>,
@@ -33,7 +33,7 @@ pub enum ReadError {
     Disk(io::Error),
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JournalReader<'a> {
     pub(super) fn new(journal: &'a Journal, read_ahead: usize) -> Self {
         Self { journal, read_ahead: read_ahead.max(HEADER), window: Vec::new(), source: None }
     }
@@ -53,7 +53,9 @@ impl<'a> Reader<'a> {
         let (file, end) = self.journal.file_of(lsn).ok_or(ReadError::Gone)?;
         self.load(&file, lsn, end, self.read_ahead)?;
         let place = place(&file, lsn);
-        if let Some(header) = Header::parse(&self.window, place).filter(|_| self.in_window(lsn).is_none()) {
+        if let Some(header) =
+            RecordHeader::parse(&self.window, place).filter(|_| self.in_window(lsn).is_none())
+        {
             self.load(&file, lsn, end, header.record_len())?;
         }
         self.payload(lsn, 0)
@@ -63,7 +65,7 @@ impl<'a> Reader<'a> {
     fn in_window(&self, lsn: u64) -> Option<usize> {
         let (file, first) = self.source.as_ref()?;
         let start = usize::try_from(lsn.checked_sub(*first)?).ok()?;
-        let header = Header::parse(self.window.get(start..)?, place(file, lsn))?;
+        let header = RecordHeader::parse(self.window.get(start..)?, place(file, lsn))?;
         (start + header.record_len() <= self.window.len()).then_some(start)
     }
 
@@ -99,8 +101,8 @@ impl<'a> Reader<'a> {
     fn payload(&self, lsn: u64, start: usize) -> Result<&[u8], ReadError> {
         let file = self.source.as_ref().map(|(file, _)| file);
         let incarnation = file.map_or(self.journal.incarnation, |file| file.header.incarnation);
-        match record::parse(&self.window[start..], Place { lsn, incarnation }) {
-            Some((Header { kind: Kind::Message, .. }, payload)) => Ok(payload),
+        match record::parse(&self.window[start..], RecordLocation { lsn, incarnation }) {
+            Some((RecordHeader { kind: JournalRecordKind::Message, .. }, payload)) => Ok(payload),
             Some(_) => Err(ReadError::Gone),
             None => Err(file.map_or(ReadError::Gone, |file| self.why(file, lsn))),
         }
@@ -130,8 +132,8 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-fn place(file: &SharedFile, lsn: u64) -> Place {
-    Place { lsn, incarnation: file.header.incarnation }
+fn place(file: &SharedFile, lsn: u64) -> RecordLocation {
+    RecordLocation { lsn, incarnation: file.header.incarnation }
 }
 
 /// The record at the front of bytes in memory, which are complete and intact. (The caller checks its payload.)

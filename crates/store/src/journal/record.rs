@@ -20,7 +20,7 @@ use super::varint;
 
 /// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum JournalRecordKind {
     /// A message; its payload is opaque.
     Message = 1,
     /// Messages enter a queue.
@@ -41,27 +41,27 @@ pub(super) enum Kind {
 
 /// A record's LSN, and the incarnation that wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RecordLocation {
     pub(super) lsn: u64,
     pub(super) incarnation: u64,
 }
 
 /// A record's first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
+pub(super) struct RecordHeader {
+    pub(super) kind: JournalRecordKind,
     pub(super) begins_group: bool,
     /// Length of the payload.
     pub(super) len: usize,
     crc: u32,
 }
 
-impl Header {
-    pub(super) fn new(kind: Kind, begins_group: bool, len: usize, crc: u32) -> Self {
+impl RecordHeader {
+    pub(super) fn new(kind: JournalRecordKind, begins_group: bool, len: usize, crc: u32) -> Self {
         Self { kind, begins_group, len, crc }
     }
 
-    pub(super) fn encode(self, place: Place) -> [u8; HEADER] {
+    pub(super) fn encode(self, place: RecordLocation) -> [u8; HEADER] {
         let len = self.len as u32;
         let kind = self.kind as u8 | if self.begins_group { BEGINS_GROUP } else { 0 };
         let mixed = mix(place);
@@ -74,9 +74,9 @@ impl Header {
     }
 
     /// The header at the front of `bytes`, if there is one that was written for this place.
-    pub(super) fn parse(bytes: &[u8], place: Place) -> Option<Self> {
+    pub(super) fn parse(bytes: &[u8], place: RecordLocation) -> Option<Self> {
         let bytes: &[u8; HEADER] = bytes.first_chunk()?;
-        let kind = Kind::from_byte(bytes[4] & !BEGINS_GROUP)?;
+        let kind = JournalRecordKind::from_byte(bytes[4] & !BEGINS_GROUP)?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (len, mixed) = (word(0), mix(place));
         if check(mixed, len, bytes[4]) != word(4) >> 8 {
@@ -88,7 +88,11 @@ impl Header {
 
     /// Whether `payload` is as it was written.
     pub(super) fn fits(self, payload: &[u8]) -> bool {
-        if self.kind == Kind::Skip { self.crc == 0 } else { crc32fast::hash(payload) == self.crc }
+        if self.kind == JournalRecordKind::Skip {
+            self.crc == 0
+        } else {
+            crc32fast::hash(payload) == self.crc
+        }
     }
 
     /// Length of the whole record in bytes.
@@ -97,7 +101,7 @@ impl Header {
     }
 }
 
-impl Kind {
+impl JournalRecordKind {
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Message,
@@ -115,12 +119,12 @@ impl Kind {
 
 /// Whether a byte can be the fifth of a record: a quick look before a checksum is computed.
 pub(super) fn may_be_kind(byte: u8) -> bool {
-    Kind::from_byte(byte & !BEGINS_GROUP).is_some()
+    JournalRecordKind::from_byte(byte & !BEGINS_GROUP).is_some()
 }
 
 /// The whole record at the front of `bytes`: its header and payload, if both are intact.
-pub(super) fn parse(bytes: &[u8], place: Place) -> Option<(Header, &[u8])> {
-    let header = Header::parse(bytes, place)?;
+pub(super) fn parse(bytes: &[u8], place: RecordLocation) -> Option<(RecordHeader, &[u8])> {
+    let header = RecordHeader::parse(bytes, place)?;
     let payload = bytes.get(HEADER..header.record_len())?;
     header.fits(payload).then_some((header, payload))
 }
@@ -214,7 +218,7 @@ fn unzigzag(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
-fn mix(place: Place) -> u64 {
+fn mix(place: RecordLocation) -> u64 {
     let mut mixed = place.lsn ^ place.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     mixed ^ (mixed >> 29)
@@ -235,12 +239,12 @@ mod tests {
 
     use super::*;
 
-    fn place() -> impl Strategy<Value = Place> {
-        (1u64.., 1u64..).prop_map(|(lsn, incarnation)| Place { lsn, incarnation })
+    fn place() -> impl Strategy<Value = RecordLocation> {
+        (1u64.., 1u64..).prop_map(|(lsn, incarnation)| RecordLocation { lsn, incarnation })
     }
 
-    fn record(place: Place, kind: Kind, payload: &[u8]) -> Vec<u8> {
-        let header = Header::new(kind, false, payload.len(), crc32fast::hash(payload));
+    fn record(place: RecordLocation, kind: JournalRecordKind, payload: &[u8]) -> Vec<u8> {
+        let header = RecordHeader::new(kind, false, payload.len(), crc32fast::hash(payload));
         [&header.encode(place), payload].concat()
     }
 
@@ -249,9 +253,9 @@ mod tests {
         fn a_record_is_read_at_its_place_only(
             place in place(), other in place(), payload in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let bytes = record(place, Kind::Message, &payload);
+            let bytes = record(place, JournalRecordKind::Message, &payload);
             let (header, read) = parse(&bytes, place).unwrap();
-            prop_assert_eq!((header.kind, read), (Kind::Message, &payload[..]));
+            prop_assert_eq!((header.kind, read), (JournalRecordKind::Message, &payload[..]));
             prop_assert_eq!(parse(&bytes, other).is_some(), place == other);
         }
 
@@ -259,7 +263,7 @@ mod tests {
         fn a_changed_byte_is_noticed(
             place in place(), payload in prop::collection::vec(any::<u8>(), 0..200), at: prop::sample::Index, flip in 1u8..,
         ) {
-            let mut bytes = record(place, Kind::Settle, &payload);
+            let mut bytes = record(place, JournalRecordKind::Settle, &payload);
             let at = at.index(bytes.len());
             bytes[at] ^= flip;
             prop_assert!(parse(&bytes, place).is_none());

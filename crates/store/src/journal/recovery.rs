@@ -8,30 +8,30 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::address::{Entry, LOG_START, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
 use super::commit::{Committer, Hooks};
-use super::index::Index;
-use super::pending::Pending;
+use super::index::JournalIndex;
+use super::pending::PendingRecords;
 use super::ranges::RangeSet;
-use super::record::{Kind, take_enqueue, take_ranges, take_transfer};
-use super::scan::{Found, Report, Scan, rewrite, scan};
+use super::record::{JournalRecordKind, take_enqueue, take_ranges, take_transfer};
+use super::scan::{JournalReport, Scan, ScannedItem, rewrite, scan};
 use super::segment::FOLDER;
 use super::space::Space;
 use super::spares::Spares;
-use super::writer::Writer;
-use super::{Figures, Journal, QueueLog, Settings};
+use super::writer::JournalWriter;
+use super::{Journal, JournalCounters, JournalSettings, QueueLog};
 use crate::disk::Disk;
 use crate::waiters::Waiters;
 
 /// The recovered contents of a journal.
 #[derive(Default)]
-pub struct Recovered {
+pub struct RecoveredJournal {
     /// Every queue that a record names, including those deleted since: see `Journal::forget`.
-    pub queues: Vec<RecoveredQueue>,
+    pub queues: Vec<JournalQueue>,
     /// Findings of the scan.
-    pub report: Report,
+    pub report: JournalReport,
 }
 
 /// The recovered contents of a journal for one queue.
-pub struct RecoveredQueue {
+pub struct JournalQueue {
     /// The queue, with its live messages.
     pub queue: Arc<QueueLog>,
     /// All positions that were settled, ascending: to be settled wherever else they are stored.
@@ -55,7 +55,7 @@ pub enum OpenError {
         version: u32,
     },
     /// Records that were once on disk are damaged; [`repair`] discards them, and only them.
-    Damaged(Box<Report>),
+    Damaged(Box<JournalReport>),
 }
 
 /// Opens the journal of a data folder. Nothing is written before the first round.
@@ -64,9 +64,9 @@ pub enum OpenError {
 /// See [`OpenError`].
 pub fn open(
     disk: Arc<dyn Disk>,
-    settings: Settings,
+    settings: JournalSettings,
     hooks: Box<dyn Hooks>,
-) -> Result<(Committer, Recovered), OpenError> {
+) -> Result<(Committer, RecoveredJournal), OpenError> {
     disk.create_folder(FOLDER)?;
     let mut replay = Replay::default();
     let mut scan = scan(&*disk, |found| replay.take(found))?;
@@ -76,14 +76,14 @@ pub fn open(
     let report = std::mem::take(&mut scan.report);
     let (journal, writer) = build(disk, settings, scan);
     let queues = replay.finish(&journal);
-    Ok((Committer::new(journal, writer, hooks), Recovered { queues, report }))
+    Ok((Committer::new(journal, writer, hooks), RecoveredJournal { queues, report }))
 }
 
 /// Reads the journal of a data folder and reports its faults. Changes nothing.
 ///
 /// # Errors
 /// If it cannot be read at all.
-pub fn check(disk: &dyn Disk) -> Result<Report, OpenError> {
+pub fn check(disk: &dyn Disk) -> Result<JournalReport, OpenError> {
     scan(disk, |_| {}).map(|scan| scan.report)
 }
 
@@ -92,7 +92,7 @@ pub fn check(disk: &dyn Disk) -> Result<Report, OpenError> {
 ///
 /// # Errors
 /// If something cannot be read or written.
-pub fn repair(disk: &dyn Disk) -> Result<Report, OpenError> {
+pub fn repair(disk: &dyn Disk) -> Result<JournalReport, OpenError> {
     let found = scan(disk, |_| {})?;
     let (report, mut fixes) = (found.report, found.fixes);
     // A file that has lost all its records leaves a gap that shows only once the file is ignored.
@@ -111,7 +111,7 @@ pub fn repair(disk: &dyn Disk) -> Result<Report, OpenError> {
 /// After a failed sync the last group may be in the kernel's memory only, even if it can be read. So it is taken back
 /// into memory, as if it had just been appended, and goes to the first segment of this run. Until all of it is there,
 /// the old copy counts.
-fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journal>, Writer) {
+fn build(disk: Arc<dyn Disk>, settings: JournalSettings, mut scan: Scan) -> (Arc<Journal>, JournalWriter) {
     let incarnation = scan.incarnation + 1;
     let (mut base, mut tail) = (LOG_START, Vec::new());
     if let Some(last) = scan.files.last() {
@@ -137,7 +137,7 @@ fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journa
         incarnation,
         opened_at: Lsn(repeats_until),
         rounds: RwLock::default(),
-        pending: Mutex::new(Pending::new(incarnation, space.clone(), base, tail, scan.extents.into())),
+        pending: Mutex::new(PendingRecords::new(incarnation, space.clone(), base, tail, scan.extents.into())),
         work: Condvar::new(),
         waiters: Waiters::default(),
         durable: base.into(),
@@ -146,11 +146,11 @@ fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journa
         space,
         queues: Mutex::default(),
         failing: Mutex::default(),
-        figures: Figures::default(),
+        figures: JournalCounters::default(),
         new_segment: OnceLock::new(),
     };
     journal.waiters.reach(base);
-    (Arc::new(journal), Writer::new(incarnation, spares, files, repeats_until))
+    (Arc::new(journal), JournalWriter::new(incarnation, spares, files, repeats_until))
 }
 
 #[derive(Default)]
@@ -166,30 +166,32 @@ struct Replay {
 
 #[derive(Default)]
 struct Replayed {
-    index: Index,
+    index: JournalIndex,
     settled: RangeSet,
     delivered: Vec<(Range, u32)>,
     next_position: u64,
 }
 
 impl Replay {
-    fn take(&mut self, found: Found<'_>) {
+    fn take(&mut self, found: ScannedItem<'_>) {
         match found {
-            Found::Lost { from, to } => self.lost.insert(Range { first: from, last: to.max(from + 1) - 1 }),
-            Found::Record { lsn, kind, payload } => {
+            ScannedItem::Lost { from, to } => {
+                self.lost.insert(Range { first: from, last: to.max(from + 1) - 1 })
+            }
+            ScannedItem::Record { lsn, kind, payload } => {
                 let start = *self.start.get_or_insert(lsn);
                 match kind {
-                    Kind::Enqueue => drop(self.enqueue(payload, lsn, start)),
-                    Kind::EnqueueInTransfer => {
+                    JournalRecordKind::Enqueue => drop(self.enqueue(payload, lsn, start)),
+                    JournalRecordKind::EnqueueInTransfer => {
                         if let Some(queue) = self.enqueue(payload, lsn, start) {
                             let entered = self.entries.iter().map(|entry| Range::one(entry.position));
                             self.unfinished.insert(lsn, (queue, entered.collect()));
                         }
                     }
-                    Kind::Settle => self.settle(payload),
-                    Kind::Transfer => self.transfer(payload, lsn),
-                    Kind::Delivered => self.deliver(payload),
-                    Kind::Message | Kind::Mark | Kind::Skip => {}
+                    JournalRecordKind::Settle => self.settle(payload),
+                    JournalRecordKind::Transfer => self.transfer(payload, lsn),
+                    JournalRecordKind::Delivered => self.deliver(payload),
+                    JournalRecordKind::Message | JournalRecordKind::Mark | JournalRecordKind::Skip => {}
                 }
             }
         }
@@ -249,7 +251,7 @@ impl Replay {
         }
     }
 
-    fn finish(mut self, journal: &Journal) -> Vec<RecoveredQueue> {
+    fn finish(mut self, journal: &Journal) -> Vec<JournalQueue> {
         self.undo_unfinished();
         let mut pending = journal.pending.lock();
         let mut known = journal.queues.lock();
@@ -259,7 +261,7 @@ impl Replay {
             replayed.index.from(0).for_each(|found| pending.add_live(live(found.message)));
             let queue = Arc::new(QueueLog { id, index: Mutex::new(replayed.index) });
             known.insert(id, queue.clone());
-            queues.push(RecoveredQueue {
+            queues.push(JournalQueue {
                 queue,
                 settled: replayed.settled.iter().collect(),
                 delivered: replayed.delivered,

@@ -5,12 +5,12 @@ use std::{fmt, io};
 
 use super::address::{Lsn, QueueId, Range};
 use super::index::LiveMessage;
-use super::pending::Pending;
+use super::pending::PendingRecords;
 use super::{Journal, QueueLog};
 
 /// A part of the log that is retired as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct JournalSegment {
     /// LSN of its first record.
     pub first: Lsn,
     /// LSN behind its last record.
@@ -25,7 +25,7 @@ pub struct Segment {
 #[derive(Debug)]
 pub enum RetireError {
     /// It is not the oldest, it is still written to, or messages are on their way: try again later.
-    Busy(Segment),
+    Busy(JournalSegment),
     /// The log has dropped it, but its file could not be recycled. The next call does so; until then no other segment
     /// is retired.
     Disk(io::Error),
@@ -33,13 +33,13 @@ pub enum RetireError {
 
 impl Journal {
     /// The parts of the log, oldest first.
-    pub fn segments(&self) -> Vec<Segment> {
+    pub fn segments(&self) -> Vec<JournalSegment> {
         self.describe(&self.pending.lock()).collect()
     }
 
-    fn describe(&self, pending: &Pending) -> impl Iterator<Item = Segment> {
+    fn describe(&self, pending: &PendingRecords) -> impl Iterator<Item = JournalSegment> {
         let (durable, last) = (self.durable(), pending.extents().last().map(|extent| extent.first));
-        pending.extents().map(move |extent| Segment {
+        pending.extents().map(move |extent| JournalSegment {
             first: Lsn(extent.first),
             end: Lsn(extent.end),
             live: extent.live,
@@ -51,7 +51,10 @@ impl Journal {
 
     /// The messages of a segment that queues still need, by queue: in order of position, with all messages before them.
     /// The bodies come from [`Journal::reader`].
-    pub fn live_messages(&self, segment: Segment) -> impl Iterator<Item = (Arc<QueueLog>, Vec<LiveMessage>)> {
+    pub fn live_messages(
+        &self,
+        segment: JournalSegment,
+    ) -> impl Iterator<Item = (Arc<QueueLog>, Vec<LiveMessage>)> {
         let mut queues: Vec<_> = self.queues.lock().values().cloned().collect();
         queues.sort_unstable_by_key(|queue| queue.id());
         queues.into_iter().filter_map(move |queue| {
@@ -85,7 +88,7 @@ impl Journal {
     ///
     /// # Errors
     /// See [`RetireError`].
-    pub fn retire(&self, segment: Segment) -> Result<(), RetireError> {
+    pub fn retire(&self, segment: JournalSegment) -> Result<(), RetireError> {
         self.spares.recycle([]).map_err(RetireError::Disk)?;
         let mut pending = self.pending.lock();
         let oldest = self.describe(&pending).next();

@@ -5,14 +5,14 @@ use std::{fmt, io};
 
 use super::address::Lsn;
 use super::pending::Extent;
-use super::record::{self, HEADER, Header, Kind, Place};
+use super::record::{self, HEADER, JournalRecordKind, RecordHeader, RecordLocation};
 use super::recovery::OpenError;
-use super::segment::{self, DATA_START, FOLDER, FileUse, SegmentFile, SegmentHeader, SharedFile};
+use super::segment::{self, DATA_START, FOLDER, FileUse, JournalFile, SegmentHeader, SharedFile};
 use crate::disk::Disk;
 
 /// Findings about a journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct JournalReport {
     /// Segment files with records.
     pub segments: u64,
     /// LSN of the first record.
@@ -62,7 +62,7 @@ pub struct Problem {
 /// The result of a scan.
 #[derive(Default)]
 pub(super) struct Scan {
-    pub(super) report: Report,
+    pub(super) report: JournalReport,
     pub(super) files: Vec<SharedFile>,
     pub(super) extents: Vec<Extent>,
     /// Numbers of spare files, ascending.
@@ -91,10 +91,10 @@ pub(super) enum Fix {
 }
 
 /// An item that a scan comes across.
-pub(super) enum Found<'a> {
+pub(super) enum ScannedItem<'a> {
     Record {
         lsn: u64,
-        kind: Kind,
+        kind: JournalRecordKind,
         payload: &'a [u8],
     },
     /// Bytes from one LSN to another that hold no record.
@@ -105,7 +105,7 @@ pub(super) enum Found<'a> {
 }
 
 /// Reads everything, and calls `each` with the records in order.
-pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(Found<'_>)) -> Result<Scan, OpenError> {
+pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(ScannedItem<'_>)) -> Result<Scan, OpenError> {
     let mut scan = Scan::default();
     let mut files = scan.open_files(disk)?;
     while let Some(last) = files.last()
@@ -128,7 +128,7 @@ pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(Found<'_>)) -> Result<S
             scan.gap(file);
         }
         if scan.end < first {
-            each(Found::Lost { from: scan.end, to: first });
+            each(ScannedItem::Lost { from: scan.end, to: first });
         }
         scan.end = first;
         scan.walk(file, limit, &mut each)?;
@@ -165,7 +165,7 @@ impl Scan {
                     // Files are used in the order of their numbers, so a spare one before this was abandoned.
                     self.superseded.append(&mut self.spares);
                     let len = file.len()?;
-                    files.push(Arc::new(SegmentFile { header, file, len }));
+                    files.push(Arc::new(JournalFile { header, file, len }));
                 }
                 FileUse::Spare { incarnation } => {
                     self.incarnation = self.incarnation.max(incarnation);
@@ -198,14 +198,14 @@ impl Scan {
         &mut self,
         file: &SharedFile,
         limit: Option<u64>,
-        each: &mut impl FnMut(Found<'_>),
+        each: &mut impl FnMut(ScannedItem<'_>),
     ) -> Result<(), OpenError> {
         let SegmentHeader { first, incarnation, .. } = file.header;
         let bytes = read_records(file, limit)?;
         let mut group = first;
         while limit != Some(self.end) {
             let (lsn, start) = (self.end, (self.end - first) as usize);
-            match record::parse(&bytes[start..], Place { lsn, incarnation }) {
+            match record::parse(&bytes[start..], RecordLocation { lsn, incarnation }) {
                 Some((header, payload)) => {
                     if header.begins_group {
                         group = lsn;
@@ -213,15 +213,15 @@ impl Scan {
                     self.end += header.record_len() as u64;
                     self.report.records += 1;
                     each(match header.kind {
-                        Kind::Skip => Found::Lost { from: lsn, to: self.end },
-                        kind => Found::Record { lsn, kind, payload },
+                        JournalRecordKind::Skip => ScannedItem::Lost { from: lsn, to: self.end },
+                        kind => ScannedItem::Record { lsn, kind, payload },
                     });
                 }
                 None => match behind(&bytes, start, file.header, limit.is_none()) {
                     Behind::Records(next) => {
                         self.skip(file, lsn, next - start);
                         self.end += (next - start) as u64;
-                        each(Found::Lost { from: lsn, to: self.end });
+                        each(ScannedItem::Lost { from: lsn, to: self.end });
                     }
                     Behind::Torn { bytes, records } if limit.is_none() => {
                         let (file, offset) = (segment::path(file.header.sequence), DATA_START + start as u64);
@@ -259,7 +259,7 @@ fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
     let mut lsn = first;
     while lsn < repeats_until {
         let start = (lsn - first) as usize;
-        match record::parse(&bytes[start..], Place { lsn, incarnation }) {
+        match record::parse(&bytes[start..], RecordLocation { lsn, incarnation }) {
             Some((header, _)) => lsn += header.record_len() as u64,
             None => {
                 return Ok(!matches!(behind(&bytes, start, file.header, true), Behind::Records(_)));
@@ -285,10 +285,11 @@ enum Behind {
 /// Looks for intact records after a damaged one. In the last file they mean nothing unless a group begins among them:
 /// then the damaged record was once on disk, and otherwise it is the point at which the log was torn.
 fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
-    let place = |start: usize| Place { lsn: header.first + start as u64, incarnation: header.incarnation };
+    let place =
+        |start: usize| RecordLocation { lsn: header.first + start as u64, incarnation: header.incarnation };
     let mut next = None;
     let (mut end, mut records) = (bad, 0);
-    if let Some(record) = Header::parse(&bytes[bad..], place(bad)) {
+    if let Some(record) = RecordHeader::parse(&bytes[bad..], place(bad)) {
         (end, records) = (bytes.len().min(bad + record.record_len()), 1);
     }
     for start in bad + HEADER..bytes.len().saturating_sub(HEADER - 1) {
@@ -323,8 +324,9 @@ fn read_records(file: &SharedFile, limit: Option<u64>) -> io::Result<Vec<u8>> {
 pub(super) fn rewrite(tail: &[u8], first: u64, from: u64, to: u64) -> Vec<u8> {
     let mut bytes = tail.to_vec();
     let mut start = 0;
-    let place = |start: usize, incarnation| Place { lsn: first + start as u64, incarnation };
-    while let Some(header) = tail.get(start..).and_then(|rest| Header::parse(rest, place(start, from))) {
+    let place = |start: usize, incarnation| RecordLocation { lsn: first + start as u64, incarnation };
+    while let Some(header) = tail.get(start..).and_then(|rest| RecordHeader::parse(rest, place(start, from)))
+    {
         bytes[start..start + HEADER].copy_from_slice(&header.encode(place(start, to)));
         start += header.record_len();
     }
@@ -336,8 +338,8 @@ impl Fix {
     pub(super) fn apply(&self, disk: &dyn Disk) -> io::Result<()> {
         match self {
             Self::Skip { file, lsn, len } => {
-                let place = Place { lsn: *lsn, incarnation: file.header.incarnation };
-                let bytes = Header::new(Kind::Skip, false, len - HEADER, 0).encode(place);
+                let place = RecordLocation { lsn: *lsn, incarnation: file.header.incarnation };
+                let bytes = RecordHeader::new(JournalRecordKind::Skip, false, len - HEADER, 0).encode(place);
                 file.file.write_at(&bytes, DATA_START + lsn - file.header.first)?;
                 file.file.sync()
             }

@@ -41,7 +41,7 @@ pub(super) enum FileUse {
 }
 
 /// An open segment file.
-pub(super) struct SegmentFile {
+pub(super) struct JournalFile {
     pub(super) header: SegmentHeader,
     pub(super) file: Box<dyn DiskFile>,
     /// Length of the file in bytes.
@@ -49,7 +49,7 @@ pub(super) struct SegmentFile {
 }
 
 /// Shared by the writer and the readers.
-pub(super) type SharedFile = Arc<SegmentFile>;
+pub(super) type SharedFile = Arc<JournalFile>;
 
 impl SegmentHeader {
     pub(super) fn encode(&self) -> Vec<u8> {

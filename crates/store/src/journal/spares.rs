@@ -19,20 +19,20 @@ pub(super) struct Spares {
     disk: Arc<dyn Disk>,
     space: Arc<Space>,
     segment_size: u64,
-    state: Mutex<State>,
+    state: Mutex<SparesState>,
     used_one: Condvar,
 }
 
 /// How a file is prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum Preallocation {
     /// Filled with zeros: later syncs have only bytes to write.
     Zeros,
     /// Allocated: later syncs also have to record which blocks are in use, which costs large groups next to nothing.
     Reserved,
 }
 
-struct State {
+struct SparesState {
     /// Numbers of files that are ready, ascending.
     ready: VecDeque<u64>,
     next_sequence: u64,
@@ -66,7 +66,7 @@ impl Spares {
         let holds = |path: &String| disk.open(path).is_ok_and(|file| file.reserve(size).is_ok());
         let reserved =
             (0..RESERVED_SEGMENTS).map(reserve_path).take_while(|path| is_there(path) && holds(path)).count();
-        let state = State {
+        let state = SparesState {
             ready: ready.into(),
             next_sequence,
             unsynced: true,
@@ -209,15 +209,15 @@ impl Spares {
     }
 
     /// Puts a file aside if there is none, and space is not short. Returns `false` if it did not.
-    pub(super) fn prepare(&self, room: Room) -> io::Result<bool> {
+    pub(super) fn prepare(&self, room: Preallocation) -> io::Result<bool> {
         if !self.state.lock().ready.is_empty() || self.space.look() {
             return Ok(false);
         }
         self.disk.remove(PREPARING)?;
         let file = self.disk.open(PREPARING)?;
         match room {
-            Room::Zeros => segment::fill(&*file, self.segment_size)?,
-            Room::Reserved => segment::reserve(&*file, self.segment_size)?,
+            Preallocation::Zeros => segment::fill(&*file, self.segment_size)?,
+            Preallocation::Reserved => segment::reserve(&*file, self.segment_size)?,
         }
         let mut state = self.state.lock();
         let sequence = state.next_number();
@@ -268,7 +268,7 @@ impl Spares {
         Ok(())
     }
 
-    fn rename(&self, state: &mut State, old: u64, keep: bool) -> io::Result<Option<u64>> {
+    fn rename(&self, state: &mut SparesState, old: u64, keep: bool) -> io::Result<Option<u64>> {
         if !keep || state.ready.len() >= SPARES_KEPT || self.space.is_short() {
             self.disk.remove(&segment::path(old))?;
             return Ok(None);
@@ -304,7 +304,7 @@ impl Spares {
     }
 }
 
-impl State {
+impl SparesState {
     fn next_number(&mut self) -> u64 {
         self.next_sequence += 1;
         self.next_sequence - 1

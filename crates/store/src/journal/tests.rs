@@ -16,11 +16,11 @@ fn a_message_is_read_before_during_and_after_its_write() {
     let message = journal.append(&[b"hel", b"lo"]).unwrap();
     assert_eq!(journal.read(message).unwrap(), b"hello");
     disk.fail_sync(0);
-    assert!(matches!(committer.step(), Step::Failed(_)));
+    assert!(matches!(committer.step(), CommitOutcome::Failed(_)));
     assert!(journal.failing().is_some_and(|failing| failing.attempts == 1));
     assert_eq!(journal.read(message).unwrap(), b"hello");
     assert!(journal.durable() < journal.end());
-    assert!(matches!(committer.step(), Step::Committed));
+    assert!(matches!(committer.step(), CommitOutcome::Committed));
     assert_eq!(journal.failing(), None);
     assert_eq!(journal.read(message).unwrap(), b"hello");
     assert!(matches!(journal.read(MessageRef::from_u64(1)), Err(ReadError::Gone)));
@@ -33,7 +33,7 @@ fn too_much_that_waits_is_refused_until_it_is_written() {
     let journal = committer.journal().clone();
     while journal.append(&[&[1; 5000]]).is_ok() {}
     assert!(journal.pending_bytes() > LIMIT);
-    while !matches!(committer.step(), Step::Idle) {}
+    while !matches!(committer.step(), CommitOutcome::Idle) {}
     assert!(journal.append(&[b"again"]).is_ok());
 }
 
@@ -209,13 +209,13 @@ fn closed(messages: u64) -> SimDisk {
 }
 
 fn start(disk: &SimDisk) -> Committer {
-    let settings = Settings { segment_size: 12 << 10, pending_limit: LIMIT };
+    let settings = JournalSettings { segment_size: 12 << 10, pending_limit: LIMIT };
     open(Arc::new(disk.clone()), settings, Box::new(())).unwrap().0
 }
 
 /// The messages that an opened journal has for the queue; every one of them is read.
 fn open_again(disk: &SimDisk) -> Result<Vec<LiveMessage>, OpenError> {
-    let settings = Settings { segment_size: 12 << 10, pending_limit: LIMIT };
+    let settings = JournalSettings { segment_size: 12 << 10, pending_limit: LIMIT };
     let (committer, _) = open(Arc::new(disk.clone()), settings, Box::new(()))?;
     let journal = committer.journal();
     let live = journal.queue(QUEUE).messages_from(0, usize::MAX);

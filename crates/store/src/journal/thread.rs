@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use super::commit::{Committer, Step};
-use super::pending::Pending;
-use super::spares::{Room, Spares};
+use super::commit::{CommitOutcome, Committer};
+use super::pending::PendingRecords;
+use super::spares::{Preallocation, Spares};
 use super::{EAGER_BYTES, Journal};
 
 /// A journal's threads. Dropping it stops them without writing pending records; see [`Running::close`].
-pub struct Running {
+pub struct RunningJournal {
     journal: Arc<Journal>,
     committer: Option<JoinHandle<Committer>>,
     preparer: Option<JoinHandle<()>>,
@@ -24,19 +24,19 @@ impl Committer {
     ///
     /// # Errors
     /// If the system cannot start a thread.
-    pub fn start(self) -> io::Result<Running> {
+    pub fn start(self) -> io::Result<RunningJournal> {
         let journal = self.journal.clone();
         let spares = journal.spares.clone();
         // The first segment is prepared before anything is written: syncs into a file without bytes take longer.
-        drop(spares.prepare(Room::Zeros));
+        drop(spares.prepare(Preallocation::Zeros));
         let preparer = Builder::new().name("journal-spares".into()).spawn(move || prepare(&spares))?;
-        let mut running = Running { journal, committer: None, preparer: Some(preparer) };
+        let mut running = RunningJournal { journal, committer: None, preparer: Some(preparer) };
         running.committer = Some(Builder::new().name("journal".into()).spawn(move || rounds(self))?);
         Ok(running)
     }
 }
 
-impl Running {
+impl RunningJournal {
     /// Stops the threads, and writes the remaining records.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningJournal {
     fn drop(&mut self) {
         self.stop();
     }
@@ -66,8 +66,8 @@ fn rounds(mut committer: Committer) -> Committer {
     let mut back_off = MIN_BACK_OFF;
     while committer.journal.wait_for_work() {
         match committer.step() {
-            Step::Idle | Step::Committed => back_off = MIN_BACK_OFF,
-            Step::Failed(_) => {
+            CommitOutcome::Idle | CommitOutcome::Committed => back_off = MIN_BACK_OFF,
+            CommitOutcome::Failed(_) => {
                 committer.journal.back_off(back_off);
                 back_off = (back_off * 2).min(MAX_BACK_OFF);
             }
@@ -82,7 +82,7 @@ fn prepare(spares: &Spares) {
     let mut ready_since = None::<Instant>;
     while spares.wait_until_used() {
         let soon = ready_since.is_some_and(|since| since.elapsed() < SOON_FULL);
-        match spares.prepare(if soon { Room::Reserved } else { Room::Zeros }) {
+        match spares.prepare(if soon { Preallocation::Reserved } else { Preallocation::Zeros }) {
             Ok(true) => ready_since = Some(Instant::now()),
             // No space for it.
             Ok(false) | Err(_) => spares.pause(MAX_BACK_OFF),
@@ -113,7 +113,7 @@ impl Journal {
     }
 
     /// Sleeps until a record is appended or a round is demanded. After a while, memory is freed.
-    fn sleep(&self, pending: &mut MutexGuard<'_, Pending>) {
+    fn sleep(&self, pending: &mut MutexGuard<'_, PendingRecords>) {
         pending.asleep = true;
         let timed_out = self.work.wait_for(pending, REST_AFTER).timed_out();
         // A caller that came at that moment has notified nobody.

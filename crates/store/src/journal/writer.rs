@@ -6,17 +6,17 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::pending::Group;
-use super::segment::{DATA_START, SegmentFile, SegmentHeader, SharedFile};
+use super::segment::{DATA_START, JournalFile, SegmentHeader, SharedFile};
 use super::spares::Spares;
 
 /// The files of the log, in order; where two overlap, the later one counts.
-pub(super) type Files = RwLock<Vec<SharedFile>>;
+pub(super) type LogFiles = RwLock<Vec<SharedFile>>;
 
 /// Writes one group after the other. A journal has one.
-pub(super) struct Writer {
+pub(super) struct JournalWriter {
     pub(super) incarnation: u64,
     pub(super) spares: Arc<Spares>,
-    pub(super) files: Arc<Files>,
+    pub(super) files: Arc<LogFiles>,
     /// The current file, and the LSN at which it continues. `None` at first and after a failure: nobody knows what a
     /// failed sync has left in a file, so the same records go to another one.
     current: Option<Current>,
@@ -31,8 +31,13 @@ struct Current {
     listed: bool,
 }
 
-impl Writer {
-    pub(super) fn new(incarnation: u64, spares: Arc<Spares>, files: Arc<Files>, repeats_until: u64) -> Self {
+impl JournalWriter {
+    pub(super) fn new(
+        incarnation: u64,
+        spares: Arc<Spares>,
+        files: Arc<LogFiles>,
+        repeats_until: u64,
+    ) -> Self {
         Self { incarnation, spares, files, current: None, repeats_until }
     }
 
@@ -59,7 +64,7 @@ impl Writer {
             self.current = Some(Current { file, next: at, listed: false });
         }
         let Some(current) = &mut self.current else { return Ok(()) };
-        let SegmentFile { file, header, .. } = &*current.file;
+        let JournalFile { file, header, .. } = &*current.file;
         file.write_at(group.slice(at, to), DATA_START + at - header.first)?;
         file.sync()?;
         current.next = to;
@@ -81,7 +86,7 @@ impl Writer {
             self.spares.remove(sequence);
         }
         written?;
-        Ok(Arc::new(SegmentFile { header, file, len }))
+        Ok(Arc::new(JournalFile { header, file, len }))
     }
 
     fn give_up(&mut self) {

@@ -1,12 +1,12 @@
 //! Inspects a queue's folder without changing it.
 
-use super::companions::{Index, decode_index, newest_sidecar};
+use super::companions::{SegmentIndex, decode_index, newest_sidecar};
 use super::envelope;
 use super::error::{PagesError, at};
-use super::files::Files;
-use super::record::{self, Header, SEGMENT_HEADER};
+use super::files::OpenFiles;
+use super::record::{self, PageHeader, SEGMENT_HEADER};
 use super::recover::{Names, names};
-use super::walk::{Found, Walk};
+use super::walk::{Walk, WalkedItem};
 
 /// Findings about a queue's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl FolderReport {
     }
 }
 
-pub(super) fn check(files: &Files, folder: &str, queue: u64) -> Result<FolderReport, PagesError> {
+pub(super) fn check(files: &OpenFiles, folder: &str, queue: u64) -> Result<FolderReport, PagesError> {
     let mut report = FolderReport::default();
     for (sequence, names) in names(files, folder)? {
         if names.segment {
@@ -61,7 +61,7 @@ pub(super) fn check(files: &Files, folder: &str, queue: u64) -> Result<FolderRep
 }
 
 fn check_segment(
-    files: &Files,
+    files: &OpenFiles,
     folder: &str,
     queue: u64,
     sequence: u64,
@@ -76,9 +76,9 @@ fn check_segment(
     let index = decode_index(&index, queue);
     let bytes = envelope::read_range(&*file, 0, length).map_err(at(&path))?;
     let salt = match record::decode_segment_header(&bytes, queue) {
-        Header::Good(salt) => salt,
-        Header::Newer(version) => return Err(PagesError::Newer { file: path, version }),
-        Header::Bad => {
+        PageHeader::Good(salt) => salt,
+        PageHeader::Newer(version) => return Err(PagesError::Newer { file: path, version }),
+        PageHeader::Bad => {
             let salt = index.as_ref().map(|index| index.salt).or_else(|| record::find_mark(&bytes, 0, None));
             let Some(salt) = salt else {
                 report.torn = (length > 0).then_some(0);
@@ -122,7 +122,7 @@ fn check_segment(
 fn walk(
     body: Vec<u8>,
     salt: u64,
-    index: Option<&Index>,
+    index: Option<&SegmentIndex>,
     report: &mut SegmentReport,
     passed_over: &mut Vec<String>,
 ) -> std::io::Result<Vec<u64>> {
@@ -132,13 +132,13 @@ fn walk(
     loop {
         let offset = walk.offset();
         let bad = match walk.next()? {
-            Found::End if offset < promised => {
+            WalkedItem::End if offset < promised => {
                 report.damage.push(format!("offset {offset}: it is cut off"));
                 return Ok(persistent);
             }
-            Found::End => return Ok(persistent),
-            Found::Mark => continue,
-            Found::Record(record) if report.positions.is_none_or(|(_, last)| last < record.position) => {
+            WalkedItem::End => return Ok(persistent),
+            WalkedItem::Mark => continue,
+            WalkedItem::Record(record) if report.positions.is_none_or(|(_, last)| last < record.position) => {
                 let first = report.positions.map_or(record.position, |(first, _)| first);
                 report.positions = Some((first, record.position));
                 report.records += 1;
@@ -148,8 +148,8 @@ fn walk(
                 }
                 continue;
             }
-            Found::Record(_) => "its position is not above the one before",
-            Found::Bad(what) => what,
+            WalkedItem::Record(_) => "its position is not above the one before",
+            WalkedItem::Bad(what) => what,
         };
         if offset >= promised && record::find_mark(&walk.rest()?, walk.offset(), Some(salt)).is_none() {
             report.torn = Some(offset);

@@ -8,15 +8,15 @@
 //! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written after
 //! its segment was synced, and not synced itself: without it the segment is read instead.
 
-use super::envelope::{self, Kind, Numbers, put};
+use super::envelope::{self, FileKind, Numbers, put};
 use super::error::{PagesError, at};
-use super::files::{Files, SegmentFile};
+use super::files::{OpenFiles, SegmentFileName};
 use super::marks::Marks;
 use super::positions::PositionSet;
-use super::segment::{Block, Segment, Shape};
+use super::segment::{Block, PageSegment, Shape};
 
 /// The contents of an index file.
-pub(super) struct Index {
+pub(super) struct SegmentIndex {
     pub(super) salt: u64,
     pub(super) first: u64,
     pub(super) shape: Shape,
@@ -36,7 +36,7 @@ pub(super) struct Sidecar {
 }
 
 /// The bytes of a segment's index file.
-pub(super) fn encode_index(queue: u64, segment: &Segment) -> Vec<u8> {
+pub(super) fn encode_index(queue: u64, segment: &PageSegment) -> Vec<u8> {
     let mut survivors = segment.live.clone();
     for (from, to) in segment.transients.ranges() {
         survivors.remove(from, to);
@@ -53,12 +53,12 @@ pub(super) fn encode_index(queue: u64, segment: &Segment) -> Vec<u8> {
             put(number.into(), &mut body);
         }
     }
-    envelope::seal(Kind::INDEX, queue, segment.file.salt, &body)
+    envelope::seal(FileKind::INDEX, queue, segment.file.salt, &body)
 }
 
 /// The contents of an index file of this queue, if it is intact.
-pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<Index> {
-    let (salt, body) = envelope::open(bytes, Kind::INDEX, queue)?;
+pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<SegmentIndex> {
+    let (salt, body) = envelope::open(bytes, FileKind::INDEX, queue)?;
     let mut numbers = Numbers(body);
     let first = numbers.take()?;
     let shape = Shape {
@@ -78,11 +78,11 @@ pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<Index> {
     let blocks = (0..count).map(|_| {
         Some(Block { position: number()?, offset: number()?, records: number()?, weight: number()? })
     });
-    Some(Index { salt, first, shape, survivors, blocks: blocks.collect::<Option<_>>()? })
+    Some(SegmentIndex { salt, first, shape, survivors, blocks: blocks.collect::<Option<_>>()? })
 }
 
 /// The bytes of a sidecar of this generation.
-pub(super) fn encode_sidecar(queue: u64, segment: &Segment, generation: u64) -> Vec<u8> {
+pub(super) fn encode_sidecar(queue: u64, segment: &PageSegment, generation: u64) -> Vec<u8> {
     let mut body = Vec::new();
     put(generation, &mut body);
     // Records cut off a sealed segment may still be in its file: they count as settled as well.
@@ -94,12 +94,12 @@ pub(super) fn encode_sidecar(queue: u64, segment: &Segment, generation: u64) -> 
         put(to - from, &mut body);
         put((*deliveries).into(), &mut body);
     }
-    envelope::seal(Kind::SIDECAR, queue, segment.file.salt, &body)
+    envelope::seal(FileKind::SIDECAR, queue, segment.file.salt, &body)
 }
 
 /// The contents of an intact sidecar, for a segment that starts at `first`.
 pub(super) fn decode_sidecar(bytes: &[u8], queue: u64, first: u64) -> Option<Sidecar> {
-    let (salt, body) = envelope::open(bytes, Kind::SIDECAR, queue)?;
+    let (salt, body) = envelope::open(bytes, FileKind::SIDECAR, queue)?;
     let mut numbers = Numbers(body);
     let (generation, through) = (numbers.take()?, numbers.take()?);
     let live = take_ranges(&mut numbers, first)?;
@@ -114,8 +114,8 @@ pub(super) fn decode_sidecar(bytes: &[u8], queue: u64, first: u64) -> Option<Sid
 
 /// The newest intact sidecar of a segment.
 pub(super) fn newest_sidecar(
-    files: &Files,
-    file: &SegmentFile,
+    files: &OpenFiles,
+    file: &SegmentFileName,
     present: [bool; 2],
     queue: u64,
     first: u64,
@@ -137,7 +137,7 @@ pub(super) fn newest_sidecar(
 }
 
 /// Removes positions that a sidecar has as settled from a segment that was just read.
-pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut Segment) {
+pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut PageSegment) {
     let mut from = segment.first;
     for &(first, last) in &sidecar.live {
         if first > from {
@@ -162,7 +162,7 @@ pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut Segment) {
 }
 
 /// Writes a small file at once, and syncs it if `sync` is set.
-pub(super) fn write_whole(files: &Files, path: &str, bytes: &[u8], sync: bool) -> Result<(), PagesError> {
+pub(super) fn write_whole(files: &OpenFiles, path: &str, bytes: &[u8], sync: bool) -> Result<(), PagesError> {
     let write = || {
         let file = files.disk().open(path)?;
         file.write_at(bytes, 0)?;

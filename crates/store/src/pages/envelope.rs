@@ -12,15 +12,15 @@ use crate::disk::{Disk, DiskFile};
 
 /// The magic bytes in front of each kind of file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kind(&'static [u8; 7]);
+pub(super) struct FileKind(&'static [u8; 7]);
 
-impl Kind {
+impl FileKind {
     pub(super) const INDEX: Self = Self(b"LVIDX\0\0");
     pub(super) const SIDECAR: Self = Self(b"LVSET\0\0");
 }
 
 /// The bytes of a file that contains `body`.
-pub(super) fn seal(kind: Kind, queue: u64, salt: u64, body: &[u8]) -> Vec<u8> {
+pub(super) fn seal(kind: FileKind, queue: u64, salt: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + body.len());
     bytes.extend_from_slice(kind.0);
     bytes.extend_from_slice(&[VERSION, 0, 0, 0, 0]);
@@ -34,7 +34,7 @@ pub(super) fn seal(kind: Kind, queue: u64, salt: u64, body: &[u8]) -> Vec<u8> {
 }
 
 /// The salt and the body of a file; `None` if it is torn, damaged or another queue's.
-pub(super) fn open(bytes: &[u8], kind: Kind, queue: u64) -> Option<(u64, &[u8])> {
+pub(super) fn open(bytes: &[u8], kind: FileKind, queue: u64) -> Option<(u64, &[u8])> {
     let header = bytes.get(..HEADER)?;
     let whole = bytes.get(..HEADER.checked_add(u32_at(header, 12) as usize)?)?;
     let ours = &header[..7] == kind.0 && header[7] == VERSION && u64_at(header, 16) == queue;
@@ -111,14 +111,14 @@ mod tests {
 
     #[test]
     fn a_change_of_any_byte_is_seen() {
-        let sealed = seal(Kind::INDEX, 5, 6, b"body");
-        assert_eq!(open(&sealed, Kind::INDEX, 5), Some((6, &b"body"[..])));
-        assert_eq!(open(&[&sealed[..], b"older"].concat(), Kind::INDEX, 5), Some((6, &b"body"[..])));
+        let sealed = seal(FileKind::INDEX, 5, 6, b"body");
+        assert_eq!(open(&sealed, FileKind::INDEX, 5), Some((6, &b"body"[..])));
+        assert_eq!(open(&[&sealed[..], b"older"].concat(), FileKind::INDEX, 5), Some((6, &b"body"[..])));
         for at in 0..sealed.len() {
             let mut changed = sealed.clone();
             changed[at] ^= 0x10;
-            assert_eq!(open(&changed, Kind::INDEX, 5), None, "byte {at}");
-            assert_eq!(open(&sealed[..at], Kind::INDEX, 5), None, "cut at {at}");
+            assert_eq!(open(&changed, FileKind::INDEX, 5), None, "byte {at}");
+            assert_eq!(open(&sealed[..at], FileKind::INDEX, 5), None, "cut at {at}");
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::disk::{Disk, DiskFile};
 /// The files that all queues keep open together: the most recently used ones. A file that is evicted is closed when the
 /// reads that use it end. (The queue of a file with persistent messages that are not synced also keeps it open from the
 /// write to the sync: closing it could lose the error of a failed write.)
-pub(super) struct Files {
+pub(super) struct OpenFiles {
     pub(super) sizes: Sizes,
     disk: Arc<dyn Disk>,
     capacity: usize,
@@ -44,7 +44,7 @@ struct Open {
     files: HashMap<u64, (u64, Arc<dyn DiskFile>)>,
 }
 
-impl Files {
+impl OpenFiles {
     pub(super) fn new(disk: Arc<dyn Disk>, capacity: usize, sizes: Sizes) -> Self {
         Self { sizes, disk, capacity: capacity.max(1), next_id: AtomicU64::new(0), open: Mutex::default() }
     }
@@ -54,10 +54,10 @@ impl Files {
     }
 
     /// A segment's file, not opened yet.
-    pub(super) fn segment(&self, folder: &str, sequence: u64, salt: u64) -> Arc<SegmentFile> {
+    pub(super) fn segment(&self, folder: &str, sequence: u64, salt: u64) -> Arc<SegmentFileName> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let stem = format!("{folder}/{sequence:016x}");
-        Arc::new(SegmentFile { id, sequence, salt, stem, removed: Mutex::new(false) })
+        Arc::new(SegmentFileName { id, sequence, salt, stem, removed: Mutex::new(false) })
     }
 
     #[cfg(test)]
@@ -99,7 +99,7 @@ impl Open {
 }
 
 /// Name and identity of a segment's files.
-pub(super) struct SegmentFile {
+pub(super) struct SegmentFileName {
     id: u64,
     /// Order among the segments of its queue.
     pub(super) sequence: u64,
@@ -110,7 +110,7 @@ pub(super) struct SegmentFile {
     removed: Mutex<bool>,
 }
 
-impl SegmentFile {
+impl SegmentFileName {
     pub(super) fn path(&self) -> String {
         format!("{}{SEGMENT}", self.stem)
     }
@@ -125,7 +125,7 @@ impl SegmentFile {
     }
 
     /// The open file; `None` if it was removed.
-    pub(super) fn open(&self, files: &Files) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
+    pub(super) fn open(&self, files: &OpenFiles) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
         let removed = self.removed.lock();
         if *removed {
             return Ok(None);
@@ -135,7 +135,7 @@ impl SegmentFile {
     }
 
     /// Removes the segment. Index and sidecars stay until that is durable: without them its messages would come back.
-    pub(super) fn remove(&self, files: &Files) -> Result<(), PagesError> {
+    pub(super) fn remove(&self, files: &OpenFiles) -> Result<(), PagesError> {
         *self.removed.lock() = true;
         files.forget(self.id);
         let path = self.path();
@@ -143,7 +143,7 @@ impl SegmentFile {
     }
 
     /// Removes the files that [`SegmentFile::remove`] left.
-    pub(super) fn remove_companions(&self, files: &Files) -> Result<(), PagesError> {
+    pub(super) fn remove_companions(&self, files: &OpenFiles) -> Result<(), PagesError> {
         for path in [self.index_path(), self.sidecar_path(0), self.sidecar_path(1)] {
             files.disk().remove(&path).map_err(at(&path))?;
         }

@@ -47,17 +47,17 @@ pub use files::SEGMENT_BYTES;
 pub use queue::{QueueSegments, Usage};
 pub use read::Stored;
 pub use record::Record;
-pub use recover::{Cut, Recovered, Repair};
+pub use recover::{Cut, RecoveredPages, Repair};
 pub use survey::Survey;
 pub use write::AppendError;
 
 use crate::disk::Disk;
 use error::at;
-use files::{Files, Sizes};
+use files::{OpenFiles, Sizes};
 
 /// Whether a queue's segments survive a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Durability {
     /// They do, as far as they are synced.
     Durable,
     /// They do not: nothing is ever synced, and the folder is wiped at the start.
@@ -67,7 +67,7 @@ pub enum Kind {
 /// The segments of all queues of a data folder.
 #[derive(Clone)]
 pub struct Pages {
-    files: Arc<Files>,
+    files: Arc<OpenFiles>,
 }
 
 impl Pages {
@@ -80,28 +80,28 @@ impl Pages {
     /// The same with segments of another length, in bytes. It may change from one start to the next.
     pub fn with_segments_of(disk: Arc<dyn Disk>, open_files: usize, segment: u64) -> Self {
         let sizes = Sizes { segment, ..Sizes::default() };
-        Self { files: Arc::new(Files::new(disk, open_files, sizes)) }
+        Self { files: Arc::new(OpenFiles::new(disk, open_files, sizes)) }
     }
 
     /// Segments for a new queue. Touches no file before the first append.
-    pub fn queue(&self, kind: Kind, queue: u64) -> QueueSegments {
+    pub fn queue(&self, kind: Durability, queue: u64) -> QueueSegments {
         let folder = format!("{}/{queue}", kind.folder());
-        QueueSegments::new(self.files.clone(), folder, queue, kind == Kind::Durable)
+        QueueSegments::new(self.files.clone(), folder, queue, kind == Durability::Durable)
     }
 
     /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes leftover files.
     ///
     /// # Errors
     /// If files cannot be read, are of a newer version, or are damaged (unless damage is to be skipped).
-    pub fn open(&self, queue: u64, repair: Repair) -> Result<(QueueSegments, Recovered), PagesError> {
-        self.queue(Kind::Durable, queue).recover(repair)
+    pub fn open(&self, queue: u64, repair: Repair) -> Result<(QueueSegments, RecoveredPages), PagesError> {
+        self.queue(Durability::Durable, queue).recover(repair)
     }
 
     /// The queues that have a folder.
     ///
     /// # Errors
     /// If they cannot be listed.
-    pub fn queues(&self, kind: Kind) -> Result<Vec<u64>, PagesError> {
+    pub fn queues(&self, kind: Durability) -> Result<Vec<u64>, PagesError> {
         let names = self.files.disk().list(kind.folder()).map_err(at(kind.folder()))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
@@ -115,7 +115,7 @@ impl Pages {
         queue: u64,
         promised: impl Iterator<Item = (u64, u64)>,
     ) -> Result<Vec<Damage>, PagesError> {
-        recover::missing(&self.files, &format!("{}/{queue}", Kind::Durable.folder()), promised)
+        recover::missing(&self.files, &format!("{}/{queue}", Durability::Durable.folder()), promised)
     }
 
     /// Removes everything of transient queues. Call it at the start, before any of them is used.
@@ -123,7 +123,7 @@ impl Pages {
     /// # Errors
     /// If something cannot be removed.
     pub fn wipe_transient(&self) -> Result<(), PagesError> {
-        let folder = Kind::Transient.folder();
+        let folder = Durability::Transient.folder();
         self.files.disk().remove_folder(folder).map_err(at(folder))
     }
 
@@ -133,14 +133,14 @@ impl Pages {
     /// # Errors
     /// If files cannot be read, or are of a newer version. Damage is no error: it is in the report.
     pub fn check(&self, queue: u64) -> Result<FolderReport, PagesError> {
-        check::check(&self.files, &format!("{}/{queue}", Kind::Durable.folder()), queue)
+        check::check(&self.files, &format!("{}/{queue}", Durability::Durable.folder()), queue)
     }
 }
 
 /// Folder of the queues whose segments survive a restart.
 pub(crate) const DURABLE_FOLDER: &str = "queues";
 
-impl Kind {
+impl Durability {
     fn folder(self) -> &'static str {
         match self {
             Self::Durable => DURABLE_FOLDER,

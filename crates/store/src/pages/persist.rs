@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::companions::{encode_sidecar, write_whole};
 use super::envelope;
 use super::error::{PagesError, at};
-use super::files::SegmentFile;
-use super::queue::{QueueSegments, State, Writer};
-use super::segment::Segment;
+use super::files::SegmentFileName;
+use super::queue::{QueueSegments, QueueState, SegmentWriter};
+use super::segment::PageSegment;
 use crate::disk::DiskFile;
 
 /// A sidecar to write.
 struct Dirty {
-    file: Arc<SegmentFile>,
+    file: Arc<SegmentFileName>,
     version: u64,
     generation: u64,
     found: bool,
@@ -106,17 +106,17 @@ impl QueueSegments {
             state.buffer = Vec::new();
         }
         self.reap_dead(&mut writer)?;
-        *writer = Writer::default();
+        *writer = SegmentWriter::default();
         self.files.disk().remove_folder(&self.folder).map_err(at(&self.folder))
     }
 
-    fn reap_dead(&self, writer: &mut Writer) -> Result<(), PagesError> {
+    fn reap_dead(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
         let dead = self.take_dead(writer);
         self.remove_dead(writer, &dead)
     }
 
     /// The segments whose files are no longer needed, including the open one.
-    fn take_dead(&self, writer: &mut Writer) -> Vec<Arc<SegmentFile>> {
+    fn take_dead(&self, writer: &mut SegmentWriter) -> Vec<Arc<SegmentFileName>> {
         let mut state = self.state.lock();
         if state.open_segment().is_some_and(|open| open.live.count() == 0) {
             writer.pinned = None;
@@ -127,7 +127,11 @@ impl QueueSegments {
         std::mem::take(&mut state.dead)
     }
 
-    fn remove_dead(&self, writer: &mut Writer, dead: &[Arc<SegmentFile>]) -> Result<(), PagesError> {
+    fn remove_dead(
+        &self,
+        writer: &mut SegmentWriter,
+        dead: &[Arc<SegmentFileName>],
+    ) -> Result<(), PagesError> {
         for (at, file) in dead.iter().enumerate() {
             if let Err(error) = file.remove(&self.files) {
                 self.state.lock().dead.extend_from_slice(&dead[at..]);
@@ -142,7 +146,7 @@ impl QueueSegments {
     }
 
     /// Makes the sidecar that a restart found durable, before the other one is overwritten.
-    fn sync_found(&self, writer: &mut Writer, dirty: &Dirty) -> Result<(), PagesError> {
+    fn sync_found(&self, writer: &mut SegmentWriter, dirty: &Dirty) -> Result<(), PagesError> {
         let path = dirty.file.sidecar_path(((dirty.generation - 1) & 1) as usize);
         let again = |file: Box<dyn DiskFile>| envelope::write_again(&*file, 0, file.len()?);
         self.files.disk().open(&path).and_then(again).map_err(at(&path))?;
@@ -168,7 +172,7 @@ impl QueueSegments {
     }
 }
 
-impl State {
+impl QueueState {
     fn persisted(&mut self, dirty: &Dirty) {
         if let Some(segment) = self.by_file(&dirty.file) {
             segment.sidecar.persisted = dirty.version;
@@ -176,7 +180,7 @@ impl State {
         }
     }
 
-    fn by_file(&mut self, file: &SegmentFile) -> Option<&mut Segment> {
+    fn by_file(&mut self, file: &SegmentFileName) -> Option<&mut PageSegment> {
         let at = self.segments.partition_point(|segment| segment.file.sequence < file.sequence);
         self.segments.get_mut(at).filter(|segment| segment.file.sequence == file.sequence)
     }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::files::{Files, SegmentFile};
+use super::files::{OpenFiles, SegmentFileName};
 use super::read::Cursor;
 use super::record::{self, Record};
-use super::segment::Segment;
+use super::segment::PageSegment;
 use crate::disk::DiskFile;
 
 /// The messages of one queue that are in segments.
@@ -21,20 +21,20 @@ use crate::disk::DiskFile;
 /// may be called under a queue's lock. All others read or write files and must not. Reads continue during writes;
 /// writers wait for each other.
 pub struct QueueSegments {
-    pub(super) files: Arc<Files>,
+    pub(super) files: Arc<OpenFiles>,
     pub(super) folder: String,
     pub(super) queue: u64,
     /// Whether the segments survive a restart.
     pub(super) durable: bool,
     /// Held across I/O. Comes before `state`.
-    pub(super) writer: Mutex<Writer>,
+    pub(super) writer: Mutex<SegmentWriter>,
     /// A leaf: no other lock is taken and no file is touched while it is held.
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<QueueState>,
 }
 
 /// State that only writers need.
 #[derive(Default)]
-pub(super) struct Writer {
+pub(super) struct SegmentWriter {
     /// Whether the folder was created.
     pub(super) folder: bool,
     /// Whether the folder has names that are not durable.
@@ -45,14 +45,14 @@ pub(super) struct Writer {
     /// that had the file open.
     pub(super) pinned: Option<Arc<dyn DiskFile>>,
     /// Removed segments whose index and sidecars stay until their removal is durable.
-    pub(super) orphans: Vec<Arc<SegmentFile>>,
+    pub(super) orphans: Vec<Arc<SegmentFileName>>,
 }
 
 /// The state of the messages.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct QueueState {
     /// Ascending in position and in sequence. The last one may be open.
-    pub(super) segments: VecDeque<Segment>,
+    pub(super) segments: VecDeque<PageSegment>,
     pub(super) next_sequence: u64,
     /// Records appended to the open segment and not yet written to its file.
     pub(super) buffer: Vec<u8>,
@@ -62,7 +62,7 @@ pub(super) struct State {
     pub(super) last: Option<u64>,
     pub(super) live: u64,
     /// Segments without live messages, whose files are still there.
-    pub(super) dead: Vec<Arc<SegmentFile>>,
+    pub(super) dead: Vec<Arc<SegmentFileName>>,
     /// Position and offset at which the last read ended.
     pub(super) cursor: Option<Cursor>,
 }
@@ -83,7 +83,7 @@ pub struct Usage {
 }
 
 impl QueueSegments {
-    pub(super) fn new(files: Arc<Files>, folder: String, queue: u64, durable: bool) -> Self {
+    pub(super) fn new(files: Arc<OpenFiles>, folder: String, queue: u64, durable: bool) -> Self {
         Self { files, folder, queue, durable, writer: Mutex::default(), state: Mutex::default() }
     }
 
@@ -156,7 +156,7 @@ impl QueueSegments {
     }
 }
 
-impl State {
+impl QueueState {
     pub(super) fn settle(&mut self, from: u64, to: u64) -> u64 {
         let settled = self.overlapping(from, to).map(|segment| segment.settle(from, to)).sum();
         self.live -= settled;
@@ -170,7 +170,7 @@ impl State {
     pub(super) fn drop_settled(&mut self, from: u64, to: u64) {
         let start = self.segments.partition_point(|segment| segment.shape.last < from);
         let end = self.segments.partition_point(|segment| segment.first <= to);
-        let is_dead = |segment: &Segment| segment.sealed && segment.live.count() == 0;
+        let is_dead = |segment: &PageSegment| segment.sealed && segment.live.count() == 0;
         if self.segments.range(start..end.max(start)).any(is_dead) {
             let dead =
                 self.segments.iter().filter(|segment| is_dead(segment)).map(|segment| segment.file.clone());
@@ -184,17 +184,17 @@ impl State {
     }
 
     /// The segment that holds a position, if any does.
-    pub(super) fn holding(&self, position: u64) -> Option<&Segment> {
+    pub(super) fn holding(&self, position: u64) -> Option<&PageSegment> {
         self.segments.get(self.segments.partition_point(|segment| segment.shape.last < position))
     }
 
-    fn overlapping(&mut self, from: u64, to: u64) -> impl Iterator<Item = &mut Segment> {
+    fn overlapping(&mut self, from: u64, to: u64) -> impl Iterator<Item = &mut PageSegment> {
         let start = self.segments.partition_point(|segment| segment.shape.last < from);
         self.segments.range_mut(start..).take_while(move |segment| segment.first <= to)
     }
 
     /// The segment that is appended to.
-    pub(super) fn open_segment(&mut self) -> Option<&mut Segment> {
+    pub(super) fn open_segment(&mut self) -> Option<&mut PageSegment> {
         self.segments.back_mut().filter(|segment| !segment.sealed)
     }
 
@@ -204,7 +204,7 @@ impl State {
             let salt = RandomState::new().build_hasher().finish();
             let file = owner.files.segment(&owner.folder, self.next_sequence, salt);
             self.next_sequence += 1;
-            self.segments.push_back(Segment::new(file, record.position));
+            self.segments.push_back(PageSegment::new(file, record.position));
             self.buffer.extend_from_slice(&record::segment_header(owner.queue, salt));
         }
         let Some(segment) = self.segments.back_mut() else { return };

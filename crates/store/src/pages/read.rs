@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::error::{Damage, PagesError, at};
-use super::files::SegmentFile;
-use super::queue::{QueueSegments, State};
-use super::walk::{Found, Walk};
+use super::files::SegmentFileName;
+use super::queue::{QueueSegments, QueueState};
+use super::walk::{Walk, WalkedItem};
 
 /// A message that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(super) struct Cursor {
 
 /// The next stretch to read.
 struct Plan {
-    file: Arc<SegmentFile>,
+    file: Arc<SegmentFileName>,
     offset: u64,
     /// Live positions to read, as ranges.
     wanted: Vec<(u64, u64)>,
@@ -51,7 +51,7 @@ enum Source {
 }
 
 /// Limits on the messages still to be read.
-struct Room {
+struct ReadBudget {
     messages: usize,
     bytes: usize,
     /// Whether no message was taken yet: then one message is taken, however large.
@@ -74,7 +74,7 @@ impl QueueSegments {
             cursor = Cursor { position: from, ..last };
         }
         while taken.len() < max_messages && (taken.is_empty() || bytes < max_bytes) {
-            let room = Room {
+            let room = ReadBudget {
                 messages: max_messages - taken.len(),
                 bytes: max_bytes.saturating_sub(bytes),
                 empty: taken.is_empty(),
@@ -107,7 +107,7 @@ impl QueueSegments {
     fn follow(
         &self,
         plan: &mut Plan,
-        room: &Room,
+        room: &ReadBudget,
         cursor: &mut Cursor,
     ) -> Result<(Vec<Stored>, bool), PagesError> {
         let salt = plan.file.salt;
@@ -125,7 +125,7 @@ impl QueueSegments {
             }
         };
         let path = plan.file.path();
-        let mut taken = Taken { wanted: &plan.wanted, found: Vec::new(), bytes: 0 };
+        let mut taken = CollectedRecords { wanted: &plan.wanted, found: Vec::new(), bytes: 0 };
         let full = loop {
             let Some(&(next, _)) = taken.wanted.first() else { break false };
             *cursor = Cursor {
@@ -134,7 +134,7 @@ impl QueueSegments {
                 offset: walk.offset(),
             };
             match walk.next().map_err(at(&path))? {
-                Found::End if plan.complete && taken.found.is_empty() => {
+                WalkedItem::End if plan.complete && taken.found.is_empty() => {
                     let (offset, lost) = (walk.offset(), next..=plan.last);
                     return Err(PagesError::Damaged(Damage {
                         file: path,
@@ -143,9 +143,9 @@ impl QueueSegments {
                         lost,
                     }));
                 }
-                Found::End => break false,
-                Found::Mark => {}
-                Found::Record(record) => {
+                WalkedItem::End => break false,
+                WalkedItem::Mark => {}
+                WalkedItem::Record(record) => {
                     let len = record.payload.len();
                     let fits = taken.bytes + len <= room.bytes || (room.empty && taken.found.is_empty());
                     if taken.wants(record.position) {
@@ -157,8 +157,8 @@ impl QueueSegments {
                         cursor.offset = walk.offset();
                     }
                 }
-                Found::Bad(_) if !taken.found.is_empty() => break false,
-                Found::Bad(what) => {
+                WalkedItem::Bad(_) if !taken.found.is_empty() => break false,
+                WalkedItem::Bad(what) => {
                     let offset = walk.offset();
                     let after = walk.skip_damage().map_err(at(&path))?;
                     if after.is_none_or(|after| after > next) {
@@ -173,13 +173,13 @@ impl QueueSegments {
 }
 
 /// The messages that a walk has collected.
-struct Taken<'p> {
+struct CollectedRecords<'p> {
     wanted: &'p [(u64, u64)],
     found: Vec<Stored>,
     bytes: usize,
 }
 
-impl Taken<'_> {
+impl CollectedRecords<'_> {
     fn wants(&self, position: u64) -> bool {
         self.wanted.first().is_some_and(|&(from, to)| (from..=to).contains(&position))
     }
@@ -199,7 +199,7 @@ impl Taken<'_> {
     }
 }
 
-impl State {
+impl QueueState {
     fn plan(&self, cursor: &Cursor, messages: usize) -> Option<Plan> {
         let start = self.segments.partition_point(|segment| segment.shape.last < cursor.position);
         let (segment, first) = self
@@ -235,7 +235,7 @@ impl State {
     }
 
     /// Whether a live message is in this very segment.
-    fn is_at(&self, position: u64, file: &SegmentFile) -> bool {
+    fn is_at(&self, position: u64, file: &SegmentFileName) -> bool {
         self.holding(position)
             .is_some_and(|segment| segment.file.salt == file.salt && segment.live.contains(position))
     }

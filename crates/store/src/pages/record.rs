@@ -39,7 +39,7 @@ impl fmt::Debug for Record<'_> {
 }
 
 /// The item found at an offset of a segment.
-pub(super) enum Step<'a> {
+pub(super) enum ScannedRecord<'a> {
     /// A record, and its length with the header.
     Record(Record<'a>, usize),
     /// A sync mark.
@@ -63,7 +63,7 @@ pub(super) fn segment_header(queue: u64, salt: u64) -> [u8; SEGMENT_HEADER] {
 }
 
 /// The contents of a segment's header.
-pub(super) enum Header {
+pub(super) enum PageHeader {
     /// The salt.
     Good(u64),
     /// Written by a version that is not known here.
@@ -72,15 +72,15 @@ pub(super) enum Header {
     Bad,
 }
 
-pub(super) fn decode_segment_header(bytes: &[u8], queue: u64) -> Header {
-    let Some(header) = bytes.get(..SEGMENT_HEADER) else { return Header::Bad };
+pub(super) fn decode_segment_header(bytes: &[u8], queue: u64) -> PageHeader {
+    let Some(header) = bytes.get(..SEGMENT_HEADER) else { return PageHeader::Bad };
     if crc32fast::hash(&header[..28]) != u32_at(header, 28) || &header[..7] != MAGIC {
-        return Header::Bad;
+        return PageHeader::Bad;
     }
     match header[7] {
-        VERSION if u64_at(header, 8) == queue => Header::Good(u64_at(header, 16)),
-        VERSION => Header::Bad,
-        version => Header::Newer(version),
+        VERSION if u64_at(header, 8) == queue => PageHeader::Good(u64_at(header, 16)),
+        VERSION => PageHeader::Bad,
+        version => PageHeader::Newer(version),
     }
 }
 
@@ -124,21 +124,21 @@ fn put(
 }
 
 /// Decodes the start of `bytes`, which is `offset` of the segment with this salt.
-pub(super) fn decode(bytes: &[u8], salt: u64, offset: u64) -> Step<'_> {
-    let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else { return Step::Short };
+pub(super) fn decode(bytes: &[u8], salt: u64, offset: u64) -> ScannedRecord<'_> {
+    let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else { return ScannedRecord::Short };
     let (len, flags) = (u32_at(header, 0) as usize, header[28]);
     let rest = u32_at(header, 28) >> 8;
     if len > MAX_PAYLOAD || flags > (TRANSIENT | EXPIRES | MARK) || rest as usize > len {
-        return Step::Bad("not a record's header");
+        return ScannedRecord::Bad("not a record's header");
     }
     let Some(payload) = bytes.get(RECORD_HEADER..RECORD_HEADER + len) else {
-        return Step::Short;
+        return ScannedRecord::Short;
     };
     if checksum(header, payload, salt, offset) != u32_at(header, 4) {
-        return Step::Bad("its checksum is wrong");
+        return ScannedRecord::Bad("its checksum is wrong");
     }
     if flags & MARK != 0 {
-        return Step::Mark;
+        return ScannedRecord::Mark;
     }
     let record = Record {
         position: u64_at(header, 8),
@@ -148,7 +148,7 @@ pub(super) fn decode(bytes: &[u8], salt: u64, offset: u64) -> Step<'_> {
         weight: len as u32 - rest,
         payload,
     };
-    Step::Record(record, RECORD_HEADER + len)
+    ScannedRecord::Record(record, RECORD_HEADER + len)
 }
 
 /// Number of bytes needed to validate the record with this header.
@@ -166,7 +166,7 @@ pub(super) fn find_mark(bytes: &[u8], offset: u64, salt: Option<u64>) -> Option<
         }
         let found = u64_at(window, 16);
         let ours = salt.is_none_or(|salt| salt == found);
-        (ours && matches!(decode(window, found, offset + at as u64), Step::Mark)).then_some(found)
+        (ours && matches!(decode(window, found, offset + at as u64), ScannedRecord::Mark)).then_some(found)
     })
 }
 
@@ -174,7 +174,7 @@ pub(super) fn find_mark(bytes: &[u8], offset: u64, salt: Option<u64>) -> Option<
 /// `bytes` and its position.
 pub(super) fn find_record(bytes: &[u8], salt: u64, offset: u64) -> Option<(usize, u64)> {
     (0..bytes.len()).find_map(|at| match decode(&bytes[at..], salt, offset + at as u64) {
-        Step::Record(record, _) => Some((at, record.position)),
+        ScannedRecord::Record(record, _) => Some((at, record.position)),
         _ => None,
     })
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::companions::{apply_sidecar, decode_index, encode_index, newest_sidecar, write_whole};
 use super::envelope;
 use super::error::{Damage, PagesError, at};
-use super::files::{Files, INDEX, SEGMENT, SIDECARS, SegmentFile};
-use super::queue::{QueueSegments, State};
-use super::record::{self, Header, SEGMENT_HEADER};
-use super::segment::Segment;
-use super::walk::{Found, Walk};
+use super::files::{INDEX, OpenFiles, SEGMENT, SIDECARS, SegmentFileName};
+use super::queue::{QueueSegments, QueueState};
+use super::record::{self, PageHeader, SEGMENT_HEADER};
+use super::segment::PageSegment;
+use super::walk::{Walk, WalkedItem};
 use crate::disk::DiskFile;
 
 /// How to handle damage in the middle of a segment.
@@ -24,7 +24,7 @@ pub enum Repair {
 
 /// The recovered contents of a queue's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveredPages {
     /// Number of live messages.
     pub live: u64,
     /// Their weight, as exact as [`Usage::weight`](super::Usage::weight).
@@ -61,7 +61,7 @@ pub(super) struct Names {
 }
 
 /// The files in a folder by segment. Ignores other files.
-pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>, PagesError> {
+pub(super) fn names(files: &OpenFiles, folder: &str) -> Result<BTreeMap<u64, Names>, PagesError> {
     let mut found: BTreeMap<u64, Names> = BTreeMap::new();
     for name in files.disk().list(folder).map_err(at(folder))? {
         let Some((stem, _)) = name.split_once('.') else { continue };
@@ -81,7 +81,7 @@ pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>,
 
 /// Promised segments, each given with its minimum length in bytes, that are missing or shorter.
 pub(super) fn missing(
-    files: &Files,
+    files: &OpenFiles,
     folder: &str,
     promised: impl Iterator<Item = (u64, u64)>,
 ) -> Result<Vec<Damage>, PagesError> {
@@ -123,11 +123,11 @@ impl QueueSegments {
         state.dead.iter().map(|file| file.sequence).chain(open).collect()
     }
 
-    pub(super) fn recover(mut self, repair: Repair) -> Result<(Self, Recovered), PagesError> {
+    pub(super) fn recover(mut self, repair: Repair) -> Result<(Self, RecoveredPages), PagesError> {
         let names = names(&self.files, &self.folder)?;
-        let mut recovered = Recovered::default();
+        let mut recovered = RecoveredPages::default();
         let mut opening = Opening { queue: &self, repair, recovered: &mut recovered, unsynced: false };
-        let mut state = State::default();
+        let mut state = QueueState::default();
         let mut orphans = Vec::new();
         for (&sequence, &names) in &names {
             state.next_sequence = sequence + 1;
@@ -154,7 +154,7 @@ impl QueueSegments {
             ceiling = segment.first;
         }
         state.live = state.segments.iter().map(|segment| segment.live.count()).sum();
-        recovered.weight = state.segments.iter().map(Segment::live_weight).sum();
+        recovered.weight = state.segments.iter().map(PageSegment::live_weight).sum();
         recovered.live = state.live;
         recovered.last = state.last;
         state.drop_settled(0, u64::MAX);
@@ -180,14 +180,14 @@ impl QueueSegments {
 struct Opening<'q> {
     queue: &'q QueueSegments,
     repair: Repair,
-    recovered: &'q mut Recovered,
+    recovered: &'q mut RecoveredPages,
     /// Whether records were found that may not be durable yet.
     unsynced: bool,
 }
 
 impl Opening<'_> {
     /// Reads the part of a segment that a restart keeps; `None` if it keeps nothing.
-    fn load(&mut self, sequence: u64, names: Names) -> Result<Option<Segment>, PagesError> {
+    fn load(&mut self, sequence: u64, names: Names) -> Result<Option<PageSegment>, PagesError> {
         let files = &self.queue.files;
         let unknown = files.segment(&self.queue.folder, sequence, 0);
         let path = unknown.path();
@@ -205,7 +205,7 @@ impl Opening<'_> {
         let promised = index.as_ref().map(|index| index.shape.length);
         let indexed = match index {
             Some(index) if length >= index.shape.length && self.repair == Repair::Refuse => {
-                let mut segment = Segment::new(identity.clone(), index.first);
+                let mut segment = PageSegment::new(identity.clone(), index.first);
                 segment.shape = index.shape;
                 segment.live = index.survivors;
                 segment.blocks = index.blocks;
@@ -241,9 +241,9 @@ impl Opening<'_> {
     ) -> Result<Option<u64>, PagesError> {
         let header = envelope::read_range(file, 0, length.min(SEGMENT_HEADER as u64)).map_err(at(path))?;
         match record::decode_segment_header(&header, self.queue.queue) {
-            Header::Good(salt) => return Ok(Some(salt)),
-            Header::Newer(version) => return Err(PagesError::Newer { file: path.to_owned(), version }),
-            Header::Bad => {}
+            PageHeader::Good(salt) => return Ok(Some(salt)),
+            PageHeader::Newer(version) => return Err(PagesError::Newer { file: path.to_owned(), version }),
+            PageHeader::Bad => {}
         }
         let durable = match indexed {
             Some(salt) => Some(salt),
@@ -267,15 +267,15 @@ impl Opening<'_> {
     fn scan(
         &mut self,
         file: &dyn DiskFile,
-        identity: Arc<SegmentFile>,
+        identity: Arc<SegmentFileName>,
         length: u64,
         promised: Option<u64>,
-    ) -> Result<Option<Segment>, PagesError> {
+    ) -> Result<Option<PageSegment>, PagesError> {
         self.recovered.scanned += 1;
         let path = identity.path();
         let salt = identity.salt;
         let mut walk = Walk::file(file, salt, SEGMENT_HEADER as u64, length, u64::MAX);
-        let mut segment: Option<Segment> = None;
+        let mut segment: Option<PageSegment> = None;
         let mut unsynced = false;
         let mut proven = 0;
         let damages = self.recovered.damaged.len();
@@ -283,17 +283,17 @@ impl Opening<'_> {
             let offset = walk.offset();
             let after = segment.as_ref().map_or(0, |segment| segment.shape.last + 1);
             let bad = match walk.next().map_err(at(&path))? {
-                Found::End if promised.is_some_and(|promised| offset < promised) => "it is cut off",
-                Found::End => break offset,
-                Found::Mark => {
+                WalkedItem::End if promised.is_some_and(|promised| offset < promised) => "it is cut off",
+                WalkedItem::End => break offset,
+                WalkedItem::Mark => {
                     unsynced = false;
                     proven = walk.offset();
                     continue;
                 }
-                Found::Record(record) if record.position >= after => {
+                WalkedItem::Record(record) if record.position >= after => {
                     unsynced |= !record.transient;
                     let segment =
-                        segment.get_or_insert_with(|| Segment::new(identity.clone(), record.position));
+                        segment.get_or_insert_with(|| PageSegment::new(identity.clone(), record.position));
                     segment.shape.length = offset;
                     segment.count(&record, self.queue.files.sizes.block);
                     if !record.transient {
@@ -301,8 +301,8 @@ impl Opening<'_> {
                     }
                     continue;
                 }
-                Found::Record(_) => "its position is not above the one before",
-                Found::Bad(what) => what,
+                WalkedItem::Record(_) => "its position is not above the one before",
+                WalkedItem::Bad(what) => what,
             };
             let rest = envelope::read_range(file, offset, length).map_err(at(&path))?;
             let durable = promised.is_some_and(|promised| offset < promised)
@@ -330,7 +330,7 @@ impl Opening<'_> {
     }
 
     /// Writes an index, so that the next start need not read the segment, or meet `repaired` damage again.
-    fn save_index(&mut self, segment: &Segment, repaired: bool) -> Result<(), PagesError> {
+    fn save_index(&mut self, segment: &PageSegment, repaired: bool) -> Result<(), PagesError> {
         if repaired || segment.shape.length >= INDEX_FROM {
             let bytes = encode_index(self.queue.queue, segment);
             let written = write_whole(&self.queue.files, &segment.file.index_path(), &bytes, repaired);

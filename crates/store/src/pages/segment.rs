@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::files::SegmentFile;
+use super::files::SegmentFileName;
 use super::marks::Marks;
 use super::positions::PositionSet;
 use super::record::{RECORD_HEADER, Record, SEGMENT_HEADER};
 
 /// A segment: its file, its live messages, and the offsets at which to look for them.
-pub(super) struct Segment {
-    pub(super) file: Arc<SegmentFile>,
+pub(super) struct PageSegment {
+    pub(super) file: Arc<SegmentFileName>,
     /// Position of the first record.
     pub(super) first: u64,
     pub(super) shape: Shape,
@@ -67,9 +67,9 @@ pub(super) struct SidecarState {
     pub(super) found: bool,
 }
 
-impl Segment {
+impl PageSegment {
     /// A segment whose first record will have this position.
-    pub(super) fn new(file: Arc<SegmentFile>, first: u64) -> Self {
+    pub(super) fn new(file: Arc<SegmentFileName>, first: u64) -> Self {
         let length = SEGMENT_HEADER as u64;
         Self {
             file,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::error::{PagesError, at};
-use super::files::SegmentFile;
-use super::queue::{QueueSegments, State};
-use super::segment::Segment;
-use super::walk::{Found, Walk};
+use super::files::SegmentFileName;
+use super::queue::{QueueSegments, QueueState};
+use super::segment::PageSegment;
+use super::walk::{Walk, WalkedItem};
 
 /// The live messages of a queue's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Survey {
 
 /// A stretch of a segment in which some messages are settled, so that the others have to be read.
 struct Mixed {
-    file: Arc<SegmentFile>,
+    file: Arc<SegmentFileName>,
     offset: u64,
     end: u64,
     /// Higher positions belong to another segment.
@@ -57,17 +57,19 @@ impl QueueSegments {
         // Damage was handled when the segment was opened, or will be found when it is read.
         loop {
             match walk.next().map_err(at(&stretch.file.path()))? {
-                Found::Record(record) if record.position <= stretch.last && self.is_live(record.position) => {
+                WalkedItem::Record(record)
+                    if record.position <= stretch.last && self.is_live(record.position) =>
+                {
                     weight += u64::from(record.weight);
                 }
-                Found::Record(_) | Found::Mark => {}
-                Found::End | Found::Bad(_) => return Ok(weight),
+                WalkedItem::Record(_) | WalkedItem::Mark => {}
+                WalkedItem::End | WalkedItem::Bad(_) => return Ok(weight),
             }
         }
     }
 }
 
-impl State {
+impl QueueState {
     fn survey(&self) -> (Survey, Vec<Mixed>) {
         let mut survey = Survey { live: self.live, ..Survey::default() };
         let mut mixed = Vec::new();
@@ -81,7 +83,7 @@ impl State {
     }
 }
 
-impl Segment {
+impl PageSegment {
     /// Weight of the live messages in blocks without settled ones; blocks with some settled messages are added to
     /// `mixed`.
     fn weight_of_whole_blocks(&self, mixed: &mut Vec<Mixed>) -> u64 {

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::envelope::read_range;
-use super::record::{self, Record, Step};
+use super::record::{self, Record, ScannedRecord};
 use crate::disk::DiskFile;
 
 /// Goes through a segment's records, reading ahead in large pieces.
@@ -22,7 +22,7 @@ pub(super) struct Walk<'f> {
 }
 
 /// The item at the current offset of a walk.
-pub(super) enum Found<'w> {
+pub(super) enum WalkedItem<'w> {
     Record(Record<'w>),
     Mark,
     End,
@@ -48,29 +48,29 @@ impl<'f> Walk<'f> {
     }
 
     /// The next record. The walk stays in front of a bad one.
-    pub(super) fn next(&mut self) -> io::Result<Found<'_>> {
+    pub(super) fn next(&mut self) -> io::Result<WalkedItem<'_>> {
         if self.offset >= self.end {
-            return Ok(Found::End);
+            return Ok(WalkedItem::End);
         }
         if !self.fill(record::RECORD_HEADER as u64)? {
-            return Ok(Found::Bad("it is cut off"));
+            return Ok(WalkedItem::Bad("it is cut off"));
         }
         let header = &self.buffer[(self.offset - self.start) as usize..];
         if !self.fill(record::needed(header))? {
-            return Ok(Found::Bad("it is cut off"));
+            return Ok(WalkedItem::Bad("it is cut off"));
         }
         let at = self.offset;
         match record::decode(&self.buffer[(at - self.start) as usize..], self.salt, at) {
-            Step::Record(record, len) => {
+            ScannedRecord::Record(record, len) => {
                 self.offset += len as u64;
-                Ok(Found::Record(record))
+                Ok(WalkedItem::Record(record))
             }
-            Step::Mark => {
+            ScannedRecord::Mark => {
                 self.offset += record::RECORD_HEADER as u64;
-                Ok(Found::Mark)
+                Ok(WalkedItem::Mark)
             }
-            Step::Bad(what) => Ok(Found::Bad(what)),
-            Step::Short => Ok(Found::Bad("it is cut off")),
+            ScannedRecord::Bad(what) => Ok(WalkedItem::Bad(what)),
+            ScannedRecord::Short => Ok(WalkedItem::Bad("it is cut off")),
         }
     }
 

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use super::companions::{encode_index, write_whole};
 use super::envelope::read_range;
 use super::error::{PagesError, at};
-use super::files::SegmentFile;
+use super::files::SegmentFileName;
 use super::positions::PositionSet;
-use super::queue::{QueueSegments, State, Writer};
-use super::record::{self, MAX_PAYLOAD, RECORD_HEADER, Record, SEGMENT_HEADER, Step};
+use super::queue::{QueueSegments, QueueState, SegmentWriter};
+use super::record::{self, MAX_PAYLOAD, RECORD_HEADER, Record, SEGMENT_HEADER, ScannedRecord};
 use crate::disk::DiskFile;
 
 /// An error that stopped an append, and the number of records before it.
@@ -116,7 +116,7 @@ impl QueueSegments {
         Ok(Need::Nothing)
     }
 
-    fn write_out(&self, writer: &mut Writer) -> Result<(), PagesError> {
+    fn write_out(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
         let (file, offset, bytes, persistent) = {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
@@ -142,8 +142,8 @@ impl QueueSegments {
 
     fn write(
         &self,
-        writer: &mut Writer,
-        file: &SegmentFile,
+        writer: &mut SegmentWriter,
+        file: &SegmentFileName,
         bytes: &[u8],
         offset: u64,
         pin: bool,
@@ -157,7 +157,7 @@ impl QueueSegments {
         handle.write_at(bytes, offset).map_err(at(&file.path()))
     }
 
-    pub(super) fn create_folder(&self, writer: &mut Writer) -> Result<(), PagesError> {
+    pub(super) fn create_folder(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
         if !writer.folder {
             self.files.disk().create_folder(&self.folder).map_err(at(&self.folder))?;
             (writer.folder, writer.parents) = (true, true);
@@ -165,7 +165,11 @@ impl QueueSegments {
         Ok(())
     }
 
-    fn handle(&self, writer: &Writer, file: &SegmentFile) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
+    fn handle(
+        &self,
+        writer: &SegmentWriter,
+        file: &SegmentFileName,
+    ) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
         match &writer.pinned {
             Some(handle) => Ok(Some(handle.clone())),
             None => file.open(&self.files),
@@ -173,7 +177,7 @@ impl QueueSegments {
     }
 
     /// Seals the open segment.
-    fn seal(&self, writer: &mut Writer) -> Result<(), PagesError> {
+    fn seal(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
         self.write_out(writer)?;
         if self.durable && self.state.lock().open_segment().is_some_and(|open| open.shape.persistent > 0) {
             self.sync_open(writer)?;
@@ -200,7 +204,7 @@ impl QueueSegments {
     }
 
     /// Syncs the open segment, which must be completely written.
-    fn sync_open(&self, writer: &mut Writer) -> Result<(), PagesError> {
+    fn sync_open(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
         let file = self.state.lock().open_segment().map(|segment| segment.file.clone());
         let Some(file) = file else { return Ok(()) };
         let Some(handle) = self.handle(writer, &file)? else { return Ok(()) };
@@ -218,7 +222,7 @@ impl QueueSegments {
     }
 
     /// Makes the names in the folder durable, and the folder's own.
-    pub(super) fn sync_names(&self, writer: &mut Writer) -> Result<(), PagesError> {
+    pub(super) fn sync_names(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
         let sync = |folder: &str| self.files.disk().sync_folder(folder).map_err(at(folder));
         if writer.names {
             sync(&self.folder)?;
@@ -250,7 +254,7 @@ impl QueueSegments {
     }
 }
 
-impl State {
+impl QueueState {
     /// Whether a restart could lose messages that it should keep.
     fn has_unsynced(&self) -> bool {
         self.segments.back().is_some_and(|segment| {
@@ -313,12 +317,12 @@ fn whole_records(bytes: &[u8], salt: u64, offset: u64) -> Vec<Record<'_>> {
     let (mut records, mut at) = (Vec::new(), 0);
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
         match record::decode(rest, salt, offset + at as u64) {
-            Step::Record(record, len) => {
+            ScannedRecord::Record(record, len) => {
                 records.push(record);
                 at += len;
             }
-            Step::Mark => at += RECORD_HEADER,
-            Step::Bad(_) | Step::Short => break,
+            ScannedRecord::Mark => at += RECORD_HEADER,
+            ScannedRecord::Bad(_) | ScannedRecord::Short => break,
         }
     }
     records

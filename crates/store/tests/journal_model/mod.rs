@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use store::disk::simulated::{Dice, Faults, SimDisk};
 use store::journal::{
-    Committer, Entry, Journal, LiveMessage, MessageRef, QueueId, Range, Recovered, RetireError, Settings,
-    Step, open,
+    CommitOutcome, Committer, Entry, Journal, JournalSettings, LiveMessage, MessageRef, QueueId, Range,
+    RecoveredJournal, RetireError, open,
 };
 
 /// A run determined by its seed.
@@ -191,7 +191,7 @@ impl Run {
 
     fn step(&mut self) {
         let before = self.journal().end();
-        if let Step::Committed = self.committer.step() {
+        if let CommitOutcome::Committed = self.committer.step() {
             let durable = self.journal().durable();
             assert!(durable <= before && self.journal().failing().is_none());
         }
@@ -274,7 +274,7 @@ impl Run {
     }
 
     /// The journal must hold the state of a prefix of the log, up to where it was cut.
-    fn compare(&mut self, recovered: &Recovered) -> Checked {
+    fn compare(&mut self, recovered: &RecoveredJournal) -> Checked {
         let journal = self.journal();
         let end = journal.end().0;
         check(end >= self.sure, || format!("the log ends at {end}, and was on disk up to {}", self.sure))?;
@@ -326,8 +326,8 @@ impl Message {
     }
 }
 
-fn open_journal(disk: &SimDisk) -> Result<(Committer, Recovered), String> {
-    let settings = Settings { segment_size: SEGMENT, pending_limit: 1 << 16 };
+fn open_journal(disk: &SimDisk) -> Result<(Committer, RecoveredJournal), String> {
+    let settings = JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16 };
     open(Arc::new(disk.clone()), settings, Box::new(())).map_err(|error| error.to_string())
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use store::catalogue::Section;
 use store::journal::QueueId;
 use store::pages::Stored;
-use store::{Place, Recovered, StoredQueue};
+use store::{Recovered, StoredLocation, StoredQueue};
 
 use super::{Checked, Message, Run, check};
 
@@ -151,7 +151,7 @@ impl Message {
 }
 
 /// By queue and position.
-type Places = BTreeMap<u64, BTreeMap<u64, (Place, Vec<u8>)>>;
+type Places = BTreeMap<u64, BTreeMap<u64, (StoredLocation, Vec<u8>)>>;
 
 fn places(recovered: Recovered) -> Result<Places, String> {
     let mut found = Places::new();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use store::catalogue::{Section, Ticket};
 use store::disk::simulated::{Dice, Faults, SimDisk};
-use store::journal::{Entry, MessageRef, QueueId, Range, Settings, Transfer};
+use store::journal::{Entry, JournalSettings, MessageRef, QueueId, Range, Transfer};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
 /// A run determined by its seed.
@@ -333,7 +333,7 @@ impl Body {
 fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), String> {
     let settings = StoreSettings {
         weigh: |payload| payload.len() as u32,
-        journal: Settings { segment_size: SEGMENT, pending_limit: 1 << 16 },
+        journal: JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16 },
         journal_segments: 2,
         queue_segment_size: 4 << 10,
         open_files: 3,

@@ -26,7 +26,7 @@ pub(crate) use error::explain_open;
 pub use error::{TlsError, TlsFile};
 pub use files::{AuthoritiesInfo, CertificateFiles, CertificateInfo, Expiry};
 pub use login::{LoginFrom, SanType};
-pub use server::{ClientCertificates, InUse, ServerTls, ServerTlsConfig, TlsAccepted};
+pub use server::{ClientCertificates, ServerTls, ServerTlsConfig, TlsAccepted, TlsInUse};
 
 /// The one cryptography provider; named here, so that no other crate's choice can change it.
 fn provider() -> Arc<CryptoProvider> {

@@ -54,12 +54,12 @@ pub struct ServerTls {
 
 struct Current {
     config: Arc<ServerConfig>,
-    in_use: Arc<InUse>,
+    in_use: Arc<TlsInUse>,
 }
 
 /// The certificates of a listener and the authorities that it trusts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InUse {
+pub struct TlsInUse {
     /// The certificates, in the order of their configuration.
     pub certificates: Vec<CertificateInfo>,
     /// The authorities of client certificates, if these are asked for.
@@ -87,7 +87,7 @@ impl ServerTls {
     }
 
     /// The contents of the files that are in effect.
-    pub fn in_use(&self) -> Arc<InUse> {
+    pub fn in_use(&self) -> Arc<TlsInUse> {
         Arc::clone(&self.current.read().in_use)
     }
 
@@ -165,6 +165,6 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }
-    let in_use = Arc::new(InUse { certificates, authorities: authorities_info });
+    let in_use = Arc::new(TlsInUse { certificates, authorities: authorities_info });
     Ok(Current { config: Arc::new(config), in_use })
 }

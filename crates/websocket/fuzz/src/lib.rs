@@ -4,10 +4,13 @@
 //! Run one with the real fuzzer: `cargo +nightly fuzz run frames` in `crates/websocket`.
 
 use websocket::handshake::{ClientRequest, Head, HeadError, MAX_HEAD, OriginPattern, Upgrade};
-use websocket::{Decoder, Deflate, Event, Fault, Header, Limits, MAX_INFLATED, Role, forwarded};
+use websocket::{
+    DecoderLimits, Deflate, FrameDecoder, FrameHeader, MAX_INFLATED, Role, WebSocketEvent, WebSocketFault,
+    forwarded,
+};
 
 /// Limit of messages, in bytes.
-const LIMITS: Limits = Limits { message: 10_000 };
+const LIMITS: DecoderLimits = DecoderLimits { message: 10_000 };
 
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -19,14 +22,14 @@ pub const TARGETS: [Target; 3] = [("frames", frames), ("deflated", deflated), ("
 /// the input.
 pub fn frames(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
-        let told = |step| told(Decoder::new(role, LIMITS), input, step);
+        let told = |step| told(FrameDecoder::new(role, LIMITS), input, step);
         let whole = told(input.len().max(1));
         assert!(whole.1.len() <= input.len());
         for step in [1, 7, 64] {
             assert_eq!(told(step), whole, "{step} bytes at a time");
         }
     }
-    if let Ok(Some((header, len))) = Header::parse(input, false) {
+    if let Ok(Some((header, len))) = FrameHeader::parse(input, false) {
         assert_eq!(header.encode().as_ref(), &input[..len]);
     }
 }
@@ -36,7 +39,7 @@ pub fn frames(input: &[u8]) {
 pub fn deflated(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
         let told = |step| {
-            let decoder = Decoder::new(role, LIMITS).with_deflate(true);
+            let decoder = FrameDecoder::new(role, LIMITS).with_deflate(true);
             let (events, payload, fault) = told(decoder, input, step);
             (events, payload, fault.is_some())
         };
@@ -44,7 +47,7 @@ pub fn deflated(input: &[u8]) {
         let mut begin = 0;
         for (end, event) in &whole.0 {
             assert!((end - begin) as u64 <= LIMITS.message, "a message is larger than the limit");
-            if *event == Event::MessageEnd {
+            if *event == WebSocketEvent::MessageEnd {
                 begin = *end;
             }
         }
@@ -93,7 +96,11 @@ fn judge(head: Head<'_>) {
 }
 
 /// Events with the number of payload bytes before them, all payload up to a fault, and the fault.
-fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<(usize, Event)>, Vec<u8>, Option<Fault>) {
+fn told(
+    mut decoder: FrameDecoder,
+    input: &[u8],
+    step: usize,
+) -> (Vec<(usize, WebSocketEvent)>, Vec<u8>, Option<WebSocketFault>) {
     let (mut events, mut payload) = (Vec::new(), Vec::new());
     let (mut start, mut end) = (0, 0);
     loop {

@@ -23,7 +23,7 @@ pub struct ClientRequest {
 
 /// The server has upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Accepted {
+pub struct Upgraded {
     /// The selected subprotocol, one of those offered.
     pub protocol: Option<String>,
     /// Bytes of the answer; frames follow.
@@ -32,14 +32,14 @@ pub struct Accepted {
 
 /// The server has not upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientError {
+pub enum UpgradeError {
     /// A status other than 101.
     Status(u16),
     /// Something is missing or wrong in the answer.
     Broken(&'static str),
 }
 
-impl fmt::Display for ClientError {
+impl fmt::Display for UpgradeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Status(status) => write!(f, "the server answered the upgrade with status {status}"),
@@ -48,7 +48,7 @@ impl fmt::Display for ClientError {
     }
 }
 
-impl std::error::Error for ClientError {}
+impl std::error::Error for UpgradeError {}
 
 impl ClientRequest {
     /// The request in wire format.
@@ -74,19 +74,19 @@ impl ClientRequest {
     ///
     /// # Errors
     /// The server refuses, or does not speak the protocol.
-    pub fn judge(&self, input: &[u8]) -> Result<Option<Accepted>, ClientError> {
+    pub fn judge(&self, input: &[u8]) -> Result<Option<Upgraded>, UpgradeError> {
         let looked_at = &input[..input.len().min(MAX_HEAD)];
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut response = httparse::Response::new(&mut fields);
         let len = match response.parse(looked_at) {
             Ok(httparse::Status::Complete(len)) => len,
             Ok(httparse::Status::Partial) if looked_at.len() < MAX_HEAD => return Ok(None),
-            Ok(httparse::Status::Partial) => return Err(ClientError::Broken("too large")),
-            Err(_) => return Err(ClientError::Broken("not HTTP/1.1")),
+            Ok(httparse::Status::Partial) => return Err(UpgradeError::Broken("too large")),
+            Err(_) => return Err(UpgradeError::Broken("not HTTP/1.1")),
         };
         match response.code {
             Some(101) => {}
-            status => return Err(ClientError::Status(status.unwrap_or(0))),
+            status => return Err(UpgradeError::Status(status.unwrap_or(0))),
         }
         let field = |name: &str| {
             let mut values = response.headers.iter().filter(|field| field.name.eq_ignore_ascii_case(name));
@@ -98,20 +98,20 @@ impl ClientRequest {
                 .is_some_and(|list| list.split(',').any(|entry| entry.trim().eq_ignore_ascii_case(element)))
         };
         if !lists("upgrade", "websocket") || !lists("connection", "upgrade") {
-            return Err(ClientError::Broken("no upgrade to websocket"));
+            return Err(UpgradeError::Broken("no upgrade to websocket"));
         }
         if field("sec-websocket-accept") != Some(key::accept(&key::encode(self.nonce)).as_str()) {
-            return Err(ClientError::Broken("wrong Sec-WebSocket-Accept"));
+            return Err(UpgradeError::Broken("wrong Sec-WebSocket-Accept"));
         }
         if response.headers.iter().any(|field| field.name.eq_ignore_ascii_case("sec-websocket-extensions")) {
-            return Err(ClientError::Broken("an extension that was not offered"));
+            return Err(UpgradeError::Broken("an extension that was not offered"));
         }
         let protocol = field("sec-websocket-protocol").map(str::to_owned);
         let was_offered = |protocol: &String| is_token(protocol) && self.protocols.contains(protocol);
         if !protocol.as_ref().is_none_or(was_offered) {
-            return Err(ClientError::Broken("a subprotocol that was not offered"));
+            return Err(UpgradeError::Broken("a subprotocol that was not offered"));
         }
-        Ok(Some(Accepted { protocol, len }))
+        Ok(Some(Upgraded { protocol, len }))
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
         let (head, len) = Head::parse(&bytes).unwrap().unwrap();
         assert_eq!((head.path, len), ("/ws/amqp", bytes.len()));
         let mut answer = Upgrade::judge(head).unwrap().accept(Some("amqp"), None);
-        let accepted = Accepted { protocol: Some("amqp".into()), len: answer.len() };
+        let accepted = Upgraded { protocol: Some("amqp".into()), len: answer.len() };
         for cut in 0..answer.len() {
             assert_eq!(request.judge(&answer[..cut]), Ok(None));
         }

@@ -10,8 +10,8 @@ mod origin;
 mod refusal;
 mod server;
 
-pub use client::{Accepted, ClientError, ClientRequest};
+pub use client::{ClientRequest, UpgradeError, Upgraded};
 pub use head::{Head, HeadError, MAX_HEAD, MAX_HEADERS};
 pub use origin::{NotOrigin, OriginPattern, OriginRules};
-pub use refusal::{Refusal, Status};
+pub use refusal::{Status, UpgradeRefusal};
 pub use server::Upgrade;

@@ -55,14 +55,14 @@ impl Status {
 
 /// The reason why a request is not upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct UpgradeRefusal {
     /// The HTTP status.
     pub status: Status,
     /// One line of explanation for humans.
     pub text: Cow<'static, str>,
 }
 
-impl Refusal {
+impl UpgradeRefusal {
     /// A refusal with this status and text.
     pub fn new(status: Status, text: impl Into<Cow<'static, str>>) -> Self {
         Self { status, text: text.into() }

@@ -2,7 +2,7 @@
 
 use super::head::{Head, HeadError};
 use super::key;
-use super::refusal::{Refusal, Status};
+use super::refusal::{Status, UpgradeRefusal};
 use crate::deflate::Deflate;
 
 /// The version of RFC 6455.
@@ -27,14 +27,17 @@ impl<'a> Upgrade<'a> {
     ///
     /// # Errors
     /// 405 for another method, 426 for a request that is not an upgrade to version 13, 400 for one that is malformed.
-    pub fn judge(head: Head<'a>) -> Result<Self, Refusal> {
-        let bad = |text| Err(Refusal::new(Status::BadRequest, text));
+    pub fn judge(head: Head<'a>) -> Result<Self, UpgradeRefusal> {
+        let bad = |text| Err(UpgradeRefusal::new(Status::BadRequest, text));
         if head.method != "GET" {
-            return Err(Refusal::new(Status::MethodNotAllowed, "only GET can be upgraded to WebSocket"));
+            return Err(UpgradeRefusal::new(
+                Status::MethodNotAllowed,
+                "only GET can be upgraded to WebSocket",
+            ));
         }
         if !head.lists("upgrade", "websocket") || !head.lists("connection", "upgrade") {
             let text = "this address speaks WebSocket: connect with a WebSocket client, ws:// or wss://";
-            return Err(Refusal::new(Status::UpgradeRequired, text));
+            return Err(UpgradeRefusal::new(Status::UpgradeRequired, text));
         }
         if head.minor_version == 0 {
             return bad("HTTP/1.1 is needed to upgrade");
@@ -44,7 +47,10 @@ impl<'a> Upgrade<'a> {
         }
         let Some(host) = head.single("host") else { return bad("exactly one Host is needed") };
         if head.single("sec-websocket-version") != Some(VERSION) {
-            return Err(Refusal::new(Status::UpgradeRequired, "WebSocket version 13 is needed (RFC 6455)"));
+            return Err(UpgradeRefusal::new(
+                Status::UpgradeRequired,
+                "WebSocket version 13 is needed (RFC 6455)",
+            ));
         }
         let Some(key) = head.single("sec-websocket-key").filter(|key| key::is_valid(key)) else {
             return bad("exactly one Sec-WebSocket-Key of 16 bytes in base64 is needed");
@@ -89,7 +95,7 @@ impl<'a> Upgrade<'a> {
     }
 }
 
-impl From<HeadError> for Refusal {
+impl From<HeadError> for UpgradeRefusal {
     fn from(error: HeadError) -> Self {
         let status = match error {
             HeadError::Malformed => Status::BadRequest,

@@ -1,6 +1,8 @@
 //! Cases in the spirit of the Autobahn test suite, under its headings.
 
-use websocket::{CloseCode, CloseFrame, Decoder, Limits, MAX_HEADER_LEN, MessageKind, Role, encode};
+use websocket::{
+    CloseCode, CloseFrame, DecoderLimits, FrameDecoder, MAX_HEADER_LEN, MessageKind, Role, encode,
+};
 
 use crate::common::{Heard, hear, hear_client, masked};
 
@@ -23,7 +25,7 @@ fn fine(list: &[(u8, &[u8])]) -> Vec<Heard> {
     let (heard, fault) = hear_client(&bytes);
     assert_eq!(fault, None);
     for step in [1, 3, 997] {
-        assert_eq!(hear(Role::Server, Limits::NONE, &bytes, step), (heard.clone(), None));
+        assert_eq!(hear(Role::Server, DecoderLimits::NONE, &bytes, step), (heard.clone(), None));
     }
     heard
 }
@@ -34,7 +36,7 @@ fn refused(list: &[(u8, &[u8])]) -> (Vec<Heard>, u16) {
     let (heard, fault) = hear_client(&bytes);
     let fault = fault.expect("they are refused");
     for step in [1, 3, 997] {
-        assert_eq!(hear(Role::Server, Limits::NONE, &bytes, step), (heard.clone(), Some(fault)));
+        assert_eq!(hear(Role::Server, DecoderLimits::NONE, &bytes, step), (heard.clone(), Some(fault)));
     }
     (heard, fault.code.get())
 }
@@ -48,7 +50,7 @@ fn framing_every_length_at_its_edges() {
         {
             let bytes = masked(FIN | first, &payload);
             assert_eq!(hear_client(&bytes), (vec![expected.clone()], None));
-            assert_eq!(hear(Role::Server, Limits::NONE, &bytes, 997), (vec![expected], None));
+            assert_eq!(hear(Role::Server, DecoderLimits::NONE, &bytes, 997), (vec![expected], None));
         }
     }
 }
@@ -204,13 +206,13 @@ fn each_side_masks_as_it_must() {
     encode::message(&mut unmasked, None, MessageKind::Binary, b"x");
     let (heard, fault) = hear_client(&unmasked);
     assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1002)));
-    let (_, fault) = hear(Role::Client, Limits::NONE, &masked(FIN | BINARY, b"x"), 64);
+    let (_, fault) = hear(Role::Client, DecoderLimits::NONE, &masked(FIN | BINARY, b"x"), 64);
     assert_eq!(fault.map(|fault| fault.code.get()), Some(1002));
 }
 
 #[test]
 fn messages_above_the_limit_are_refused_by_their_headers_alone() {
-    let limits = Limits { message: 10 };
+    let limits = DecoderLimits { message: 10 };
     let code = |bytes: &[u8]| hear(Role::Server, limits, bytes, 64).1.map(|fault| fault.code.get());
     assert_eq!(code(&masked(FIN | BINARY, &[0; 10])), None);
     assert_eq!(code(&masked(FIN | BINARY, &[0; 11])[..6]), Some(1009));
@@ -243,7 +245,7 @@ fn large_messages_are_heard_in_frames_and_reads_of_every_size() {
                 let fin = if (at + 1) * frame >= len { FIN } else { 0 };
                 bytes.extend(masked(fin | if at == 0 { opcode } else { CONTINUATION }, piece));
             }
-            let heard = hear(Role::Server, Limits::NONE, &bytes, read);
+            let heard = hear(Role::Server, DecoderLimits::NONE, &bytes, read);
             assert!(heard == (vec![expected], None), "{len} bytes in frames of {frame}");
         }
     }
@@ -259,7 +261,7 @@ fn nothing_but_a_header_or_a_control_frame_is_ever_shown_twice() {
         bytes.extend(masked(FIN | PING, &[b'x'; 125]));
     }
     for step in [1, 2, 7, 64, 1300] {
-        let mut decoder = Decoder::new(Role::Server, Limits::NONE);
+        let mut decoder = FrameDecoder::new(Role::Server, DecoderLimits::NONE);
         let (mut start, mut end, mut payload) = (0, 0, Vec::new());
         while end < bytes.len() {
             end = (end + step).min(bytes.len());

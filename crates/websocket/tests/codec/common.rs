@@ -1,6 +1,8 @@
 //! Feeds a decoder in pieces and collects its events.
 
-use websocket::{CloseFrame, Decoder, Event, Fault, Limits, MAX_INFLATED, MessageKind, Role};
+use websocket::{
+    CloseFrame, DecoderLimits, FrameDecoder, MAX_INFLATED, MessageKind, Role, WebSocketEvent, WebSocketFault,
+};
 
 /// A peer's messages and control frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,16 +20,26 @@ pub enum Heard {
 }
 
 /// Decodes everything in `input`, passing in `step` more bytes at a time, up to the first fault.
-pub fn hear(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
-    hear_with(Decoder::new(role, limits), input, step)
+pub fn hear(
+    role: Role,
+    limits: DecoderLimits,
+    input: &[u8],
+    step: usize,
+) -> (Vec<Heard>, Option<WebSocketFault>) {
+    hear_with(FrameDecoder::new(role, limits), input, step)
 }
 
 /// The same with permessage-deflate negotiated.
-pub fn hear_deflated(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
-    hear_with(Decoder::new(role, limits).with_deflate(true), input, step)
+pub fn hear_deflated(
+    role: Role,
+    limits: DecoderLimits,
+    input: &[u8],
+    step: usize,
+) -> (Vec<Heard>, Option<WebSocketFault>) {
+    hear_with(FrameDecoder::new(role, limits).with_deflate(true), input, step)
 }
 
-fn hear_with(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
+fn hear_with(mut decoder: FrameDecoder, input: &[u8], step: usize) -> (Vec<Heard>, Option<WebSocketFault>) {
     let (mut heard, mut payload, mut kind) = (Vec::new(), Vec::new(), None);
     let (mut start, mut end) = (0, 0);
     while end < input.len() {
@@ -45,19 +57,19 @@ fn hear_with(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<Heard>, Op
             );
             let Some(event) = step.event else { break };
             heard.push(match event {
-                Event::More => continue,
-                Event::MessageStart(begun) => {
+                WebSocketEvent::More => continue,
+                WebSocketEvent::MessageStart(begun) => {
                     assert!(payload.is_empty());
                     kind = Some(begun);
                     continue;
                 }
-                Event::MessageEnd => match kind.take().expect("a message was begun") {
+                WebSocketEvent::MessageEnd => match kind.take().expect("a message was begun") {
                     MessageKind::Text => Heard::Text(std::mem::take(&mut payload)),
                     MessageKind::Binary => Heard::Binary(std::mem::take(&mut payload)),
                 },
-                Event::Ping(control) => Heard::Ping(control.payload().to_vec()),
-                Event::Pong(control) => Heard::Pong(control.payload().to_vec()),
-                Event::Close(frame) => Heard::Close(frame),
+                WebSocketEvent::Ping(control) => Heard::Ping(control.payload().to_vec()),
+                WebSocketEvent::Pong(control) => Heard::Pong(control.payload().to_vec()),
+                WebSocketEvent::Close(frame) => Heard::Close(frame),
             });
         }
     }
@@ -65,8 +77,8 @@ fn hear_with(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<Heard>, Op
 }
 
 /// The same from a client, without limits, in one piece.
-pub fn hear_client(input: &[u8]) -> (Vec<Heard>, Option<Fault>) {
-    hear(Role::Server, Limits::NONE, input, input.len().max(1))
+pub fn hear_client(input: &[u8]) -> (Vec<Heard>, Option<WebSocketFault>) {
+    hear(Role::Server, DecoderLimits::NONE, input, input.len().max(1))
 }
 
 /// A client's frame with this first byte and payload.

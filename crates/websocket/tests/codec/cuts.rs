@@ -1,7 +1,7 @@
 //! The result does not depend on how a peer's messages are cut into frames and reads.
 
 use proptest::prelude::*;
-use websocket::{CloseCode, CloseFrame, Limits, MessageKind, Role, encode};
+use websocket::{CloseCode, CloseFrame, DecoderLimits, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear};
 
@@ -61,7 +61,7 @@ proptest! {
             }
         }
         let role = if key.is_some() { Role::Server } else { Role::Client };
-        prop_assert_eq!(hear(role, Limits::NONE, &bytes, step), (expected, None));
+        prop_assert_eq!(hear(role, DecoderLimits::NONE, &bytes, step), (expected, None));
     }
 
     #[test]
@@ -70,8 +70,8 @@ proptest! {
         step in 1usize..50,
     ) {
         for role in [Role::Server, Role::Client] {
-            let whole = hear(role, Limits { message: 1000 }, &bytes, bytes.len().max(1));
-            prop_assert_eq!(hear(role, Limits { message: 1000 }, &bytes, step), whole);
+            let whole = hear(role, DecoderLimits { message: 1000 }, &bytes, bytes.len().max(1));
+            prop_assert_eq!(hear(role, DecoderLimits { message: 1000 }, &bytes, step), whole);
         }
     }
 }

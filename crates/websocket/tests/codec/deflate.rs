@@ -1,7 +1,7 @@
 //! permessage-deflate (RFC 7692): negotiation, the RFC's own examples, every cut, and messages that blow up.
 
 use websocket::handshake::{Head, Upgrade};
-use websocket::{Deflate, Limits, MessageKind, Role, encode};
+use websocket::{DecoderLimits, Deflate, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear, hear_deflated, masked};
 
@@ -34,10 +34,11 @@ fn deflate(window_bits: u8) -> Deflate {
 
 /// The messages that a server decodes, whatever the cut.
 fn heard(bytes: &[u8]) -> (Vec<Heard>, Option<u16>) {
-    let code = |(heard, fault): (_, Option<websocket::Fault>)| (heard, fault.map(|fault| fault.code.get()));
-    let whole = code(hear_deflated(Role::Server, Limits::NONE, bytes, bytes.len()));
+    let code =
+        |(heard, fault): (_, Option<websocket::WebSocketFault>)| (heard, fault.map(|fault| fault.code.get()));
+    let whole = code(hear_deflated(Role::Server, DecoderLimits::NONE, bytes, bytes.len()));
     for step in [1, 3, 997] {
-        assert_eq!(code(hear_deflated(Role::Server, Limits::NONE, bytes, step)), whole);
+        assert_eq!(code(hear_deflated(Role::Server, DecoderLimits::NONE, bytes, step)), whole);
     }
     whole
 }
@@ -132,7 +133,7 @@ fn what_is_compressed_is_heard_as_it_was_said() {
                     &payload,
                 );
                 assert!(bytes.len() <= payload.len() + 14, "never longer than without");
-                let (heard, fault) = hear_deflated(Role::Server, Limits::NONE, &bytes, 4096);
+                let (heard, fault) = hear_deflated(Role::Server, DecoderLimits::NONE, &bytes, 4096);
                 assert_eq!((heard, fault), (vec![Heard::Binary(payload)], None));
             }
         }
@@ -150,10 +151,10 @@ fn a_message_that_blows_up_is_refused_before_it_exists() {
     assert!(bytes.len() * 900 < bomb.len(), "{}", bytes.len());
     // `hear` asserts the limit for each call.
     for step in [1000, bytes.len()] {
-        let (heard, fault) = hear_deflated(Role::Server, Limits { message: 1 << 20 }, &bytes, step);
+        let (heard, fault) = hear_deflated(Role::Server, DecoderLimits { message: 1 << 20 }, &bytes, step);
         assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1009)));
     }
-    let exactly = Limits { message: 64 << 20 };
+    let exactly = DecoderLimits { message: 64 << 20 };
     assert_eq!(hear_deflated(Role::Server, exactly, &bytes, bytes.len()).0, [Heard::Binary(bomb)]);
 }
 
@@ -175,7 +176,7 @@ fn the_bit_counts_only_where_a_message_begins_and_only_if_negotiated() {
     }
     let second = [masked(0x41, &[0xf2]), masked(0xc0, &[0x48])].concat();
     assert_eq!(heard(&second), (vec![], Some(1002)));
-    let (_, fault) = hear(Role::Server, Limits::NONE, &masked(BINARY | COMPRESSED, &[0]), 64);
+    let (_, fault) = hear(Role::Server, DecoderLimits::NONE, &masked(BINARY | COMPRESSED, &[0]), 64);
     assert_eq!(fault.map(|fault| fault.code.get()), Some(1002));
 }
 

@@ -4,7 +4,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio_websockets::{ClientBuilder, Message, ServerBuilder};
 use websocket::handshake::{ClientRequest, Head, Upgrade};
-use websocket::{Limits, MessageKind, Role, encode};
+use websocket::{DecoderLimits, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear, masked};
 
@@ -104,7 +104,7 @@ async fn their_client_and_our_server_understand_each_other() {
     let mut input = Vec::new();
     loop {
         assert!(ours.read_buf(&mut input).await.unwrap() > 0);
-        let (got, fault) = hear(Role::Server, Limits::NONE, &input, input.len());
+        let (got, fault) = hear(Role::Server, DecoderLimits::NONE, &input, input.len());
         assert_eq!(fault, None);
         if got.len() == expected.len() {
             assert_eq!(got, expected);
@@ -142,7 +142,7 @@ async fn our_client_and_their_server_understand_each_other() {
         ours.write_all(&say(&message, Some(KEY))).await.unwrap();
     }
     loop {
-        let (got, fault) = hear(Role::Client, Limits::NONE, &input, input.len().max(1));
+        let (got, fault) = hear(Role::Client, DecoderLimits::NONE, &input, input.len().max(1));
         assert_eq!(fault, None);
         // Their server answers our ping as well.
         let got: Vec<Heard> = got.into_iter().filter(|heard| *heard != Heard::Pong(vec![1; 125])).collect();
@@ -179,7 +179,7 @@ async fn both_refuse_the_same() {
         ("no mask", vec![0x81, 0x01, b'x']),
     ];
     for (name, bytes) in cases {
-        let ours = hear(Role::Server, Limits::NONE, &bytes, 64).1.is_none();
+        let ours = hear(Role::Server, DecoderLimits::NONE, &bytes, 64).1.is_none();
         let (mut near, far) = tokio::io::duplex(PIPE);
         let mut server = ServerBuilder::new().serve(far);
         near.write_all(&bytes).await.unwrap();

@@ -1,6 +1,6 @@
 //! The examples of RFC 6455, section 5.7, byte by byte, read and written.
 
-use websocket::{Limits, MessageKind, Role, encode};
+use websocket::{DecoderLimits, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear};
 
@@ -34,7 +34,7 @@ fn the_rfcs_examples_are_read() {
         (Role::Client, &long, Heard::Binary(long_payload)),
     ] {
         for step in [1, 2, 3, bytes.len()] {
-            assert_eq!(hear(role, Limits::NONE, bytes, step), (vec![expected.clone()], None));
+            assert_eq!(hear(role, DecoderLimits::NONE, bytes, step), (vec![expected.clone()], None));
         }
     }
 }

@@ -28,7 +28,7 @@ impl Asked {
     }
 
     /// The statistics of one object in the virtual host.
-    fn stats(&self, one: impl Fn(&Call) -> call::Answer, name: &str) -> Value {
+    fn stats(&self, one: impl Fn(&Call) -> call::ApiAnswer, name: &str) -> Value {
         let call = call(&self.api, &[("vhost", "/"), ("name", name)], &[], &json!({}));
         shown(one(&call))["message_stats"].take()
     }
@@ -38,7 +38,7 @@ impl Asked {
 fn queues_exchanges_and_virtual_hosts_show_counts_and_rates() {
     let asked = Asked::new();
     declare(&asked.broker, "q");
-    for (one, name) in [(queues::one as fn(&Call) -> call::Answer, "q"), (exchanges::one, "amq.default")] {
+    for (one, name) in [(queues::one as fn(&Call) -> call::ApiAnswer, "q"), (exchanges::one, "amq.default")] {
         assert_eq!(asked.stats(one, name), Value::Null, "{name}: nothing has happened");
     }
     assert_eq!(asked.stats(vhosts::one, ""), Value::Null);

@@ -7,7 +7,7 @@ use super::*;
 
 const DEFAULT_EXCHANGE: &[(&str, &str)] = &[("vhost", "/"), ("name", "amq.default")];
 
-fn status(answer: call::Answer) -> StatusCode {
+fn status(answer: call::ApiAnswer) -> StatusCode {
     match answer {
         Ok(reply) => reply.status,
         Err(error) => error.into_response().status(),
@@ -68,7 +68,7 @@ fn arguments_that_no_client_could_send_are_refused() {
         json!({"arguments": arguments})
     };
     let names = [("vhost", "/"), ("name", "new"), ("source", "amq.headers"), ("destination", "q")];
-    let routes: [fn(&Call) -> call::Answer; 3] = [queues::declare, exchanges::declare, bindings::bind];
+    let routes: [fn(&Call) -> call::ApiAnswer; 3] = [queues::declare, exchanges::declare, bindings::bind];
     for (at, run) in routes.into_iter().enumerate() {
         let answer = |count| status(run(&call(&api, &names, &[], &with(count))));
         assert_eq!(answer(50_000), StatusCode::BAD_REQUEST, "route {at}");

@@ -10,7 +10,7 @@ use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Credentials;
 use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 
-use super::{Met, Session};
+use super::{Met, WebSocketSession};
 use crate::client::{check_close, expect_method};
 use crate::websockets::target::Target;
 
@@ -19,14 +19,14 @@ const FRAME_MAX: u32 = 8192;
 
 const CHANNEL: u16 = 1;
 
-pub(super) struct Client {
+pub(super) struct AmqpSession {
     /// `None` once the connection is open.
     handshake: Option<Box<ClientHandshake>>,
     /// The queue's name, chosen by the server.
     queue: String,
 }
 
-impl Client {
+impl AmqpSession {
     pub(super) fn new(target: &Target, heartbeat: Duration) -> Self {
         let mut client_properties: FieldTable =
             [("product", FieldValue::text("Leveret bench"))].into_iter().collect();
@@ -81,7 +81,7 @@ impl Client {
     }
 }
 
-impl Session for Client {
+impl WebSocketSession for AmqpSession {
     fn begin(&mut self, out: &mut Vec<u8>) {
         if let Some(handshake) = &mut self.handshake {
             handshake.poll_output(out);

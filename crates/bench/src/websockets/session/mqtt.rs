@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Met, Session};
+use super::{Met, WebSocketSession};
 use crate::websockets::target::Target;
 
 const CONNECT: u8 = 0x10;
@@ -20,13 +20,13 @@ const PACKET_ID: [u8; 2] = [0, 1];
 /// Most bytes of a remaining length (2.2.3).
 const MAX_LENGTH_BYTES: usize = 4;
 
-pub(super) struct Client {
+pub(super) struct MqttSession {
     /// The first bytes to send.
     connect: Vec<u8>,
     topic: String,
 }
 
-impl Client {
+impl MqttSession {
     pub(super) fn new(target: &Target, topic: &str, heartbeat: Duration) -> Self {
         let keep_alive = u16::try_from(heartbeat.as_secs()).unwrap_or(u16::MAX);
         let mut content = Vec::new();
@@ -42,7 +42,7 @@ impl Client {
     }
 }
 
-impl Session for Client {
+impl WebSocketSession for MqttSession {
     fn begin(&mut self, out: &mut Vec<u8>) {
         out.append(&mut std::mem::take(&mut self.connect));
     }

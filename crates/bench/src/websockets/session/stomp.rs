@@ -3,16 +3,16 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Met, Session};
+use super::{Met, WebSocketSession};
 use crate::websockets::target::Target;
 
-pub(super) struct Client {
+pub(super) struct StompSession {
     /// The first bytes to send.
     connect: String,
     destination: String,
 }
 
-impl Client {
+impl StompSession {
     pub(super) fn new(target: &Target, topic: &str, heartbeat: Duration) -> Self {
         let Target { user, password, .. } = target;
         let millis = heartbeat.as_millis();
@@ -23,7 +23,7 @@ impl Client {
     }
 }
 
-impl Session for Client {
+impl WebSocketSession for StompSession {
     fn begin(&mut self, out: &mut Vec<u8>) {
         out.extend(std::mem::take(&mut self.connect).into_bytes());
     }

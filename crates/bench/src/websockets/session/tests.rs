@@ -5,7 +5,7 @@ fn target(scheme: &str) -> Target {
 }
 
 /// Passes the server's output to `client`, one byte at a time; returns its events and its output.
-fn told(client: &mut dyn Session, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), String> {
+fn told(client: &mut dyn WebSocketSession, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), String> {
     let (mut input, mut out, mut met) = (Vec::new(), Vec::new(), Vec::new());
     for byte in server {
         input.push(*byte);
@@ -15,7 +15,7 @@ fn told(client: &mut dyn Session, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), 
     Ok((met, out))
 }
 
-fn begun(scheme: &str) -> (Box<dyn Session>, Vec<u8>) {
+fn begun(scheme: &str) -> (Box<dyn WebSocketSession>, Vec<u8>) {
     let mut client = session(&target(scheme), "mine", Duration::from_secs(60));
     let mut out = Vec::new();
     client.begin(&mut out);

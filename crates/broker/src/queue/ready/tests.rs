@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use store::pages::{Kind, Pages};
+use store::pages::{Durability, Pages};
 
 use super::*;
 use crate::message::{Body, Message, Traits};
@@ -61,7 +61,7 @@ struct World {
 impl World {
     fn new(highest: u8) -> Self {
         let disk = store::disk::simulated::SimDisk::new(1, 1 << 30);
-        let segments = Pages::new(Arc::new(disk), 8).queue(Kind::Transient, 1);
+        let segments = Pages::new(Arc::new(disk), 8).queue(Durability::Transient, 1);
         Self {
             store: store(highest),
             model: vec![BTreeSet::new(); usize::from(highest) + 1],

@@ -17,11 +17,11 @@ use crate::table_view::{ValueView, entries};
 pub(super) const MODES: [&[u8]; 4] = [b"all", b"any", b"all-with-x", b"any-with-x"];
 
 /// Arguments in compact form.
-pub(in crate::routing) type Kept = SmallVec<[u8; 64]>;
+pub(in crate::routing) type EncodedArguments = SmallVec<[u8; 64]>;
 
 /// Converts arguments, which are sorted by name, to compact form.
-pub(in crate::routing) fn keep(arguments: &[u8]) -> Kept {
-    let mut kept = Kept::with_capacity(arguments.len() + 1);
+pub(in crate::routing) fn keep(arguments: &[u8]) -> EncodedArguments {
+    let mut kept = EncodedArguments::with_capacity(arguments.len() + 1);
     let mut read = entries(arguments);
     loop {
         let before = arguments.len() - read.rest().len();

@@ -25,7 +25,7 @@ pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)
 }
 
 /// A message's headers, sorted by name.
-pub(super) struct Headers<'a>(SmallVec<[(&'a str, Term<'a>); 8]>);
+pub(super) struct SortedHeaders<'a>(SmallVec<[(&'a str, Term<'a>); 8]>);
 
 /// A value as RabbitMQ compares it: by its bytes, and not by its type. Numbers of all types are compared by
 /// value, texts and byte arrays by their bytes. Types count only within arrays and tables.
@@ -51,7 +51,7 @@ impl Mode {
     }
 }
 
-impl<'a> Headers<'a> {
+impl<'a> SortedHeaders<'a> {
     /// Reads them from a message's table.
     pub(super) fn of(table: &'a [u8]) -> Self {
         let mut headers: SmallVec<[_; 8]> =

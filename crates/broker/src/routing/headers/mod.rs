@@ -22,12 +22,12 @@ use crate::arguments::in_erlang;
 use crate::error::BrokerError;
 use crate::table_view::{ValueView, entries};
 pub(super) use kept::{given, keep};
-use matching::{Headers as Message, Term, asked};
+use matching::{SortedHeaders as Message, Term, asked};
 
 /// Finds the arguments that match a message. They are numbers of the exchange's [`Arguments`], which stores
 /// them in the form produced by [`keep`].
 #[derive(Debug, Default)]
-pub(crate) struct Headers {
+pub(crate) struct HeadersTable {
     anchors: HashTable<Anchor>,
     /// Sets of arguments for anchors that have more than one.
     crowds: Slab<IdSet>,
@@ -55,7 +55,7 @@ struct Pair {
     void: bool,
 }
 
-impl Headers {
+impl HeadersTable {
     pub(super) fn insert(&mut self, all: &Arguments, number: u32) {
         let (any, pairs) = self.pairs_of(all.bytes(number));
         if any {

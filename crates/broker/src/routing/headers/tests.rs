@@ -10,8 +10,8 @@ fn table(entries: &[(&str, FieldValue)]) -> Vec<u8> {
 }
 
 /// A table and its arguments, bound to destinations of the same number as the arguments' position.
-fn indexed(bindings: &[Vec<u8>]) -> (Headers, Arguments) {
-    let (mut index, mut all) = (Headers::default(), Arguments::default());
+fn indexed(bindings: &[Vec<u8>]) -> (HeadersTable, Arguments) {
+    let (mut index, mut all) = (HeadersTable::default(), Arguments::default());
     for (destination, arguments) in bindings.iter().enumerate() {
         let number = all.intern(&keep(arguments));
         if all.insert(number, destination as u32) {
@@ -21,7 +21,7 @@ fn indexed(bindings: &[Vec<u8>]) -> (Headers, Arguments) {
     (index, all)
 }
 
-fn remove(index: &mut Headers, all: &mut Arguments, arguments: &[u8], destination: u32) {
+fn remove(index: &mut HeadersTable, all: &mut Arguments, arguments: &[u8], destination: u32) {
     let number = all.number_of(&keep(arguments)).unwrap();
     if all.remove(number, destination) {
         index.remove(all, number);
@@ -29,7 +29,7 @@ fn remove(index: &mut Headers, all: &mut Arguments, arguments: &[u8], destinatio
     }
 }
 
-fn found(index: &Headers, all: &Arguments, headers: &[u8]) -> Vec<u32> {
+fn found(index: &HeadersTable, all: &Arguments, headers: &[u8]) -> Vec<u32> {
     let mut found = Vec::new();
     index.matches(all, headers, |destination| found.push(destination));
     found.sort_unstable();

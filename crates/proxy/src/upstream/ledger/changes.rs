@@ -10,17 +10,17 @@ use super::entry::What;
 /// sent. The broker may refuse them by closing the channel: each is applied and removed once the broker has
 /// answered something behind it.
 #[derive(Debug, Default)]
-pub(super) struct Changes(VecDeque<Change>);
+pub(super) struct Changes(VecDeque<PendingChange>);
 
 /// One such method, encoded, with the number of messages and requests in front of it.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct PendingChange {
     published: u64,
     asked: u64,
     pub(super) payload: Box<[u8]>,
 }
 
-impl Change {
+impl PendingChange {
     pub(super) fn new(published: u64, asked: u64, payload: &[u8]) -> Self {
         Self { published, asked, payload: payload.into() }
     }
@@ -38,22 +38,22 @@ impl Change {
 
 impl Changes {
     pub(super) fn bytes(&self) -> usize {
-        self.0.iter().map(Change::bytes).sum()
+        self.0.iter().map(PendingChange::bytes).sum()
     }
 
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn push(&mut self, change: Change) {
+    pub(super) fn push(&mut self, change: PendingChange) {
         self.0.push_back(change);
     }
 
-    pub(super) fn first(&self) -> Option<&Change> {
+    pub(super) fn first(&self) -> Option<&PendingChange> {
         self.0.front()
     }
 
-    pub(super) fn pop(&mut self) -> Option<Change> {
+    pub(super) fn pop(&mut self) -> Option<PendingChange> {
         self.0.pop_front()
     }
 

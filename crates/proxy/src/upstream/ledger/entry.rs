@@ -8,7 +8,7 @@ use crate::frames::{put_frame, stored_frames};
 /// One or more frames that were sent. Consecutive methods share an entry, so that a client that sends
 /// thousands of them takes little more memory than their bytes.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct SentEntry {
     pub(super) what: What,
     pub(super) frames: Vec<u8>,
 }
@@ -26,7 +26,7 @@ pub(super) enum What {
     Unconfirmed { published: u64, asked: u64, count: u64, too_large: bool },
 }
 
-impl Entry {
+impl SentEntry {
     pub(super) fn new(what: What, frames: Vec<u8>) -> Self {
         Self { what, frames }
     }
@@ -141,7 +141,7 @@ fn is_consume(payload: &[u8]) -> bool {
 }
 
 /// Size of an entry without its frames: an element of a queue that may be half empty.
-const ENTRY_BYTES: usize = 2 * size_of::<Entry>();
+const ENTRY_BYTES: usize = 2 * size_of::<SentEntry>();
 /// Bytes of frames that methods may share. Small enough that answered methods do not stay for long because of
 /// unanswered ones.
 pub(super) const SHARED_BYTES: usize = 4096;

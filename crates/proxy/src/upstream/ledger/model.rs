@@ -6,7 +6,7 @@ use amqp::properties::NO_PROPERTIES;
 use super::entry::SHARED_BYTES;
 use super::tests::{counted, payload};
 use super::*;
-use crate::kept::KeptTotals;
+use crate::kept::ReplayTotals;
 
 /// The contract of the ledger, implemented in the plainest way.
 #[derive(Default)]
@@ -109,7 +109,7 @@ impl Model {
 struct Run {
     random: u64,
     ledger: Arc<Ledger>,
-    kept: Arc<KeptTotals>,
+    kept: Arc<ReplayTotals>,
     model: Model,
     prefetch: Option<u16>,
     made: u64,
@@ -117,7 +117,7 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let kept = Arc::<KeptTotals>::default();
+        let kept = Arc::<ReplayTotals>::default();
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self { random, ledger: counted(&kept), kept, model: Model::default(), prefetch: None, made: 0 }
     }

@@ -4,7 +4,7 @@ use amqp::properties::NO_PROPERTIES;
 
 use super::entry::SHARED_BYTES;
 use super::*;
-use crate::kept::KeptTotals;
+use crate::kept::ReplayTotals;
 use crate::topology::{Declarer, Topologies};
 
 pub(super) fn message(key: &str) -> Vec<u8> {
@@ -25,7 +25,7 @@ fn ledger(carried: Carried) -> Arc<Ledger> {
 }
 
 /// A ledger that accounts for its bytes in `kept`.
-pub(super) fn counted(kept: &Arc<KeptTotals>) -> Arc<Ledger> {
+pub(super) fn counted(kept: &Arc<ReplayTotals>) -> Arc<Ledger> {
     let outbox = Arc::new(transport::Outbox::new(0));
     let link = ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), kept.clone(), Arc::default());
     Ledger::new(&Arc::new(link), Carried::default())
@@ -143,7 +143,7 @@ fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
 #[test]
 fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
     const ASKED: usize = 2000;
-    let kept = Arc::<KeptTotals>::default();
+    let kept = Arc::<ReplayTotals>::default();
     let ledger = counted(&kept);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for asked in 1..=ASKED {
@@ -153,7 +153,7 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
         assert!(taken < 2 * frames + 256, "{taken} bytes for {frames}");
     }
     let record = ledger.record.lock();
-    let places = record.entries.capacity() * size_of::<Entry>();
+    let places = record.entries.capacity() * size_of::<SentEntry>();
     let buffers: usize = record.entries.iter().map(|entry| entry.frames.capacity()).sum();
     assert!(places + buffers <= kept.connected(), "all that is taken is counted");
     drop(record);
@@ -180,7 +180,7 @@ fn the_room_for_many_entries_is_given_back_when_they_are_over() {
 
 #[test]
 fn what_is_answered_is_given_back_in_small_steps() {
-    let kept = Arc::<KeptTotals>::default();
+    let kept = Arc::<ReplayTotals>::default();
     let ledger = counted(&kept);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for _ in 0..1000 {
@@ -195,7 +195,7 @@ fn what_is_answered_is_given_back_in_small_steps() {
 
 #[test]
 fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_answered() {
-    let kept = Arc::<KeptTotals>::default();
+    let kept = Arc::<ReplayTotals>::default();
     let ledger = counted(&kept);
     ledger.messages(&message("slow"), 1);
     for _ in 0..10_000 {

@@ -9,11 +9,11 @@ use broker::{Flushed, Lsn};
 
 /// The confirms of one channel.
 #[derive(Debug, Default)]
-pub(super) struct Confirms {
+pub(super) struct ChannelConfirms {
     /// Sequence number of the last publish.
     last: u64,
     /// The waiting confirms, in order.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingConfirm>,
 }
 
 /// A run of publishes with the same outcome.
@@ -26,12 +26,12 @@ pub(super) struct Run {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingConfirm {
     run: Run,
     until: Lsn,
 }
 
-impl Confirms {
+impl ChannelConfirms {
     /// Records publishes. Confirms that need not wait, and have none to wait behind, are passed to `write`.
     pub(super) fn add(&mut self, flushed: &Flushed, mut write: impl FnMut(Run)) {
         let first = self.last + 1;
@@ -52,7 +52,9 @@ impl Confirms {
     /// long as possible.
     pub(super) fn release(&mut self, durable: Lsn, mut write: impl FnMut(Run)) {
         let mut next: Option<Run> = None;
-        while let Some(Waiting { run, .. }) = self.waiting.pop_front_if(|waiting| waiting.until <= durable) {
+        while let Some(WaitingConfirm { run, .. }) =
+            self.waiting.pop_front_if(|waiting| waiting.until <= durable)
+        {
             match &mut next {
                 Some(next) if next.refused == run.refused => next.last = run.last,
                 _ => {
@@ -70,7 +72,7 @@ impl Confirms {
     fn wait(&mut self, run: Run, until: Lsn) {
         match self.waiting.back_mut() {
             Some(last) if last.until == until && last.run.refused == run.refused => last.run.last = run.last,
-            _ => self.waiting.push_back(Waiting { run, until }),
+            _ => self.waiting.push_back(WaitingConfirm { run, until }),
         }
     }
 }
@@ -112,13 +114,13 @@ mod tests {
         Run { refused: true, ..ack(first, last) }
     }
 
-    fn add(confirms: &mut Confirms, flushed: &Flushed) -> Vec<Run> {
+    fn add(confirms: &mut ChannelConfirms, flushed: &Flushed) -> Vec<Run> {
         let mut written = Vec::new();
         confirms.add(flushed, |run| written.push(run));
         written
     }
 
-    fn release(confirms: &mut Confirms, durable: u64) -> Vec<Run> {
+    fn release(confirms: &mut ChannelConfirms, durable: u64) -> Vec<Run> {
         let mut written = Vec::new();
         confirms.release(Lsn(durable), |run| written.push(run));
         written
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_needs_no_disk_is_confirmed_at_once() {
-        let mut confirms = Confirms::default();
+        let mut confirms = ChannelConfirms::default();
         let written = add(&mut confirms, &flushed(5, &[1, 2], None));
         assert_eq!(written, [ack(1, 1), nack(2, 3), ack(4, 5)]);
         assert_eq!(add(&mut confirms, &flushed(1, &[], None)), [ack(6, 6)]);
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn nothing_overtakes_what_waits() {
-        let mut confirms = Confirms::default();
+        let mut confirms = ChannelConfirms::default();
         assert_eq!(add(&mut confirms, &flushed(2, &[], Some(10))), []);
         assert_eq!(add(&mut confirms, &flushed(1, &[], None)), []);
         assert_eq!(add(&mut confirms, &flushed(1, &[], Some(20))), []);
@@ -148,7 +150,7 @@ mod tests {
 
     #[test]
     fn one_word_is_enough_for_many() {
-        let mut confirms = Confirms::default();
+        let mut confirms = ChannelConfirms::default();
         for until in 1..=9 {
             add(&mut confirms, &flushed(10, if until == 5 { &[0] } else { &[] }, Some(until)));
         }

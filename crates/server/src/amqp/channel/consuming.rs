@@ -9,13 +9,17 @@ use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
 use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE, Tracer};
 
-use super::super::broker_session::{Context, LateGet};
+use super::super::broker_session::{ChannelContext, LateGet};
 use super::super::content::{Destination, write_message};
 use super::super::deliveries::{BasicDeliver, Cancelled, ChannelConsumer, Settling};
-use super::{Channel, Mode, Registered, Settlement, give_back};
+use super::{Channel, DeliverySettlement, Mode, RegisteredConsumer, give_back};
 
 impl Channel {
-    pub(super) fn consume(&mut self, context: &Context, consume: &basic::Consume<'_>) -> Result<(), Fault> {
+    pub(super) fn consume(
+        &mut self,
+        context: &ChannelContext,
+        consume: &basic::Consume<'_>,
+    ) -> Result<(), Fault> {
         // RabbitMQ resolves an empty queue name before it checks anything else.
         let name = self.queue_name(consume.queue)?;
         let tag: Box<str> = match consume.consumer_tag {
@@ -48,7 +52,7 @@ impl Channel {
 
     fn consume_from(
         &mut self,
-        context: &Context,
+        context: &ChannelContext,
         queue: &Arc<Queue>,
         tag: Box<str>,
         consume: &basic::Consume<'_>,
@@ -81,7 +85,7 @@ impl Channel {
             context.send(self.number, basic::ConsumeOk { consumer_tag: &tag });
         }
         queue.resume(id, context.now);
-        self.consumers.insert(tag, Registered { key, queue: Arc::clone(queue), id });
+        self.consumers.insert(tag, RegisteredConsumer { key, queue: Arc::clone(queue), id });
         Ok(())
     }
 
@@ -98,7 +102,7 @@ impl Channel {
     }
 
     /// Creates the queue of the channel's direct reply-to consumer (RabbitMQ, "Direct Reply-to").
-    fn open_replies(&mut self, context: &Context) -> Arc<Queue> {
+    fn open_replies(&mut self, context: &ChannelContext) -> Arc<Queue> {
         let queue = context.vhost.open_replies();
         self.publisher.get(context, self.number).set_reply_queue(Some(Arc::clone(queue.name())));
         self.replies = Some(Arc::clone(&queue));
@@ -106,14 +110,14 @@ impl Channel {
     }
 
     /// Called after the direct reply-to consumer was cancelled.
-    pub(super) fn close_replies(&mut self, context: &Context) {
+    pub(super) fn close_replies(&mut self, context: &ChannelContext) {
         if let Some(queue) = self.replies.take() {
             self.publisher.get(context, self.number).set_reply_queue(None);
             context.vhost.close_replies(&queue);
         }
     }
 
-    pub(super) fn cancel(&mut self, context: &Context, cancel: &basic::Cancel<'_>) {
+    pub(super) fn cancel(&mut self, context: &ChannelContext, cancel: &basic::Cancel<'_>) {
         if let Some(consumer) = self.consumers.remove(cancel.consumer_tag) {
             consumer.queue.cancel(consumer.id, context.now);
             self.deliveries.remove_consumer(consumer.key);
@@ -127,7 +131,7 @@ impl Channel {
     }
 
     /// The broker has cancelled a consumer of this channel, or of an earlier one with the same number.
-    pub(crate) fn cancelled_by_broker(&mut self, context: &Context, cancelled: &Cancelled) {
+    pub(crate) fn cancelled_by_broker(&mut self, context: &ChannelContext, cancelled: &Cancelled) {
         let Cancelled { deliveries, key, tag } = cancelled;
         let known = self.consumers.get(tag).is_some_and(|consumer| consumer.key == *key);
         if !known || !Arc::ptr_eq(deliveries, &self.deliveries) {
@@ -140,7 +144,7 @@ impl Channel {
         }
     }
 
-    pub(super) fn get(&mut self, context: &Context, get: &basic::Get<'_>) -> Result<(), Fault> {
+    pub(super) fn get(&mut self, context: &ChannelContext, get: &basic::Get<'_>) -> Result<(), Fault> {
         let name = self.queue_name(get.queue)?;
         context.seat.check_read_queue(name)?;
         let queue = context.vhost.queue(context.session, name)?;
@@ -151,7 +155,7 @@ impl Channel {
 
     /// Answers basic.get if the queue's next message is in memory. Otherwise the client is not read until it
     /// is, so that answers keep their order.
-    pub(crate) fn fetch(&mut self, context: &Context, queue: Arc<Queue>, no_ack: bool) {
+    pub(crate) fn fetch(&mut self, context: &ChannelContext, queue: Arc<Queue>, no_ack: bool) {
         let got = match queue.fetch(no_ack, context.now, context.nudge()) {
             Fetched::Got(got) => got,
             Fetched::Empty => {
@@ -178,7 +182,7 @@ impl Channel {
         });
     }
 
-    pub(super) fn qos(&mut self, context: &Context, qos: basic::Qos) -> Result<(), Fault> {
+    pub(super) fn qos(&mut self, context: &ChannelContext, qos: basic::Qos) -> Result<(), Fault> {
         if qos.prefetch_size != 0 {
             let text = format!("prefetch_size!=0 ({})", qos.prefetch_size);
             return Err(Fault::new(ReplyCode::NotImplemented, text));
@@ -204,10 +208,10 @@ impl Channel {
 
     pub(super) fn settle(
         &mut self,
-        context: &Context,
+        context: &ChannelContext,
         tag: u64,
         multiple: bool,
-        how: Settlement,
+        how: DeliverySettlement,
     ) -> Result<(), Fault> {
         let unknown = || Fault::new(ReplyCode::PreconditionFailed, format!("unknown delivery tag {tag}"));
         if let Mode::Tx(transaction) = &mut self.mode {
@@ -215,18 +219,18 @@ impl Channel {
             transaction.settle(how, held);
             return Ok(());
         }
-        let acked_at = (how == Settlement::Ack).then_some(context.now);
+        let acked_at = (how == DeliverySettlement::Ack).then_some(context.now);
         let unsettled = self.deliveries.settle(tag, multiple, acked_at).ok_or_else(unknown)?;
         give_back(unsettled, how, context);
         self.deliveries.resume(context.now);
         Ok(())
     }
 
-    pub(super) fn recover(&mut self, context: &Context, requeue: bool) -> Result<(), Fault> {
+    pub(super) fn recover(&mut self, context: &ChannelContext, requeue: bool) -> Result<(), Fault> {
         if !requeue {
             return Err(Fault::new(ReplyCode::NotImplemented, "requeue=false"));
         }
-        give_back(self.deliveries.take_all(), Settlement::Requeue, context);
+        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue, context);
         self.deliveries.resume(context.now);
         Ok(())
     }

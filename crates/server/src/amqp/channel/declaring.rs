@@ -4,11 +4,15 @@ use amqp::error::{Fault, ReplyCode};
 use amqp::method::{Method, exchange, queue};
 use broker::{Binding, ExchangeDeclare, QueueDeclare};
 
-use super::super::broker_session::Context;
+use super::super::broker_session::ChannelContext;
 use super::Channel;
 
 impl Channel {
-    pub(super) fn exchange_declare(&self, context: &Context, m: &exchange::Declare<'_>) -> Result<(), Fault> {
+    pub(super) fn exchange_declare(
+        &self,
+        context: &ChannelContext,
+        m: &exchange::Declare<'_>,
+    ) -> Result<(), Fault> {
         let declare = ExchangeDeclare {
             name: m.exchange,
             kind: m.kind,
@@ -23,14 +27,22 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn exchange_delete(&self, context: &Context, m: &exchange::Delete<'_>) -> Result<(), Fault> {
+    pub(super) fn exchange_delete(
+        &self,
+        context: &ChannelContext,
+        m: &exchange::Delete<'_>,
+    ) -> Result<(), Fault> {
         context.seat.check_delete_exchange(m.exchange)?;
         context.hold_until(context.vhost.delete_exchange(m.exchange, m.if_unused)?);
         self.answer(context, m.no_wait, exchange::DeleteOk {});
         Ok(())
     }
 
-    pub(super) fn exchange_bind(&self, context: &Context, m: &exchange::Bind<'_>) -> Result<(), Fault> {
+    pub(super) fn exchange_bind(
+        &self,
+        context: &ChannelContext,
+        m: &exchange::Bind<'_>,
+    ) -> Result<(), Fault> {
         let binding = Binding {
             source: m.source,
             destination: m.destination,
@@ -42,7 +54,11 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn exchange_unbind(&self, context: &Context, m: &exchange::Unbind<'_>) -> Result<(), Fault> {
+    pub(super) fn exchange_unbind(
+        &self,
+        context: &ChannelContext,
+        m: &exchange::Unbind<'_>,
+    ) -> Result<(), Fault> {
         let binding = Binding {
             source: m.source,
             destination: m.destination,
@@ -54,7 +70,11 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn queue_declare(&mut self, context: &Context, m: &queue::Declare<'_>) -> Result<(), Fault> {
+    pub(super) fn queue_declare(
+        &mut self,
+        context: &ChannelContext,
+        m: &queue::Declare<'_>,
+    ) -> Result<(), Fault> {
         if broker::is_reply_name(m.queue) {
             return self.declare_replies(context, m);
         }
@@ -80,7 +100,7 @@ impl Channel {
     }
 
     /// Lets a responder check whether the requester still exists; creates nothing.
-    fn declare_replies(&mut self, context: &Context, m: &queue::Declare<'_>) -> Result<(), Fault> {
+    fn declare_replies(&mut self, context: &ChannelContext, m: &queue::Declare<'_>) -> Result<(), Fault> {
         if !context.vhost.has_replies(m.queue) {
             let text = format!("no queue '{}' in vhost '{}'", m.queue, context.vhost.name());
             return Err(Fault::new(ReplyCode::NotFound, text));
@@ -91,7 +111,7 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn queue_bind(&self, context: &Context, m: &queue::Bind<'_>) -> Result<(), Fault> {
+    pub(super) fn queue_bind(&self, context: &ChannelContext, m: &queue::Bind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
         let binding = Binding { arguments: m.arguments, ..binding };
         context.hold_until(context.seat.bind_queue(context.session, &binding)?);
@@ -99,7 +119,7 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn queue_unbind(&self, context: &Context, m: &queue::Unbind<'_>) -> Result<(), Fault> {
+    pub(super) fn queue_unbind(&self, context: &ChannelContext, m: &queue::Unbind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
         let binding = Binding { arguments: m.arguments, ..binding };
         context.hold_until(context.seat.unbind_queue(context.session, &binding)?);
@@ -107,7 +127,7 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn queue_purge(&self, context: &Context, m: &queue::Purge<'_>) -> Result<(), Fault> {
+    pub(super) fn queue_purge(&self, context: &ChannelContext, m: &queue::Purge<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
         context.seat.check_read_queue(name)?;
         let (purged, until) = context.vhost.purge(context.session, name)?;
@@ -117,7 +137,7 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn queue_delete(&self, context: &Context, m: &queue::Delete<'_>) -> Result<(), Fault> {
+    pub(super) fn queue_delete(&self, context: &ChannelContext, m: &queue::Delete<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
         context.seat.check_delete_queue(name)?;
         let (deleted, ticket) = context.vhost.delete_queue(context.session, name, m.if_unused, m.if_empty)?;
@@ -140,7 +160,7 @@ impl Channel {
         Ok(Binding { source: exchange, destination, routing_key, ..Default::default() })
     }
 
-    fn answer<'m>(&self, context: &Context, no_wait: bool, method: impl Into<Method<'m>>) {
+    fn answer<'m>(&self, context: &ChannelContext, no_wait: bool, method: impl Into<Method<'m>>) {
         if !no_wait {
             context.send(self.number, method);
         }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use amqp::content::{Content, Progress};
+use amqp::content::{Assembled, Content};
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
 use amqp::properties::ContentHeader;
 use broker::{Body, Flushed, FrontEnd, Lsn, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
-use super::super::broker_session::Context;
+use super::super::broker_session::ChannelContext;
 use super::super::content::{Destination, view, write_message};
 use super::confirms::Run;
 use super::{Channel, Mode};
@@ -30,7 +30,7 @@ pub(super) struct LazyPublisher(Option<Box<Publisher>>);
 
 impl LazyPublisher {
     /// The publisher, created if necessary.
-    pub(super) fn get(&mut self, context: &Context, channel: u16) -> &mut Publisher {
+    pub(super) fn get(&mut self, context: &ChannelContext, channel: u16) -> &mut Publisher {
         self.0.get_or_insert_with(|| {
             let mut publisher = context.vhost.publisher(context.seat.identity());
             publisher.set_connection(Arc::<OpenConnection>::clone(&context.shown), channel);
@@ -53,7 +53,7 @@ impl Channel {
     /// Publishes a message whose content has arrived.
     pub(crate) fn publish(
         &mut self,
-        context: &Context,
+        context: &ChannelContext,
         publish: &basic::Publish<'_>,
         properties: &[u8],
         body: &[u8],
@@ -79,14 +79,14 @@ impl Channel {
 
     pub(crate) fn handle_header(
         &mut self,
-        context: &Context,
+        context: &ChannelContext,
         header: ContentHeader<'_>,
     ) -> Result<(), Fault> {
         let progress = self.assembler.header(header, context.shared.config.max_message_size)?;
         self.take_progress(context, progress)
     }
 
-    pub(crate) fn handle_body(&mut self, context: &Context, piece: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn handle_body(&mut self, context: &ChannelContext, piece: &[u8]) -> Result<(), Fault> {
         let progress = self.assembler.body(piece)?;
         self.take_progress(context, progress)
     }
@@ -98,10 +98,10 @@ impl Channel {
 
     fn take_progress(
         &mut self,
-        context: &Context,
-        progress: Progress<'_, PendingPublish>,
+        context: &ChannelContext,
+        progress: Assembled<'_, PendingPublish>,
     ) -> Result<(), Fault> {
-        let Progress::Complete(Content { method, properties, body }) = progress else { return Ok(()) };
+        let Assembled::Complete(Content { method, properties, body }) = progress else { return Ok(()) };
         let chunk;
         let body = match body {
             std::borrow::Cow::Borrowed(bytes) => Body::Copied(bytes),
@@ -121,7 +121,7 @@ impl Channel {
 
     fn take_message(
         &mut self,
-        context: &Context,
+        context: &ChannelContext,
         message: Publish<'_>,
         mandatory: bool,
     ) -> Result<(), Fault> {
@@ -140,21 +140,21 @@ impl Channel {
     }
 
     /// Handles a message that reached no queue: returns it if it was mandatory.
-    pub(super) fn is_unroutable(&self, context: &Context, message: Publish<'_>, mandatory: bool) {
+    pub(super) fn is_unroutable(&self, context: &ChannelContext, message: Publish<'_>, mandatory: bool) {
         self.shown.publishing().unroutable(mandatory, context.now);
         if mandatory {
             self.return_unroutable(context, message);
         }
     }
 
-    pub(super) fn count_published(&self, context: &Context, count: u64) {
+    pub(super) fn count_published(&self, context: &ChannelContext, count: u64) {
         if count > 0 {
             self.shown.publishing().published(count, context.now);
         }
     }
 
     /// Sends basic.return.
-    fn return_unroutable(&self, context: &Context, message: Publish<'_>) {
+    fn return_unroutable(&self, context: &ChannelContext, message: Publish<'_>) {
         let code = ReplyCode::NoRoute;
         let method = basic::Return {
             reply_code: code.code(),
@@ -172,7 +172,7 @@ impl Channel {
 
     /// Flushes publishes, and confirms them as soon as possible. Returns whether all were flushed; if not, the
     /// caller calls again in the connection's next turn.
-    pub(crate) fn flush(&mut self, context: &Context) -> bool {
+    pub(crate) fn flush(&mut self, context: &ChannelContext) -> bool {
         let Some(flushed) = self.publisher.flush(context.now) else { return true };
         if flushed.unfinished {
             return false;
@@ -192,7 +192,7 @@ impl Channel {
     }
 
     /// Flushes everything, however long it takes: the next operation must see all earlier publishes.
-    pub(crate) fn flush_all(&mut self, context: &Context) {
+    pub(crate) fn flush_all(&mut self, context: &ChannelContext) {
         while !self.flush(context) {}
     }
 
@@ -202,7 +202,7 @@ impl Channel {
     }
 
     /// Sends the confirms that have waited for the log up to `durable`.
-    pub(crate) fn confirm_up_to(&mut self, context: &Context, durable: Lsn) {
+    pub(crate) fn confirm_up_to(&mut self, context: &ChannelContext, durable: Lsn) {
         let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode {
             confirms.release(durable, |run| confirm(context, number, shown, run));
@@ -210,7 +210,7 @@ impl Channel {
     }
 
     /// At the channel's end: its confirms are sent when they may be, and before anything sent later.
-    pub(super) fn leave_confirms(&mut self, context: &Context) {
+    pub(super) fn leave_confirms(&mut self, context: &ChannelContext) {
         let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode
             && let Some(until) = confirms.until()
@@ -222,7 +222,7 @@ impl Channel {
 }
 
 /// All publishes before a run are settled already, so `multiple` needs no lower end.
-fn confirm(context: &Context, channel: u16, shown: &OpenChannel, run: Run) {
+fn confirm(context: &ChannelContext, channel: u16, shown: &OpenChannel, run: Run) {
     let Run { first, last: delivery_tag, refused } = run;
     let multiple = delivery_tag > first;
     context.shared.metrics.confirms(FrontEnd::Amqp).given.add(delivery_tag - first + 1);

@@ -7,9 +7,9 @@ use amqp::method::tx;
 use broker::{Body, Leaving, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
-use super::super::broker_session::Context;
+use super::super::broker_session::ChannelContext;
 use super::super::deliveries::Unsettled;
-use super::{Channel, Mode, Settlement, give_back};
+use super::{Channel, DeliverySettlement, Mode, give_back};
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: enough for several messages of the default maximum size.
@@ -17,14 +17,14 @@ const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
 /// The publishes and settlements that wait for commit.
 #[derive(Default)]
-pub(super) struct Transaction {
-    publishes: Vec<HeldPublish>,
+pub(super) struct ChannelTransaction {
+    publishes: Vec<TransactionPublish>,
     /// Bytes in `publishes`.
     bytes: usize,
-    settlements: Vec<(Settlement, Vec<(u64, Unsettled)>)>,
+    settlements: Vec<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
 }
 
-struct HeldPublish {
+struct TransactionPublish {
     exchange: Box<str>,
     routing_key: Box<str>,
     mandatory: bool,
@@ -32,7 +32,7 @@ struct HeldPublish {
     body: [Bytes; 1],
 }
 
-impl HeldPublish {
+impl TransactionPublish {
     fn message(&self) -> Publish<'_> {
         Publish {
             exchange: &self.exchange,
@@ -43,7 +43,7 @@ impl HeldPublish {
     }
 }
 
-impl Transaction {
+impl ChannelTransaction {
     /// Holds a message until commit. Errors in it are reported now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
@@ -58,12 +58,12 @@ impl Transaction {
             Body::Chunks([chunk]) => chunk.clone(),
             Body::Chunks(chunks) => Bytes::from(chunks.concat()),
         };
-        self.bytes += size_of::<HeldPublish>() + message.properties.len() + body.len();
+        self.bytes += size_of::<TransactionPublish>() + message.properties.len() + body.len();
         if self.bytes > MAX_TRANSACTION_BYTES {
             let text = format!("transaction larger than {MAX_TRANSACTION_BYTES} bytes");
             return Err(Fault::new(ReplyCode::ResourceError, text));
         }
-        self.publishes.push(HeldPublish {
+        self.publishes.push(TransactionPublish {
             exchange: message.exchange.into(),
             routing_key: message.routing_key.into(),
             mandatory,
@@ -74,7 +74,7 @@ impl Transaction {
     }
 
     /// Holds a settlement until commit.
-    pub(super) fn settle(&mut self, how: Settlement, unsettled: Vec<(u64, Unsettled)>) {
+    pub(super) fn settle(&mut self, how: DeliverySettlement, unsettled: Vec<(u64, Unsettled)>) {
         self.settlements.push((how, unsettled));
     }
 
@@ -85,7 +85,7 @@ impl Transaction {
 }
 
 impl Channel {
-    pub(super) fn tx_select(&mut self, context: &Context) -> Result<(), Fault> {
+    pub(super) fn tx_select(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         match self.mode {
             Mode::Plain => {
                 self.mode = Mode::Tx(Box::default());
@@ -103,7 +103,7 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn tx_commit(&mut self, context: &Context) -> Result<(), Fault> {
+    pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         let transaction = self.take_transaction()?;
         for held in &transaction.publishes {
             match self.publisher.get(context, self.number).publish_held(held.message(), context.now) {
@@ -122,7 +122,7 @@ impl Channel {
         let settles = !transaction.settlements.is_empty();
         for (how, unsettled) in transaction.settlements {
             self.deliveries.release(&unsettled);
-            if how == Settlement::Ack {
+            if how == DeliverySettlement::Ack {
                 self.deliveries.count(Leaving::acked(unsettled.len()), context.now);
             }
             give_back(unsettled, how, context);
@@ -135,14 +135,14 @@ impl Channel {
         Ok(())
     }
 
-    pub(super) fn tx_rollback(&mut self, context: &Context) -> Result<(), Fault> {
+    pub(super) fn tx_rollback(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         let transaction = self.take_transaction()?;
         self.deliveries.restore(transaction.into_unsettled());
         context.send(self.number, tx::RollbackOk {});
         Ok(())
     }
 
-    fn take_transaction(&mut self) -> Result<Transaction, Fault> {
+    fn take_transaction(&mut self) -> Result<ChannelTransaction, Fault> {
         match &mut self.mode {
             Mode::Tx(transaction) => Ok(std::mem::take(&mut **transaction)),
             _ => Err(Fault::new(ReplyCode::PreconditionFailed, "channel is not transactional")),

@@ -13,7 +13,7 @@ use super::{ConsumerKey, Deliveries, Traces};
 /// The consumers of a connection that wait for the connection's own task.
 pub(crate) struct ConnectionConsumers {
     pub(super) outbox: Arc<Outbox>,
-    line: Mutex<Line>,
+    line: Mutex<ConsumerWaitQueue>,
     /// Whether consumers wait for room. May be out of date, so nothing depends on it.
     crowded: AtomicBool,
     /// A waiting consumer needs a turn of the connection's own task, not room. Set before the outbox is nudged,
@@ -27,7 +27,7 @@ pub(crate) struct ConnectionConsumers {
 /// Consumers of any channel for which the outbox had no room, by ticket. Each waits for its turn: otherwise one
 /// busy queue could take all the room whenever there is some.
 #[derive(Default)]
-struct Line {
+struct ConsumerWaitQueue {
     waiting: BTreeMap<u64, (Arc<Deliveries>, ConsumerKey)>,
     next_ticket: u64,
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use broker::{Consumer, Delivery, Offer, Queue, QueueKind, Room, Tracer};
+use broker::{Consumer, ConsumerRoom, Delivery, Offer, Queue, QueueKind, Tracer};
 use transport::OutBuf;
 
 use super::super::content::{Destination, write_deliver};
-use super::inner::{Inner, Standing};
+use super::inner::{DeliveringChannel, Standing};
 use super::{Cancelled, ConsumerKey, Deliveries, Unsettled};
 
 /// The encoding of a delivery in a protocol.
@@ -53,7 +53,7 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
 }
 
 impl<F: Form> Consumer for ChannelConsumer<F> {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         let mut inner = self.deliveries.inner.lock();
         let inner = inner.get_or_insert_default();
         let room = self.take(inner, offer);
@@ -80,7 +80,7 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
 
 impl<F: Form> ChannelConsumer<F> {
     /// Takes deliveries for as long as there are credit and room.
-    fn take(&self, inner: &mut Inner, offer: &mut Offer<'_>) -> Room {
+    fn take(&self, inner: &mut DeliveringChannel, offer: &mut Offer<'_>) -> ConsumerRoom {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
         let is_traced = connection.traces().are_wanted();
@@ -88,14 +88,14 @@ impl<F: Form> ChannelConsumer<F> {
         loop {
             if !inner.has_credit(self.key) {
                 inner.exhaust(self.key);
-                return Room::Full;
+                return ConsumerRoom::Full;
             }
             // Asked before each round: a negative answer makes the outbox call the session when it has room again.
             if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn) {
                 if let Some(credit) = inner.credit_mut(self.key) {
                     credit.standing = Standing::OutOfRoom(ticket);
                 }
-                return Room::Full;
+                return ConsumerRoom::Full;
             }
             let allowance = outbox.limit().saturating_sub(outbox.backlog());
             let mut traced = Vec::new();
@@ -115,15 +115,15 @@ impl<F: Form> ChannelConsumer<F> {
                 connection.trace(self.deliveries.channel(), &self.queue, false, traced);
             }
             match emptied {
-                Some(true) => return Room::More,
+                Some(true) => return ConsumerRoom::More,
                 Some(false) => {}
                 // The connection has ended; its session will cancel the consumer.
-                None => return Room::Full,
+                None => return ConsumerRoom::Full,
             }
         }
     }
 
-    fn write(&self, inner: &mut Inner, buf: &mut OutBuf, delivery: Delivery) {
+    fn write(&self, inner: &mut DeliveringChannel, buf: &mut OutBuf, delivery: Delivery) {
         let tag = inner.take_tag();
         let destination = self.deliveries.destination;
         self.form.write(buf, destination, &self.tag, tag, &delivery, self.queue.kind());

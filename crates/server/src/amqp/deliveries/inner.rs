@@ -19,7 +19,7 @@ pub(super) const UNSETTLED_KEPT: usize = 1024;
 
 /// The state of a channel that delivers.
 #[derive(Default)]
-pub(super) struct Inner {
+pub(super) struct DeliveringChannel {
     /// The last delivery tag assigned; the first is 1.
     pub(super) last_tag: u64,
     /// In ascending order of delivery tag. A settled entry leaves a tombstone until it reaches the front.
@@ -93,7 +93,7 @@ pub(super) enum Standing {
     OutOfRoom(u64),
 }
 
-impl Inner {
+impl DeliveringChannel {
     pub(super) fn take_tag(&mut self) -> u64 {
         self.last_tag += 1;
         self.last_tag

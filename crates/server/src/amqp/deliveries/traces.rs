@@ -18,7 +18,7 @@ use super::super::room::DiskRoom;
 pub(crate) struct Traces {
     /// `None` if nothing is ever traced.
     vhost: Option<Arc<VirtualHost>>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<TraceBacklog>,
     /// Whether any delivery waits, as of the last change of `waiting`, to be read without the lock.
     any: AtomicBool,
     /// Whether the limit is reached, likewise.
@@ -26,7 +26,7 @@ pub(crate) struct Traces {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct TraceBacklog {
     deliveries: VecDeque<Traced>,
     /// Bytes of their bodies.
     bytes: usize,
@@ -85,7 +85,7 @@ impl Traces {
         Some(next)
     }
 
-    fn changed(&self, waiting: &Waiting) {
+    fn changed(&self, waiting: &TraceBacklog) {
         let count = waiting.deliveries.len();
         self.any.store(count > 0, Ordering::Release);
         self.full.store(count >= MAX_WAITING || waiting.bytes >= MAX_WAITING_BYTES, Ordering::Release);

@@ -6,7 +6,7 @@ use amqp::properties::{PERSISTENT, Properties};
 use broker::{Store, Timestamp};
 use store::Rounds;
 use store::disk::simulated::{Dice, Faults, SimDisk};
-use store::journal::{Lsn, Settings, Step};
+use store::journal::{CommitOutcome, JournalSettings, Lsn};
 use sync::work::Turn;
 
 use super::*;
@@ -22,7 +22,7 @@ struct Durable {
 impl Durable {
     fn new(seed: u64, pending_limit: usize) -> Self {
         let disk = SimDisk::new(seed, 1 << 30);
-        let settings = Settings { segment_size: 64 << 10, pending_limit };
+        let settings = JournalSettings { segment_size: 64 << 10, pending_limit };
         let (store, rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();
@@ -38,7 +38,7 @@ impl Durable {
 
     fn write_all(&mut self) {
         self.breaks(false);
-        while !matches!(self.rounds.step(), Step::Idle) {}
+        while !matches!(self.rounds.step(), CommitOutcome::Idle) {}
     }
 }
 
@@ -197,7 +197,7 @@ fn a_full_journal_pauses_who_publishes_and_nothing_is_lost() {
     assert_eq!(publisher.call(flood), [""; 0]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert!(!durable.store.has_room());
-    assert!(matches!(durable.rounds.step(), Step::Failed(_)));
+    assert!(matches!(durable.rounds.step(), CommitOutcome::Failed(_)));
     assert_eq!(publisher.nudged(), [""; 0]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert_eq!(publisher.call(flood), [""; 0], "held, not taken");

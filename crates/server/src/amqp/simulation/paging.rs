@@ -2,7 +2,7 @@
 
 use broker::{Broker, BrokerConfig, Store, Timestamp};
 use store::disk::simulated::SimDisk;
-use store::journal::Settings;
+use store::journal::JournalSettings;
 
 use super::*;
 
@@ -11,7 +11,7 @@ const MESSAGES: usize = 300;
 /// A server whose long queues are paged to disk, and its broker, whose paging the test drives.
 fn paging_server() -> (Arc<Shared>, Arc<Broker>) {
     let disk = SimDisk::new(1, 1 << 30);
-    let (store, _rounds, recovered) = Store::open(Arc::new(disk), Settings::default()).unwrap();
+    let (store, _rounds, recovered) = Store::open(Arc::new(disk), JournalSettings::default()).unwrap();
     let config = BrokerConfig { defaults: false, paging_watermark: 0, ..BrokerConfig::default() };
     let broker = Broker::new(config);
     broker.restore(&store, recovered, Timestamp::default()).unwrap();

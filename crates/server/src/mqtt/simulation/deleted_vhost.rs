@@ -24,14 +24,14 @@ fn written(world: &mut World) -> usize {
 }
 
 fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
-    let mut client = world.client(Version::V311);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, name) };
+    let mut client = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, name) };
     let answers = client.send(world, Packet::Connect(Box::new(connect)));
     (client, answers)
 }
 
 fn retain(client: &mut Client, world: &mut World) -> Vec<String> {
-    let kept = Publish { retain: true, ..message("kept", QoS::AtLeastOnce, 3) };
+    let kept = PublishPacket { retain: true, ..message("kept", QoS::AtLeastOnce, 3) };
     client.send(world, Packet::Publish(kept))
 }
 
@@ -39,12 +39,12 @@ fn retain(client: &mut Client, world: &mut World) -> Vec<String> {
 fn sessions_and_retained_messages_go_with_their_virtual_host() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut away = world.connected(Version::V311, "away", 1);
+    let mut away = world.connected(MqttVersion::V311, "away", 1);
     away.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     away.publish(&mut world, "t", QoS::ExactlyOnce, 5);
     assert_eq!(retain(&mut away, &mut world), ["puback 3 success"]);
     drop(away);
-    let mut mortal = world.connected(Version::V5, "mortal", 60);
+    let mut mortal = world.connected(MqttVersion::V5, "mortal", 60);
     mortal.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
     drop(mortal);
     assert!(written(&mut world) >= 4 && world.hub.next_deadline().is_some());
@@ -65,17 +65,20 @@ fn sessions_and_retained_messages_go_with_their_virtual_host() {
 fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_next_one() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut old = world.client(Version::V5);
+    let mut old = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
     let will = ::mqtt::packet::Will {
         qos: QoS::AtMostOnce,
         retain: true,
-        properties: Properties::NONE,
+        properties: PacketProperties::NONE,
         topic: "will",
         payload: b"gone",
     };
-    let connect =
-        Connect { will: Some(will), properties: list.as_properties(), ..Connect::new(Version::V5, "me") };
+    let connect = ConnectPacket {
+        will: Some(will),
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, "me")
+    };
     old.send(&mut world, Packet::Connect(Box::new(connect)));
     old.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
     make_again(&world);
@@ -85,8 +88,8 @@ fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_nex
     let before = written(&mut world);
     // Packets sent before the client is notified.
     let mut bytes = Vec::new();
-    let kept = Publish { retain: true, ..message("kept", QoS::ExactlyOnce, 3) };
-    kept.encode(Version::V5, &mut bytes);
+    let kept = PublishPacket { retain: true, ..message("kept", QoS::ExactlyOnce, 3) };
+    kept.encode(MqttVersion::V5, &mut bytes);
     old.connection.handle_input(&bytes, old.now);
     let told = old.received(&mut world);
     assert!(told.iter().any(|packet| packet == "disconnect Administrative action"), "{told:?}");
@@ -102,9 +105,9 @@ fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_nex
 #[test]
 fn who_waits_for_a_session_of_a_deleted_virtual_host_is_refused() {
     let mut world = World::new();
-    let holder = world.connected(Version::V5, "me", 60);
-    let mut waiting = world.client(Version::V5);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V5, "me") };
+    let holder = world.connected(MqttVersion::V5, "me", 60);
+    let mut waiting = world.client(MqttVersion::V5);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V5, "me") };
     assert!(waiting.send(&mut world, Packet::Connect(Box::new(connect))).is_empty());
     make_again(&world);
     assert_eq!(waiting.look(), ["connack Session taken over"]);
@@ -117,7 +120,7 @@ fn who_waits_for_a_session_of_a_deleted_virtual_host_is_refused() {
 fn what_an_earlier_version_has_left_of_a_deleted_virtual_host_is_cleared_away() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut client = world.connected(Version::V311, "me", 1);
+    let mut client = world.connected(MqttVersion::V311, "me", 1);
     retain(&mut client, &mut world);
     drop(client);
     let store = Arc::clone(world.hub.store().unwrap());

@@ -3,13 +3,16 @@
 use broker::{Section, SessionId, Timestamp};
 
 use super::*;
-use crate::mqtt::kept::Kept;
+use crate::mqtt::kept::DetachedSession;
 
 fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
-    let mut client = world.client(Version::V5);
+    let mut client = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect =
-        Connect { clean_start: false, properties: list.as_properties(), ..Connect::new(Version::V5, name) };
+    let connect = ConnectPacket {
+        clean_start: false,
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, name)
+    };
     let answers = client.send(world, Packet::Connect(Box::new(connect)));
     (client, answers)
 }
@@ -23,7 +26,7 @@ fn as_before(world: &mut World) {
         let user = [&[0, 0, 0, 5][..], b"guest", &[0; 8]].concat();
         let at = value.windows(user.len()).position(|part| part == user).unwrap();
         let older = [&[2][..], &value[1..at], &value[at + user.len()..]].concat();
-        assert!(Kept::decode(&older, Timestamp(1)).unwrap().is_merged);
+        assert!(DetachedSession::decode(&older, Timestamp(1)).unwrap().is_merged);
         catalogue.put(Section::MqttSessions, key, older);
     }
     world.round();
@@ -45,11 +48,11 @@ fn bind_as_before(world: &World, queue: &str, key: &str, before: &str) {
 #[test]
 fn a_topic_with_a_dot_is_not_that_with_a_slash() {
     let mut world = World::new();
-    let mut dots = world.connected(Version::V311, "dots", 0);
+    let mut dots = world.connected(MqttVersion::V311, "dots", 0);
     dots.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
-    let mut slashes = world.connected(Version::V311, "slashes", 0);
+    let mut slashes = world.connected(MqttVersion::V311, "slashes", 0);
     slashes.subscribe_at(&mut world, "v1/2/+", QoS::AtLeastOnce);
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     for topic in ["v1.2/x.y", "v1/2/x", "v1/2.x"] {
         writer.publish(&mut world, topic, QoS::AtMostOnce, 0);
     }
@@ -67,7 +70,7 @@ fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_th
     drop(reader);
     // The previous version did not distinguish `v1.2/x` and `v1/2/x`.
     bind_as_before(&world, QUEUE, "v1/2.*", "v1.2.*");
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     assert_eq!(writer.publish(&mut world, "v1/2/x", QoS::AtLeastOnce, 1).len(), 1);
     drop(writer);
     as_before(&mut world);
@@ -76,7 +79,7 @@ fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_th
     // Twice, since the client may connect after the second start.
     drop(World::on(&disk));
     let mut world = World::on(&disk);
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "v1.2/y", QoS::AtLeastOnce, 1);
     writer.publish(&mut world, "v1/2/z", QoS::AtLeastOnce, 2);
     let (_, answers) = resumed(&mut world, "reader");
@@ -97,7 +100,7 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
     let (mut worker, _) = resumed(&mut world, "worker");
     worker.subscribe_at(&mut world, "$share/g/v1.2/x", QoS::AtLeastOnce);
     drop((maker, worker));
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "v1/2/x", QoS::AtLeastOnce, 1);
     drop(writer);
     let vhost = world.hub.broker().vhost("/").unwrap();
@@ -109,7 +112,7 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
     drop((world, vhost));
 
     let mut world = World::on(&disk);
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     writer.publish(&mut world, "v1.2/x", QoS::AtLeastOnce, 1);
     let (mut worker, answers) = resumed(&mut world, "worker");
     let mut topics: Vec<_> = answers[1..].iter().map(|answer| answer.split(' ').nth(1).unwrap()).collect();
@@ -120,7 +123,7 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
     }
     let mut buffer = Vec::new();
     let filters = ::mqtt::packet::Filters::write(&mut buffer, ["$share/g/v1.2/x"]);
-    let packet = ::mqtt::packet::Unsubscribe { packet_id: 2, properties: Properties::NONE, filters };
+    let packet = ::mqtt::packet::Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters };
     worker.send(&mut world, Packet::Unsubscribe(packet));
     let vhost = world.hub.broker().vhost("/").unwrap();
     for queue in [BEFORE, TODAY] {

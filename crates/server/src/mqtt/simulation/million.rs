@@ -23,7 +23,7 @@ const ALLOWED_BYTES: u64 = 1024;
 fn a_million_subscriptions_take_less_than_a_kib_each() {
     let count = std::env::var("LEVERET_SUBSCRIPTIONS").map_or(20_000_usize, |count| count.parse().unwrap());
     let mut world = World::new();
-    let mut writer = world.connected(Version::V5, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     let mut readers: Vec<Client> = Vec::new();
     // Excludes one-time allocations from the count.
     readers.push(subscriber(&mut world, 0));
@@ -58,14 +58,14 @@ fn a_million_subscriptions_take_less_than_a_kib_each() {
 
 /// A session with its own filters, half of them without wildcards.
 fn subscriber(world: &mut World, number: usize) -> Client {
-    let mut client = world.connected(Version::V5, &format!("device-{number}"), 0);
+    let mut client = world.connected(MqttVersion::V5, &format!("device-{number}"), 0);
     for from in (0..EACH).step_by(AT_ONCE) {
         let filters: Vec<String> = (from..from + AT_ONCE).map(|at| filter(number, at)).collect();
         let mut buffer = Vec::new();
         let options = SubscribeOptions::of_qos(QoS::AtMostOnce);
         let requests = filters.iter().map(|filter| SubscribeRequest { filter, options });
         let requests = Requests::write(&mut buffer, requests);
-        let packet = Subscribe { packet_id: 1, properties: Properties::NONE, requests };
+        let packet = Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests };
         let answers = client.send(world, Packet::Subscribe(packet));
         assert!(answers.len() == 1 && answers[0].matches("Success").count() == AT_ONCE, "{answers:?}");
     }
@@ -99,7 +99,7 @@ fn measure(world: &mut World, writer: &mut Client, readers: &mut [Client]) -> (f
         let (session, at) = (at / EACH, at % EACH);
         let topic = topic(session, at);
         let mut bytes = Vec::new();
-        message(&topic, QoS::AtMostOnce, 0).encode(Version::V5, &mut bytes);
+        message(&topic, QoS::AtMostOnce, 0).encode(MqttVersion::V5, &mut bytes);
         let begun = Instant::now();
         writer.connection.handle_input(&bytes, writer.now);
         let published = Instant::now();

@@ -13,8 +13,8 @@ const MANY: usize = 30;
 const WINDOW: usize = 20;
 
 fn retain(world: &mut World, topic: &str, qos: QoS, payload: &[u8]) {
-    let mut writer = world.connected(Version::V311, "writer", 0);
-    let message = Publish { retain: true, payload: Payload::new(payload), ..message(topic, qos, 1) };
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
+    let message = PublishPacket { retain: true, payload: Payload::new(payload), ..message(topic, qos, 1) };
     assert_eq!(writer.send(world, Packet::Publish(message)).len(), usize::from(qos != QoS::AtMostOnce));
     if qos == QoS::ExactlyOnce {
         writer.ack(world, AckKind::PubRel, 1);
@@ -29,10 +29,13 @@ fn retain_many(world: &mut World, qos: QoS) {
 
 /// Reconnects a client of 5.0 to its session; returns its packets.
 fn back(world: &mut World, name: &str) -> (Client, Vec<String>) {
-    let mut client = world.client(Version::V5);
+    let mut client = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect =
-        Connect { clean_start: false, properties: list.as_properties(), ..Connect::new(Version::V5, name) };
+    let connect = ConnectPacket {
+        clean_start: false,
+        properties: list.as_properties(),
+        ..ConnectPacket::new(MqttVersion::V5, name)
+    };
     let mut answers = client.send(world, Packet::Connect(Box::new(connect)));
     let rest = answers.split_off(1);
     assert_eq!(answers, ["connack Success present"]);
@@ -93,7 +96,7 @@ fn all_topics() -> Vec<String> {
 }
 
 fn subscribed(world: &mut World, qos: QoS) -> (Client, Vec<String>) {
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     let answers = reader.subscribe_at(world, "r/#", qos);
     assert_eq!(answers.len(), 1 + WINDOW, "{answers:?}");
     (reader, answers[1..].to_vec())
@@ -123,12 +126,12 @@ fn what_a_suback_promises_is_on_disk() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     let (mut buffer, mut bytes) = (Vec::new(), Vec::new());
     let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "#", options }]);
-    Packet::Subscribe(Subscribe { packet_id: 1, properties: Properties::NONE, requests })
-        .encode(Version::V5, &mut bytes);
+    Packet::Subscribe(Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests })
+        .encode(MqttVersion::V5, &mut bytes);
     reader.connection.handle_input(&bytes, reader.now);
     assert!(reader.look().is_empty(), "not yet");
     let mut came = Vec::new();
@@ -208,7 +211,7 @@ fn of_what_was_replaced_the_later_one_is_sent_and_of_what_was_cleared_nothing() 
     for topic in ["cleared", "lower", "replaced", "stays"] {
         retain(&mut world, topic, QoS::AtLeastOnce, b"old");
     }
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     assert_eq!(reader.subscribe_at(&mut world, "+", QoS::AtLeastOnce).len(), 5);
     let disk = kill(reader, world, &disk);
 
@@ -233,24 +236,27 @@ fn of_what_was_replaced_the_later_one_is_sent_and_of_what_was_cleared_nothing() 
 fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut writer = world.connected(Version::V5, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     let list = PropertyList::new().with(Property::MessageExpiryInterval(600));
-    let message =
-        Publish { retain: true, properties: list.as_properties(), ..message("brief", QoS::AtLeastOnce, 1) };
+    let message = PublishPacket {
+        retain: true,
+        properties: list.as_properties(),
+        ..message("brief", QoS::AtLeastOnce, 1)
+    };
     writer.send(&mut world, Packet::Publish(message));
-    let mut reader = world.connected(Version::V5, "reader", 3600);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 3600);
     assert_eq!(reader.subscribe_at(&mut world, "#", QoS::AtLeastOnce).len(), 2);
     drop(writer);
     let disk = kill(reader, world, &disk);
 
     let mut world = World::on(&disk);
-    let mut reader = world.client(Version::V5);
+    let mut reader = world.client(MqttVersion::V5);
     reader.now += std::time::Duration::from_secs(601);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect = Connect {
+    let connect = ConnectPacket {
         clean_start: false,
         properties: list.as_properties(),
-        ..Connect::new(Version::V5, "reader")
+        ..ConnectPacket::new(MqttVersion::V5, "reader")
     };
     let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
     assert_eq!(answers, ["connack Success present"]);
@@ -279,7 +285,7 @@ fn what_is_asked_for_again_while_it_is_under_way_is_owed_until_the_second_is_ack
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "t", QoS::AtLeastOnce, b"x");
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     for expected in ["publish t AtLeastOnce 1 retain", "publish t AtLeastOnce 2 retain"] {
         assert_eq!(reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce)[1..], [expected]);
     }
@@ -296,7 +302,7 @@ fn retain_handling_decides_what_is_owed_and_identifiers_come_along() {
     retain(&mut world, "t", QoS::AtLeastOnce, b"x");
     let handling =
         |retain_handling| SubscribeOptions { retain_handling, ..SubscribeOptions::of_qos(QoS::AtLeastOnce) };
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     let subscribe = |reader: &mut Client, world: &mut World, retain_handling| {
         reader.subscribe(world, "t", handling(retain_handling)).len() - 1
     };
@@ -327,7 +333,7 @@ fn identifiers_of_all_subscriptions_that_match_are_told_again() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "a/b", QoS::AtLeastOnce, b"x");
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     for (filter, identifier) in [("a/+", 7), ("a/b", 8)] {
         let list = PropertyList::new().with(Property::SubscriptionIdentifier(identifier));
         let mut buffer = Vec::new();
@@ -339,20 +345,21 @@ fn identifiers_of_all_subscriptions_that_match_are_told_again() {
     let disk = kill(reader, world, &disk);
 
     let mut world = World::on(&disk);
-    let mut reader = world.client(Version::V5);
+    let mut reader = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
-    let connect = Connect {
+    let connect = ConnectPacket {
         clean_start: false,
         properties: list.as_properties(),
-        ..Connect::new(Version::V5, "reader")
+        ..ConnectPacket::new(MqttVersion::V5, "reader")
     };
     let mut bytes = Vec::new();
-    Packet::Connect(Box::new(connect)).encode(Version::V5, &mut bytes);
+    Packet::Connect(Box::new(connect)).encode(MqttVersion::V5, &mut bytes);
     reader.connection.handle_input(&bytes, reader.now);
     world.round();
     reader.connection.handle_nudge(reader.now);
     let bytes = reader.outbox.read_all();
-    let (mut decoder, mut rest, mut identifiers) = (Decoder::new(Version::V5, u32::MAX), &bytes[..], vec![]);
+    let (mut decoder, mut rest, mut identifiers) =
+        (PacketDecoder::new(MqttVersion::V5, u32::MAX), &bytes[..], vec![]);
     while !rest.is_empty() {
         let step = decoder.decode(rest).unwrap();
         if let Some(Packet::Publish(publish)) = step.packet {
@@ -371,13 +378,13 @@ fn what_was_unsubscribed_or_is_wanted_at_qos_0_is_not_owed() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
-    let mut fast = world.connected(Version::V5, "fast", 60);
+    let mut fast = world.connected(MqttVersion::V5, "fast", 60);
     assert_eq!(fast.subscribe_at(&mut world, "#", QoS::AtMostOnce).len(), 1 + MANY);
     assert_eq!(owed_on_disk(&mut world), 0);
     let (mut reader, came) = subscribed(&mut world, QoS::AtLeastOnce);
     let mut buffer = Vec::new();
     let filters = Filters::write(&mut buffer, ["r/#"]);
-    let packet = Unsubscribe { packet_id: 2, properties: Properties::NONE, filters };
+    let packet = Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters };
     assert_eq!(reader.send(&mut world, Packet::Unsubscribe(packet)).len(), 1);
     assert_eq!(take_all(&mut reader, &mut world, came).len(), WINDOW, "what was under way stays so");
     assert_eq!(owed_on_disk(&mut world), 0);
@@ -391,7 +398,7 @@ fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent
     let (reader, _) = subscribed(&mut world, QoS::AtLeastOnce);
     drop(reader);
     assert_eq!(owed_on_disk(&mut world), MANY);
-    drop(world.connected(Version::V5, "reader", 0));
+    drop(world.connected(MqttVersion::V5, "reader", 0));
     assert_eq!(owed_on_disk(&mut world), 0);
 }
 
@@ -399,12 +406,12 @@ fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent
 fn each_filter_of_a_subscribe_is_sent_its_own_copy() {
     let mut world = World::new();
     retain(&mut world, "a/b", QoS::AtLeastOnce, b"x");
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
     let mut buffer = Vec::new();
     let request = |filter, qos| SubscribeRequest { filter, options: SubscribeOptions::of_qos(qos) };
     let requests = [request("a/+", QoS::AtMostOnce), request("#", QoS::AtLeastOnce)];
     let requests = Requests::write(&mut buffer, requests);
-    let packet = Subscribe { packet_id: 1, properties: Properties::NONE, requests };
+    let packet = Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests };
     let answers = reader.send(&mut world, Packet::Subscribe(packet));
     let expected = [
         "suback Success,Granted QoS 1",
@@ -419,7 +426,7 @@ fn topics_with_dots_come_to_those_who_asked_for_them_as_they_are() {
     let mut world = World::new();
     retain(&mut world, "hosts/web1.example/status", QoS::AtLeastOnce, b"x");
     for filter in ["hosts/+/status", "hosts/web1.example/status", "hosts/#", "hosts/web1.example/+"] {
-        let mut reader = world.connected(Version::V5, "reader", 60);
+        let mut reader = world.connected(MqttVersion::V5, "reader", 60);
         let answers = reader.subscribe_at(&mut world, filter, QoS::AtLeastOnce);
         assert_eq!(messages(&answers).len(), 1, "{filter}: {answers:?}");
         assert!(answers[1].starts_with("publish hosts/web1.example/status AtLeastOnce"), "{answers:?}");
@@ -433,17 +440,17 @@ fn very_many_topics_that_nobody_wants_any_more_are_gone_through_in_turns() {
     for number in 0..many {
         retain(&mut world, &format!("r/{number}"), QoS::AtMostOnce, b"x");
     }
-    let mut reader = world.connected(Version::V5, "reader", 0);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 0);
     let mut bytes = Vec::new();
     let mut buffer = Vec::new();
     let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "r/#", options }]);
-    Packet::Subscribe(Subscribe { packet_id: 1, properties: Properties::NONE, requests })
-        .encode(Version::V5, &mut bytes);
+    Packet::Subscribe(Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests })
+        .encode(MqttVersion::V5, &mut bytes);
     let mut buffer = Vec::new();
     let filters = Filters::write(&mut buffer, ["r/#"]);
-    Packet::Unsubscribe(Unsubscribe { packet_id: 2, properties: Properties::NONE, filters })
-        .encode(Version::V5, &mut bytes);
+    Packet::Unsubscribe(Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters })
+        .encode(MqttVersion::V5, &mut bytes);
     reader.connection.handle_input(&bytes, reader.now);
     let answers = reader.received(&mut world);
     assert_eq!(messages(&answers).len(), 0, "{answers:?}");

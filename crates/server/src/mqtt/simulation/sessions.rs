@@ -3,10 +3,11 @@
 use super::*;
 
 fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) {
-    let mut client = world.client(Version::V5);
+    let mut client = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
-    let properties = if expiry > 0 { list.as_properties() } else { Properties::NONE };
-    let connect = Connect { clean_start: false, properties, ..Connect::new(Version::V5, name) };
+    let properties = if expiry > 0 { list.as_properties() } else { PacketProperties::NONE };
+    let connect =
+        ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, name) };
     let answers = client.send(world, Packet::Connect(Box::new(connect)));
     (client, answers)
 }
@@ -14,11 +15,11 @@ fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) 
 #[test]
 fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
     let mut world = World::new();
-    let mut writer = world.connected(Version::V5, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     let long = "x".repeat(256);
     let mut bytes = Vec::new();
     for (topic, packet_id) in [("t", 1), (long.as_str(), 2), ("t", 3)] {
-        message(topic, QoS::AtLeastOnce, packet_id).encode(Version::V5, &mut bytes);
+        message(topic, QoS::AtLeastOnce, packet_id).encode(MqttVersion::V5, &mut bytes);
     }
     writer.connection.handle_input(&bytes, writer.now);
     let expected = [
@@ -38,7 +39,7 @@ fn what_waits_is_not_lost_when_its_subscription_is_changed_to_qos_0() {
         let (mut reader, _) = resumed(&mut world, "reader", 60);
         reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
         drop(reader);
-        let mut writer = world.connected(Version::V5, "writer", 0);
+        let mut writer = world.connected(MqttVersion::V5, "writer", 0);
         for packet_id in 1..=MANY {
             writer.publish(&mut world, "t", QoS::AtLeastOnce, packet_id);
         }
@@ -114,7 +115,7 @@ fn what_a_session_has_received_is_forgotten_with_it() {
     drop(world);
 
     let mut world = World::on(&disk);
-    let mut reader = world.connected(Version::V5, "reader", 0);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 0);
     reader.subscribe_at(&mut world, "t", QoS::AtMostOnce);
     let (mut client, answers) = resumed(&mut world, "me", 60);
     assert_eq!(answers, ["connack Success present"]);
@@ -159,9 +160,9 @@ fn a_session_whose_time_is_over_is_not_taken_up_though_nobody_has_ended_it_yet()
     let (mut client, _) = resumed(&mut world, "me", 60);
     client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(client);
-    let mut client = world.client(Version::V5);
+    let mut client = world.client(MqttVersion::V5);
     client.now += std::time::Duration::from_secs(61);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V5, "me") };
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V5, "me") };
     assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), ["connack Success"]);
 }
 
@@ -175,11 +176,11 @@ fn a_will_that_could_not_be_published_is_refused_at_once() {
         ("t", PropertyList::new(), "connack Success"),
     ] {
         let mut world = World::new();
-        let mut client = world.client(Version::V5);
+        let mut client = world.client(MqttVersion::V5);
         let properties = list.as_properties();
         let will =
             ::mqtt::packet::Will { qos: QoS::AtMostOnce, retain: false, properties, topic, payload: b"gone" };
-        let connect = Connect { will: Some(will), ..Connect::new(Version::V5, "x") };
+        let connect = ConnectPacket { will: Some(will), ..ConnectPacket::new(MqttVersion::V5, "x") };
         assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), [expected]);
     }
 }

@@ -30,10 +30,10 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     for name in ["r1", "r2"] {
-        let mut reader = world.connected(Version::V311, name, 1);
+        let mut reader = world.connected(MqttVersion::V311, name, 1);
         reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     }
-    let mut writer = world.connected(Version::V311, "writer", 1);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 1);
     assert_eq!(writer.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"]);
     let mut disk = torn(&disk);
     std::mem::forget(writer);
@@ -49,7 +49,7 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
     // Another crash, after the log has grown, must not change anything.
     let mut world = World::on(&disk);
     assert_eq!(counts(&world).iter().sum::<u64>(), 1);
-    let mut other = world.connected(Version::V311, "other", 0);
+    let mut other = world.connected(MqttVersion::V311, "other", 0);
     for packet_id in 1..5 {
         other.publish(&mut world, "t", QoS::AtLeastOnce, packet_id);
     }
@@ -59,10 +59,10 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
 
     let mut world = World::on(&disk);
     assert_eq!(counts(&world).iter().sum::<u64>(), 1 + 2 * 4);
-    let mut writer = world.client(Version::V311);
-    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "writer") };
+    let mut writer = world.client(MqttVersion::V311);
+    let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "writer") };
     writer.send(&mut world, Packet::Connect(Box::new(connect)));
-    let again = Publish { dup: true, ..message("t", QoS::ExactlyOnce, 5) };
+    let again = PublishPacket { dup: true, ..message("t", QoS::ExactlyOnce, 5) };
     assert_eq!(writer.send(&mut world, Packet::Publish(again)), ["pubrec 5 success"]);
     assert_eq!(counts(&world), [5, 5]);
     assert_eq!(writer.send(&mut world, Packet::Publish(again)), ["pubrec 5 success"]);
@@ -76,9 +76,9 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
 fn a_message_that_a_torn_log_has_left_to_a_shared_queue_is_not_the_sessions_too() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut worker = world.connected(Version::V5, "w1", 60);
+    let mut worker = world.connected(MqttVersion::V5, "w1", 60);
     worker.subscribe_at(&mut world, "$share/g/t", QoS::ExactlyOnce);
-    let mut writer = world.connected(Version::V311, "writer", 1);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 1);
     writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
     assert_eq!(worker.received(&mut world), ["publish t ExactlyOnce 1"]);
     std::mem::forget((worker, writer));
@@ -87,12 +87,13 @@ fn a_message_that_a_torn_log_has_left_to_a_shared_queue_is_not_the_sessions_too(
 
     for (disk, by_session) in [(whole, true), (torn, false)] {
         let mut world = World::on(&disk);
-        let mut other = world.connected(Version::V5, "w2", 60);
+        let mut other = world.connected(MqttVersion::V5, "w2", 60);
         let answers = other.subscribe_at(&mut world, "$share/g/t", QoS::ExactlyOnce);
-        let mut first = world.client(Version::V5);
+        let mut first = world.client(MqttVersion::V5);
         let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
         let properties = list.as_properties();
-        let connect = Connect { clean_start: false, properties, ..Connect::new(Version::V5, "w1") };
+        let connect =
+            ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, "w1") };
         let again = first.send(&mut world, Packet::Connect(Box::new(connect)));
         let came = [again, answers].concat();
         let copies: Vec<_> = came.iter().filter(|packet| packet.starts_with("publish")).collect();
@@ -106,11 +107,11 @@ fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever
     const FILTERS: [&str; 2] = ["$share/g/t", "$share/h/t"];
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    let mut worker = world.connected(Version::V5, "w1", 60);
+    let mut worker = world.connected(MqttVersion::V5, "w1", 60);
     for filter in FILTERS {
         worker.subscribe_at(&mut world, filter, QoS::ExactlyOnce);
     }
-    let mut writer = world.connected(Version::V311, "writer", 1);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 1);
     writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
     let before = log_end(&disk);
     // Both are taken at once, and each queue logs the release of its own.
@@ -123,12 +124,13 @@ fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever
     // Records are longer than this step.
     for at in (before..after).step_by(8) {
         let mut world = World::on(&torn_at(&disk, at));
-        let mut first = world.client(Version::V5);
+        let mut first = world.client(MqttVersion::V5);
         let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
         let properties = list.as_properties();
-        let connect = Connect { clean_start: false, properties, ..Connect::new(Version::V5, "w1") };
+        let connect =
+            ConnectPacket { clean_start: false, properties, ..ConnectPacket::new(MqttVersion::V5, "w1") };
         let mut came = first.send(&mut world, Packet::Connect(Box::new(connect)));
-        let mut other = world.connected(Version::V5, "w2", 60);
+        let mut other = world.connected(MqttVersion::V5, "w2", 60);
         for filter in FILTERS {
             came.append(&mut other.subscribe_at(&mut world, filter, QoS::ExactlyOnce));
         }

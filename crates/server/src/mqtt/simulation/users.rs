@@ -3,7 +3,7 @@
 use broker::{Definitions, PasswordHash, Permissions, Section, Timestamp};
 
 use super::*;
-use crate::mqtt::kept::Kept;
+use crate::mqtt::kept::DetachedSession;
 
 const USERS: [&str; 2] = ["alice", "bob"];
 
@@ -29,16 +29,16 @@ fn permit(world: &World, user: &str, permissions: &Permissions) {
 }
 
 /// Connects a client that asks for its session; returns its packets.
-fn come(world: &mut World, version: Version, user: &str, expiry: u32) -> (Client, Vec<String>) {
+fn come(world: &mut World, version: MqttVersion, user: &str, expiry: u32) -> (Client, Vec<String>) {
     let mut client = world.client(version);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
-    let properties = if version.is_5() { list.as_properties() } else { Properties::NONE };
-    let connect = Connect {
+    let properties = if version.is_5() { list.as_properties() } else { PacketProperties::NONE };
+    let connect = ConnectPacket {
         clean_start: expiry == 0,
         user_name: Some(user),
         password: Some(user.as_bytes()),
         properties,
-        ..Connect::new(version, "thing")
+        ..ConnectPacket::new(version, "thing")
     };
     let mut bytes = Vec::new();
     Packet::Connect(Box::new(connect)).encode(version, &mut bytes);
@@ -51,11 +51,11 @@ fn come(world: &mut World, version: Version, user: &str, expiry: u32) -> (Client
 fn another_user_neither_ends_nor_takes_over_a_connected_clients_session() {
     let mut world = World::new();
     make_users(&world);
-    let (mut alice, answers) = come(&mut world, Version::V5, "alice", 60);
+    let (mut alice, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
     assert_eq!(answers, ["connack Success"]);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     for (version, expected) in
-        [(Version::V5, "connack Not authorized"), (Version::V311, "connack Server unavailable")]
+        [(MqttVersion::V5, "connack Not authorized"), (MqttVersion::V311, "connack Server unavailable")]
     {
         for expiry in [0, 60] {
             let (bob, answers) = come(&mut world, version, "bob", expiry);
@@ -64,7 +64,7 @@ fn another_user_neither_ends_nor_takes_over_a_connected_clients_session() {
         }
     }
     assert_eq!(alice.publish(&mut world, "t", QoS::AtMostOnce, 0), ["publish t AtMostOnce 0"]);
-    let (mut again, answers) = come(&mut world, Version::V5, "alice", 60);
+    let (mut again, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
     assert!(answers.is_empty(), "it waits for the session");
     assert_eq!(alice.look(), ["disconnect Session taken over"]);
     assert_eq!(again.look(), ["connack Success present"], "its own user takes it over");
@@ -75,29 +75,29 @@ fn a_session_that_is_kept_is_its_users_after_a_restart_too() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     make_users(&world);
-    let (mut alice, _) = come(&mut world, Version::V311, "alice", 60);
+    let (mut alice, _) = come(&mut world, MqttVersion::V311, "alice", 60);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
-    let mut writer = world.connected(Version::V311, "writer", 0);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     for restarts in [false, true] {
         if restarts {
             // Killed while its client was connected.
-            let (client, answers) = come(&mut world, Version::V311, "alice", 60);
+            let (client, answers) = come(&mut world, MqttVersion::V311, "alice", 60);
             assert_eq!(answers[0], "connack Success present");
             std::mem::forget(client);
             let killed = disk.kill();
             drop(world);
             world = World::on(&killed);
             make_users(&world);
-            writer = world.connected(Version::V311, "writer", 0);
+            writer = world.connected(MqttVersion::V311, "writer", 0);
         } else {
-            drop(std::mem::replace(&mut alice, world.client(Version::V311)));
+            drop(std::mem::replace(&mut alice, world.client(MqttVersion::V311)));
         }
         writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
         for expiry in [0, 60] {
-            assert_eq!(come(&mut world, Version::V5, "bob", expiry).1, ["connack Not authorized"]);
+            assert_eq!(come(&mut world, MqttVersion::V5, "bob", expiry).1, ["connack Not authorized"]);
         }
     }
-    let (_, answers) = come(&mut world, Version::V311, "alice", 60);
+    let (_, answers) = come(&mut world, MqttVersion::V311, "alice", 60);
     assert_eq!(answers.iter().filter(|answer| answer.starts_with("publish t")).count(), 2, "{answers:?}");
 }
 
@@ -105,16 +105,16 @@ fn a_session_that_is_kept_is_its_users_after_a_restart_too() {
 fn a_name_is_free_when_its_session_or_its_user_is_gone() {
     let mut world = World::new();
     make_users(&world);
-    let (alice, _) = come(&mut world, Version::V5, "alice", 0);
+    let (alice, _) = come(&mut world, MqttVersion::V5, "alice", 0);
     drop(alice);
-    assert_eq!(come(&mut world, Version::V5, "bob", 0).1, ["connack Success"]);
+    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 0).1, ["connack Success"]);
 
-    let (mut alice, _) = come(&mut world, Version::V5, "alice", 60);
+    let (mut alice, _) = come(&mut world, MqttVersion::V5, "alice", 60);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(alice);
-    assert_eq!(come(&mut world, Version::V5, "bob", 60).1, ["connack Not authorized"]);
+    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"]);
     assert!(world.hub.broker().undefine(Section::Users, &["alice"], Timestamp(1)));
-    let (mut bob, answers) = come(&mut world, Version::V5, "bob", 60);
+    let (mut bob, answers) = come(&mut world, MqttVersion::V5, "bob", 60);
     assert_eq!(answers, ["connack Success"], "a session of his own");
     assert!(bob.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty(), "without her subscription");
 }
@@ -124,7 +124,7 @@ fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     make_users(&world);
-    let (mut alice, _) = come(&mut world, Version::V311, "alice", 60);
+    let (mut alice, _) = come(&mut world, MqttVersion::V311, "alice", 60);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(alice);
     world.round();
@@ -136,7 +136,7 @@ fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
     let user = [&[0, 0, 0, 5][..], b"alice", &[0; 8]].concat();
     let at = value.windows(user.len()).position(|part| part == user).unwrap();
     let older = [&[2][..], &value[1..at], &value[at + user.len()..]].concat();
-    assert_eq!(Kept::decode(&older, Timestamp(1)).unwrap().user, None);
+    assert_eq!(DetachedSession::decode(&older, Timestamp(1)).unwrap().user, None);
     catalogue.put(Section::MqttSessions, key, older);
     world.round();
     drop(world);
@@ -144,10 +144,10 @@ fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
     let mut world = World::on(&disk);
     make_users(&world);
     permit(&world, "bob", &Permissions::default());
-    assert_eq!(come(&mut world, Version::V5, "bob", 0).1, ["connack Not authorized"]);
-    let (alice, answers) = come(&mut world, Version::V5, "alice", 60);
+    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 0).1, ["connack Not authorized"]);
+    let (alice, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
     assert_eq!(answers, ["connack Success present"]);
     drop(alice);
     permit(&world, "bob", &Permissions::all());
-    assert_eq!(come(&mut world, Version::V5, "bob", 60).1, ["connack Not authorized"], "it is hers now");
+    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"], "it is hers now");
 }

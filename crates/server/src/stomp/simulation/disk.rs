@@ -5,7 +5,7 @@ use std::sync::Arc;
 use broker::{Store, Timestamp};
 use store::Rounds;
 use store::disk::simulated::SimDisk;
-use store::journal::{Settings, Step};
+use store::journal::{CommitOutcome, JournalSettings};
 
 use super::*;
 
@@ -19,7 +19,7 @@ struct Durable {
 impl Durable {
     fn new() -> Self {
         let disk = SimDisk::new(7, 1 << 30);
-        let settings = Settings { segment_size: 64 << 10, pending_limit: 1 << 20 };
+        let settings = JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20 };
         let (store, rounds, recovered) = Store::open(Arc::new(disk), settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();
@@ -30,7 +30,7 @@ impl Durable {
 
     fn write_all(&mut self) {
         self.store.catalogue().commit_pending().unwrap();
-        while !matches!(self.rounds.step(), Step::Idle) {}
+        while !matches!(self.rounds.step(), CommitOutcome::Idle) {}
     }
 }
 

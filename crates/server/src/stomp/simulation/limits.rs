@@ -122,6 +122,6 @@ fn everything_a_connection_had_is_counted_out() {
     drop(conversation);
     let metrics = &shared.metrics;
     assert_eq!((metrics.channels_opened.get(), metrics.channels_closed.get()), (1, 1));
-    let Door::Broker(broker) = &shared.door else { panic!("no broker") };
+    let Backend::Broker(broker) = &shared.door else { panic!("no broker") };
     assert_eq!((broker.metrics().consumers.get(), broker.metrics().queues.get()), (0, 0));
 }

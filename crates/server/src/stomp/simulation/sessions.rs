@@ -207,7 +207,7 @@ fn answers_come_to_who_asked_and_nobody_else_can_read_them() {
 #[test]
 fn a_subscription_that_fails_leaves_no_queue_and_takes_none_away() {
     let shared = server();
-    let Door::Broker(broker) = &shared.door else { panic!() };
+    let Backend::Broker(broker) = &shared.door else { panic!() };
     let vhost = broker.vhost("/").unwrap();
     let subscribe = |exchange: &str| {
         let mut client = Conversation::open(&shared);

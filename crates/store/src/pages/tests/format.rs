@@ -3,7 +3,7 @@
 use super::*;
 use crate::pages::companions::{decode_index, decode_sidecar, encode_index, encode_sidecar};
 use crate::pages::record;
-use crate::pages::segment::Segment;
+use crate::pages::segment::PageSegment;
 
 const SALT: u64 = 0x1122_3344_5566_7788;
 
@@ -36,10 +36,10 @@ fn messages() -> [Record<'static>; 3] {
 }
 
 /// Position 5 is settled, and 6 was delivered three times.
-fn written() -> (Vec<u8>, Segment) {
+fn written() -> (Vec<u8>, PageSegment) {
     let mut bytes = record::segment_header(QUEUE, SALT).to_vec();
     let file = small(&sim()).files.segment("queues/7", 0, SALT);
-    let mut segment = Segment::new(file, 5);
+    let mut segment = PageSegment::new(file, 5);
     for message in messages() {
         record::encode(&message, SALT, bytes.len() as u64, &mut bytes);
         segment.count(&message, SMALL.block);

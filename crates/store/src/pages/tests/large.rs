@@ -10,7 +10,7 @@ fn memory_stays_small_and_a_start_reads_indexes_only() {
     let folder = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(folder.path()).unwrap());
     let pages = Pages::new(disk.clone(), 8);
-    let segments = pages.queue(Kind::Durable, QUEUE);
+    let segments = pages.queue(Durability::Durable, QUEUE);
     let payload = vec![b'x'; 1024];
     for first in (0..COUNT).step_by(100) {
         let records: Vec<_> = (first..first + 100)

@@ -9,8 +9,8 @@ mod promises;
 
 use std::sync::Arc;
 
-use super::files::{Files, Sizes};
-use super::{Kind, Pages, QueueSegments, Record, Recovered, Repair, Stored};
+use super::files::{OpenFiles, Sizes};
+use super::{Durability, Pages, QueueSegments, Record, RecoveredPages, Repair, Stored};
 use crate::disk::Disk;
 use crate::disk::simulated::SimDisk;
 
@@ -20,7 +20,7 @@ const QUEUE: u64 = 7;
 const SMALL: Sizes = Sizes { segment: 2048, buffer: 300, block: 200 };
 
 fn small(disk: &SimDisk) -> Pages {
-    Pages { files: Arc::new(Files::new(Arc::new(disk.clone()), 3, SMALL)) }
+    Pages { files: Arc::new(OpenFiles::new(Arc::new(disk.clone()), 3, SMALL)) }
 }
 
 fn sim() -> SimDisk {
@@ -83,12 +83,12 @@ fn positions(segments: &QueueSegments) -> Vec<u64> {
     read_all(segments).into_iter().map(|(position, _)| position).collect()
 }
 
-fn reopen(disk: &SimDisk) -> (QueueSegments, Recovered) {
+fn reopen(disk: &SimDisk) -> (QueueSegments, RecoveredPages) {
     small(disk).open(QUEUE, Repair::Refuse).unwrap()
 }
 
 fn create(disk: &SimDisk) -> QueueSegments {
-    small(disk).queue(Kind::Durable, QUEUE)
+    small(disk).queue(Durability::Durable, QUEUE)
 }
 
 fn segment_files(disk: &dyn Disk) -> Vec<String> {

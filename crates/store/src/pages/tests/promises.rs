@@ -51,7 +51,7 @@ fn transient_messages_are_read_but_do_not_survive() {
 #[test]
 fn a_transient_queue_is_never_synced_and_wiped_at_the_start() {
     let disk = sim();
-    let segments = small(&disk).queue(Kind::Transient, QUEUE);
+    let segments = small(&disk).queue(Durability::Transient, QUEUE);
     append(&segments, 0..100);
     segments.sync().unwrap();
     segments.settle([0..=60]);
@@ -59,7 +59,7 @@ fn a_transient_queue_is_never_synced_and_wiped_at_the_start() {
     assert_eq!(positions(&segments), (61..100).collect::<Vec<_>>());
     assert_eq!(disk.syncs(), 0);
     assert!(disk.files().iter().all(|name| name.ends_with(".segment")));
-    assert_eq!(small(&disk).queues(Kind::Transient).unwrap(), [QUEUE]);
+    assert_eq!(small(&disk).queues(Durability::Transient).unwrap(), [QUEUE]);
     small(&disk).wipe_transient().unwrap();
     assert_eq!(disk.files(), Vec::<String>::new());
 }
@@ -145,7 +145,7 @@ fn nothing_new_costs_no_sync() {
 fn many_queues_hold_few_files_open() {
     let disk = sim();
     let pages = small(&disk);
-    let queues: Vec<_> = (0..50).map(|queue| pages.queue(Kind::Durable, queue)).collect();
+    let queues: Vec<_> = (0..50).map(|queue| pages.queue(Durability::Durable, queue)).collect();
     for queue in &queues {
         append(queue, 0..40);
         queue.sync().unwrap();
@@ -153,7 +153,7 @@ fn many_queues_hold_few_files_open() {
     }
     queues.iter().for_each(|queue| assert_eq!(positions(queue).len(), 40));
     assert!(pages.files.count() <= 3);
-    let mut found = pages.queues(Kind::Durable).unwrap();
+    let mut found = pages.queues(Durability::Durable).unwrap();
     found.sort_unstable();
     assert_eq!(found, (0..50).collect::<Vec<_>>());
 }
@@ -168,5 +168,5 @@ fn an_unused_queue_touches_no_file() {
     assert_eq!(segments.read(0, 10, 10).unwrap(), []);
     assert_eq!((disk.files().len(), segments.usage().segments), (0, 0));
     assert!(segments.usage().memory < 1000);
-    assert_eq!(reopen(&disk).1, Recovered::default());
+    assert_eq!(reopen(&disk).1, RecoveredPages::default());
 }
