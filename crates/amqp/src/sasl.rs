@@ -292,8 +292,8 @@ mod tests {
 
     #[test]
     fn neither_debug_nor_errors_show_the_secret() {
-        let shown = format!("{:?}", Credentials::plain("guest", "hunter2"));
-        assert!(shown.contains("guest") && !shown.contains("hunter2"), "{shown}");
+        let view = format!("{:?}", Credentials::plain("guest", "hunter2"));
+        assert!(view.contains("guest") && !view.contains("hunter2"), "{view}");
         let fault = Fault::from(Credentials::parse(Mechanism::Plain, b"hunter2").unwrap_err());
         assert_eq!(fault.to_string(), "502 SYNTAX_ERROR - PLAIN response invalid");
     }

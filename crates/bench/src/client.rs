@@ -62,7 +62,7 @@ impl Connection {
                 stream.write_all(&output).map_err(ClientError::io("logging in"))?;
                 output.clear();
             }
-            match handshake.poll_event().map(judge_login).transpose()? {
+            match handshake.poll_event().map(validate_login).transpose()? {
                 Some(opened) => {
                     receiver.frame_max = opened.negotiated.frame_max;
                     return Ok(Self { stream, receiver, opened });
@@ -88,7 +88,7 @@ impl Connection {
     }
 
     /// Sends a method that has no answer.
-    pub(crate) fn tell<'m>(
+    pub(crate) fn notify<'m>(
         &mut self,
         channel: u16,
         method: impl Into<Method<'m>>,
@@ -214,7 +214,7 @@ pub(crate) fn client_offer(uri: &Uri, name: &str) -> ClientOffer {
 }
 
 /// The outcome of a login by PLAIN.
-pub(crate) fn judge_login(event: ClientEvent) -> Result<Opened, ClientError> {
+pub(crate) fn validate_login(event: ClientEvent) -> Result<Opened, ClientError> {
     match event {
         ClientEvent::Opened(opened) => Ok(*opened),
         ClientEvent::Refused(close) => Err(ClientError::Closed(close.to_string())),

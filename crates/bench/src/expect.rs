@@ -68,10 +68,10 @@ impl Expectation {
     }
 
     /// Evaluates the results of a run. A figure that was not measured does not meet any expectation.
-    pub fn judge(&self, figures: &impl Figures) -> Verdict {
+    pub fn validate(&self, figures: &impl Figures) -> Verdict {
         let mut met = true;
         let mut measured = Vec::new();
-        let mut judge = |name: String, value: Option<f64>, show: &dyn Fn(f64) -> String| {
+        let mut validate = |name: String, value: Option<f64>, show: &dyn Fn(f64) -> String| {
             met &= value.is_some_and(|value| self.comparison.holds(value, self.threshold));
             measured.push(format!("{name} = {}", value.map_or("not measured".into(), show)));
         };
@@ -79,16 +79,16 @@ impl Expectation {
             Subject::Every(metric) => {
                 for system in figures.systems() {
                     let value = figures.figure(system, *metric);
-                    judge(format!("{system}.{metric}"), value, &|v| metric.show(v));
+                    validate(format!("{system}.{metric}"), value, &|v| metric.show(v));
                 }
             }
             Subject::One(system, metric) => {
-                judge(format!("{system}.{metric}"), figures.figure(system, *metric), &|v| metric.show(v));
+                validate(format!("{system}.{metric}"), figures.figure(system, *metric), &|v| metric.show(v));
             }
             Subject::Ratio(a, b, metric) => {
                 let (a_value, b_value) = (figures.figure(a, *metric), figures.figure(b, *metric));
                 let ratio = a_value.zip(b_value).map(|(a, b)| a / b).filter(|ratio| ratio.is_finite());
-                judge(format!("ratio({a}/{b}, {metric})"), ratio, &|v| format!("{v:.2}"));
+                validate(format!("ratio({a}/{b}, {metric})"), ratio, &|v| format!("{v:.2}"));
             }
         }
         Verdict { expectation: self.text.clone(), met, measured: measured.join(", ") }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn met(text: &str) -> bool {
-        text.parse::<Expectation>().unwrap().judge(&Fixed).met
+        text.parse::<Expectation>().unwrap().validate(&Fixed).met
     }
 
     fn reason(text: &str) -> Reason {
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_meets_nothing() {
         assert!(!met("cpu<100") && !met("cpu>=0"));
-        let verdict = "fast.cpu<1".parse::<Expectation>().unwrap().judge(&Fixed);
+        let verdict = "fast.cpu<1".parse::<Expectation>().unwrap().validate(&Fixed);
         assert_eq!(verdict.measured, "fast.cpu = not measured");
     }
 

@@ -126,11 +126,11 @@ impl Broker {
         if !self.attempts.may_try(from, user, now) {
             return Err(LoginRefused::TooManyAttempts);
         }
-        let judged = self.authenticate(user, password, peer_is_loopback);
-        if judged.is_err() {
+        let validated = self.authenticate(user, password, peer_is_loopback);
+        if validated.is_err() {
             self.attempts.failed(from, user, password, now);
         }
-        judged
+        validated
     }
 
     /// Logs in a user whose identity was verified elsewhere, such as by a TLS client certificate.
@@ -183,7 +183,7 @@ impl Broker {
         let _ = self.vhost_watcher.set(watcher);
     }
 
-    pub(crate) fn tell_vhost_gone(&self, name: &str) {
+    pub(crate) fn notify_vhost_gone(&self, name: &str) {
         if let Some(watcher) = self.vhost_watcher.get() {
             watcher(name);
         }
@@ -204,13 +204,13 @@ impl Broker {
     ///
     /// # Errors
     /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ checks first.
-    pub fn seat(&self, identity: &Identity, vhost: &str) -> Result<AuthorisedSession, BrokerError> {
+    pub fn authorised(&self, identity: &Identity, vhost: &str) -> Result<AuthorisedSession, BrokerError> {
         let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
         let account = self.users.account(identity.user());
         let account = account.ok_or_else(|| refused(identity, vhost))?;
-        let seat = AuthorisedSession::take(found, identity.clone(), account)?;
-        self.check_open(identity, seat.vhost())?;
-        Ok(seat)
+        let authorised = AuthorisedSession::take(found, identity.clone(), account)?;
+        self.check_open(identity, authorised.vhost())?;
+        Ok(authorised)
     }
 
     fn check_open(&self, identity: &Identity, vhost: &VirtualHost) -> Result<(), BrokerError> {

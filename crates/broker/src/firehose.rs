@@ -83,7 +83,7 @@ impl Tracer {
 
     /// Whether the firehose reports a delivery: neither those of its own messages, nor replies to a
     /// requester, which come from no queue (RabbitMQ, "Direct Reply-to").
-    pub fn tells_of(queue: &Queue, delivery: &Delivery) -> bool {
+    pub fn reports(queue: &Queue, delivery: &Delivery) -> bool {
         delivery.message().exchange() != TRACE_EXCHANGE && !is_reply_name(queue.name())
     }
 
@@ -97,7 +97,7 @@ impl Tracer {
         now: Timestamp,
     ) {
         let message = delivery.message();
-        if !Self::tells_of(queue, delivery) {
+        if !Self::reports(queue, delivery) {
             return;
         }
         let properties = delivery.properties(queue.kind(), by_get);

@@ -38,10 +38,10 @@ pub(crate) struct Paging {
     resident: AtomicU64,
     paged_messages: AtomicU64,
     paged_bytes: AtomicU64,
-    owed: AtomicU64,
+    to_page_out: AtomicU64,
     watermark: u64,
     /// More is in memory than should be.
-    presses: AtomicBool,
+    is_over_watermark: AtomicBool,
     /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
     /// Queues that are, or were, long.
@@ -60,7 +60,7 @@ pub(crate) struct Counted {
     pub(crate) paged_messages: u64,
     pub(crate) paged_bytes: u64,
     /// Bytes of memory that a long queue can page out.
-    pub(crate) owed: u64,
+    pub(crate) to_page_out: u64,
 }
 
 impl Broker {
@@ -86,9 +86,9 @@ impl Paging {
             resident: AtomicU64::new(0),
             paged_messages: AtomicU64::new(0),
             paged_bytes: AtomicU64::new(0),
-            owed: AtomicU64::new(0),
+            to_page_out: AtomicU64::new(0),
             watermark,
-            presses: AtomicBool::new(false),
+            is_over_watermark: AtomicBool::new(false),
             relief: AtomicBool::new(false),
             long: Mutex::default(),
             jobs: Mutex::default(),
@@ -114,8 +114,8 @@ impl Paging {
 
     /// Whether more is in memory than should be.
     #[inline]
-    pub(crate) fn presses(&self) -> bool {
-        self.presses.load(Ordering::Relaxed)
+    pub(crate) fn is_over_watermark(&self) -> bool {
+        self.is_over_watermark.load(Ordering::Relaxed)
     }
 
     /// Updates the counts after a queue's contents have changed. Called under the queue's lock.
@@ -123,18 +123,22 @@ impl Paging {
     pub(crate) fn count(&self, before: Counted, now: Counted) {
         let resident = change(&self.resident, before.resident, now.resident);
         if resident > self.watermark {
-            if !self.presses() && self.store().is_some() && !self.presses.swap(true, Ordering::Relaxed) {
+            if !self.is_over_watermark()
+                && self.store().is_some()
+                && !self.is_over_watermark.swap(true, Ordering::Relaxed)
+            {
                 self.relief.store(true, Ordering::Release);
                 self.wake();
             }
-        } else if self.presses() && resident < self.watermark - self.watermark / 8 {
-            self.presses.store(false, Ordering::Relaxed);
+        } else if self.is_over_watermark() && resident < self.watermark - self.watermark / 8 {
+            self.is_over_watermark.store(false, Ordering::Relaxed);
         }
         if before.paged_messages != now.paged_messages {
             change(&self.paged_messages, before.paged_messages, now.paged_messages);
             change(&self.paged_bytes, before.paged_bytes, now.paged_bytes);
         }
-        let paid = before.owed != now.owed && change(&self.owed, before.owed, now.owed) == 0;
+        let paid = before.to_page_out != now.to_page_out
+            && change(&self.to_page_out, before.to_page_out, now.to_page_out) == 0;
         let was = (resident + before.resident).wrapping_sub(now.resident);
         if paid || was > self.limit() && resident <= self.limit() {
             // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
@@ -146,9 +150,9 @@ impl Paging {
 
     /// Whether far more is in memory than should be, and some of it can be paged out.
     pub(crate) fn is_behind(&self) -> bool {
-        self.presses()
+        self.is_over_watermark()
             && self.resident.load(Ordering::Relaxed) > self.limit()
-            && self.owed.load(Ordering::Relaxed) > 0
+            && self.to_page_out.load(Ordering::Relaxed) > 0
     }
 
     /// Registers a waiter that is woken when paging is no longer behind; returns it if that is already so.

@@ -101,7 +101,7 @@ pub struct Publisher {
     /// Set by the first publish that is traced, cleared by a flush after tracing has been switched off.
     tracer: Option<Box<Tracer>>,
     /// The current publish is not to be traced: it has been traced already, or it is itself a trace.
-    is_told: bool,
+    is_reported: bool,
     /// It publishes traces: to an internal exchange, and without being counted.
     is_tracer: bool,
 }
@@ -170,7 +170,7 @@ impl Publisher {
             has_published: false,
             connection: None,
             tracer: None,
-            is_told: false,
+            is_reported: false,
             is_tracer: false,
         }
     }
@@ -269,7 +269,7 @@ impl Publisher {
             self.route = Some(route.clone());
         }
         self.flushed.count += 1;
-        if self.vhost.is_traced() && !self.is_told {
+        if self.vhost.is_traced() && !self.is_reported {
             self.trace(&route, &publish, inspected);
         }
         if !self.has_published && !self.is_tracer {

@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatc
 use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials};
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
-use crate::papers::{Completions, ManPages};
+use crate::man_pages::{Completions, ManPages};
 
 /// A pool in front of AMQP 0-9-1 brokers, or such a broker itself
 #[derive(Debug, Parser)]

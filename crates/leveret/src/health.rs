@@ -38,8 +38,8 @@ pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<
     match answer.status {
         200 => Ok(()),
         status => {
-            let told = String::from_utf8_lossy(&answer.body);
-            Err(Failure::Run(format!("{}{path}: {status} {}", client.endpoint(), told.trim())))
+            let reported = String::from_utf8_lossy(&answer.body);
+            Err(Failure::Run(format!("{}{path}: {status} {}", client.endpoint(), reported.trim())))
         }
     }
 }

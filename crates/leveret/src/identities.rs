@@ -49,14 +49,14 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told_without_the_password() {
-        for (file, told) in [
+        for (file, reported) in [
             ("worker = 1", "'worker' is not a table"),
             ("[worker]\nuser = 'w'", "'worker' needs a string for 'password'"),
             ("[worker]\nuser = 'w'\npassword = 1", "'worker' needs a string for 'password'"),
             ("[worker]\nuser = 'w'\npassword = 'p'\nuser2 = ''", "'worker' has an unknown key 'user2'"),
             ("[worker]\nuser = 'w'\npassword = 'hunter2", "line 3 is not TOML"),
         ] {
-            assert_eq!(parse(file).unwrap_err(), told);
+            assert_eq!(parse(file).unwrap_err(), reported);
         }
     }
 }

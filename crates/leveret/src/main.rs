@@ -17,11 +17,11 @@ mod http_client;
 mod identities;
 mod listen;
 mod logs;
+mod man_pages;
 mod manage;
 mod mqtt;
 mod notify;
 mod pagers;
-mod papers;
 mod relays;
 mod reload;
 mod serve;
@@ -63,8 +63,8 @@ fn main() -> ExitCode {
         Command::Health(arguments) => {
             load(&arguments.flags).and_then(|effective| health::run(&arguments, &effective))
         }
-        Command::Completions(wanted) => papers::completions(&wanted),
-        Command::Man(wanted) => papers::man(&wanted),
+        Command::Completions(wanted) => man_pages::completions(&wanted),
+        Command::Man(wanted) => man_pages::man(&wanted),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -47,7 +47,7 @@ impl Notifier {
 
     /// Reports that the server is ready, at start and after a reload.
     pub(crate) fn ready(&self) {
-        self.tell("READY=1\nSTATUS=Serving");
+        self.notify("READY=1\nSTATUS=Serving");
     }
 
     /// Reports that the configuration is being read again; [`Notifier::ready`] must follow.
@@ -55,7 +55,7 @@ impl Notifier {
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let microseconds = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
-        self.tell(&format!(
+        self.notify(&format!(
             "RELOADING=1\nMONOTONIC_USEC={microseconds}\nSTATUS=Reading the configuration again"
         ));
     }
@@ -63,7 +63,7 @@ impl Notifier {
     /// Reports that the drain has begun and may take `drain_timeout`.
     pub(crate) fn stopping(&self, drain_timeout: Duration) {
         let most = drain_timeout.saturating_add(ENDING).as_micros();
-        self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
+        self.notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
     }
 
     /// Sends watchdog messages for as long as it is polled, if the manager expects them. Runs as a task among
@@ -74,11 +74,11 @@ impl Notifier {
         let mut ticks = tokio::time::interval(patience / 2);
         loop {
             ticks.tick().await;
-            self.tell("WATCHDOG=1");
+            self.notify("WATCHDOG=1");
         }
     }
 
-    fn tell(&self, state: &str) {
+    fn notify(&self, state: &str) {
         let Some(manager) = &self.0 else { return };
         if let Err(error) = manager.socket.send_to_addr(state.as_bytes(), &manager.address) {
             tracing::warn!(%error, state, "cannot tell the service manager");
@@ -148,13 +148,13 @@ mod tests {
 
     #[test]
     fn the_watchdog_of_another_process_is_not_fed() {
-        let told = |pid: u32| {
+        let reported = |pid: u32| {
             let pid = pid.to_string();
             let variables = [("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", &pid)];
             patience(&|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into()))
         };
-        assert_eq!(told(std::process::id()), Some(Duration::from_secs(3)));
-        assert_eq!(told(std::process::id() + 1), None);
+        assert_eq!(reported(std::process::id()), Some(Duration::from_secs(3)));
+        assert_eq!(reported(std::process::id() + 1), None);
         assert_eq!(patience(&|_| None), None);
     }
 }

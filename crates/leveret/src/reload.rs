@@ -25,7 +25,7 @@ pub(crate) struct Reloader {
     pub(crate) tls: Tls,
     pub(crate) access_log: Option<Arc<AccessLogWriter>>,
     pub(crate) server: Server,
-    pub(crate) door: Backend,
+    pub(crate) backend: Backend,
     /// Alarm levels of the embedded broker.
     pub(crate) levels: Option<Arc<Levels>>,
     pub(crate) notifier: Notifier,
@@ -90,7 +90,7 @@ impl Reloader {
         if let Some(levels) = &self.levels {
             levels.set_limits(config.memory_high_watermark, config.disk_free_limit);
         }
-        if let Backend::Upstream(pool) = &self.door {
+        if let Backend::Upstream(pool) = &self.backend {
             read_identities(pool, config);
         }
     }

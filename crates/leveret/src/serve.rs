@@ -54,22 +54,22 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
     }
 
-    warn_of_open_doors(&config);
+    warn_of_open_listeners(&config);
     let tls = Tls::load(&config).map_err(ServeError::Tls)?;
 
     let relays = ServedRelays::new(&config, &tls)?;
 
     let clock = Clock::start();
-    let (door, data_folder) = open_door(&config, &tls, clock)?;
+    let (backend, data_folder) = open_listener(&config, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server_config = server_config(&config, access_log.as_deref());
-    let server = Server::new(server_config, door.clone(), clock, env!("CARGO_PKG_VERSION"));
+    let server = Server::new(server_config, backend.clone(), clock, env!("CARGO_PKG_VERSION"));
     server.start_mqtt(mqtt_config(&config)).map_err(ServeError::DataFolder)?;
-    if let Backend::Upstream(pool) = &door {
+    if let Backend::Upstream(pool) = &backend {
         watch_upstream(Arc::clone(pool), server.clone());
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
-    let sampler = start_sampler(&config, &server, &door)?;
+    let sampler = start_sampler(&config, &server, &backend)?;
     let amqp = bind("amqp", "amqp", &config.amqp).await?;
     let amqps = bind("amqps", "amqps", &config.amqps).await?;
     let ws = bind("ws", "ws", &config.ws).await?;
@@ -81,7 +81,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
     let status = Arc::new(Status::new(
         server.clone(),
-        door.clone(),
+        backend.clone(),
         websocket_ports,
         levels.clone(),
         tls.server.clone(),
@@ -109,7 +109,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tls,
         access_log: access_log.clone(),
         server: server.clone(),
-        door: door.clone(),
+        backend: backend.clone(),
         levels,
         notifier: notifier.clone(),
     });
@@ -127,7 +127,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout is over; the remaining connections are cut");
     }
-    if let Backend::Upstream(pool) = &door {
+    if let Backend::Upstream(pool) = &backend {
         pool.drain(drain_timeout).await;
     }
 
@@ -144,7 +144,7 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
     let (of_limits, of_environment) = (Arc::clone(reloader), Arc::clone(reloader));
     let manager = Manager::new(
         reloader.server.clone(),
-        reloader.door.clone(),
+        reloader.backend.clone(),
         clock,
         reloader.levels.clone(),
         config.max_message_size.of_broker(),
@@ -159,7 +159,7 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
             drainer,
         },
     );
-    let embedded = match &reloader.door {
+    let embedded = match &reloader.backend {
         Backend::Broker(broker) => Some(Arc::clone(broker)),
         Backend::Upstream(_) => None,
     };
@@ -167,8 +167,8 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
 }
 
 /// Starts the sampler of memory and disk for the embedded broker.
-fn start_sampler(config: &Config, server: &Server, door: &Backend) -> Result<Option<Sampler>, ServeError> {
-    let Backend::Broker(broker) = door else { return Ok(None) };
+fn start_sampler(config: &Config, server: &Server, backend: &Backend) -> Result<Option<Sampler>, ServeError> {
+    let Backend::Broker(broker) = backend else { return Ok(None) };
     let store = broker.store().cloned();
     let folder = config.data_dir.folder().ok().flatten().filter(|_| store.is_some());
     let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
@@ -184,7 +184,7 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
 }
 
 /// Warns at start-up about settings that remove protection or have no effect.
-fn warn_of_open_doors(config: &Config) {
+fn warn_of_open_listeners(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
             "upstream_verify is off: certificates of upstreams over TLS are NOT VERIFIED; anybody on the way can read \
@@ -213,7 +213,11 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
 }
 
 /// Starts the backend: the pool to the upstream, or the embedded broker with its data folder.
-fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Backend, Option<DataFolder>), ServeError> {
+fn open_listener(
+    config: &Config,
+    tls: &Tls,
+    clock: Clock,
+) -> Result<(Backend, Option<DataFolder>), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
         return Ok((Backend::Broker(broker), folder));
@@ -223,8 +227,8 @@ fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Backend, Optio
         None => Identities::default(),
     };
     let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
-    let door = Backend::Upstream(Pool::new(pool_config));
-    Ok((door, None))
+    let backend = Backend::Upstream(Pool::new(pool_config));
+    Ok((backend, None))
 }
 
 /// Probes whether the upstream is reachable, and passes its server-properties on to clients.

@@ -21,7 +21,7 @@ use crate::alarms::Levels;
 /// Readiness and metrics of the running server.
 pub(crate) struct Status {
     server: Server,
-    door: Backend,
+    backend: Backend,
     websocket_ports: WebSocketPorts,
     /// Alarm levels of the embedded broker.
     levels: Option<Arc<Levels>>,
@@ -34,14 +34,14 @@ pub(crate) struct Status {
 impl Status {
     pub(crate) fn new(
         server: Server,
-        door: Backend,
+        backend: Backend,
         websocket_ports: WebSocketPorts,
         levels: Option<Arc<Levels>>,
         tls: Option<Arc<ServerTls>>,
     ) -> Self {
         Self {
             server,
-            door,
+            backend,
             websocket_ports,
             levels,
             tls,
@@ -65,7 +65,7 @@ impl Status {
         out.gauge("leveret_draining", "Whether this process is shutting down.", draining);
         server::write(&self.server, out);
         certificates::write(self.tls.as_deref(), out);
-        match &self.door {
+        match &self.backend {
             Backend::Broker(embedded) => {
                 broker::write(embedded, out);
                 broker::write_confirms(self.server.metrics(), embedded.metrics(), out);
@@ -81,7 +81,7 @@ impl Status {
     }
 
     fn broker(&self) -> Option<&::broker::Broker> {
-        match &self.door {
+        match &self.backend {
             Backend::Broker(broker) => Some(broker),
             Backend::Upstream(_) => None,
         }
@@ -93,7 +93,7 @@ impl Source for Status {
         if self.draining.load(Ordering::Relaxed) {
             return Readiness::NotReady("shutting down".to_owned());
         }
-        match &self.door {
+        match &self.backend {
             Backend::Upstream(pool) if !pool.is_reachable() => {
                 Readiness::NotReady("upstream not reachable".to_owned())
             }

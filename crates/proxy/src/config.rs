@@ -150,7 +150,7 @@ impl PoolConfig {
     }
 
     /// Upstream connections that clients may stream on because there is no room for incomplete messages.
-    pub(crate) fn lanes_max(&self) -> usize {
+    pub(crate) fn streams_max(&self) -> usize {
         (self.max_connections / LANE_SHARE).max(1)
     }
 

@@ -127,17 +127,17 @@
 //! # What must never be added
 //! Listeners, HTTP, the client's handshake.
 
+mod auth_gate;
+mod client_properties;
 mod config;
-mod doorkeeper;
 mod frames;
 mod histogram;
 mod identities;
-mod introduction;
-mod kept;
 mod link;
 mod metrics;
 mod pool;
 mod refusal;
+mod replay_buffer;
 mod resolver;
 pub mod session;
 mod staging;

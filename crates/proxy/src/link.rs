@@ -9,8 +9,8 @@ use amqp::{Credentials, Fault, Method};
 use parking_lot::Mutex;
 use transport::Outbox;
 
-use crate::kept::{ReplayBuffer, ReplayTotals};
 use crate::refusal::Refusal;
+use crate::replay_buffer::{ReplayBuffer, ReplayTotals};
 use crate::staging::ClientUsage;
 use crate::topology::{Consuming, Declarer};
 use crate::upstream::{Role, Upstream};
@@ -38,7 +38,7 @@ pub(crate) struct ClientLink {
     /// Bytes of this client's frames that are kept until the broker answers.
     pub(crate) kept: Arc<ReplayBuffer>,
     /// The client's budget share of incomplete messages, visible to other clients.
-    pub(crate) stake: ClientUsage,
+    pub(crate) usage: ClientUsage,
     /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Declarer>,
     /// Whether `events` may be non-empty.
@@ -112,7 +112,7 @@ impl ClientLink {
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
-            stake: ClientUsage::default(),
+            usage: ClientUsage::default(),
             declarer: None,
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
@@ -176,7 +176,7 @@ impl ClientLink {
     }
 
     /// Like [`Self::push`], for events that an ended session can ignore.
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn notify(&self, event: Event) {
         // An ended session has already given up its channels.
         let _ = self.push(event);
     }
@@ -223,7 +223,7 @@ impl ClientLink {
         let backlog = self.outbox.backlog();
         if shared && backlog > CLIENT_BACKLOG_MAX {
             if !self.overflowed.swap(true, Ordering::Relaxed) {
-                self.tell(Event::Overflowed);
+                self.notify(Event::Overflowed);
             }
             return;
         }

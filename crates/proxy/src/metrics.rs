@@ -72,7 +72,7 @@ pub struct PoolMetrics {
     /// Clients that are not read because there is no room for incomplete messages.
     pub clients_in_line: usize,
     /// Upstream connections on which clients stream for the same reason.
-    pub lanes: usize,
+    pub streams: usize,
     /// How often a client had to wait for that room.
     pub messages_lined_up: u64,
     /// Clients that were disconnected because they held such room for too long while others waited.

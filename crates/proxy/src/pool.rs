@@ -1,11 +1,11 @@
 //! The pool: the set of upstream connections, and access to them.
 
+mod connection_permits;
 mod deletions;
 mod endpoints;
 mod guards;
 mod patience;
 mod placement;
-mod places;
 mod restoring;
 mod verification;
 
@@ -21,21 +21,21 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
+pub(crate) use self::connection_permits::Unused;
+use self::connection_permits::{ConnectionPermit, Entered};
 pub use self::deletions::DeletedVirtualHost;
 use self::deletions::Deletions;
 pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
-pub(crate) use self::places::Unused;
-use self::places::{ConnectionPermit, Entered};
+use crate::auth_gate::AuthGate;
+use crate::client_properties::ClientProperties;
 use crate::config::PoolConfig;
-use crate::doorkeeper::AuthGate;
 use crate::identities::Identities;
-use crate::introduction::ClientProperties;
-use crate::kept::ReplayTotals;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
+use crate::replay_buffer::ReplayTotals;
 use crate::session::ProxySession;
 use crate::staging::Staging;
 use crate::topology::Topologies;
@@ -54,7 +54,7 @@ pub struct Pool {
     places: Arc<Semaphore>,
     /// Notifies waiters that a connection may be unused.
     unused: Arc<Unused>,
-    doorkeeper: AuthGate,
+    auth_gate: AuthGate,
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
@@ -124,10 +124,10 @@ pub struct ClientSide {
 impl Pool {
     /// Creates an empty pool. It connects to nothing before a client comes.
     pub fn new(config: PoolConfig) -> Arc<Self> {
-        let places = places::places(config.max_connections);
+        let places = connection_permits::connection_permits(config.max_connections);
         let staging = Staging::new(
             config.staging_total_max,
-            config.lanes_max(),
+            config.streams_max(),
             config.staging_patience,
             places.clone(),
         );
@@ -140,7 +140,7 @@ impl Pool {
             unused: Arc::default(),
             config,
             connections: Mutex::default(),
-            doorkeeper: AuthGate::new(),
+            auth_gate: AuthGate::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
@@ -190,11 +190,11 @@ impl Pool {
             match attempt {
                 Ok(begun) => {
                     let credentials = self.shared_copy(credentials);
-                    self.doorkeeper.verified(&credentials);
+                    self.auth_gate.verified(&credentials);
                     return Ok(Login { credentials, info: client, begun: Some(begun) });
                 }
                 Err(Refusal::Login(text)) => {
-                    self.doorkeeper.refuse(credentials, text.clone(), Instant::now());
+                    self.auth_gate.refuse(credentials, text.clone(), Instant::now());
                     return Err(Refusal::Login(text));
                 }
                 Err(refusal) => self.wait_for_return(refusal, end).await?,
@@ -224,7 +224,7 @@ impl Pool {
     }
 
     fn check_not_refused(&self, credentials: &Credentials) -> Result<(), Refusal> {
-        let Some(text) = self.doorkeeper.refusal(credentials, Instant::now()) else { return Ok(()) };
+        let Some(text) = self.auth_gate.refusal(credentials, Instant::now()) else { return Ok(()) };
         add(&self.counters.refusals_repeated, 1);
         Err(Refusal::Login(text))
     }
@@ -268,7 +268,7 @@ impl Pool {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
             // The broker accepted them a moment ago, and this connection already holds its permit.
-            let _permit = self.doorkeeper.enter_known().await;
+            let _permit = self.auth_gate.enter_known().await;
             // Another client may have done it meanwhile.
             return if verified().is_some() {
                 Ok(())
@@ -349,7 +349,7 @@ impl Pool {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
         let (addresses, addresses_down) = self.endpoints.count();
-        let (clients_in_line, lanes) = self.staging.counts();
+        let (clients_in_line, streams) = self.staging.counts();
         let counters = &self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PoolMetrics {
@@ -389,7 +389,7 @@ impl Pool {
             bytes_waiting: self.waiting.bytes(),
             consumers_squeezed: self.waiting.squeezed(),
             clients_in_line,
-            lanes,
+            streams,
             messages_lined_up: self.staging.lined_up(),
             clients_gave_way: self.staging.gave_way(),
             bytes_remembered: self.topologies.bytes(),
@@ -560,12 +560,12 @@ impl Pool {
         self: &Arc<Self>,
         place: ConnectionPermit,
         credentials: &Credentials,
-        introduction: &ClientProperties,
+        announced: &ClientProperties,
     ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
         for endpoint in self.endpoints_in_order().await {
             add(&self.counters.handshakes, 1);
-            match Box::pin(Begun::login(&endpoint, credentials, introduction, &self.config)).await {
+            match Box::pin(Begun::login(&endpoint, credentials, announced, &self.config)).await {
                 Ok(begun) => {
                     self.endpoints.heard(&endpoint);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
@@ -622,7 +622,7 @@ impl Pool {
         let helps_others = owner.is_none() || self.verified(credentials, virtual_host).is_none();
         let upstream = upstream::spawn(self, stream, limits, login, owner, role);
         if helps_others {
-            self.unused.tell_all();
+            self.unused.notify_all();
         }
         tracing::debug!(upstream = upstream.id, virtual_host, "upstream connection opened");
         if self.draining.load(Ordering::Acquire) {

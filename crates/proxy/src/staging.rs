@@ -29,7 +29,7 @@ pub(crate) struct Staging {
     bytes: AtomicUsize,
     /// Maximum of `bytes`.
     most: usize,
-    lanes_max: usize,
+    streams_max: usize,
     /// Connection permits of the pool, of which streaming needs a free one.
     places: Arc<Semaphore>,
     /// How long a message may be incomplete while somebody waits for room.
@@ -48,7 +48,7 @@ pub(crate) struct Staging {
 #[derive(Debug, Default)]
 struct Table {
     /// Streaming connections in use.
-    lanes: usize,
+    streams: usize,
     line: BTreeMap<Ticket, Waiter>,
     /// Counted bytes that clients in the wait queue already hold.
     held_in_line: usize,
@@ -87,7 +87,7 @@ pub(crate) struct ClientUsage {
     /// The client's bytes that count towards the total.
     bytes: AtomicUsize,
     /// Whether it streams on a connection of its own.
-    lane: AtomicBool,
+    stream: AtomicBool,
     /// The state of its ticket: one of the constants below.
     standing: AtomicU8,
 }
@@ -113,14 +113,14 @@ impl Staging {
     /// for their connections.
     pub(crate) fn new(
         most: usize,
-        lanes_max: usize,
+        streams_max: usize,
         patience: Duration,
         places: Arc<Semaphore>,
     ) -> Arc<Self> {
         Arc::new(Self {
             bytes: AtomicUsize::new(0),
             most,
-            lanes_max,
+            streams_max,
             places,
             patience,
             pressed: AtomicBool::new(false),
@@ -159,7 +159,7 @@ impl Staging {
     /// Clients in the wait queue, and streaming connections in use.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let table = self.table.lock();
-        (table.line.len(), table.lanes)
+        (table.line.len(), table.streams)
     }
 
     /// Asks clients that have held room or a streaming connection for longer than the patience to give way,
@@ -176,9 +176,9 @@ impl Staging {
         let mut stale: Vec<(u64, &Arc<ClientLink>)> = table
             .holders
             .values()
-            .map(|link| (link.stake.since.load(Ordering::Relaxed), link))
+            .map(|link| (link.usage.since.load(Ordering::Relaxed), link))
             .filter(|(since, link)| {
-                let waits = link.stake.standing.load(Ordering::Relaxed) != OUTSIDE;
+                let waits = link.usage.standing.load(Ordering::Relaxed) != OUTSIDE;
                 *since != 0 && *since <= latest && !waits
             })
             .collect();
@@ -187,10 +187,10 @@ impl Staging {
         let (mut gained, mut giving_way) = (0, Vec::new());
         for (_, link) in stale {
             let Some(need) = needs.peek().copied() else { break };
-            gained += if link.stake.lane.load(Ordering::Relaxed) {
+            gained += if link.usage.stream.load(Ordering::Relaxed) {
                 need
             } else {
-                link.stake.bytes.load(Ordering::Relaxed)
+                link.usage.bytes.load(Ordering::Relaxed)
             };
             giving_way.push(link.clone());
             while let Some(need) = needs.next_if(|need| *need <= gained) {
@@ -199,7 +199,7 @@ impl Staging {
         }
         drop(needs);
         drop(table);
-        giving_way.into_iter().for_each(|link| link.tell(Event::GiveWay));
+        giving_way.into_iter().for_each(|link| link.notify(Event::GiveWay));
         true
     }
 
@@ -217,20 +217,20 @@ impl Staging {
             let bytes = self.bytes.load(Ordering::SeqCst);
             // If only waiting clients hold any room, they would wait for each other forever: one continues,
             // whatever its size, and the next one follows when it is done or gives way.
-            let stuck = bytes == table.held_in_line && table.lanes == 0;
+            let stuck = bytes == table.held_in_line && table.streams == 0;
             let standing = if stuck || bytes + need <= self.most {
                 self.bytes.fetch_add(need, Ordering::SeqCst);
                 HAS_ROOM
-            } else if table.lanes < self.lanes_max && table.lanes < self.places.available_permits() {
+            } else if table.streams < self.streams_max && table.streams < self.places.available_permits() {
                 // The connections of all clients that already stream may still have to be opened.
-                table.lanes += 1;
+                table.streams += 1;
                 HAS_LANE
             } else {
                 break;
             };
             let Waiter { link, counted, .. } = first.remove();
             table.held_in_line -= counted;
-            link.stake.standing.store(standing, Ordering::Release);
+            link.usage.standing.store(standing, Ordering::Release);
             link.outbox.nudge();
         }
         self.pressed.store(!table.line.is_empty(), Ordering::SeqCst);
@@ -268,7 +268,7 @@ pub(crate) struct BudgetShare {
     waited: bool,
     /// Whether it is in `holders`.
     known: bool,
-    lane: bool,
+    stream: bool,
     /// Bytes of bodies that arrived since progress was last checked.
     came: usize,
     /// When it was warned that it will give way; reset by progress.
@@ -285,7 +285,7 @@ impl BudgetShare {
             ticket: None,
             waited: false,
             known: false,
-            lane: false,
+            stream: false,
             came: 0,
             warned: None,
             excused: None,
@@ -337,14 +337,14 @@ impl BudgetShare {
     fn set_counted(&mut self, counted: usize, link: &Arc<ClientLink>) {
         let held = self.holds();
         self.counted = counted;
-        link.stake.bytes.store(counted, Ordering::Relaxed);
+        link.usage.bytes.store(counted, Ordering::Relaxed);
         if !held || !self.holds() {
             // Both refer to the bytes held so far.
             self.came = 0;
             self.warned = None;
         }
         if !self.holds() {
-            link.stake.since.store(0, Ordering::Relaxed);
+            link.usage.since.store(0, Ordering::Relaxed);
             self.waited = false;
         } else if !held {
             self.hold_since(Instant::now(), link);
@@ -353,12 +353,12 @@ impl BudgetShare {
 
     /// Whether the client holds room or a streaming connection.
     pub(crate) fn holds(&self) -> bool {
-        self.counted > 0 || self.lane
+        self.counted > 0 || self.stream
     }
 
     /// Records that the client has held room or a streaming connection since `since`.
     pub(crate) fn hold_since(&mut self, since: Instant, link: &Arc<ClientLink>) {
-        link.stake.since.store(self.staging.stamp(since), Ordering::Relaxed);
+        link.usage.since.store(self.staging.stamp(since), Ordering::Relaxed);
         if !self.known {
             self.known = true;
             self.staging.table.lock().holders.insert(Arc::as_ptr(link) as usize, link.clone());
@@ -373,7 +373,7 @@ impl BudgetShare {
         let mut table = self.staging.table.lock();
         table.next_ticket += 1;
         let ticket = (turn, table.next_ticket);
-        link.stake.standing.store(IN_LINE, Ordering::Release);
+        link.usage.standing.store(IN_LINE, Ordering::Release);
         table.line.insert(ticket, Waiter { link: link.clone(), counted: self.counted, need });
         table.held_in_line += self.counted;
         // Set before looking for room: a client that frees some looks here afterwards.
@@ -397,19 +397,19 @@ impl BudgetShare {
     /// Collects the grant that the client waited for, once.
     pub(crate) fn take_grant(&mut self, link: &Arc<ClientLink>, now: Instant) -> Option<Grant> {
         let (_, need) = self.ticket?;
-        let standing = link.stake.standing.load(Ordering::Acquire);
+        let standing = link.usage.standing.load(Ordering::Acquire);
         if standing == IN_LINE {
             return None;
         }
-        link.stake.standing.store(OUTSIDE, Ordering::Release);
+        link.usage.standing.store(OUTSIDE, Ordering::Release);
         self.ticket = None;
         // It was not read meanwhile.
         self.excused = Some(now);
         self.warned = None;
         if standing == HAS_LANE {
-            self.lane = true;
+            self.stream = true;
             self.came = 0;
-            link.stake.lane.store(true, Ordering::Relaxed);
+            link.usage.stream.store(true, Ordering::Relaxed);
             self.hold_since(now, link);
             return Some(Grant::Lane);
         }
@@ -422,19 +422,19 @@ impl BudgetShare {
         let Some((ticket, need)) = self.ticket.take() else { return };
         let mut table = self.staging.table.lock();
         table.held_in_line -= table.line.remove(&ticket).map_or(0, |waiter| waiter.counted);
-        match link.stake.standing.swap(OUTSIDE, Ordering::AcqRel) {
+        match link.usage.standing.swap(OUTSIDE, Ordering::AcqRel) {
             HAS_ROOM => {
                 self.staging.bytes.fetch_sub(need, Ordering::SeqCst);
             }
-            HAS_LANE => table.lanes -= 1,
+            HAS_LANE => table.streams -= 1,
             _ => {}
         }
         self.staging.serve(&mut table);
     }
 
     #[inline]
-    pub(crate) fn has_lane(&self) -> bool {
-        self.lane
+    pub(crate) fn has_stream(&self) -> bool {
+        self.stream
     }
 
     /// Counts bytes of a message's body that arrived.
@@ -445,7 +445,7 @@ impl BudgetShare {
 
     /// Whether enough has arrived since the last call to justify the room or the streaming connection.
     pub(crate) fn makes_progress(&mut self) -> bool {
-        std::mem::take(&mut self.came) >= if self.lane { LANE_PROGRESS } else { ROOM_PROGRESS }
+        std::mem::take(&mut self.came) >= if self.stream { LANE_PROGRESS } else { ROOM_PROGRESS }
     }
 
     /// Whether it was warned a while ago that it will give way. The first call warns it.
@@ -455,14 +455,14 @@ impl BudgetShare {
     }
 
     /// Gives up the streaming connection.
-    pub(crate) fn give_up_lane(&mut self, link: &Arc<ClientLink>) {
-        if !std::mem::take(&mut self.lane) {
+    pub(crate) fn give_up_stream(&mut self, link: &Arc<ClientLink>) {
+        if !std::mem::take(&mut self.stream) {
             return;
         }
-        link.stake.lane.store(false, Ordering::Relaxed);
+        link.usage.stream.store(false, Ordering::Relaxed);
         self.set_counted(self.counted, link);
         let mut table = self.staging.table.lock();
-        table.lanes -= 1;
+        table.streams -= 1;
         self.staging.serve(&mut table);
     }
 
@@ -480,7 +480,7 @@ impl BudgetShare {
 
     /// Releases everything when the client is gone.
     pub(crate) fn leave(&mut self, link: &Arc<ClientLink>) {
-        self.give_up_lane(link);
+        self.give_up_stream(link);
         self.settle(0, link);
         if std::mem::take(&mut self.known) {
             self.staging.table.lock().holders.remove(&(Arc::as_ptr(link) as usize));

@@ -1,7 +1,7 @@
 //! Listeners and sessions: this crate joins transport, protocol and backend.
 //!
 //! - [`Server`]: accepts connections within [`Limits`], runs them, and drains them.
-//! - [`Door`]: the single entry to the backends, the embedded [`broker::Broker`] or the upstream
+//! - [`Backend`]: the single entry to the backends, the embedded [`broker::Broker`] or the upstream
 //!   [`proxy::Pool`].
 //! - [`Preface`]: the PROXY protocol and TLS, which precede the client's protocol.
 //! - [`WebSocketConfig`]: AMQP inside WebSockets, for browsers.
@@ -23,8 +23,8 @@
 mod access;
 mod alarms;
 mod amqp;
+mod backend;
 mod client;
-mod door;
 mod limits;
 mod listener;
 mod metrics;
@@ -41,7 +41,7 @@ mod websocket;
 
 pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
 pub use alarms::{Alarms, Resource};
-pub use door::{Backend, Clock};
+pub use backend::{Backend, Clock};
 pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
 };

@@ -20,8 +20,8 @@ use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::connection::AmqpConnection;
 use crate::amqp::incomplete::Incomplete;
+use crate::backend::{Backend, Clock};
 use crate::client::{ClientStream, Spoken};
-use crate::door::{Backend, Clock};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
@@ -75,7 +75,7 @@ pub struct ServerConfig {
 /// State shared by all connections of a server.
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
-    pub(crate) door: Backend,
+    pub(crate) backend: Backend,
     /// The product, a slash, and its version.
     product: String,
     /// Server properties and mechanisms offered to new connections.
@@ -129,7 +129,7 @@ impl Shared {
 
     /// The offer for clients with a verified certificate, if such a certificate is a login here.
     pub(crate) fn offer_with_external(&self) -> Option<Arc<ServerOffer>> {
-        self.door.takes_external().then(|| Arc::clone(&self.offer.lock().with_external))
+        self.backend.takes_external().then(|| Arc::clone(&self.offer.lock().with_external))
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -160,7 +160,7 @@ pub struct Server {
 
 impl Server {
     /// A server without listeners. `version` is the product's version, which is sent to clients.
-    pub fn new(config: ServerConfig, door: Backend, clock: Clock, version: &str) -> Self {
+    pub fn new(config: ServerConfig, backend: Backend, clock: Clock, version: &str) -> Self {
         let offer = ServerOffer {
             server_properties: server_properties(&config.product, version),
             mechanisms: vec![Mechanism::Plain, Mechanism::AmqPlain],
@@ -172,7 +172,7 @@ impl Server {
             counter: ConnectionCounter::new(config.limits),
             incomplete: Incomplete::new(config.incomplete_limit),
             config,
-            door,
+            backend,
             product: format!("{PRODUCT}/{version}"),
             offer: Mutex::new(Offers::new(offer)),
             clock,
@@ -202,7 +202,7 @@ impl Server {
     /// # Errors
     /// Describes stored state that cannot be read.
     pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), String> {
-        let Backend::Broker(broker) = &self.shared.door else { return Ok(()) };
+        let Backend::Broker(broker) = &self.shared.backend else { return Ok(()) };
         let hub = mqtt::start(broker, config, self.shared.clock)?;
         // A second call changes nothing.
         let _ = self.shared.mqtt.set(hub);

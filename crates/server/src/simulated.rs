@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use broker::Broker;
 
-use crate::door::{Backend, Clock};
+use crate::backend::{Backend, Clock};
 use crate::limits::ConnectionLimits;
 use crate::server::{Server, ServerConfig};
 

@@ -220,8 +220,8 @@ fn too_large(size: &str, limit: u64) -> StompFault {
 }
 
 fn bad_command(command: &str) -> StompFault {
-    let shown: String = command.chars().take(MAX_COMMAND).collect();
-    StompFault::new("Bad command", format!("Could not interpret command \"{}\"\n", shown.escape_debug()))
+    let view: String = command.chars().take(MAX_COMMAND).collect();
+    StompFault::new("Bad command", format!("Could not interpret command \"{}\"\n", view.escape_debug()))
 }
 
 /// Bytes at the front that lie between frames: line ends, which are heart-beats, and stray NULs.
@@ -276,8 +276,8 @@ fn read_header(
     }
     let (name, value) = line.split_once(':').unwrap_or_default();
     if name.is_empty() {
-        let shown: String = line.chars().take(MAX_SHOWN).collect();
-        return Err(StompFault::frame(format!("a header is a name, a colon and a value, not '{shown}'\n")));
+        let view: String = line.chars().take(MAX_SHOWN).collect();
+        return Err(StompFault::frame(format!("a header is a name, a colon and a value, not '{view}'\n")));
     }
     if line.contains(['\r', '\0']) {
         return Err(StompFault::frame("a header holds neither a carriage return nor a NUL\n"));
@@ -320,14 +320,14 @@ mod tests {
         let mut decoder = StompDecoder::of_clients(100);
         decoder.set_version(StompVersion::V12);
         let step = decoder.decode(input)?;
-        let told = step.frame.map(|frame| {
+        let reported = step.frame.map(|frame| {
             let body = String::from_utf8_lossy(frame.body.bytes()).into_owned();
             format!("{} {:?} {body}", frame.command, frame.headers)
         });
-        Ok((step.taken, told))
+        Ok((step.taken, reported))
     }
 
-    fn told(input: &[u8]) -> String {
+    fn reported(input: &[u8]) -> String {
         decode(input).unwrap().1.unwrap()
     }
 
@@ -337,14 +337,14 @@ mod tests {
 
     #[test]
     fn the_first_of_repeated_headers_counts() {
-        assert_eq!(told(b"SEND\na:1\nb:2\na:3\n\nx\0"), r#"SEND {"a": "1", "b": "2"} x"#);
+        assert_eq!(reported(b"SEND\na:1\nb:2\na:3\n\nx\0"), r#"SEND {"a": "1", "b": "2"} x"#);
     }
 
     #[test]
     fn a_body_may_hold_nul_when_its_length_is_told() {
-        assert_eq!(told(b"SEND\ncontent-length:3\n\na\0b\0"), "SEND {\"content-length\": \"3\"} a\0b");
-        assert_eq!(told(b"SEND\n\na\0b\0"), "SEND {} a");
-        assert_eq!(told(b"\n\r\n\0SEND\r\nd:e\r\n\r\n\0"), r#"SEND {"d": "e"} "#);
+        assert_eq!(reported(b"SEND\ncontent-length:3\n\na\0b\0"), "SEND {\"content-length\": \"3\"} a\0b");
+        assert_eq!(reported(b"SEND\n\na\0b\0"), "SEND {} a");
+        assert_eq!(reported(b"\n\r\n\0SEND\r\nd:e\r\n\r\n\0"), r#"SEND {"d": "e"} "#);
     }
 
     #[test]

@@ -234,9 +234,9 @@ mod tests {
         fn where_a_message_came_from_is_where_it_can_be_sent_to(
             exchange in "(|amq\\.topic|[a-z/%é\n]{1,9})", routing_key in "[\\PC/%]{1,20}",
         ) {
-            let told = PublishedTo { exchange: &exchange, routing_key: &routing_key }.to_string();
-            prop_assert!(told.is_ascii());
-            let destination = Destination::parse(&told).unwrap();
+            let reported = PublishedTo { exchange: &exchange, routing_key: &routing_key }.to_string();
+            prop_assert!(reported.is_ascii());
+            let destination = Destination::parse(&reported).unwrap();
             prop_assert_eq!(destination.route(), (&*exchange, &*routing_key));
         }
 

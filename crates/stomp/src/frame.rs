@@ -64,8 +64,8 @@ impl Headers<'_> {
 /// Hides passwords.
 impl fmt::Debug for Headers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = self.iter().map(|(name, value)| (name, if name == "passcode" { "…" } else { value }));
-        f.debug_map().entries(shown).finish()
+        let view = self.iter().map(|(name, value)| (name, if name == "passcode" { "…" } else { value }));
+        f.debug_map().entries(view).finish()
     }
 }
 

@@ -40,8 +40,9 @@ fn holds_what_was_put_in(disk: &SimDisk) {
     let found = |id| {
         let read = store.queue(QueueId(id)).read(0, usize::MAX, usize::MAX).expect("readable");
         assert!(read.iter().all(|message| message.payload == body(message.position)));
-        let told = |message: &store::pages::Stored| (message.position, message.expires, message.deliveries);
-        read.iter().map(told).collect::<Vec<_>>()
+        let reported =
+            |message: &store::pages::Stored| (message.position, message.expires, message.deliveries);
+        read.iter().map(reported).collect::<Vec<_>>()
     };
     let expected = (0..20).filter(|position| ![1, 4, 15].contains(position)).map(|position| {
         let deliveries = if [2, 3, 17].contains(&position) { 2 } else { 0 };

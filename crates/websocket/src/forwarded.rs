@@ -31,18 +31,18 @@ impl std::error::Error for Contradiction {}
 /// If two headers name different clients.
 pub fn client(head: &Head<'_>, is_trusted: impl Fn(IpAddr) -> bool) -> Result<Option<IpAddr>, Contradiction> {
     let plain = |element: &str| Some(element.to_owned());
-    let told = [
+    let reported = [
         first_stranger(last_hops(head, "forwarded", forwarded_for), &is_trusted),
         first_stranger(last_hops(head, "x-forwarded-for", plain), &is_trusted),
         first_stranger(last_hops(head, "x-real-ip", plain), &is_trusted),
     ];
     // Behind several proxies, X-Real-IP is often the next one's.
-    let mut strangers = told.iter().flatten().filter(|address| !is_trusted(**address));
+    let mut strangers = reported.iter().flatten().filter(|address| !is_trusted(**address));
     let client = strangers.next();
     if strangers.any(|other| Some(other) != client) {
         return Err(Contradiction);
     }
-    Ok(client.or(told.iter().flatten().next()).copied())
+    Ok(client.or(reported.iter().flatten().next()).copied())
 }
 
 /// The first hop that is not a trusted proxy's own, or else the last one examined.
@@ -116,7 +116,7 @@ fn node_address(node: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn told(headers: &[(&str, &str)]) -> Option<String> {
+    fn reported(headers: &[(&str, &str)]) -> Option<String> {
         let headers: Vec<u8> =
             headers.iter().flat_map(|(name, value)| format!("{name}: {value}\r\n").into_bytes()).collect();
         let request = [b"GET / HTTP/1.1\r\n".as_slice(), &headers, b"\r\n"].concat();
@@ -131,12 +131,12 @@ mod tests {
     #[test]
     fn what_the_client_put_in_front_is_not_believed() {
         let headers = [("X-Forwarded-For", "127.0.0.1, 192.0.2.7, 10.0.0.9")];
-        assert_eq!(told(&headers).as_deref(), Some("192.0.2.7"));
+        assert_eq!(reported(&headers).as_deref(), Some("192.0.2.7"));
         let headers = [
             ("Forwarded", "for=127.0.0.1"),
             ("Forwarded", "for=192.0.2.7;proto=https, For=\"10.0.0.9:4711\""),
         ];
-        assert_eq!(told(&headers).as_deref(), Some("192.0.2.7"));
+        assert_eq!(reported(&headers).as_deref(), Some("192.0.2.7"));
     }
 
     #[test]
@@ -149,26 +149,26 @@ mod tests {
             ("for=\"[2001:db8::1]:_port\"", "2001:db8::1"),
             ("for=\"\\192.0.2.1\"", "192.0.2.1"),
         ] {
-            assert_eq!(told(&[("Forwarded", value)]).as_deref(), Some(address), "{value}");
+            assert_eq!(reported(&[("Forwarded", value)]).as_deref(), Some(address), "{value}");
         }
-        assert_eq!(told(&[("X-Real-IP", "2001:db8::1")]).as_deref(), Some("2001:db8::1"));
-        assert_eq!(told(&[("X-Forwarded-For", "::ffff:192.0.2.1")]).as_deref(), Some("192.0.2.1"));
+        assert_eq!(reported(&[("X-Real-IP", "2001:db8::1")]).as_deref(), Some("2001:db8::1"));
+        assert_eq!(reported(&[("X-Forwarded-For", "::ffff:192.0.2.1")]).as_deref(), Some("192.0.2.1"));
     }
 
     #[test]
     fn headers_that_contradict_each_other_are_not_believed() {
-        let judged = |headers: &str| {
+        let validated = |headers: &str| {
             let request = format!("GET / HTTP/1.1\r\n{headers}\r\n");
             let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();
             client(&head, is_proxy).map(|address| address.map(|address| address.to_string()))
         };
         // A header forged by the client, and one written by its proxy.
         for made_up in ["Forwarded: for=127.0.0.1\r\n", "X-Real-IP: 127.0.0.1\r\n"] {
-            assert_eq!(judged(&format!("{made_up}X-Forwarded-For: 192.0.2.7\r\n")), Err(Contradiction));
+            assert_eq!(validated(&format!("{made_up}X-Forwarded-For: 192.0.2.7\r\n")), Err(Contradiction));
         }
         let real = Ok(Some("192.0.2.7".to_owned()));
         for rest in ["X-Real-IP: 192.0.2.7\r\n", "X-Real-IP: 10.0.0.2\r\n", "Forwarded: for=unknown\r\n"] {
-            assert_eq!(judged(&format!("X-Forwarded-For: 192.0.2.7, 10.0.0.2\r\n{rest}")), real);
+            assert_eq!(validated(&format!("X-Forwarded-For: 192.0.2.7, 10.0.0.2\r\n{rest}")), real);
         }
     }
 
@@ -177,13 +177,13 @@ mod tests {
         for value in
             ["for=unknown", "for=_hidden", "for=", "proto=https", "", "\"", "for=1.2.3", "for=\"[::1"]
         {
-            assert_eq!(told(&[("Forwarded", value)]), None, "{value}");
+            assert_eq!(reported(&[("Forwarded", value)]), None, "{value}");
         }
     }
 
     #[test]
     fn behind_trusted_proxies_only_the_first_of_them_is_the_client() {
         let headers = [("X-Forwarded-For", "10.0.0.3, 10.0.0.2")];
-        assert_eq!(told(&headers).as_deref(), Some("10.0.0.3"));
+        assert_eq!(reported(&headers).as_deref(), Some("10.0.0.3"));
     }
 }

@@ -75,7 +75,7 @@ pub(super) fn one(call: &Call) -> ApiAnswer {
 
 /// `POST`: creates a binding.
 pub(super) fn bind(call: &Call) -> ApiAnswer {
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
     let (destination, is_queue) = destination(call);
@@ -87,8 +87,8 @@ pub(super) fn bind(call: &Call) -> ApiAnswer {
         arguments: raw(&arguments)?,
     };
     let ticket = match is_queue {
-        true => seat.bind_queue(SESSION, &binding)?,
-        false => seat.bind_exchange(&binding)?,
+        true => authorised.bind_queue(SESSION, &binding)?,
+        false => authorised.bind_exchange(&binding)?,
     };
     let key = properties_key(key, &binding.arguments.decode());
     let location = format!("{}/{}", quote(destination), quote(&key));
@@ -105,10 +105,10 @@ pub(super) fn unbind(call: &Call) -> ApiAnswer {
         routing_key: &view.routing_key,
         arguments: raw(&arguments)?,
     };
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let ticket = match view.destination_type {
-        BindingEnd::Queue => seat.unbind_queue(SESSION, &binding)?,
-        BindingEnd::Exchange => seat.unbind_exchange(&binding)?,
+        BindingEnd::Queue => authorised.unbind_queue(SESSION, &binding)?,
+        BindingEnd::Exchange => authorised.unbind_exchange(&binding)?,
     };
     Ok(Reply::no_content().when_defined(ticket))
 }

@@ -142,9 +142,9 @@ impl Call {
     }
 
     /// The user's authorised session in the virtual host of the path, which checks permissions.
-    pub(super) fn seat(&self) -> Result<AuthorisedSession, ApiError> {
+    pub(super) fn authorised(&self) -> Result<AuthorisedSession, ApiError> {
         let identity = self.user.identity.as_ref().ok_or_else(ApiError::not_found)?;
-        Ok(self.broker()?.seat(identity, self.at("vhost"))?)
+        Ok(self.broker()?.authorised(identity, self.at("vhost"))?)
     }
 
     /// The body as an object; an empty body counts as an empty object.

@@ -33,7 +33,7 @@ pub(super) fn one(call: &Call) -> ApiAnswer {
 
 /// `PUT /api/exchanges/{vhost}/{name}`.
 pub(super) fn declare(call: &Call) -> ApiAnswer {
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
     let declare = ExchangeDeclare {
@@ -45,17 +45,17 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
         internal: flag(&body, "internal", false)?,
         arguments: raw(&arguments)?,
     };
-    let is_new = seat.vhost().exchange_view(declare.name).is_none();
-    let ticket = seat.declare_exchange(&declare)?;
+    let is_new = authorised.vhost().exchange_view(declare.name).is_none();
+    let ticket = authorised.declare_exchange(&declare)?;
     Ok(Reply::put(is_new).when_defined(ticket))
 }
 
 /// `DELETE /api/exchanges/{vhost}/{name}`.
 pub(super) fn delete(call: &Call) -> ApiAnswer {
     let (_, view) = find(call)?;
-    let seat = call.seat()?;
-    seat.check_delete_exchange(&view.name)?;
-    let ticket = seat.vhost().delete_exchange(&view.name, call.asks("if-unused"))?;
+    let authorised = call.authorised()?;
+    authorised.check_delete_exchange(&view.name)?;
+    let ticket = authorised.vhost().delete_exchange(&view.name, call.asks("if-unused"))?;
     Ok(Reply::no_content().when_defined(ticket))
 }
 

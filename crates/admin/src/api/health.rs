@@ -11,11 +11,11 @@ use super::messages::{publisher, take_one};
 /// `GET /api/aliveness-test/{vhost}`: declares a queue, publishes to it and gets the message.
 pub(super) fn aliveness(call: &Call) -> ApiAnswer {
     let failed = |error| ApiError::of_operation(&error);
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let declare = QueueDeclare { name: QUEUE, ..QueueDeclare::default() };
-    seat.check_read_queue(QUEUE).map_err(failed)?;
-    let declared = seat.declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
-    let mut publisher = publisher(&seat);
+    authorised.check_read_queue(QUEUE).map_err(failed)?;
+    let declared = authorised.declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
+    let mut publisher = publisher(&authorised);
     let publish = Publish {
         exchange: "",
         routing_key: QUEUE,
@@ -24,7 +24,7 @@ pub(super) fn aliveness(call: &Call) -> ApiAnswer {
     };
     publisher.publish(publish, call.now()).map_err(failed)?;
     publisher.flush(call.now());
-    match take_one(call, &seat, &declared.queue) {
+    match take_one(call, &authorised, &declared.queue) {
         Some(_) => ok(),
         None => Err(ApiError::unhealthy(json!({"status": "failed", "reason": "no message came back"}))),
     }

@@ -7,8 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use broker::{Broker, Identity, LoginRefused, VirtualHost};
 
-use super::door::Caller;
 use super::error::ApiError;
+use super::request::Caller;
 
 /// A logged-in user who may use the API.
 #[derive(Debug, Clone)]
@@ -57,8 +57,8 @@ impl User {
             // No user has such a name. It is not logged, since it may be as long as a request's head.
             return Err(ApiError::login_failed());
         }
-        let judged = broker.authenticate_from(&name, &password, peer.ip, peer.is_local, Instant::now());
-        let identity = judged.map_err(|why| match why {
+        let validated = broker.authenticate_from(&name, &password, peer.ip, peer.is_local, Instant::now());
+        let identity = validated.map_err(|why| match why {
             LoginRefused::TooManyAttempts => ApiError::too_many_attempts(),
             why => {
                 tracing::warn!(user = name, %why, "HTTP login refused");

@@ -22,7 +22,7 @@ use super::properties;
 /// `POST /api/exchanges/{vhost}/{name}/publish`: responds at the point where a publisher would receive its
 /// confirm.
 pub(super) fn publish(call: &Call) -> ApiAnswer {
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let mut body = call.parts(OF_A_MESSAGE)?;
     require(&body, OF_A_MESSAGE)?;
     let payload = payload(&mut body)?;
@@ -38,10 +38,10 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
         return Err(ApiError::bad_request(reason));
     }
     // An AMQP client would wait, but a waiting request would block others.
-    if call.api.process.blocks_publishers() || !seat.vhost().has_room() {
+    if call.api.process.blocks_publishers() || !authorised.vhost().has_room() {
         return Err(ApiError::not_yet("publishers are kept waiting for want of memory, disk space or speed"));
     }
-    let mut publisher = publisher(&seat);
+    let mut publisher = publisher(&authorised);
     let publish = Publish {
         exchange: exchanges::name(call.at("name")),
         routing_key: short("routing_key", text(&body, "routing_key", "")?)?,
@@ -57,8 +57,8 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
 }
 
 /// Creates the publisher of a request.
-pub(super) fn publisher(seat: &AuthorisedSession) -> Publisher {
-    let mut publisher = seat.vhost().publisher(seat.identity());
+pub(super) fn publisher(authorised: &AuthorisedSession) -> Publisher {
+    let mut publisher = authorised.vhost().publisher(authorised.identity());
     publisher.set_connection(Arc::new(Request), 1);
     publisher
 }
@@ -85,12 +85,12 @@ pub(super) fn get(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["ackmode", "count", "encoding"])?;
     let wanted = WantedMessages::of(&body)?;
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let name = call.at("name");
-    seat.check_read_queue(name).map_err(|error| ApiError::of_operation(&error))?;
-    let queue = open(&seat, name)?;
+    authorised.check_read_queue(name).map_err(|error| ApiError::of_operation(&error))?;
+    let queue = open(&authorised, name)?;
     let taken = take(call, &queue, &wanted);
-    trace(call, &seat, &queue, taken.iter().map(|(delivery, _)| delivery));
+    trace(call, &authorised, &queue, taken.iter().map(|(delivery, _)| delivery));
     // The messages are settled or requeued below, so nothing in between may fail.
     let shown =
         taken.iter().map(|(delivery, left)| show(delivery, &queue, *left, &wanted)).collect::<Vec<_>>();
@@ -103,8 +103,8 @@ pub(super) fn get(call: &Call) -> ApiAnswer {
     Ok(Reply::json(shown))
 }
 
-fn open(seat: &AuthorisedSession, name: &str) -> Result<Arc<Queue>, ApiError> {
-    seat.vhost().queue(SESSION, name).map_err(|error| ApiError::of_operation(&error))
+fn open(authorised: &AuthorisedSession, name: &str) -> Result<Arc<Queue>, ApiError> {
+    authorised.vhost().queue(SESSION, name).map_err(|error| ApiError::of_operation(&error))
 }
 
 /// The options of a request to get messages.
@@ -150,16 +150,21 @@ impl WantedMessages {
 }
 
 /// Takes one message and acknowledges it.
-pub(super) fn take_one(call: &Call, seat: &AuthorisedSession, queue: &Queue) -> Option<Got> {
+pub(super) fn take_one(call: &Call, authorised: &AuthorisedSession, queue: &Queue) -> Option<Got> {
     let got = fetch(call, queue, true, Instant::now() + LOAD_TIME);
-    trace(call, seat, queue, got.iter().map(|got| &got.delivery));
+    trace(call, authorised, queue, got.iter().map(|got| &got.delivery));
     got
 }
 
 /// Reports the fetched messages to the firehose, if the virtual host is traced.
-fn trace<'d>(call: &Call, seat: &AuthorisedSession, queue: &Queue, got: impl Iterator<Item = &'d Delivery>) {
-    if seat.vhost().is_traced() {
-        let mut tracer = seat.vhost().tracer(seat.identity(), Some(&Request));
+fn trace<'d>(
+    call: &Call,
+    authorised: &AuthorisedSession,
+    queue: &Queue,
+    got: impl Iterator<Item = &'d Delivery>,
+) {
+    if authorised.vhost().is_traced() {
+        let mut tracer = authorised.vhost().tracer(authorised.identity(), Some(&Request));
         got.for_each(|delivery| tracer.delivered(1, queue, delivery, true, call.now()));
         tracer.flush_all(call.now());
     }

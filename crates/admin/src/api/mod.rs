@@ -21,7 +21,6 @@ mod certificates;
 mod connections;
 mod consumers;
 mod definitions;
-mod door;
 mod durable;
 mod error;
 mod exchanges;
@@ -40,6 +39,7 @@ mod policies;
 mod process;
 mod properties;
 mod queues;
+mod request;
 mod routes;
 mod samples;
 mod snapshot;
@@ -54,11 +54,11 @@ use broker::{Broker, SessionId};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub(crate) use door::{Caller, for_monitors, router};
 pub use process::{
     CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
     Process, TlsListener,
 };
+pub(crate) use request::{Caller, for_monitors, router};
 
 /// The management API of one process.
 pub struct Api {

@@ -45,7 +45,7 @@ pub(super) fn one(call: &Call) -> ApiAnswer {
 
 /// `PUT /api/queues/{vhost}/{name}`.
 pub(super) fn declare(call: &Call) -> ApiAnswer {
-    let seat = call.seat()?;
+    let authorised = call.authorised()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
     let declare = QueueDeclare {
@@ -61,8 +61,8 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
             "an exclusive queue would be gone with the answer to this request",
         ));
     }
-    let is_new = seat.vhost().find_queue(declare.name).is_none();
-    let declared = seat.declare_queue(SESSION, &declare, call.now())?;
+    let is_new = authorised.vhost().find_queue(declare.name).is_none();
+    let declared = authorised.declare_queue(SESSION, &declare, call.now())?;
     Ok(Reply::put(is_new).when_defined(declared.ticket))
 }
 
@@ -70,19 +70,19 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
 pub(super) fn delete(call: &Call) -> ApiAnswer {
     let listed = find(call)?;
     let name = listed.queue.name();
-    let seat = call.seat()?;
-    seat.check_delete_queue(name)?;
+    let authorised = call.authorised()?;
+    authorised.check_delete_queue(name)?;
     let (_, ticket) =
-        seat.vhost().delete_queue(SESSION, name, call.asks("if-unused"), call.asks("if-empty"))?;
+        authorised.vhost().delete_queue(SESSION, name, call.asks("if-unused"), call.asks("if-empty"))?;
     Ok(Reply::no_content().when_defined(ticket))
 }
 
 /// `DELETE /api/queues/{vhost}/{name}/contents`.
 pub(super) fn purge(call: &Call) -> ApiAnswer {
     let listed = find(call)?;
-    let seat = call.seat()?;
-    seat.check_read_queue(listed.queue.name())?;
-    let (_, until) = seat.vhost().purge(SESSION, listed.queue.name())?;
+    let authorised = call.authorised()?;
+    authorised.check_read_queue(listed.queue.name())?;
+    let (_, until) = authorised.vhost().purge(SESSION, listed.queue.name())?;
     Ok(Reply::no_content().when_stored(until))
 }
 

@@ -116,7 +116,7 @@ fn numbers_in_any_order_are_found() {
     assert_eq!(table.drain().count(), 5);
 }
 
-fn judge(life: &mut ConnectionLife, channel: u16, method: Method<'static>) -> Result<String, Fault> {
+fn validate(life: &mut ConnectionLife, channel: u16, method: Method<'static>) -> Result<String, Fault> {
     let mut bytes = Vec::new();
     frame::write_method(&mut bytes, channel, method);
     let frame = Frame::parse(&bytes, 0).unwrap().unwrap();
@@ -130,13 +130,13 @@ const CONNECTION_CLOSE_OK: Method<'static> = Method::ConnectionCloseOk(connectio
 #[test]
 fn a_running_connection_sorts_frames() {
     let mut life = ConnectionLife::default();
-    assert_eq!(judge(&mut life, 1, ACK).unwrap(), "Channel");
+    assert_eq!(validate(&mut life, 1, ACK).unwrap(), "Channel");
     let secret = Method::ConnectionUpdateSecret(connection::UpdateSecret::default());
-    assert!(judge(&mut life, 0, secret).unwrap().starts_with("Deliver"));
+    assert!(validate(&mut life, 0, secret).unwrap().starts_with("Deliver"));
     let heartbeat = Frame::parse(&HEARTBEAT, 0).unwrap().unwrap();
     assert_eq!(life.frame(&heartbeat), Ok(ConnectionStep::Heartbeat));
 
-    let fault = judge(&mut life, 0, CONNECTION_CLOSE_OK).unwrap_err();
+    let fault = validate(&mut life, 0, CONNECTION_CLOSE_OK).unwrap_err();
     assert_eq!(fault.to_string(), "504 CHANNEL_ERROR - unexpected method in connection state running");
     let loaded = Frame { payload: b"abc", ..heartbeat };
     assert_eq!(life.frame(&loaded).unwrap_err().code, ReplyCode::FrameError);
@@ -154,19 +154,19 @@ fn a_running_connection_sorts_frames() {
 #[test]
 fn a_client_closes_the_connection() {
     let mut life = ConnectionLife::default();
-    assert_eq!(judge(&mut life, 0, CONNECTION_CLOSE).unwrap(), "Close");
+    assert_eq!(validate(&mut life, 0, CONNECTION_CLOSE).unwrap(), "Close");
     assert_eq!(life, ConnectionLife::Closed);
-    assert_eq!(judge(&mut life, 1, ACK).unwrap(), "Discard");
+    assert_eq!(validate(&mut life, 1, ACK).unwrap(), "Discard");
 }
 
 #[test]
 fn a_closing_connection_discards_until_close_ok() {
     let mut life = ConnectionLife::default();
     life.start_closing();
-    assert_eq!(judge(&mut life, 1, ACK).unwrap(), "Discard");
-    assert_eq!(judge(&mut life, 0, OPEN).unwrap(), "Discard");
-    assert_eq!(judge(&mut life, 0, CONNECTION_CLOSE).unwrap(), "AnswerClose");
-    assert_eq!(judge(&mut life, 0, CONNECTION_CLOSE_OK).unwrap(), "Closed");
+    assert_eq!(validate(&mut life, 1, ACK).unwrap(), "Discard");
+    assert_eq!(validate(&mut life, 0, OPEN).unwrap(), "Discard");
+    assert_eq!(validate(&mut life, 0, CONNECTION_CLOSE).unwrap(), "AnswerClose");
+    assert_eq!(validate(&mut life, 0, CONNECTION_CLOSE_OK).unwrap(), "Closed");
     assert_eq!(life, ConnectionLife::Closed);
     life.start_closing();
     assert_eq!(life, ConnectionLife::Closed);

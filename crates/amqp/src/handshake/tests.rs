@@ -36,7 +36,7 @@ fn client_offer(credentials: Credentials) -> ClientOffer {
 }
 
 /// Decides like a server that knows one user and one vhost.
-fn judge(server: &mut ServerHandshake, event: ServerEvent) -> Option<ServerEnd> {
+fn validate(server: &mut ServerHandshake, event: ServerEvent) -> Option<ServerEnd> {
     match event {
         ServerEvent::Authenticate(credentials) if credentials.username == "token" => {
             server.challenge(b"code?");
@@ -89,7 +89,7 @@ fn run(client_offer: ClientOffer, server_offer: ServerOffer, chunk: usize) -> Ou
             let taken = server.handle_input(&at_server);
             at_server.drain(..taken);
             match server.poll_event() {
-                Some(event) => outcome.server_end = judge(server, event).or(outcome.server_end),
+                Some(event) => outcome.server_end = validate(server, event).or(outcome.server_end),
                 None if taken == 0 => break,
                 None => {}
             }
@@ -237,7 +237,7 @@ fn serve(methods: &[Method<'_>]) -> (ServerHandshake, Option<ServerEnd>, Vec<u8>
         input.drain(..taken);
         let event = server.poll_event();
         let progress = taken > 0 || event.is_some();
-        end = event.and_then(|event| judge(&mut server, event)).or(end);
+        end = event.and_then(|event| validate(&mut server, event)).or(end);
         progress
     } {}
     (server, end, input)

@@ -21,7 +21,7 @@ pub struct GoldenMethod {
     /// The payload of its frame.
     pub payload: Vec<u8>,
     /// The expected output of Rust's `Debug`.
-    pub shown: String,
+    pub view: String,
 }
 
 /// Every method.
@@ -33,13 +33,13 @@ pub fn golden_methods() -> impl Iterator<Item = GoldenMethod> {
             .map(|(name, kind)| (name, kind.into()))
             .collect(),
         payload: unhex(&fields[2]),
-        shown: fields[3].clone(),
+        view: fields[3].clone(),
     })
 }
 
 /// The argument names in Rust's `Debug` of a method.
-fn names(shown: &str) -> impl Iterator<Item = String> {
-    let fields = shown.split_once("{ ").map_or("", |(_, fields)| fields);
+fn names(view: &str) -> impl Iterator<Item = String> {
+    let fields = view.split_once("{ ").map_or("", |(_, fields)| fields);
     fields.split(", ").filter_map(|field| Some(field.split_once(": ")?.0.to_owned()))
 }
 

@@ -9,10 +9,10 @@ use crate::common::{GoldenMethod, golden_lines, golden_methods, unhex};
 
 #[test]
 fn every_method_has_pikas_layout() {
-    for GoldenMethod { name, payload, shown, .. } in golden_methods() {
+    for GoldenMethod { name, payload, view, .. } in golden_methods() {
         let method = Method::decode(&payload).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(method.name(), name);
-        assert_eq!(format!("{method:?}"), shown);
+        assert_eq!(format!("{method:?}"), view);
         let mut encoded = Vec::new();
         method.encode(&mut encoded);
         assert_eq!(encoded, payload, "{name}");

@@ -12,7 +12,9 @@ use amqp::{Frame, FrameKind, Method};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Registry, Token};
 
-use crate::client::{GOODBYE, SETUP_TIMEOUT, check_close, client_offer, connect, expect_method, judge_login};
+use crate::client::{
+    GOODBYE, SETUP_TIMEOUT, check_close, client_offer, connect, expect_method, validate_login,
+};
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::process;
@@ -158,7 +160,7 @@ impl Visit {
     fn cut_off(&mut self) -> ClientError {
         if let Stage::LogIn(handshake) = &mut self.stage {
             handshake.handle_eof();
-            if let Some(Err(refused)) = handshake.poll_event().map(judge_login) {
+            if let Some(Err(refused)) = handshake.poll_event().map(validate_login) {
                 return refused;
             }
         }
@@ -185,7 +187,7 @@ impl Visit {
             let taken = handshake.handle_input(&self.input);
             self.input.drain(..taken);
             handshake.poll_output(&mut self.output);
-            if let Some(opened) = handshake.poll_event().map(judge_login).transpose()? {
+            if let Some(opened) = handshake.poll_event().map(validate_login).transpose()? {
                 write_method(&mut self.output, 0, GOODBYE);
                 self.stage = Stage::Close { frame_max: opened.negotiated.frame_max };
             }
@@ -234,9 +236,9 @@ mod tests {
         // One connection checks that the server exists, the other one is the visit.
         let server = thread::spawn(move || (0..2).for_each(|_| drop(listener.accept())));
         let closed = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
-        let told =
+        let reported =
             matches!(closed, ClientError::Closed(_) | ClientError::Protocol(_) | ClientError::Io { .. });
-        assert!(told, "{closed}");
+        assert!(reported, "{closed}");
         server.join().unwrap();
         // The listener is gone.
         let refused = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();

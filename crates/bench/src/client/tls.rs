@@ -30,10 +30,10 @@ pub(super) fn connect(uri: &Uri, tls: &Tls) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Io { doing: "reading certificates", cause: io::Error::other(error) })?;
     let (ours, theirs) = pair().map_err(ClientError::io("opening a loopback socket"))?;
     let (host, port) = (uri.host.clone(), uri.port);
-    let (tell, told) = sync_channel(1);
-    thread::spawn(move || relay(&client, &host, port, theirs, &tell));
+    let (notify, reported) = sync_channel(1);
+    thread::spawn(move || relay(&client, &host, port, theirs, &notify));
     let panicked = |_| ClientError::Panicked("TLS");
-    told.recv().map_err(panicked)?.map_err(ClientError::io("connecting"))?;
+    reported.recv().map_err(panicked)?.map_err(ClientError::io("connecting"))?;
     Ok(ours)
 }
 
@@ -53,7 +53,7 @@ fn pair() -> io::Result<(TcpStream, TcpStream)> {
 }
 
 /// Copies until either side ends. First reports through `tell` whether the server could be reached.
-fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, tell: &SyncSender<io::Result<()>>) {
+fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, notify: &SyncSender<io::Result<()>>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.and_then(|runtime| {
         runtime.block_on(async {
@@ -64,13 +64,13 @@ fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, tell: &Syn
                 .map_err(|_| io::ErrorKind::TimedOut)??;
             let mut plain = AsyncStream::from_std(plain)?;
             // The receiver may have given up waiting.
-            drop(tell.send(Ok(())));
+            drop(notify.send(Ok(())));
             // The workload sees an end without close_notify as an ordinary end of the stream.
             drop(copy_bidirectional_with_sizes(&mut plain, &mut server, BUFFER, BUFFER).await);
             Ok(())
         })
     });
     if let Err(error) = outcome {
-        drop(tell.send(Err(error)));
+        drop(notify.send(Err(error)));
     }
 }

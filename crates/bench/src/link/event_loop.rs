@@ -238,10 +238,10 @@ mod tests {
     /// The time by which the descriptor would fire later than `due`.
     fn too_long(timer: &Timer, due: Instant) -> Duration {
         let spec = timerfd_gettime(&timer.descriptor).unwrap().it_value;
-        let shown = Duration::new(spec.tv_sec as u64, spec.tv_nsec as u32);
+        let view = Duration::new(spec.tv_sec as u64, spec.tv_nsec as u32);
         // Less time is left by the time this is computed.
         let left = due.duration_since(Instant::now());
-        shown.checked_sub(left).expect("the timer is never early")
+        view.checked_sub(left).expect("the timer is never early")
     }
 
     #[test]

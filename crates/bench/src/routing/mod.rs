@@ -81,7 +81,7 @@ pub fn run(plan: &RoutingPlan, watch: &mut dyn FnMut(f64, &str)) -> Result<Routi
         report::growth(&report.series, &plan.kinds, &report.systems)
     };
     let study = page::as_study(&report);
-    report.expectations = plan.expectations.iter().map(|condition| condition.judge(&study)).collect();
+    report.expectations = plan.expectations.iter().map(|condition| condition.validate(&study)).collect();
     Ok(report)
 }
 
@@ -106,10 +106,10 @@ struct Steps<'w> {
 impl Steps<'_> {
     fn step(&mut self, doing: &str) {
         self.done += 1;
-        self.tell(doing);
+        self.notify(doing);
     }
 
-    fn tell(&mut self, doing: &str) {
+    fn notify(&mut self, doing: &str) {
         (self.watch)(self.done.saturating_sub(1) as f64 / self.all.max(1) as f64, doing);
     }
 }
@@ -138,7 +138,7 @@ fn scale(
             watch.step(&system.name);
             let outcome = task.run(|queues| {
                 let (name, kind, bindings) = (&system.name, kind.name(), level.bindings);
-                watch.tell(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
+                watch.notify(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
             });
             let LevelOutcome { points, skipped, expected: next } =
                 outcome.map_err(Error::of(&system.name))?;

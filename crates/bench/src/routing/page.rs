@@ -127,7 +127,7 @@ mod tests {
             notes,
             expectations,
         });
-        let met = |text: &str| text.parse::<Condition>().unwrap().judge(&report).met;
+        let met = |text: &str| text.parse::<Condition>().unwrap().validate(&report).met;
         assert!(met("direct publish: growth<1.1") && !met("direct publish: growth<0.9"));
         assert!(met("direct create, 1 bindings per queue@8: mean<51ms"));
         assert!(!met("direct create, 4 bindings per queue@8: mean<51ms"));

@@ -41,7 +41,7 @@ pub(crate) struct Consumer<'s> {
     numbered: bool,
     outcome: Consumed,
     /// The state of each channel.
-    lanes: Vec<ChannelState>,
+    channel_states: Vec<ChannelState>,
     /// Messages recorded since the ledgers were last updated.
     runs: Vec<ConsecutiveMessages>,
     producers: usize,
@@ -91,7 +91,7 @@ impl<'s> Consumer<'s> {
             acks,
             numbered: workload.is_numbered(),
             outcome: Consumed::default(),
-            lanes: (0..channels)
+            channel_states: (0..channels)
                 .map(|_| ChannelState { next: next.clone(), ..ChannelState::default() })
                 .collect(),
             runs: Vec::with_capacity(MAX_RUNS),
@@ -141,7 +141,7 @@ impl<'s> Consumer<'s> {
     fn take_frames(&mut self, receiver: &mut Receiver, now: u64) -> Result<(), ClientError> {
         while let Some(frame) = receiver.next_frame()? {
             let index = usize::from(frame.channel.wrapping_sub(CHANNEL));
-            let Some(lane) = self.lanes.get_mut(index) else {
+            let Some(channel_state) = self.channel_states.get_mut(index) else {
                 match frame.kind {
                     FrameKind::Heartbeat => continue,
                     FrameKind::Method if frame.channel == 0 => self.other_method(&frame)?,
@@ -152,17 +152,17 @@ impl<'s> Consumer<'s> {
                 }
                 continue;
             };
-            let whole = match (lane.state, frame.kind) {
+            let whole = match (channel_state.state, frame.kind) {
                 (State::Method, FrameKind::Method) => {
-                    if !lane.deliver(frame.payload) {
+                    if !channel_state.deliver(frame.payload) {
                         self.other_method(&frame)?;
                     }
                     false
                 }
                 (State::Header, FrameKind::Header) => {
-                    lane.header(ContentHeader::decode(frame.payload)?.body_size)
+                    channel_state.header(ContentHeader::decode(frame.payload)?.body_size)
                 }
-                (State::Body(left), FrameKind::Body) => lane.body(left, frame.payload)?,
+                (State::Body(left), FrameKind::Body) => channel_state.body(left, frame.payload)?,
                 (state, kind) => {
                     return Err(ClientError::Protocol(format!("a {kind:?} frame in state {state:?}")));
                 }
@@ -190,12 +190,12 @@ impl<'s> Consumer<'s> {
     /// Handles a complete delivery.
     #[inline]
     fn delivered(&mut self, index: usize, now: u64) {
-        let lane = &mut self.lanes[index];
-        lane.state = State::Method;
+        let channel_state = &mut self.channel_states[index];
+        channel_state.state = State::Method;
         self.count += 1;
-        self.outcome.redelivered += u64::from(lane.redelivered);
+        self.outcome.redelivered += u64::from(channel_state.redelivered);
         if self.numbered {
-            let head = &lane.head[..lane.head_len];
+            let head = &channel_state.head[..channel_state.head_len];
             match Identity::read(head, self.shared.salt) {
                 Some(identity) if usize::from(identity.producer) < self.producers => {
                     if let Some(stamp) = read_stamp(head)
@@ -209,10 +209,10 @@ impl<'s> Consumer<'s> {
             }
         }
         if let Acks::Manual { every, .. } = self.acks {
-            let lane = &mut self.lanes[index];
-            lane.unacked += 1;
-            if lane.unacked >= every {
-                lane.acknowledge(CHANNEL + index as u16, &mut self.output);
+            let channel_state = &mut self.channel_states[index];
+            channel_state.unacked += 1;
+            if channel_state.unacked >= every {
+                channel_state.acknowledge(CHANNEL + index as u16, &mut self.output);
             }
         }
     }
@@ -220,11 +220,11 @@ impl<'s> Consumer<'s> {
     #[inline]
     fn note(&mut self, index: usize, Identity { producer, sequence }: Identity) {
         // Only messages that took the same channels keep their order.
-        let channels = self.lanes.len();
+        let channels = self.channel_states.len();
         let theirs = if channels == 1 { 0 } else { sequence as usize % channels };
-        let lane = &mut self.lanes[index];
-        let next = &mut lane.next[usize::from(producer) * channels + theirs];
-        let late = sequence < *next && !lane.redelivered;
+        let channel_state = &mut self.channel_states[index];
+        let next = &mut channel_state.next[usize::from(producer) * channels + theirs];
+        let late = sequence < *next && !channel_state.redelivered;
         *next = (*next).max(sequence + 1);
         match self.runs.last_mut() {
             Some(run)
@@ -269,8 +269,8 @@ impl<'s> Consumer<'s> {
     }
 
     fn acknowledge(&mut self) {
-        for (channel, lane) in (CHANNEL..).zip(&mut self.lanes) {
-            lane.acknowledge(channel, &mut self.output);
+        for (channel, channel_state) in (CHANNEL..).zip(&mut self.channel_states) {
+            channel_state.acknowledge(channel, &mut self.output);
         }
     }
 

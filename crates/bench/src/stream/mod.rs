@@ -71,7 +71,7 @@ pub fn run(plan: &StreamPlan, mut watch: impl FnMut(usize, &str, Progress)) -> R
     let notes = notes(&plan.workload, &systems, machine.cores);
     let mut report =
         StreamReport { machine, workload: plan.workload.clone(), systems, notes, expectations: Vec::new() };
-    report.expectations = plan.expectations.iter().map(|expectation| expectation.judge(&report)).collect();
+    report.expectations = plan.expectations.iter().map(|expectation| expectation.validate(&report)).collect();
     Ok(report)
 }
 

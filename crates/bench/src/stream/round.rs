@@ -239,16 +239,16 @@ pub(super) fn coordinate<'p>(
     producers_finished: impl Fn() -> bool,
 ) -> Window<'p> {
     let mut sampler = Sampler::new(watched);
-    let mut tell = |done: f64| {
+    let mut notify = |done: f64| {
         let (published, consumed) = (shared.published.load(Relaxed), shared.consumed.load(Relaxed));
         watch(Progress { published, consumed, done });
     };
     // Reports at least once, however short the round is.
-    tell(0.0);
+    notify(0.0);
     let mut tick = |sampler: &mut Sampler<'_>, done: f64| {
         thread::sleep(TICK);
         sampler.tick();
-        tell(done);
+        notify(done);
         !shared.stop.load(Relaxed)
     };
     match workload.length {

@@ -56,14 +56,14 @@ impl Condition {
 
     /// Evaluates all cells that it applies to; all must meet it, and there must be at least one. Without a
     /// scenario it applies to the cells where its metric was measured.
-    pub(crate) fn judge(&self, report: &StudyReport) -> Verdict {
+    pub(crate) fn validate(&self, report: &StudyReport) -> Verdict {
         let (mut met, mut measured) = (true, Vec::new());
         let metric = self.expectation.metric();
         for (scenario, axis, at) in report.distinct_cells() {
             let cell = CellView { report, scenario, at, axis };
             let known = || cell.systems().iter().any(|system| cell.figure(system, metric).is_some());
             if self.selects(scenario, at) && (self.scenario.is_some() || known()) {
-                let verdict = self.expectation.judge(&cell);
+                let verdict = self.expectation.validate(&cell);
                 met &= verdict.met;
                 measured.push(format!("{scenario}, {}: {}", axis.show(at), verdict.measured));
             }
@@ -133,7 +133,7 @@ mod tests {
         let mut report = report();
         report.cells[0].figures.retain(|figure| figure.metric != "p99");
         report.cells[1].figures.retain(|figure| figure.metric != "p99");
-        let met = |text: &str| text.parse::<Condition>().unwrap().judge(&report).met;
+        let met = |text: &str| text.parse::<Condition>().unwrap().validate(&report).met;
         assert!(met("p99<1s"));
         assert!(!met("publish: p99<1s"), "it was named, and is missing");
         assert!(!met("confirm.p99<1s"), "nowhere at all");

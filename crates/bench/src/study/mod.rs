@@ -121,9 +121,9 @@ pub(crate) fn run(
         report.cells.extend(results.map(|(system, samples)| cell_report(cell, &system.name, samples)));
     }
     for (system, pressure) in systems.iter().zip(&pressure) {
-        pressure.tell(&system.name, report.machine.cores, &mut report.notes);
+        pressure.notify(&system.name, report.machine.cores, &mut report.notes);
     }
-    report.expectations = common.expectations.iter().map(|condition| condition.judge(&report)).collect();
+    report.expectations = common.expectations.iter().map(|condition| condition.validate(&report)).collect();
     Ok(report)
 }
 
@@ -163,7 +163,7 @@ impl Pressure {
         self.full += usize::from(sample.full);
     }
 
-    fn tell(&self, system: &str, cores: usize, notes: &mut Vec<String>) {
+    fn notify(&self, system: &str, cores: usize, notes: &mut Vec<String>) {
         let Self { rounds, saturated, full } = self;
         if *saturated > 0 {
             notes.push(format!(
@@ -213,11 +213,11 @@ mod tests {
         };
         let common =
             common(&["--rounds", "3", "--expect", "loud@2: ratio(new/old)>=10", "--expect", "rate>5"]);
-        let (mut order, mut shown) = (Vec::new(), Vec::new());
+        let (mut order, mut view) = (Vec::new(), Vec::new());
         let report = run(
             outline,
             &common,
-            &mut |done, text| shown.push((done, text.to_owned())),
+            &mut |done, text| view.push((done, text.to_owned())),
             |_| Ok("Fake 1".into()),
             |cell, system| {
                 order.push((cell.scenario, system));
@@ -228,7 +228,7 @@ mod tests {
         .unwrap();
         assert_eq!(order[..4], [("quiet", 0), ("quiet", 1), ("quiet", 0), ("quiet", 1)]);
         assert_eq!(order.len(), 12);
-        assert_eq!(shown[3], (0.25, "new: quiet, 1 workers".into()));
+        assert_eq!(view[3], (0.25, "new: quiet, 1 workers".into()));
         let quiet_old = report.cells[0].summary(Metric::Rate).unwrap();
         assert_eq!((quiet_old.min, quiet_old.median, quiet_old.max), (1.0, 3.0, 5.0));
         assert_eq!(report.notes.len(), 1, "{:?}", report.notes);

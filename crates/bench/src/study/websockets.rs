@@ -27,14 +27,14 @@ pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
     if report.systems.iter().any(|system| system.dropped.is_some()) {
         tables.push(Grid::of(&drops_table(report)));
     }
-    let told = report.systems.iter().flat_map(|system| notes(&report.title(system), system));
+    let reported = report.systems.iter().flat_map(|system| notes(&report.title(system), system));
     Ok(Section {
         machine: report.machine.to_string(),
         facts,
         verdicts: report.expectations.clone(),
         plots: svgs,
         tables,
-        notes: report.notes.iter().cloned().chain(told).collect(),
+        notes: report.notes.iter().cloned().chain(reported).collect(),
     })
 }
 

@@ -107,9 +107,9 @@ impl Watched {
             let tree = process::tree_usage(&self.pids);
             usage = Usage { cpu_seconds: Some(tree.cpu_seconds), rss_bytes: Some(tree.rss_bytes) };
         }
-        if let Some(told) = self.remote.as_ref().and_then(|endpoint| endpoint.usage().ok()) {
-            let cpu_seconds = add(usage.cpu_seconds, told.cpu_seconds);
-            usage = Usage { cpu_seconds, rss_bytes: add(usage.rss_bytes, told.rss_bytes) };
+        if let Some(reported) = self.remote.as_ref().and_then(|endpoint| endpoint.usage().ok()) {
+            let cpu_seconds = add(usage.cpu_seconds, reported.cpu_seconds);
+            usage = Usage { cpu_seconds, rss_bytes: add(usage.rss_bytes, reported.rss_bytes) };
         }
         usage
     }

@@ -46,6 +46,6 @@ pub fn run(plan: &WebSocketsPlan, watch: Watch<'_>) -> Result<WebSocketsReport, 
     let mut report =
         WebSocketsReport { machine, settings, systems, notes: Vec::new(), expectations: Vec::new() };
     let study = as_study(&report);
-    report.expectations = plan.expectations.iter().map(|condition| condition.judge(&study)).collect();
+    report.expectations = plan.expectations.iter().map(|condition| condition.validate(&study)).collect();
     Ok(report)
 }

@@ -51,7 +51,7 @@ impl Wire {
         wire.write(&request.bytes()).await?;
         loop {
             let input = wire.read().await?;
-            match request.judge(&input).map_err(|error| error.to_string())? {
+            match request.validate(&input).map_err(|error| error.to_string())? {
                 Some(accepted) => {
                     wire.decode(&input[accepted.len..])?;
                     return Ok(wire);

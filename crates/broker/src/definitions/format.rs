@@ -268,9 +268,9 @@ fn section<T: DeserializeOwned>(file: &Map<String, Value>, name: &str) -> Result
     };
     let read = |(at, entry): (usize, &Value)| {
         T::deserialize(entry).map_err(|error| {
-            let shown = entry.get("name").and_then(Value::as_str);
+            let view = entry.get("name").and_then(Value::as_str);
             let entry =
-                shown.map_or_else(|| format!("{name}[{at}]"), |shown| format!("{name}[{at}] ('{shown}')"));
+                view.map_or_else(|| format!("{name}[{at}]"), |view| format!("{name}[{at}] ('{view}')"));
             DefinitionsError::new(entry, error.to_string())
         })
     };

@@ -39,16 +39,19 @@ fn a_whole_file_is_loaded() {
     .unwrap();
     let user = broker.authenticate("u", b"test12", false).unwrap();
     assert!(user.may_impersonate());
-    let seat = broker.seat(&user, "v").unwrap();
-    assert!(broker.seat(&user, "v").is_err(), "the user's limit");
-    let queue = seat.vhost().queue(SessionId(1), "q").unwrap();
+    let authorised = broker.authorised(&user, "v").unwrap();
+    assert!(broker.authorised(&user, "v").is_err(), "the user's limit");
+    let queue = authorised.vhost().queue(SessionId(1), "q").unwrap();
     let arguments = queue.arguments();
     assert_eq!(
         (arguments.message_ttl, arguments.max_length, arguments.expires),
         (Some(60_000), Some(5), Some(9))
     );
     let declare = crate::QueueDeclare { name: "second", ..Default::default() };
-    assert!(seat.vhost().declare_queue(SessionId(1), &declare, NOW).is_err(), "the virtual host's limit");
+    assert!(
+        authorised.vhost().declare_queue(SessionId(1), &declare, NOW).is_err(),
+        "the virtual host's limit"
+    );
     assert!(broker.vhost("/").is_none() && broker.authenticate("guest", b"guest", true).is_err());
 }
 

@@ -15,15 +15,15 @@ fn event<'a>(properties: &'a [u8], routed_queues: &'a [&'a str]) -> TracedEvent<
 }
 
 /// The headers of the report of a message with these properties.
-fn told(properties: Properties<'_>, routed_queues: &[&str]) -> FieldTable {
+fn reported(properties: Properties<'_>, routed_queues: &[&str]) -> FieldTable {
     let mut encoded = Vec::new();
     properties.encode(&mut encoded);
     let properties = tracer().properties_about(&event(&encoded, routed_queues));
     Properties::decode(&properties).unwrap().headers.unwrap().decode()
 }
 
-fn own_properties(told: &FieldTable) -> &FieldTable {
-    match told.get("properties") {
+fn own_properties(reported: &FieldTable) -> &FieldTable {
+    match reported.get("properties") {
         Some(FieldValue::Table(table)) => table,
         other => panic!("{other:?}"),
     }
@@ -36,19 +36,19 @@ fn nested(depth: usize) -> FieldTable {
 
 #[test]
 fn headers_stand_in_rabbitmqs_order() {
-    let told = told(Properties::default(), &["q"]);
-    let names: Vec<_> = told.iter().map(|(name, _)| name).collect();
+    let reported = reported(Properties::default(), &["q"]);
+    let names: Vec<_> = reported.iter().map(|(name, _)| name).collect();
     let expected = "exchange_name routing_keys properties node vhost connection channel user routed_queues";
     assert_eq!(names.join(" "), expected);
-    assert_eq!(told.get("channel"), Some(&FieldValue::I32(7)));
-    assert_eq!(told.get("node"), Some(&FieldValue::text("leveret@localhost")));
+    assert_eq!(reported.get("channel"), Some(&FieldValue::I32(7)));
+    assert_eq!(reported.get("node"), Some(&FieldValue::text("leveret@localhost")));
 }
 
 #[test]
 fn a_timestamp_keeps_its_value_whatever_its_size() {
     let at = |seconds| {
-        let told = told(Properties::default().with_timestamp(seconds), &[]);
-        own_properties(&told).get("timestamp").cloned()
+        let reported = reported(Properties::default().with_timestamp(seconds), &[]);
+        own_properties(&reported).get("timestamp").cloned()
     };
     assert_eq!(at(1_700_000_000), Some(FieldValue::I32(1_700_000_000)));
     assert_eq!(at(5_000_000_000), Some(FieldValue::I64(5_000_000_000)), "RabbitMQ says 705032704");
@@ -56,7 +56,7 @@ fn a_timestamp_keeps_its_value_whatever_its_size() {
 
 #[test]
 fn headers_that_find_no_place_in_others_are_left_out() {
-    for (headers, is_told) in [
+    for (headers, is_reported) in [
         (nested(amqp::table::MAX_TABLE_DEPTH - 2), true),
         (nested(amqp::table::MAX_TABLE_DEPTH), false),
         ([("h", FieldValue::LongString(vec![b'x'; 100_000]))].into_iter().collect(), true),
@@ -65,10 +65,10 @@ fn headers_that_find_no_place_in_others_are_left_out() {
         let encoded = headers.encode();
         let properties =
             Properties::default().with_headers(RawTable::check(&encoded).unwrap()).with_priority(3);
-        let told = told(properties, &["q"]);
-        assert_eq!(own_properties(&told).get("headers").is_some(), is_told);
-        assert_eq!(own_properties(&told).get("priority"), Some(&FieldValue::I32(3)));
-        assert!(told.encode().len() <= MAX_HEADERS);
+        let reported = reported(properties, &["q"]);
+        assert_eq!(own_properties(&reported).get("headers").is_some(), is_reported);
+        assert_eq!(own_properties(&reported).get("priority"), Some(&FieldValue::I32(3)));
+        assert!(reported.encode().len() <= MAX_HEADERS);
     }
 }
 
@@ -76,8 +76,8 @@ fn headers_that_find_no_place_in_others_are_left_out() {
 fn of_very_many_queues_the_first_are_told() {
     let names: Vec<String> = (0..100_000).map(|number| format!("queue.{number:06}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let told = told(Properties::default(), &names);
-    let Some(FieldValue::Array(queues)) = told.get("routed_queues") else { panic!("{told:?}") };
+    let reported = reported(Properties::default(), &names);
+    let Some(FieldValue::Array(queues)) = reported.get("routed_queues") else { panic!("{reported:?}") };
     assert!(queues.len() > 1_000 && queues.len() * (12 + 5) <= MAX_NAMES, "{}", queues.len());
     assert_eq!(queues.last().and_then(FieldValue::as_text), Some(names[queues.len() - 1]));
 }

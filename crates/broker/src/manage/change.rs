@@ -126,7 +126,7 @@ impl Broker {
         }
         if let Some(vhost) = removed {
             vhost.tear_down();
-            self.tell_vhost_gone(name);
+            self.notify_vhost_gone(name);
         }
     }
 }

@@ -3,9 +3,9 @@
 //! A [`Grant`] holds the compiled permissions of one user in one virtual host. Sessions and publishers share
 //! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
 
+mod authorised;
 mod client;
 mod pattern;
-mod seat;
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
 use client::TopicRule;
 pub use pattern::Pattern;
-pub use seat::AuthorisedSession;
 
 use crate::error::BrokerError;
 use crate::names::Resource;

@@ -20,11 +20,11 @@ pub(super) struct Filling<'q> {
     /// The messages that have been loaded into memory.
     warm: Vec<Delivery>,
     /// The messages in its segments stay on disk.
-    segments_are_cold: bool,
+    segments_are_on_disk: bool,
     /// All further messages stay on disk.
-    is_cold: bool,
+    is_on_disk: bool,
     /// The messages that stay on disk, for a queue without priorities, except those in its segments.
-    cold: Option<Survey>,
+    on_disk: Option<Survey>,
     /// Position, body size in bytes, expiry and priority of the messages that stay on disk, for a queue with
     /// priorities.
     ranked: Vec<(u64, u32, u64, u8)>,
@@ -33,15 +33,15 @@ pub(super) struct Filling<'q> {
 impl<'q> Filling<'q> {
     pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut LoadBudget) -> Self {
         let segments = known.segments;
-        let is_cold = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_REST);
+        let is_on_disk = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_REST);
         let (next_position, warm, ranked) = (known.next_position, Vec::new(), Vec::new());
-        let segments_are_cold = is_cold;
-        Self { queue, next_position, segments, warm, segments_are_cold, is_cold, cold: None, ranked }
+        let segments_are_on_disk = is_on_disk;
+        Self { queue, next_position, segments, warm, segments_are_on_disk, is_on_disk, on_disk: None, ranked }
     }
 
     /// Whether the messages in its segments have to be read.
     pub(super) fn wants_segments(&self) -> bool {
-        self.segments.live > 0 && (!self.segments_are_cold || self.priorities() > 0)
+        self.segments.live > 0 && (!self.segments_are_on_disk || self.priorities() > 0)
     }
 
     /// Adds a message that the store has read.
@@ -52,11 +52,11 @@ impl<'q> Filling<'q> {
         room: &mut LoadBudget,
     ) {
         let in_segments = self.segments.positions.is_some_and(|(_, last)| place.position <= last);
-        self.is_cold |= !in_segments && !room.take(message.weight());
+        self.is_on_disk |= !in_segments && !room.take(message.weight());
         let expires = if place.expires == 0 { NEVER } else { place.expires };
         let (position, deliveries) = (place.position, place.deliveries);
         let delivery = Delivery { position, expires, message: message.clone(), deliveries };
-        if self.is_cold { self.leave(&delivery) } else { self.warm.push(delivery) }
+        if self.is_on_disk { self.leave(&delivery) } else { self.warm.push(delivery) }
     }
 
     /// Gives the messages to the queue, and returns their number.
@@ -64,10 +64,11 @@ impl<'q> Filling<'q> {
         self.warm.sort_unstable_by_key(|delivery| delivery.position);
         // The log's order is the queue's, with a few exceptions: everything in memory must precede everything
         // on disk.
-        let segments = self.segments.positions.filter(|_| self.segments_are_cold && self.priorities() == 0);
+        let segments =
+            self.segments.positions.filter(|_| self.segments_are_on_disk && self.priorities() == 0);
         let first = [
             segments.map(|(first, _)| first),
-            self.cold.and_then(|cold| cold.positions).map(|(first, _)| first),
+            self.on_disk.and_then(|on_disk| on_disk.positions).map(|(first, _)| first),
             self.ranked.iter().map(|ranked| ranked.0).min(),
         ];
         if let Some(first) = first.into_iter().flatten().min() {
@@ -78,7 +79,7 @@ impl<'q> Filling<'q> {
         if let Some(span) = segments {
             runs[0].add_stored(span, self.segments.live, self.segments.weight, self.segments.expires);
         }
-        if let Some(Survey { live, weight, positions: Some(span), expires }) = self.cold {
+        if let Some(Survey { live, weight, positions: Some(span), expires }) = self.on_disk {
             runs[0].add_stored(span, live, weight, expires);
         }
         self.ranked.sort_unstable();
@@ -99,12 +100,12 @@ impl<'q> Filling<'q> {
             self.ranked.push((position, bytes as u32, delivery.expires, priority));
             return;
         }
-        let cold = self.cold.get_or_insert_default();
-        cold.live += 1;
-        cold.weight += bytes as u64;
-        cold.expires = cold.expires.min(delivery.expires);
-        let (first, last) = cold.positions.unwrap_or((position, position));
-        cold.positions = Some((first.min(position), last.max(position)));
+        let on_disk = self.on_disk.get_or_insert_default();
+        on_disk.live += 1;
+        on_disk.weight += bytes as u64;
+        on_disk.expires = on_disk.expires.min(delivery.expires);
+        let (first, last) = on_disk.positions.unwrap_or((position, position));
+        on_disk.positions = Some((first.min(position), last.max(position)));
     }
 
     fn priorities(&self) -> u8 {

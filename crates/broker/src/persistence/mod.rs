@@ -4,15 +4,15 @@
 //! well. Later records refer to it by its position in the queue.
 
 mod filling;
-mod kept;
 mod marks;
 mod paged;
 mod payload;
 mod restore;
+mod stored_batch;
 
-pub(crate) use kept::{Keeping, QueueBatch, StoredBatch};
 pub(crate) use marks::Marks;
 pub(crate) use paged::{Loaded, PagingError, load, write};
 pub use payload::body_bytes;
 pub use restore::RestoreError;
 pub(crate) use restore::Restored;
+pub(crate) use stored_batch::{Keeping, QueueBatch, StoredBatch};

@@ -41,8 +41,8 @@ pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, 
         (kept, through) = (part.0, through.min(part.1));
     }
     let mut written = Vec::new();
-    if let Some(lane) = &plan.lane {
-        let part = part(plan, |from, most| Ok(lane.read(from, most, LOAD_BYTES)?))?;
+    if let Some(page_segments) = &plan.page_segments {
+        let part = part(plan, |from, most| Ok(page_segments.read(from, most, LOAD_BYTES)?))?;
         (written, through) = (part.0, through.min(part.1));
     }
     let mut deliveries = Vec::with_capacity(kept.len() + written.len());
@@ -104,7 +104,7 @@ fn part(
 
 /// Writes messages that are not in the store to `lane`. It blocks on the disk.
 pub(crate) fn write<'d>(
-    lane: &QueueSegments,
+    page_segments: &QueueSegments,
     deliveries: impl Iterator<Item = &'d Delivery>,
 ) -> Result<(), PagingError> {
     let payloads: Vec<_> = deliveries
@@ -121,8 +121,8 @@ pub(crate) fn write<'d>(
             payload,
         })
         .collect();
-    lane.append(&records).map_err(|failed| PagingError::Pages(failed.error))?;
-    Ok(lane.flush()?)
+    page_segments.append(&records).map_err(|failed| PagingError::Pages(failed.error))?;
+    Ok(page_segments.flush()?)
 }
 
 impl From<StoreError> for PagingError {

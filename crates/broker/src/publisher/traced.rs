@@ -17,7 +17,7 @@ impl Publisher {
     /// The publisher of a [`Tracer`].
     pub(crate) fn of_traces(vhost: &Arc<VirtualHost>, identity: &Identity) -> Self {
         let mut publisher = vhost.publisher(identity);
-        (publisher.is_told, publisher.is_tracer) = (true, true);
+        (publisher.is_reported, publisher.is_tracer) = (true, true);
         publisher
     }
 
@@ -53,9 +53,9 @@ impl Publisher {
     /// # Errors
     /// As [`Publisher::publish`].
     pub fn publish_held(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
-        self.is_told = true;
+        self.is_reported = true;
         let routed = self.publish(publish, now);
-        self.is_told = false;
+        self.is_reported = false;
         routed
     }
 

@@ -137,7 +137,7 @@ impl Queue {
             self.finish(state, std::mem::take(&mut effects), now);
             state = self.state.lock();
         }
-        if state.ready.is_cold() {
+        if state.ready.is_on_disk() {
             waiter.into_iter().for_each(|waiter| state.wait_for_load(waiter));
             self.finish(state, effects, now);
             return Some(None);
@@ -195,7 +195,7 @@ impl Queue {
             delivery.deliveries = delivery.deliveries.saturating_add(1);
             let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
             if limit.is_some_and(|limit| u64::from(delivery.deliveries) > limit) {
-                state.bury(delivery, DeathReason::DeliveryLimit, &mut effects);
+                state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
             } else {
                 state.ready.put_back(delivery);
             }
@@ -212,7 +212,7 @@ impl Queue {
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
         if !state.deleted {
             for delivery in deliveries {
-                state.bury(delivery, DeathReason::Rejected, &mut effects);
+                state.dead_letter(delivery, DeathReason::Rejected, &mut effects);
             }
         }
         self.finish(state, effects, now);
@@ -251,7 +251,7 @@ impl Queue {
         let (mut taken, mut refusals) = (0, 0);
         let arguments = self.arguments.load();
         let rejecting = arguments.overflow != Overflow::DropHead;
-        let spill = self.lets_go();
+        let spill = self.should_page();
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
                 // Consumers may make room, as they would have if the message had come alone.
@@ -261,7 +261,7 @@ impl Queue {
                     refusals += 1;
                     keeping.iter().for_each(|keeping| keeping.refuses(at));
                     if arguments.overflow == Overflow::RejectPublishDlx {
-                        effects.bury(message, DeathReason::MaxLength, None);
+                        effects.dead_letter(message, DeathReason::MaxLength, None);
                     }
                     continue;
                 }

@@ -376,7 +376,7 @@ impl Queue {
         let lease = lease.map(|lease| state.last_used.after(lease));
         // Messages that the last sweep left over fall due at its time, behind queues that fell due before. A
         // head that is being loaded is checked once it is in memory.
-        let head = if state.ready.is_hungry() { None } else { state.ready.next_expiry() };
+        let head = if state.ready.needs_load() { None } else { state.ready.next_expiry() };
         let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
         let Some(due) = lease.into_iter().chain(head).chain(state.paging_retry()).min() else { return };
         if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {

@@ -46,7 +46,7 @@ impl Queue {
         if !discarded.is_empty() {
             drop(state);
             discarded.iter().for_each(|segments| self.remove(segments));
-        } else if let Some(plan) = state.ready.is_hungry().then(|| state.ready.plan_load()).flatten() {
+        } else if let Some(plan) = state.ready.needs_load().then(|| state.ready.plan_load()).flatten() {
             drop(state);
             self.load(&plan, now);
         } else {
@@ -91,13 +91,15 @@ impl Queue {
 
     fn has_paging_to_do(&self, state: &QueueState, now: Timestamp) -> bool {
         let may = state.paging.retry_at.is_none_or(|at| at <= now);
-        state.ready.has_discarded() || may && (state.ready.is_hungry() || state.is_long() && self.lets_go())
+        state.ready.has_discarded()
+            || may && (state.ready.needs_load() || state.is_long() && self.should_page())
     }
 
     /// Whether messages that can be on disk are to leave memory.
     #[inline]
-    pub(super) fn lets_go(&self) -> bool {
-        (self.paging.presses() || self.lazy.load(Ordering::Relaxed)) && self.paging.store().is_some()
+    pub(super) fn should_page(&self) -> bool {
+        (self.paging.is_over_watermark() || self.lazy.load(Ordering::Relaxed))
+            && self.paging.store().is_some()
     }
 
     fn load(&self, plan: &Plan, now: Timestamp) {
@@ -123,15 +125,15 @@ impl Queue {
         let dead =
             state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.deliveries));
         for delivery in dead {
-            state.bury(delivery, DeathReason::DeliveryLimit, &mut effects);
+            state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
         }
         let waiting = std::mem::take(&mut state.paging.waiting);
         let state = self.trim(state, &mut effects, now);
         self.run(state, effects, now);
         waiting.iter().for_each(|waiter| waiter.wake());
-        if let Some(lane) = &plan.lane {
-            lane.settle([0..=through]);
-            if let Err(error) = lane.reap() {
+        if let Some(page_segments) = &plan.page_segments {
+            page_segments.settle([0..=through]);
+            if let Err(error) = page_segments.reap() {
                 tracing::warn!(%error, "a file of messages that are not needed any more cannot be removed");
             }
         }
@@ -140,7 +142,7 @@ impl Queue {
     fn page_out<'q>(&'q self, mut state: MutexGuard<'q, QueueState>, now: Timestamp) {
         let Some(store) = self.paging.store() else { return };
         for _ in 0..MAX_STEPS {
-            if state.deleted || !self.lets_go() || !state.ready.can_let_go() {
+            if state.deleted || !self.should_page() || !state.ready.can_let_go() {
                 return;
             }
             match state.ready.page_out(|| Arc::new(store.transient_segments())) {
@@ -254,7 +256,7 @@ impl QueueState {
             resident: self.ready.resident(),
             paged_messages: on_disk.messages,
             paged_bytes: on_disk.bytes,
-            owed: if self.is_long() && self.paging.retry_at.is_none() { self.can_leave() } else { 0 },
+            to_page_out: if self.is_long() && self.paging.retry_at.is_none() { self.can_leave() } else { 0 },
         }
     }
 }

@@ -78,7 +78,7 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    pub(super) fn bury(&mut self, message: Arc<Message>, reason: DeathReason, stored: Option<u64>) {
+    pub(super) fn dead_letter(&mut self, message: Arc<Message>, reason: DeathReason, stored: Option<u64>) {
         self.dead.push(DeadLetter { message, reason, stored, budget: MAX_LETTERS_OF_A_CAUSE });
     }
 
@@ -134,10 +134,10 @@ impl QueueState {
     }
 
     /// Adds a dropped message to the dead letters.
-    pub(super) fn bury(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
+    pub(super) fn dead_letter(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
         let Delivery { message, position, .. } = delivery;
         let stored = (self.keeps && message.traits().persistent).then_some(position);
-        effects.bury(message, reason, stored);
+        effects.dead_letter(message, reason, stored);
     }
 
     /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever
@@ -187,7 +187,7 @@ impl QueueState {
                 return true;
             }
             let Some(delivery) = self.ready.pop() else { return true };
-            self.bury(delivery, DeathReason::MaxLength, effects);
+            self.dead_letter(delivery, DeathReason::MaxLength, effects);
         }
         !self.is_too_long(arguments)
     }
@@ -206,7 +206,7 @@ impl QueueState {
                 self.sweeping = self.sweeping.filter(|_| now == JUST_CAME);
                 return true;
             };
-            self.bury(delivery, DeathReason::Expired, effects);
+            self.dead_letter(delivery, DeathReason::Expired, effects);
         }
         self.sweeping = Some(now);
         false

@@ -90,7 +90,7 @@ impl Queue {
 impl QueueState {
     fn drop_over_limit(&mut self, limit: u64, effects: &mut Effects) {
         for delivery in self.ready.extract(|delivery| u64::from(delivery.deliveries) > limit) {
-            self.bury(delivery, DeathReason::DeliveryLimit, effects);
+            self.dead_letter(delivery, DeathReason::DeliveryLimit, effects);
         }
         // Messages delivered before are at the front; those on disk are checked when they are loaded.
         self.ready.want_load();

@@ -56,9 +56,12 @@ fn a_publish_is_told_with_its_exchange_keys_and_queues() {
     let headers = crate::world::table(&headers);
     let properties = Properties::default().with_headers(crate::world::raw(&headers));
     assert!(world.try_publish("amq.direct", "k", "body", properties).unwrap());
-    let told = world.get(&hears);
-    assert_eq!((told.message().routing_key(), text(&told)), ("publish.amq.direct", "body".to_owned()));
-    let told = headers_of(&told);
+    let reported = world.get(&hears);
+    assert_eq!(
+        (reported.message().routing_key(), text(&reported)),
+        ("publish.amq.direct", "body".to_owned())
+    );
+    let reported = headers_of(&reported);
     let texts =
         |texts: &[&str]| FieldValue::Array(texts.iter().map(|text| FieldValue::text(*text)).collect());
     for (name, value) in [
@@ -70,7 +73,7 @@ fn a_publish_is_told_with_its_exchange_keys_and_queues() {
         ("user", FieldValue::text("guest")),
         ("routed_queues", texts(&["a", "b"])),
     ] {
-        assert_eq!(told.get(name), Some(&value), "{name}");
+        assert_eq!(reported.get(name), Some(&value), "{name}");
     }
 }
 
@@ -126,11 +129,11 @@ fn a_delivery_is_told_with_its_queue_but_not_one_of_the_firehose() {
     tracer.delivered(3, &queue, &world.get(&queue), true, world.now);
     tracer.flush_all(world.now);
     for redelivered in [0, 1] {
-        let told = world.get(&hears);
-        assert_eq!((told.message().routing_key(), text(&told)), ("deliver.q", "body".to_owned()));
-        assert_eq!(headers_of(&told).get("redelivered"), Some(&FieldValue::I32(redelivered)));
-        assert_eq!(headers_of(&told).get("routed_queues"), None);
-        tracer.delivered(3, &hears, &told, true, world.now);
+        let reported = world.get(&hears);
+        assert_eq!((reported.message().routing_key(), text(&reported)), ("deliver.q", "body".to_owned()));
+        assert_eq!(headers_of(&reported).get("redelivered"), Some(&FieldValue::I32(redelivered)));
+        assert_eq!(headers_of(&reported).get("routed_queues"), None);
+        tracer.delivered(3, &hears, &reported, true, world.now);
     }
     tracer.flush_all(world.now);
     assert_eq!(hears.message_count(), 0);

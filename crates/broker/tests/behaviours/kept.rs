@@ -125,14 +125,14 @@ impl Kept {
     /// Takes the next message, from memory or disk.
     pub(crate) fn fetch(&self, queue: &Queue, no_ack: bool) -> Option<Delivery> {
         loop {
-            let told = Arc::new(Told::default());
-            let waiter: Arc<dyn Waiter> = told.clone();
+            let reported = Arc::new(Told::default());
+            let waiter: Arc<dyn Waiter> = reported.clone();
             match queue.fetch(no_ack, self.world.now, &waiter) {
                 Fetched::Got(got) => return Some(got.delivery),
                 Fetched::Empty => return None,
                 Fetched::Later => {
                     assert!(self.page(), "nobody loads it");
-                    assert_eq!(told.times(), 1, "it was loaded");
+                    assert_eq!(reported.times(), 1, "it was loaded");
                 }
             }
         }

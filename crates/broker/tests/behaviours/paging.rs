@@ -158,16 +158,16 @@ fn a_consumer_is_served_from_disk_as_it_goes_on() {
 #[test]
 fn get_waits_for_a_message_on_disk_and_is_not_told_that_there_is_none() {
     let (kept, queue) = backlog(6, &[]);
-    let told = Arc::new(Told::default());
-    let waiter: Arc<dyn Waiter> = told.clone();
+    let reported = Arc::new(Told::default());
+    let waiter: Arc<dyn Waiter> = reported.clone();
     let in_memory = std::iter::from_fn(|| queue.get(true, kept.world.now)).count();
     assert!(in_memory < MANY / 3);
     for _ in 0..3 {
         assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
     }
-    assert_eq!(told.times(), 0);
+    assert_eq!(reported.times(), 0);
     kept.page();
-    assert_eq!(told.times(), 1);
+    assert_eq!(reported.times(), 1);
     let Fetched::Got(got) = queue.fetch(true, kept.world.now, &waiter) else { panic!("it is there") };
     assert_eq!(text(&got.delivery), body(in_memory));
     assert_eq!(got.remaining as usize, MANY - in_memory - 1);
@@ -178,15 +178,15 @@ fn who_waits_is_told_when_the_queue_is_purged_or_deleted() {
     for delete in [false, true] {
         let (kept, queue) = backlog(7, &[]);
         while queue.get(true, kept.world.now).is_some() {}
-        let told = Arc::new(Told::default());
-        let waiter: Arc<dyn Waiter> = told.clone();
+        let reported = Arc::new(Told::default());
+        let waiter: Arc<dyn Waiter> = reported.clone();
         assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
         if delete {
             kept.world.vhost.delete_queue(ME, "q", false, false).unwrap();
         } else {
             queue.purge();
         }
-        assert_eq!(told.times(), 1);
+        assert_eq!(reported.times(), 1);
         assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Empty));
         // The load that was requested has nothing to do.
         kept.page();

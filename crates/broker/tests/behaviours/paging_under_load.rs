@@ -26,9 +26,9 @@ fn publish_until_full(kept: &mut Kept) -> usize {
 }
 
 fn wait_for_room(kept: &Kept) -> Arc<Told> {
-    let told = Arc::new(Told::default());
-    kept.world.vhost.wait_for_room(told.clone());
-    told
+    let reported = Arc::new(Told::default());
+    kept.world.vhost.wait_for_room(reported.clone());
+    reported
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn who_publishes_faster_than_messages_leave_memory_pauses_until_they_have() {
     assert!(!kept.world.vhost.has_room() && resident < 40 << 20, "{count} messages: {resident}");
     kept.world.queue("other");
     assert!(!kept.publish_with("", "other", "x", properties(0)).full, "that queue is short");
-    let told = wait_for_room(&kept);
-    assert_eq!(told.times(), 0);
+    let reported = wait_for_room(&kept);
+    assert_eq!(reported.times(), 0);
     kept.page();
-    assert_eq!(told.times(), 1);
+    assert_eq!(reported.times(), 1);
     assert!(kept.world.vhost.has_room() && kept.world.broker.held().resident < 5 << 20);
     let metrics = kept.world.broker.metrics();
     assert!(metrics.paging_pauses.get() > 0 && metrics.paging_writes.get() > 0);
@@ -62,14 +62,14 @@ fn nobody_pauses_for_a_queue_that_is_purged_or_cannot_be_written() {
         let mut kept = paging(21, 0);
         kept.world.queue("q");
         publish_until_full(&mut kept);
-        let told = wait_for_room(&kept);
+        let reported = wait_for_room(&kept);
         if purge {
             kept.queue("q").purge();
         } else {
             kept.disk.set_faults(Faults { write: 1000, sync: 0, names: 0 });
             kept.page();
         }
-        assert_eq!((told.times(), kept.world.vhost.has_room()), (1, true));
+        assert_eq!((reported.times(), kept.world.vhost.has_room()), (1, true));
     }
 }
 
@@ -86,21 +86,21 @@ fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
     flip(&kept);
     let mut found: Vec<_> =
         std::iter::from_fn(|| queue.get(true, kept.world.now)).map(|got| text(&got.delivery)).collect();
-    let (told, failures) =
+    let (reported, failures) =
         (Arc::new(Told::default()), |kept: &Kept| kept.world.broker.metrics().paging_failures.get());
-    let waiter: Arc<dyn Waiter> = told.clone();
+    let waiter: Arc<dyn Waiter> = reported.clone();
     assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
     kept.page();
-    assert_eq!((told.times(), failures(&kept)), (0, 1));
+    assert_eq!((reported.times(), failures(&kept)), (0, 1));
     assert!(!kept.page(), "it is not tried again at once");
     kept.world.wait(1000);
     kept.page();
-    assert_eq!((told.times(), failures(&kept)), (0, 2));
+    assert_eq!((reported.times(), failures(&kept)), (0, 2));
     assert_eq!(queue.message_count() as usize, MANY - found.len());
     flip(&kept);
     kept.world.wait(1000);
     kept.page();
-    assert_eq!((told.times(), failures(&kept)), (1, 2));
+    assert_eq!((reported.times(), failures(&kept)), (1, 2));
     found.append(&mut kept.drain("q"));
     assert_eq!(found, bodies(0..MANY));
 }
@@ -131,7 +131,7 @@ fn many_threads_publish_take_purge_and_page() {
     let (broker, vhost) = (kept.world.broker.clone(), kept.world.vhost.clone());
     let guest = broker.authenticate("guest", b"guest", true).unwrap();
     let (stop, taken) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let told: Arc<dyn Waiter> = Arc::new(Told::default());
+    let reported: Arc<dyn Waiter> = Arc::new(Told::default());
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -145,7 +145,7 @@ fn many_threads_publish_take_purge_and_page() {
         let consumer = scope.spawn(|| {
             let mut last = None;
             while !stop.load(Ordering::SeqCst) {
-                if let Fetched::Got(got) = queue.fetch(false, Timestamp(1), &told) {
+                if let Fetched::Got(got) = queue.fetch(false, Timestamp(1), &reported) {
                     let number: usize = text(&got.delivery).trim_end().parse().unwrap();
                     assert!(got.delivery.redelivered() || last < Some(number));
                     last = last.max(Some(number));

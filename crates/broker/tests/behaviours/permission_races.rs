@@ -18,7 +18,7 @@ fn limited(world: &World) -> AuthorisedSession {
     let all_but_secret = Permissions { write: "^(?!secret$)".into(), ..Permissions::all() };
     world.vhost.set_permissions("u", Some(&all_but_secret)).unwrap();
     let identity = world.broker.authenticate("u", b"u", true).unwrap();
-    world.broker.seat(&identity, "/").unwrap()
+    world.broker.authorised(&identity, "/").unwrap()
 }
 
 /// Runs `attempt` repeatedly while `disturb` is run [`ROUNDS`] times.
@@ -38,7 +38,7 @@ fn race(disturb: impl Fn(), attempt: impl Fn() + Sync) {
 #[test]
 fn no_queue_is_created_with_a_forbidden_dead_letter_exchange() {
     let world = world();
-    let seat = limited(&world);
+    let authorised = limited(&world);
     let arguments = table(&[("x-dead-letter-exchange", FieldValue::text("secret"))]);
     let forbidden = QueueDeclare { name: "q", arguments: raw(&arguments), ..Default::default() };
     let harmless = QueueDeclare { name: "q", ..Default::default() };
@@ -48,7 +48,7 @@ fn no_queue_is_created_with_a_forbidden_dead_letter_exchange() {
             let _ = world.vhost.delete_queue(OTHER, "q", false, false);
         },
         || {
-            let declared = seat.declare_queue(ME, &forbidden, world.now);
+            let declared = authorised.declare_queue(ME, &forbidden, world.now);
             assert!(
                 declared.is_err(),
                 "messages of the queue go to an exchange that its owner may not write to"
@@ -60,7 +60,7 @@ fn no_queue_is_created_with_a_forbidden_dead_letter_exchange() {
 #[test]
 fn no_exchange_is_created_with_a_forbidden_alternate() {
     let world = world();
-    let seat = limited(&world);
+    let authorised = limited(&world);
     let arguments = table(&[("alternate-exchange", FieldValue::text("secret"))]);
     let harmless = ExchangeDeclare { name: "e", kind: "fanout", ..Default::default() };
     let forbidden = ExchangeDeclare { arguments: raw(&arguments), ..harmless };
@@ -70,7 +70,7 @@ fn no_exchange_is_created_with_a_forbidden_alternate() {
             let _ = world.vhost.delete_exchange("e", false);
         },
         || {
-            let declared = seat.declare_exchange(&forbidden);
+            let declared = authorised.declare_exchange(&forbidden);
             assert!(
                 declared.is_err(),
                 "what is published to it goes to an exchange that its owner may not write to"

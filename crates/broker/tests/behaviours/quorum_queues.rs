@@ -67,11 +67,11 @@ fn a_message_that_came_back_too_often_is_dead_lettered() {
 fn a_server_does_not_name_quorum_queues() {
     let world = world();
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
-    let seat = world.broker.seat(&guest, "/").unwrap();
+    let authorised = world.broker.authorised(&guest, "/").unwrap();
     let arguments = table(&[("x-queue-type", FieldValue::text("quorum"))]);
     let declare = QueueDeclare { durable: true, arguments: raw(&arguments), ..Default::default() };
     let text = "Cannot declare a server-named queue for type rabbit_quorum_queue".to_owned();
-    assert_eq!(refusal(seat.declare_queue(ME, &declare, world.now)), (406, text));
+    assert_eq!(refusal(authorised.declare_queue(ME, &declare, world.now)), (406, text));
 }
 
 #[test]

@@ -131,10 +131,10 @@ fn publish_while_binding(known: bool) {
         publish(&mut publisher, "amq.direct", "k", None);
     }
     let answered = Arc::new(Mutex::new(false));
-    let (told, other) = (Arc::clone(&answered), Arc::clone(&vhost));
+    let (reported, other) = (Arc::clone(&answered), Arc::clone(&vhost));
     let binding = thread::spawn(move || {
         bind(&other, "b");
-        *told.lock() = true;
+        *reported.lock() = true;
     });
     let answered = *answered.lock();
     publish(&mut publisher, "amq.direct", "k", None);
@@ -162,11 +162,11 @@ fn what_is_published_after_a_queue_was_made_anew_goes_to_the_new_one() {
         declare(&vhost, "q");
         publish(&mut publisher, "", "q", None);
         let renewed = Arc::new(Mutex::new(None));
-        let (told, other) = (Arc::clone(&renewed), Arc::clone(&vhost));
+        let (reported, other) = (Arc::clone(&renewed), Arc::clone(&vhost));
         let renewing = thread::spawn(move || {
             other.delete_queue(ME, "q", false, false).unwrap();
             let queue = declare(&other, "q");
-            *told.lock() = Some(queue);
+            *reported.lock() = Some(queue);
         });
         let new = renewed.lock().clone();
         publish(&mut publisher, "", "q", None);

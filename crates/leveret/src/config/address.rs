@@ -225,9 +225,9 @@ pub(crate) fn mask_credentials(text: &str) -> String {
     for part in parts {
         masked.push_str("://");
         match part.rsplit_once('@') {
-            Some((_, shown)) => {
+            Some((_, view)) => {
                 masked.push_str("***@");
-                masked.push_str(shown);
+                masked.push_str(view);
             }
             None => masked.push_str(part),
         }

@@ -207,14 +207,14 @@ fn a_reload_takes_what_is_live_and_tells_what_is_not() {
     let (mut effective, _) = running.effective().unwrap();
     let (wanted, _) = Given::file("log = 'debug'\nheartbeat = 20").effective().unwrap();
     let changes = effective.take_live(&wanted);
-    let told: Vec<_> =
+    let reported: Vec<_> =
         changes.iter().map(|change| (change.key, change.value.as_str(), change.live)).collect();
     let expected =
         [("heartbeat", "20", false), ("max_connections", "65536", true), ("log", "\"debug\"", true)];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     assert_eq!(effective.config.heartbeat, 10);
-    let told = effective.to_json();
-    let of = |key: &str| told.as_array().unwrap().iter().find(|setting| setting["key"] == key).unwrap();
+    let reported = effective.to_json();
+    let of = |key: &str| reported.as_array().unwrap().iter().find(|setting| setting["key"] == key).unwrap();
     assert_eq!(
         (&of("max_connections")["value"], &of("max_connections")["origin"]),
         (&"65536".into(), &"default".into())

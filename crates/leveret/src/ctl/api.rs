@@ -170,8 +170,9 @@ impl Api {
                 value.map(Reply::Done).ok_or_else(|| Failure::Run(format!("{path}: the answer is no JSON")))
             }
             401 => {
-                let told = value.as_ref().and_then(|told| told.get("reason")).and_then(Value::as_str);
-                let why = printable(told.unwrap_or("login failed"));
+                let reported =
+                    value.as_ref().and_then(|reported| reported.get("reason")).and_then(Value::as_str);
+                let why = printable(reported.unwrap_or("login failed"));
                 Err(Failure::Run(format!("user '{}' is refused: {why}", self.user)))
             }
             404 => Ok(Reply::Missing(format!("{path}: {}", reason(404, value.as_ref())))),
@@ -187,8 +188,8 @@ enum Reply {
 }
 
 /// Formats a refusal on one line.
-fn reason(status: u16, told: Option<&Value>) -> String {
-    let word = |key: &str| told.and_then(|told| told.get(key)).and_then(Value::as_str);
+fn reason(status: u16, reported: Option<&Value>) -> String {
+    let word = |key: &str| reported.and_then(|reported| reported.get(key)).and_then(Value::as_str);
     let text = match (word("error"), word("reason")) {
         (Some(error), Some(reason)) if error != reason => format!("{error}: {reason}"),
         (Some(word), _) | (None, Some(word)) => word.to_owned(),
@@ -217,10 +218,10 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_on_one_line() {
-        let told = json!({"error": "bad_request", "reason": "no\nway"});
-        assert_eq!(reason(400, Some(&told)), "400 bad_request: no way");
-        let told = json!({"error": "Object Not Found", "reason": "Not Found"});
-        assert_eq!(reason(404, Some(&told)), "404 Object Not Found: Not Found");
+        let reported = json!({"error": "bad_request", "reason": "no\nway"});
+        assert_eq!(reason(400, Some(&reported)), "400 bad_request: no way");
+        let reported = json!({"error": "Object Not Found", "reason": "Not Found"});
+        assert_eq!(reason(404, Some(&reported)), "404 Object Not Found: Not Found");
         assert_eq!(reason(500, None), "500 refused");
     }
 }

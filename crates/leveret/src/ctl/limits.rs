@@ -104,8 +104,9 @@ fn set(api: &Api, place: &[&str], known: &[&str], limits: &str) -> Result<(), Fa
 
 /// Clears those of the limits that are set.
 fn clear(api: &Api, place: &[&str], limits: &[&str]) -> Result<(), Failure> {
-    let told = api.get(&path(place))?;
-    let is_set = |limit: &&&str| told.pointer("/0/value").is_some_and(|value| value.get(**limit).is_some());
+    let reported = api.get(&path(place))?;
+    let is_set =
+        |limit: &&&str| reported.pointer("/0/value").is_some_and(|value| value.get(**limit).is_some());
     let mut set = limits.iter().filter(is_set);
     set.try_for_each(|limit| api.delete(&path(&[place, &[*limit]].concat())))
 }

@@ -163,15 +163,15 @@ fn cell(value: &Value) -> String {
 /// Escapes control characters. Any user who may declare a queue chooses its name, which must not move the
 /// cursor or fake lines and columns.
 fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+    let mut view = String::with_capacity(text.len());
     for sign in text.chars() {
         if sign.is_control() {
-            shown.extend(sign.escape_default());
+            view.extend(sign.escape_default());
         } else {
-            shown.push(sign);
+            view.push(sign);
         }
     }
-    shown
+    view
 }
 
 #[cfg(test)]
@@ -183,20 +183,20 @@ mod tests {
     #[test]
     fn a_column_finds_its_value_however_deep() {
         let row = json!({"queue": {"name": "q"}, "a.b": 1, "tags": ["x", "y"], "arguments": {"x-max": 1}});
-        let shown = |place: &str| cell(Column::new(place).of(&row));
-        assert_eq!(shown("queue.name"), "q");
-        assert_eq!(shown("a.b"), "1");
-        assert_eq!(shown("tags"), "x,y");
-        assert_eq!(shown("arguments"), "{\"x-max\":1}");
-        assert_eq!(shown("missing.entirely"), "");
+        let view = |place: &str| cell(Column::new(place).of(&row));
+        assert_eq!(view("queue.name"), "q");
+        assert_eq!(view("a.b"), "1");
+        assert_eq!(view("tags"), "x,y");
+        assert_eq!(view("arguments"), "{\"x-max\":1}");
+        assert_eq!(view("missing.entirely"), "");
     }
 
     #[test]
     fn people_read_sizes_in_a_unit_that_fits_and_scripts_bytes() {
-        for (bytes, shown) in
+        for (bytes, view) in
             [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_048_575, "1023.9 KiB"), (3 << 29, "1.5 GiB")]
         {
-            assert_eq!(size(bytes), shown);
+            assert_eq!(size(bytes), view);
         }
         let printed = |format, quiet| Output { format, quiet }.size(json!(1024));
         assert_eq!(printed(Format::Table, false), "1.0 KiB");

@@ -87,8 +87,8 @@ impl Terminal {
     /// Prompts for a line without echo. Ctrl-C is read here like any other key: a signal would end the process
     /// and leave the terminal without echo.
     fn ask(&mut self, prompt: &str) -> Result<String, Failure> {
-        let shown = termios::tcgetattr(&self.0).map_err(Failure::run)?;
-        let mut hidden = shown.clone();
+        let view = termios::tcgetattr(&self.0).map_err(Failure::run)?;
+        let mut hidden = view.clone();
         hidden.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
         // In line mode, Ctrl-C would be seen only at the end of the line.
         hidden.local_modes.remove(LocalModes::ICANON);
@@ -97,7 +97,7 @@ impl Terminal {
         termios::tcsetattr(&self.0, OptionalActions::Flush, &hidden).map_err(Failure::run)?;
         let asked = write!(self.0, "{prompt}").and_then(|()| self.0.flush());
         let read = asked.and_then(|()| typed(BufReader::new(&self.0)));
-        let restored = termios::tcsetattr(&self.0, OptionalActions::Flush, &shown);
+        let restored = termios::tcsetattr(&self.0, OptionalActions::Flush, &view);
         let _ = writeln!(self.0);
         let line = read.map_err(Failure::run)?;
         restored.map_err(Failure::run)?;

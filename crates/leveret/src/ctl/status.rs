@@ -32,23 +32,23 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     // A Leveret in front of an upstream has none.
     let nodes = api.found(&path(&["nodes"]))?.unwrap_or_default();
     let node = nodes.get(0).unwrap_or(&Value::Null);
-    let told = |place: &str| overview.pointer(place).cloned().unwrap_or(Value::Null);
+    let reported = |place: &str| overview.pointer(place).cloned().unwrap_or(Value::Null);
     let used = |key: &str| node.get(key).cloned().unwrap_or(Value::Null);
     let facts = [
-        ("product", told("/product_name")),
-        ("version", told("/product_version")),
-        ("rabbitmq_version", told("/rabbitmq_version")),
-        ("cluster_name", told("/cluster_name")),
-        ("node", told("/node")),
+        ("product", reported("/product_name")),
+        ("version", reported("/product_version")),
+        ("rabbitmq_version", reported("/rabbitmq_version")),
+        ("cluster_name", reported("/cluster_name")),
+        ("node", reported("/node")),
         ("uptime_ms", used("uptime")),
-        ("connections", told("/object_totals/connections")),
-        ("channels", told("/object_totals/channels")),
-        ("exchanges", told("/object_totals/exchanges")),
-        ("queues", told("/object_totals/queues")),
-        ("consumers", told("/object_totals/consumers")),
-        ("messages", told("/queue_totals/messages")),
-        ("messages_ready", told("/queue_totals/messages_ready")),
-        ("messages_unacknowledged", told("/queue_totals/messages_unacknowledged")),
+        ("connections", reported("/object_totals/connections")),
+        ("channels", reported("/object_totals/channels")),
+        ("exchanges", reported("/object_totals/exchanges")),
+        ("queues", reported("/object_totals/queues")),
+        ("consumers", reported("/object_totals/consumers")),
+        ("messages", reported("/queue_totals/messages")),
+        ("messages_ready", reported("/queue_totals/messages_ready")),
+        ("messages_unacknowledged", reported("/queue_totals/messages_unacknowledged")),
         ("mem_used", used("mem_used")),
         ("mem_limit", used("mem_limit")),
         ("mem_alarm", used("mem_alarm")),

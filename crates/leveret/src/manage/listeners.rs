@@ -69,12 +69,12 @@ mod tests {
 
     #[test]
     fn a_listener_is_where_it_was_announced() {
-        let told = |name, url| read(name, url).map(|info| (info.protocol, info.host, info.port));
-        assert_eq!(told("amqps", "amqps://127.0.0.1:1"), Some(("amqp/ssl", "127.0.0.1".into(), 1)));
-        assert_eq!(told("ws", "ws://[::1]:2"), Some(("http/web-amqp", "::1".into(), 2)));
-        assert_eq!(told("http", "unix:/run/x"), Some(("http", "unix:/run/x".into(), 0)));
-        assert_eq!(told("relay", "ws://127.0.0.1:1"), None);
-        assert_eq!(told("https", "https://127.0.0.1:1"), Some(("https", "127.0.0.1".into(), 1)));
+        let reported = |name, url| read(name, url).map(|info| (info.protocol, info.host, info.port));
+        assert_eq!(reported("amqps", "amqps://127.0.0.1:1"), Some(("amqp/ssl", "127.0.0.1".into(), 1)));
+        assert_eq!(reported("ws", "ws://[::1]:2"), Some(("http/web-amqp", "::1".into(), 2)));
+        assert_eq!(reported("http", "unix:/run/x"), Some(("http", "unix:/run/x".into(), 0)));
+        assert_eq!(reported("relay", "ws://127.0.0.1:1"), None);
+        assert_eq!(reported("https", "https://127.0.0.1:1"), Some(("https", "127.0.0.1".into(), 1)));
     }
 
     #[test]
@@ -93,12 +93,12 @@ mod tests {
             in_time: true,
             ends: vec![Expiry { at: 7, text: "then".to_owned() }],
         }];
-        let told = over_tls(&listeners, &TlsInUse { certificates, authorities: None });
-        let told: Vec<_> = told
+        let reported = over_tls(&listeners, &TlsInUse { certificates, authorities: None });
+        let reported: Vec<_> = reported
             .iter()
             .map(|each| (each.listener.protocol, each.listener.port, &each.certificates[0]))
             .collect();
         let file = CertificateFile { path: "/a.pem".to_owned(), ends: vec![(7, "then".to_owned())] };
-        assert_eq!(told, [("amqp/ssl", 0, &file), ("https/relay", 2, &file)]);
+        assert_eq!(reported, [("amqp/ssl", 0, &file), ("https/relay", 2, &file)]);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) use pool::PoolLimits;
 /// The running process as the API sees it.
 pub(crate) struct Manager {
     server: Server,
-    door: Backend,
+    backend: Backend,
     clock: Clock,
     levels: Option<Arc<Levels>>,
     node: String,
@@ -53,7 +53,7 @@ pub(crate) fn tls_listeners(tls: Option<&ServerTls>) -> Vec<TlsListener> {
 impl Manager {
     pub(crate) fn new(
         server: Server,
-        door: Backend,
+        backend: Backend,
         clock: Clock,
         levels: Option<Arc<Levels>>,
         max_message_size: u64,
@@ -61,7 +61,7 @@ impl Manager {
     ) -> Arc<Self> {
         Arc::new(Self {
             server,
-            door,
+            backend,
             clock,
             levels,
             node: node_name(),
@@ -127,8 +127,8 @@ impl ApiProcess for Manager {
     }
 
     fn connections(&self) -> Vec<Arc<dyn ClientConnection>> {
-        let shown = |connection| Arc::new(ManagementView(connection)) as Arc<dyn ClientConnection>;
-        self.server.open_connections().into_iter().map(shown).collect()
+        let view = |connection| Arc::new(ManagementView(connection)) as Arc<dyn ClientConnection>;
+        self.server.open_connections().into_iter().map(view).collect()
     }
 
     fn connection(&self, id: u64) -> Option<Arc<dyn ClientConnection>> {
@@ -143,21 +143,21 @@ impl ApiProcess for Manager {
     }
 
     fn upstreams(&self) -> Vec<Value> {
-        match &self.door {
+        match &self.backend {
             Backend::Upstream(upstream) => pool::upstreams(upstream),
             Backend::Broker(_) => Vec::new(),
         }
     }
 
     fn upstream_connections(&self) -> Vec<Value> {
-        match &self.door {
+        match &self.backend {
             Backend::Upstream(upstream) => upstream.connections().iter().map(pool::connection).collect(),
             Backend::Broker(_) => Vec::new(),
         }
     }
 
     fn leases(&self) -> Option<Value> {
-        match &self.door {
+        match &self.backend {
             Backend::Upstream(upstream) => Some(pool::leases(upstream)),
             Backend::Broker(_) => None,
         }
@@ -182,17 +182,17 @@ impl ApiProcess for Manager {
         let exceeded: Map<String, Value> =
             self.server.exceeded().iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
         let InUse { connections: connections_used, channels: channels_used } = self.server.in_use();
-        let mut told = json!({
+        let mut reported = json!({
             "connections": scopes(connections), "connection_rate": scopes(connection_rate),
             "channels": scopes(channels), "receive_rate": scopes(receive_rate),
             "mode": if alarm_only { "alarm" } else { "enforce" }, "exceeded": exceeded,
             "open_connections": connections_used.total,
             "in_use": {"connections": used(connections_used), "channels": used(channels_used)},
         });
-        if let Backend::Upstream(upstream) = &self.door {
-            told["upstream"] = pool::limits(upstream, &self.hooks.pool_limits);
+        if let Backend::Upstream(upstream) = &self.backend {
+            reported["upstream"] = pool::limits(upstream, &self.hooks.pool_limits);
         }
-        told
+        reported
     }
 
     fn environment(&self) -> Value {

@@ -68,7 +68,7 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
         (
             "leveret_upstream_lanes",
             "Upstream connections on which messages stream for which there was no room.",
-            metrics.lanes,
+            metrics.streams,
         ),
         (
             "leveret_upstream_held_bytes",

@@ -21,15 +21,15 @@ pub const TARGETS: [Target; 4] =
 /// and decoded again to the same packet.
 pub fn packets(input: &[u8]) {
     for version in [MqttVersion::V31, MqttVersion::V311, MqttVersion::V5] {
-        let whole = told(version, input, input.len().max(1));
+        let whole = reported(version, input, input.len().max(1));
         for step in [1, 7, 64] {
-            assert_eq!(told(version, input, step), whole, "{step} bytes at a time");
+            assert_eq!(reported(version, input, step), whole, "{step} bytes at a time");
         }
     }
 }
 
 /// The packets of a stream, encoded again, and the fault that ended it.
-fn told(version: MqttVersion, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<MqttFault>) {
+fn reported(version: MqttVersion, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<MqttFault>) {
     let mut decoder = PacketDecoder::new(version, 20_000);
     let mut heard = Vec::new();
     let (mut start, mut end) = (0, 0);

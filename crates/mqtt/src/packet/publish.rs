@@ -132,8 +132,8 @@ impl Deref for Payload<'_> {
 /// Prints the first bytes and the length.
 impl fmt::Debug for Payload<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = &self.bytes[..self.bytes.len().min(32)];
-        write!(f, "Payload(\"{}\", {} bytes)", shown.escape_ascii(), self.bytes.len())
+        let view = &self.bytes[..self.bytes.len().min(32)];
+        write!(f, "Payload(\"{}\", {} bytes)", view.escape_ascii(), self.bytes.len())
     }
 }
 

@@ -21,7 +21,7 @@ impl Core {
     ) -> MqttEvent<'a> {
         self.version = connect.version;
         self.phase = Phase::Deciding;
-        if let Err(fault) = self.judge(&connect) {
+        if let Err(fault) = self.validate(&connect) {
             return self.fail(fault, out);
         }
         self.clean_start = connect.clean_start;
@@ -41,7 +41,7 @@ impl Core {
         MqttEvent::Connect(connect)
     }
 
-    fn judge(&self, connect: &ConnectPacket<'_>) -> Result<(), MqttFault> {
+    fn validate(&self, connect: &ConnectPacket<'_>) -> Result<(), MqttFault> {
         // 3.1.1, MQTT-3.1.3-8: a client without an identifier has no session. In 3.1 every client has an identifier.
         let nameless_allowed = match connect.version {
             MqttVersion::V31 => false,

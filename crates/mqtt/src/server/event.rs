@@ -138,7 +138,7 @@ impl<'a> SubscribeEvent<'a> {
     /// The entries in order; the answer has one reason code for each.
     pub fn requests(&self) -> impl Iterator<Item = Requested<'a>> + '_ {
         self.packet.requests.iter().map(|request| {
-            let filter = self.judge(request.filter);
+            let filter = self.validate(request.filter);
             let is_new = self.session.subscription(request.filter).is_none();
             let is_shared = filter.is_ok_and(|filter| filter.group().is_some());
             let wants_retained = !is_shared
@@ -151,7 +151,7 @@ impl<'a> SubscribeEvent<'a> {
         })
     }
 
-    fn judge(&self, text: &'a str) -> Result<TopicFilter<'a>, ReasonCode> {
+    fn validate(&self, text: &'a str) -> Result<TopicFilter<'a>, ReasonCode> {
         let filter = TopicFilter::parse(text, self.is_5).map_err(|fault| fault.code)?;
         match filter {
             _ if filter.group().is_some() && !self.settings.shared => {

@@ -14,15 +14,15 @@ impl Core {
         packet: Packet<'a>,
         out: &mut impl Output,
     ) -> Option<MqttEvent<'a>> {
-        let judged: Result<(), MqttFault> = match (self.phase, packet) {
+        let validated: Result<(), MqttFault> = match (self.phase, packet) {
             (Phase::Start, Packet::Connect(connect)) => return Some(self.connect(connect, out)),
             (Phase::Start, _) => Err(MqttFault::malformed("the first packet is not a CONNECT")),
-            (_, Packet::Publish(publish)) => match self.judge_publish(&publish) {
+            (_, Packet::Publish(publish)) => match self.validate_publish(&publish) {
                 Ok(()) => return self.publish(publish, out),
                 Err(fault) => Err(fault),
             },
             (_, Packet::Ack(ack)) => return self.ack(ack, out),
-            (_, Packet::Subscribe(packet)) => match self.judge_subscribe(&packet) {
+            (_, Packet::Subscribe(packet)) => match self.validate_subscribe(&packet) {
                 Ok(()) => {
                     let (session, settings, is_5) = (&self.session, &*self.settings, self.version.is_5());
                     return Some(MqttEvent::Subscribe(SubscribeEvent { packet, session, settings, is_5 }));
@@ -44,10 +44,10 @@ impl Core {
                 Err(MqttFault::protocol("packet that only servers send"))
             }
         };
-        judged.err().map(|fault| self.fail(fault, out))
+        validated.err().map(|fault| self.fail(fault, out))
     }
 
-    fn judge_publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), MqttFault> {
+    fn validate_publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), MqttFault> {
         if publish.qos > self.settings.maximum_qos {
             return Err(MqttFault::new(ReasonCode::QosNotSupported, "QoS above the maximum"));
         }
@@ -179,7 +179,7 @@ impl Core {
         self.session.outgoing.find(packet_id).filter(|entry| is_right(&entry.stage)).map(drop)
     }
 
-    fn judge_subscribe(&self, packet: &Subscribe<'_>) -> Result<(), MqttFault> {
+    fn validate_subscribe(&self, packet: &Subscribe<'_>) -> Result<(), MqttFault> {
         // MQTT-3.8.3-4.
         let is_bad = |request: crate::packet::SubscribeRequest<'_>| {
             request.options.no_local && request.filter.starts_with("$share/")

@@ -149,13 +149,19 @@ fn a_client_of_5_0_is_told_what_it_cannot_assume() {
     let mut decoder = PacketDecoder::new(MqttVersion::V5, u32::MAX);
     let step = decoder.decode(&bench.out).expect("it is a packet");
     let Some(Packet::ConnAck(connack)) = step.packet else { panic!("{step:?}") };
-    let told = connack.properties;
-    assert_eq!(told.assigned_client_identifier(), Some("given"));
-    assert_eq!((told.server_keep_alive(), told.session_expiry_interval()), (Some(30), Some(60)));
-    assert_eq!((told.receive_maximum(), told.maximum_packet_size()), (Some(65_535), Some(16 * 1024 * 1024)));
-    assert_eq!((told.topic_alias_maximum(), told.maximum_qos()), (Some(16), Some(true)));
-    assert_eq!((told.retain_available(), told.shared_subscription_available()), (Some(false), Some(false)));
-    assert_eq!(told.wildcard_subscription_available(), None, "it may assume that");
+    let reported = connack.properties;
+    assert_eq!(reported.assigned_client_identifier(), Some("given"));
+    assert_eq!((reported.server_keep_alive(), reported.session_expiry_interval()), (Some(30), Some(60)));
+    assert_eq!(
+        (reported.receive_maximum(), reported.maximum_packet_size()),
+        (Some(65_535), Some(16 * 1024 * 1024))
+    );
+    assert_eq!((reported.topic_alias_maximum(), reported.maximum_qos()), (Some(16), Some(true)));
+    assert_eq!(
+        (reported.retain_available(), reported.shared_subscription_available()),
+        (Some(false), Some(false))
+    );
+    assert_eq!(reported.wildcard_subscription_available(), None, "it may assume that");
     let patience = bench.connection.next_deadline().map(|deadline| deadline - bench.now);
     assert_eq!(patience, Some(Duration::from_secs(45)));
 }
@@ -180,8 +186,8 @@ fn who_may_not_come_in_is_told_in_his_version() {
 fn a_connect_that_cannot_be_is_refused_by_the_connection_itself() {
     let answer = |bytes: &[u8]| {
         let mut bench = Bench::new(MqttSettings::default());
-        let told = bench.say_bytes(bytes);
-        assert!(told.starts_with("Ended"), "{told}");
+        let reported = bench.say_bytes(bytes);
+        assert!(reported.starts_with("Ended"), "{reported}");
         std::mem::take(&mut bench.out)
     };
     // Level 6, and level 2 under the old name.
@@ -465,10 +471,10 @@ fn the_will_is_due_unless_the_client_says_goodbye() {
     assert_eq!((&*will.topic, &*will.payload, will.delay, will.retain), ("gone", &b"bye"[..], 40, true));
     assert_eq!(will.properties, PropertyList::new().with(Property::ContentType("t")));
     let mut normal = bench();
-    let told = normal.say(&Packet::Disconnect(Disconnect::new(ReasonCode::Success)));
-    assert!(told.contains("will: None") && told.contains("session_expiry: 30"), "{told}");
-    let told = bench().say(&Packet::Disconnect(Disconnect::new(ReasonCode::DisconnectWithWill)));
-    assert!(told.contains("will: Some"), "{told}");
+    let reported = normal.say(&Packet::Disconnect(Disconnect::new(ReasonCode::Success)));
+    assert!(reported.contains("will: None") && reported.contains("session_expiry: 30"), "{reported}");
+    let reported = bench().say(&Packet::Disconnect(Disconnect::new(ReasonCode::DisconnectWithWill)));
+    assert!(reported.contains("will: Some"), "{reported}");
     let mut taken_over = bench();
     taken_over.heard();
     let end = taken_over.connection.disconnect(ReasonCode::SessionTakenOver, &mut taken_over.out);

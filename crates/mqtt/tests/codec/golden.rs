@@ -117,8 +117,8 @@ fn what_the_specification_calls_malformed_is_refused() {
     for (name, bytes) in cases {
         let bytes = unhex(bytes);
         let mut decoder = PacketDecoder::new(MqttVersion::V311, u32::MAX);
-        let told = decoder.decode(&bytes);
-        assert!(told.is_err(), "{name}: {told:?}");
+        let reported = decoder.decode(&bytes);
+        assert!(reported.is_err(), "{name}: {reported:?}");
     }
     let mut decoder = PacketDecoder::new(MqttVersion::V31, u32::MAX);
     assert!(decoder.decode(&unhex("8a 08 000a 0003 612f62 01")).is_ok(), "MQTT 3.1 has DUP there");

@@ -9,7 +9,7 @@ use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
 use super::{Entered, Pool};
-use crate::introduction::ClientProperties;
+use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::{Role, Upstream};
@@ -78,12 +78,12 @@ impl Pool {
         credentials: Arc<Credentials>,
         virtual_host: Box<str>,
         role: Role,
-        introduction: Option<ClientProperties>,
+        announced: Option<ClientProperties>,
         pause: Duration,
     ) {
         let pool = self.clone();
         tokio::spawn(async move {
-            let own = introduction.is_some();
+            let own = announced.is_some();
             let end = tokio::time::Instant::now() + pool.config.outage_max;
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
@@ -91,7 +91,7 @@ impl Pool {
             let result = loop {
                 pool.wait_while_failing(end).await;
                 let attempt =
-                    pool.connection_for(&link, &credentials, &virtual_host, role, introduction.as_ref());
+                    pool.connection_for(&link, &credentials, &virtual_host, role, announced.as_ref());
                 match Box::pin(attempt).await {
                     Err(refusal) if refusal.is_outage() => {
                         if let Err(refusal) = pool.wait_out(refusal, end, &link).await {
@@ -117,18 +117,18 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         role: Role,
-        introduction: Option<&ClientProperties>,
+        announced: Option<&ClientProperties>,
     ) -> Result<Arc<Upstream>, Refusal> {
         // Restore first, because that may take a connection while all permits are taken.
         self.restored(virtual_host, link.declarer_id()).await?;
-        let upstream = match introduction {
-            Some(introduction) => {
-                self.own_connection(credentials, virtual_host, introduction, link.clone()).await?
+        let upstream = match announced {
+            Some(announced) => {
+                self.own_connection(credentials, virtual_host, announced, link.clone()).await?
             }
             None => self.shared_connection(credentials, virtual_host, false, role).await?,
         };
         if self.topologies().is_torn(virtual_host, link.declarer_id()) {
-            if introduction.is_some() {
+            if announced.is_some() {
                 upstream.give_back(false);
             }
             return Err(Refusal::unreachable("lost again"));
@@ -209,7 +209,7 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        introduction: &ClientProperties,
+        announced: &ClientProperties,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
         // When no other one can be opened, even the last unused one will do.
@@ -222,7 +222,7 @@ impl Pool {
             // The client is gone; leave the permit to others.
             return Err(Refusal::unreachable("client is gone"));
         }
-        let begun = self.begin(place, credentials, introduction).await?;
+        let begun = self.begin(place, credentials, announced).await?;
         self.finish(begun, credentials, virtual_host, Some(owner), None).await
     }
 
@@ -253,7 +253,7 @@ impl Pool {
         let (pool, credentials, virtual_host) = (self.clone(), credentials.clone(), virtual_host.to_owned());
         runtime.spawn(async move {
             let result = async {
-                let _permit = pool.doorkeeper.enter(&credentials).await;
+                let _permit = pool.auth_gate.enter(&credentials).await;
                 let begun =
                     pool.begin(pool.place_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await

@@ -7,9 +7,9 @@ use std::time::Duration;
 use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
-use super::places::ConnectionPermit;
+use super::connection_permits::ConnectionPermit;
 use super::{Endpoint, Entered, Pool, is_same};
-use crate::introduction::ClientProperties;
+use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::refusal::Refusal;
@@ -236,7 +236,7 @@ impl Pool {
 
     fn end_client(&self, link: &ClientLink, text: String) {
         add(&self.counters.clients_not_restored, 1);
-        link.tell(Event::NotRestored { fault: Fault::new(ReplyCode::ConnectionForced, text) });
+        link.notify(Event::NotRestored { fault: Fault::new(ReplyCode::ConnectionForced, text) });
     }
 }
 

@@ -8,7 +8,7 @@ use amqp::Credentials;
 use amqp::sasl::Secret;
 
 use super::{Entered, Pool};
-use crate::introduction::ClientProperties;
+use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
@@ -59,7 +59,7 @@ impl Pool {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let credentials = upstream.credentials.clone();
-            let _permit = pool.doorkeeper.enter(&credentials).await;
+            let _permit = pool.auth_gate.enter(&credentials).await;
             let result = async {
                 let begun =
                     pool.begin(pool.place_at_once()?, &credentials, &ClientProperties::SHARED).await?;
@@ -109,7 +109,7 @@ impl Pool {
                 }
                 tokio::time::sleep(ASKED_AGAIN_AFTER).await;
             };
-            link.tell(Event::SecretVerified { number, result });
+            link.notify(Event::SecretVerified { number, result });
         });
     }
 
@@ -131,10 +131,10 @@ impl Pool {
             let begun = self.begin(place, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
                 let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
-                self.doorkeeper.refuse(refused, text.clone(), std::time::Instant::now());
+                self.auth_gate.refuse(refused, text.clone(), std::time::Instant::now());
             }
             self.verify(begun?, &credentials, virtual_host).await?;
-            self.doorkeeper.verified(&credentials);
+            self.auth_gate.verified(&credentials);
         }
         Ok(credentials)
     }

@@ -5,9 +5,9 @@ use std::time::Instant;
 use amqp::FrameKind;
 use amqp::frame::OVERHEAD;
 
-use super::judge::{PrefetchLimits, is_publish, is_settling};
 use super::output::Output;
 use super::side::{Side, SidePlacement};
+use super::validate::{PrefetchLimits, is_publish, is_settling};
 use crate::frames::{put_frame, stored_frames};
 use crate::upstream::{Role, asked_for};
 

@@ -7,7 +7,7 @@ use amqp::Fault;
 use amqp::method::channel as channel_methods;
 
 use super::channel::{Channel, FrameTurn};
-use super::place::UpstreamLink;
+use super::placement::UpstreamLink;
 use super::side::{Route, Side, SidePlacement};
 use super::{Life, ProxySession};
 use crate::link::Event;
@@ -47,7 +47,7 @@ impl ProxySession {
         self.staged = 0;
         self.held = 0;
         self.flush();
-        self.seat.leave(&self.link);
+        self.budget.leave(&self.link);
         let mut dirty = self.exclusive || self.rekeyed;
         let mut channels: Vec<Channel> = self.channels.drain().map(|(_, channel)| *channel).collect();
         for channel in &channels {
@@ -188,8 +188,8 @@ impl ProxySession {
                 upstream.give_back(close);
             }
             // A connection that is still being opened was never used.
-            leg => {
-                self.own = leg;
+            upstream_link => {
+                self.own = upstream_link;
                 self.life = Life::Closed;
             }
         }

@@ -9,17 +9,17 @@ use tokio::time::Instant;
 
 use super::ProxySession;
 use super::channel::Channel;
-use super::judge::{Need, is_publish, is_to_default, judge, judge_properties, publish_need};
 use super::output::Output;
-use super::place::PLACING_ATTEMPTS;
+use super::placement::PLACING_ATTEMPTS;
 use super::side::{Route, Side};
+use super::validate::{Need, is_publish, is_to_default, publish_need, validate, validate_properties};
+use crate::client_properties::ClientProperties;
 use crate::frames::{put_frame, stored_frames};
-use crate::introduction::ClientProperties;
-use crate::kept::DepartedPublishes;
 use crate::link::ClientLink;
 use crate::metrics::add;
 use crate::pool::{HandingOver, Pool};
 use crate::refusal::Refusal;
+use crate::replay_buffer::DepartedPublishes;
 use crate::upstream::{Leased, Ledger, Left, Placed, Remains, Role, Upstream};
 
 impl ProxySession {
@@ -199,9 +199,9 @@ impl HandOver {
         for _ in 0..PLACING_ATTEMPTS {
             let upstream = loop {
                 pool.wait_while_failing(end).await;
-                let introduction = self.alone.then_some(&ClientProperties::SHARED);
+                let announced = self.alone.then_some(&ClientProperties::SHARED);
                 let role = Role::Publishing;
-                let attempt = pool.connection_for(link, credentials, virtual_host, role, introduction);
+                let attempt = pool.connection_for(link, credentials, virtual_host, role, announced);
                 match Box::pin(attempt).await {
                     Err(refusal) if refusal.is_outage() => pool.wait_out(refusal, end, link).await?,
                     other => break other?,
@@ -248,12 +248,12 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
             }
             FrameKind::Method => match Method::decode(payload) {
                 Ok(Method::TxSelect(_)) => break,
-                Ok(method) if judge(&method, exclusive) == Ok(Need::Any) => {}
+                Ok(method) if validate(&method, exclusive) == Ok(Need::Any) => {}
                 _ => continue,
             },
             FrameKind::Header => {
                 let header = ContentHeader::decode(payload).unwrap_or_default();
-                is_harmless &= judge_properties(header.properties, to_default) == Ok(Need::Any);
+                is_harmless &= validate_properties(header.properties, to_default) == Ok(Need::Any);
                 missing = header.body_size;
             }
             _ => missing = missing.saturating_sub(payload.len() as u64),

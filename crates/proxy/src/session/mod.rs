@@ -8,17 +8,17 @@
 mod arguments;
 mod channel;
 mod close;
-mod judge;
 mod leftovers;
 mod output;
 mod passing;
-mod place;
+mod placement;
 mod recovery;
 mod room;
 mod secret;
 mod side;
 #[cfg(test)]
 mod tests;
+mod validate;
 mod whole;
 
 use std::sync::Arc;
@@ -32,16 +32,16 @@ use amqp::method::{channel as channel_methods, confirm};
 use amqp::{ContentHeader, Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
 use self::channel::{Channel, Content};
-use self::judge::{
-    Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, judge, judge_consume, judge_properties,
-    judge_publish, malformed, names_last_queue, publish_need,
-};
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
-use self::place::UpstreamLink;
+use self::placement::UpstreamLink;
 use self::side::{Side, SidePlacement};
+use self::validate::{
+    Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, malformed, names_last_queue, publish_need,
+    validate, validate_consume, validate_properties, validate_publish,
+};
+use crate::client_properties::ClientProperties;
 use crate::frames::put_frame;
-use crate::introduction::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
@@ -64,7 +64,7 @@ pub struct ProxySession {
     credentials: Arc<Credentials>,
     virtual_host: Box<str>,
     /// Client properties of connections that are opened for this client.
-    introduction: ClientProperties,
+    announced: ClientProperties,
     link: Arc<ClientLink>,
     channels: ChannelTable<Box<Channel>>,
     /// The connection on which shared channels are placed next, for everything but publishing.
@@ -100,7 +100,7 @@ pub struct ProxySession {
     /// The part of `staged` that is already counted in the total of all clients.
     staged_counted: usize,
     /// The client's share of the room for incomplete messages.
-    seat: BudgetShare,
+    budget: BudgetShare,
     /// Bytes of frames whose channels wait for placement.
     held: usize,
     /// The part of `held` that is already counted in the total of all clients.
@@ -135,7 +135,7 @@ impl ProxySession {
         client: ClientSide,
     ) -> Self {
         pool.counters().clients.fetch_add(1, Ordering::Relaxed);
-        let introduction = ClientProperties::of(info, &client.client_properties);
+        let announced = ClientProperties::of(info, &client.client_properties);
         let frame_max = client.negotiated.frame_max;
         let kept = pool.kept().clone();
         let waiting = pool.waiting().clone();
@@ -143,11 +143,11 @@ impl ProxySession {
         let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting)
             .with_declarer(declarer);
         Self {
-            seat: BudgetShare::new(pool.staging().clone()),
+            budget: BudgetShare::new(pool.staging().clone()),
             pool,
             credentials,
             virtual_host: virtual_host.into(),
-            introduction,
+            announced,
             link: Arc::new(link),
             channels: ChannelTable::new(client.negotiated.channel_max),
             general: UpstreamLink::None,
@@ -211,9 +211,9 @@ impl ProxySession {
         self.spare = Vec::new();
         recount(self.pool.staged(), self.staged, &mut self.staged_counted);
         recount(self.pool.held(), self.held, &mut self.held_counted);
-        if !self.seat.settle(self.staged, &self.link) && self.life == Life::Open {
+        if !self.budget.settle(self.staged, &self.link) && self.life == Life::Open {
             // Handled as an event, because it may lead to a fault.
-            self.link.tell(Event::NoRoom);
+            self.link.notify(Event::NoRoom);
         }
     }
 
@@ -258,7 +258,7 @@ impl ProxySession {
     /// upstream connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
         let config = self.pool.config();
-        !self.seat.waits()
+        !self.budget.waits()
             && self.may_hold()
             && self.link.may_ask()
             && self.link.kept.may_add(config.replay_client_max, config.replay_total_max)
@@ -331,7 +331,7 @@ impl ProxySession {
                 return Err(unexpected(channel.content));
             }
             if !channel.closing && is_publish(payload) {
-                judge_publish(payload)?;
+                validate_publish(payload)?;
                 channel.content = Content::Header;
                 channel.to_default = is_to_default(payload);
                 channel.needs_own = publish_need(payload) == Need::Own;
@@ -360,7 +360,7 @@ impl ProxySession {
 
     /// Handles a method for an open channel.
     fn deliver(&mut self, number: u16, method: &Method<'_>, payload: &[u8]) -> Result<(), Fault> {
-        let mut need = judge(method, self.exclusive)?;
+        let mut need = validate(method, self.exclusive)?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if channel.closing {
             let fault = Fault::new(ReplyCode::ChannelError, "expected 'channel.open'");
@@ -391,7 +391,7 @@ impl ProxySession {
                 let budget = self.pool.config().consumer_budget;
                 // The queue may be one of the client's own connection, or one that a move there would delete.
                 if !self.exclusive && !self.auto_delete && !channel.general.transactional {
-                    need = judge_consume(consume, channel.limits, budget);
+                    need = validate_consume(consume, channel.limits, budget);
                 }
                 channel.general.touched = true;
             }
@@ -452,7 +452,7 @@ impl ProxySession {
         }
         let header = ContentHeader::decode(frame.payload).map_err(malformed)?;
         header.check().map_err(|fault| fault.caused_by(PUBLISH_IDS))?;
-        let need = judge_properties(header.properties, channel.to_default)?;
+        let need = validate_properties(header.properties, channel.to_default)?;
         channel.needs_own |= need == Need::Own;
         channel.risked |= channel.needs_own;
         let size = header.body_size;
@@ -488,9 +488,9 @@ impl ProxySession {
         };
         self.content(frame.channel, frame, missing == 0)?;
         self.expect(frame.channel, if missing == 0 { Content::None } else { Content::Body(missing) });
-        self.seat.count_came(frame.payload.len());
-        if self.seat.has_lane() {
-            self.leave_lane()?;
+        self.budget.count_came(frame.payload.len());
+        if self.budget.has_stream() {
+            self.leave_stream()?;
         }
         Ok(())
     }

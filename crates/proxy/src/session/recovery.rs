@@ -6,7 +6,7 @@ use amqp::method::basic;
 use amqp::{Fault, ReplyCode};
 
 use super::channel::Channel;
-use super::place::UpstreamLink;
+use super::placement::UpstreamLink;
 use super::side::Side;
 use super::{Life, ProxySession};
 use crate::metrics::add;
@@ -23,9 +23,9 @@ impl ProxySession {
             self.own = UpstreamLink::None;
             self.rekeyed = false;
         }
-        for leg in [&mut self.general, &mut self.publishing] {
-            if leg.upstream().is_some_and(|upstream| upstream.id == id) {
-                *leg = UpstreamLink::None;
+        for upstream_link in [&mut self.general, &mut self.publishing] {
+            if upstream_link.upstream().is_some_and(|upstream| upstream.id == id) {
+                *upstream_link = UpstreamLink::None;
             }
         }
         if self.life == Life::Returning {
@@ -73,7 +73,7 @@ impl ProxySession {
             self.pause = Duration::ZERO;
         }
         let progressed = remains.iter().any(|(_, _, remains)| remains.progressed);
-        self.judge_progress(progressed, &fault)?;
+        self.validate_progress(progressed, &fault)?;
         if broker_failed {
             self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
@@ -98,7 +98,7 @@ impl ProxySession {
 
     /// Ends the client if losses repeat for too long: a broker that keeps letting clients in and losing them
     /// is an outage, too.
-    pub(super) fn judge_progress(&mut self, progressed: bool, fault: &Fault) -> Result<(), Fault> {
+    pub(super) fn validate_progress(&mut self, progressed: bool, fault: &Fault) -> Result<(), Fault> {
         if progressed {
             self.in_trouble_since = None;
             self.pause = Duration::ZERO;

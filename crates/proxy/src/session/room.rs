@@ -7,7 +7,7 @@ use std::time::Instant;
 use amqp::{Fault, ReplyCode};
 
 use super::channel::Content;
-use super::place::UpstreamLink;
+use super::placement::UpstreamLink;
 use super::side::SidePlacement;
 use super::{Life, ProxySession};
 use crate::staging::{EXCUSED_FOR, Grant};
@@ -16,11 +16,11 @@ use crate::upstream::Role;
 impl ProxySession {
     /// Handles a lack of room for the messages held at the end of a batch.
     pub(super) fn find_room(&mut self) -> Result<(), Fault> {
-        if self.life != Life::Open || self.seat.waits() || self.seat.settle(self.staged, &self.link) {
+        if self.life != Life::Open || self.budget.waits() || self.budget.settle(self.staged, &self.link) {
             return Ok(());
         }
         if matches!(self.own, UpstreamLink::None) {
-            self.seat.line_up(self.staged, &self.link);
+            self.budget.line_up(self.staged, &self.link);
             return self.take_grant();
         }
         // A client with its own connection needs no room here.
@@ -29,10 +29,10 @@ impl ProxySession {
 
     /// Continues with the grant that the client has waited for, if there is one.
     pub(super) fn take_grant(&mut self) -> Result<(), Fault> {
-        if !self.seat.waits() {
+        if !self.budget.waits() {
             return Ok(());
         }
-        let Some(Grant::Lane) = self.seat.take_grant(&self.link, Instant::now()) else { return Ok(()) };
+        let Some(Grant::Lane) = self.budget.take_grant(&self.link, Instant::now()) else { return Ok(()) };
         if self.life != Life::Open {
             self.keep_own();
             return Ok(());
@@ -42,7 +42,7 @@ impl ProxySession {
             self.keep_own();
         }
         self.stream_largest()?;
-        self.leave_lane()
+        self.leave_stream()
     }
 
     /// Streams the incomplete message with the most bytes held.
@@ -55,13 +55,13 @@ impl ProxySession {
     /// The client needs its own connection for other purposes as well, so it no longer counts as a streaming
     /// connection.
     pub(super) fn keep_own(&mut self) {
-        self.seat.give_up_lane(&self.link);
+        self.budget.give_up_stream(&self.link);
     }
 
     /// Gives the streaming connection back when nothing is in flight on it: its channels return to shared
     /// connections, then the connection is given back. Called again with each event until that is done.
-    pub(super) fn leave_lane(&mut self) -> Result<(), Fault> {
-        if !self.seat.has_lane() || self.life != Life::Open || self.is_streaming() {
+    pub(super) fn leave_stream(&mut self) -> Result<(), Fault> {
+        if !self.budget.has_stream() || self.life != Life::Open || self.is_streaming() {
             return Ok(());
         }
         if self.suspect || self.exclusive {
@@ -115,34 +115,34 @@ impl ProxySession {
     /// # Errors
     /// 506 RESOURCE_ERROR when a message has been incomplete for longer than the patience.
     pub(super) fn give_way(&mut self, now: Instant) -> Result<(), Fault> {
-        let staging = self.seat.staging().clone();
-        let concerned = self.life == Life::Open && self.seat.holds() && !self.seat.waits();
+        let staging = self.budget.staging().clone();
+        let concerned = self.life == Life::Open && self.budget.holds() && !self.budget.waits();
         if !concerned || !staging.is_pressed() {
             return Ok(());
         }
-        let lane = self.seat.has_lane();
+        let stream = self.budget.has_stream();
         let oldest = self.oldest();
-        let complete = if lane { !self.is_streaming() } else { oldest.is_none() };
+        let complete = if stream { !self.is_streaming() } else { oldest.is_none() };
         // The bytes that arrive may belong to other messages.
         let is_old = |began| now.saturating_duration_since(began) > staging.patience() * EXCUSED_FOR;
-        let progresses = self.seat.makes_progress() && (lane || !oldest.is_some_and(is_old));
+        let progresses = self.budget.makes_progress() && (stream || !oldest.is_some_and(is_old));
         // It can complete nothing while it is not read.
         if complete || !self.has_room() || progresses {
-            self.seat.excuse(now, &self.link);
+            self.budget.excuse(now, &self.link);
             return Ok(());
         }
-        let began = if lane { self.seat.excused() } else { oldest.max(self.seat.excused()) };
+        let began = if stream { self.budget.excused() } else { oldest.max(self.budget.excused()) };
         let Some(began) = began else { return Ok(()) };
         let stuck = now.saturating_duration_since(began);
         if stuck < staging.patience() {
-            self.seat.hold_since(began, &self.link);
+            self.budget.hold_since(began, &self.link);
             return Ok(());
         }
-        if !lane && !matches!(self.own, UpstreamLink::None) {
+        if !stream && !matches!(self.own, UpstreamLink::None) {
             return self.stream_largest();
         }
         // It may not have been read until a moment ago.
-        if !self.seat.is_warned(now) {
+        if !self.budget.is_warned(now) {
             return Ok(());
         }
         staging.count_gave_way();

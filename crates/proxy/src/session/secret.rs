@@ -8,7 +8,7 @@ use amqp::sasl::Secret;
 use amqp::{Credentials, Fault, ReplyCode};
 
 use super::ProxySession;
-use super::place::UpstreamLink;
+use super::placement::UpstreamLink;
 use super::side::SidePlacement;
 use crate::refusal::Refusal;
 use crate::upstream::Role;

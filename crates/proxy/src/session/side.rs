@@ -8,8 +8,8 @@ use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
-use super::judge::{awaits_reply, is_mandatory, is_publish, is_settling};
 use super::output::Output;
+use super::validate::{awaits_reply, is_mandatory, is_publish, is_settling};
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;

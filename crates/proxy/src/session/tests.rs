@@ -121,9 +121,9 @@ fn three_that_began() -> [ProxySession; 3] {
 
 #[tokio::test]
 async fn s2_whoever_finds_no_room_is_not_read_until_there_is_some() {
-    let [mut holder, lane, mut waiting] = three_that_began();
-    assert!(lane.seat.has_lane() && lane.staged == 0);
-    assert!(holder.has_room() && lane.has_room() && !waiting.has_room());
+    let [mut holder, stream, mut waiting] = three_that_began();
+    assert!(stream.budget.has_stream() && stream.staged == 0);
+    assert!(holder.has_room() && stream.has_room() && !waiting.has_room());
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     assert_eq!(holder.staged, 0);
     waiting.handle_nudge().unwrap();
@@ -132,19 +132,19 @@ async fn s2_whoever_finds_no_room_is_not_read_until_there_is_some() {
 
 #[tokio::test]
 async fn p2_only_those_give_way_who_could_have_completed_their_message() {
-    let [mut holder, mut lane, mut waiting] = three_that_began();
+    let [mut holder, mut stream, mut waiting] = three_that_began();
     let now = Instant::now();
     let after = |secs| now + Duration::from_secs(secs);
-    for session in [&mut holder, &mut lane, &mut waiting] {
+    for session in [&mut holder, &mut stream, &mut waiting] {
         assert_eq!(session.give_way(after(9)), Ok(()));
     }
     assert_eq!(waiting.give_way(after(1000)), Ok(()), "it is not read");
-    batch(&mut lane, &bodies(2));
-    assert_eq!(lane.give_way(after(11)), Ok(()), "it has used its time");
-    batch(&mut lane, &bodies(1));
-    assert_eq!(lane.give_way(after(20)), Ok(()));
-    assert_eq!(lane.give_way(after(22)), Ok(()), "perhaps it could not be read until a moment ago");
-    let fault = lane.give_way(after(24)).unwrap_err();
+    batch(&mut stream, &bodies(2));
+    assert_eq!(stream.give_way(after(11)), Ok(()), "it has used its time");
+    batch(&mut stream, &bodies(1));
+    assert_eq!(stream.give_way(after(20)), Ok(()));
+    assert_eq!(stream.give_way(after(22)), Ok(()), "perhaps it could not be read until a moment ago");
+    let fault = stream.give_way(after(24)).unwrap_err();
     assert_eq!(fault.code, ReplyCode::ResourceError);
     assert_eq!(holder.give_way(after(13)), Ok(()));
     let fault = holder.give_way(after(15)).unwrap_err();
@@ -176,22 +176,22 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     for secs in [1000, 2000, 3000, 4000] {
         assert_eq!(client.give_way(after(secs)), Ok(()));
     }
-    assert!(client.has_room() && client.seat.staging().is_pressed());
+    assert!(client.has_room() && client.budget.staging().is_pressed());
 }
 
 #[tokio::test]
 async fn p4_a_lane_is_not_taken_for_the_connection_that_an_exclusive_queue_needs() {
-    let [_holder, lane, mut waiting] = three_that_began();
+    let [_holder, stream, mut waiting] = three_that_began();
     // It had sent more before it was known that it has to wait.
     let mut more = Vec::new();
     write_method(&mut more, 2, channel_methods::Open::default());
     write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });
     take(&mut waiting, &more);
     assert!(!waiting.has_room() && matches!(waiting.own, UpstreamLink::Opening));
-    drop(lane);
+    drop(stream);
     waiting.handle_nudge().unwrap();
     assert!(
-        waiting.staged == 0 && !waiting.seat.has_lane(),
+        waiting.staged == 0 && !waiting.budget.has_stream(),
         "it streams on its own connection, which it keeps"
     );
     take(&mut waiting, &bodies(STAGING_LIMIT as usize / FRAME - 1));

@@ -5,10 +5,10 @@ use amqp::{Fault, FrameKind};
 
 use super::ProxySession;
 use super::channel::Content;
-use super::judge::{
-    Need, is_mandatory, is_publish, is_to_default, judge_properties, judge_publish, publish_need,
-};
 use super::side::SidePlacement;
+use super::validate::{
+    Need, is_mandatory, is_publish, is_to_default, publish_need, validate_properties, validate_publish,
+};
 
 impl ProxySession {
     /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the
@@ -40,7 +40,7 @@ impl ProxySession {
             return Ok(None);
         };
         let SidePlacement::Placed(route) = &side.place else { return Ok(None) };
-        judge_publish(publish)?;
+        validate_publish(publish)?;
         let fits = |frame_max: u32| max_body_payload(frame_max);
         let largest = fits(route.upstream.frame_max).min(fits(self.link.frame_max));
         let scan = Scan { channel: number.to_be_bytes(), largest, max_size };
@@ -91,7 +91,7 @@ impl Scan {
     #[inline]
     fn message<'i>(&self, input: &'i [u8]) -> Option<(&'i [u8], usize)> {
         let publish = self.payload(input, FrameKind::Method)?;
-        if !is_publish(publish) || judge_publish(publish).is_err() || publish_need(publish) != Need::Any {
+        if !is_publish(publish) || validate_publish(publish).is_err() || publish_need(publish) != Need::Any {
             return None;
         }
         let start = publish.len() + OVERHEAD;
@@ -106,7 +106,7 @@ impl Scan {
         let size = u64::from_be_bytes(*fixed.last_chunk()?);
         // The class, and no weight.
         let is_valid = fixed.starts_with(&[0, amqp::method::BASIC_CLASS as u8, 0, 0]);
-        if !is_valid || size > self.max_size || judge_properties(properties, to_default) != Ok(Need::Any) {
+        if !is_valid || size > self.max_size || validate_properties(properties, to_default) != Ok(Need::Any) {
             return None;
         }
         let end = header.len() + OVERHEAD;

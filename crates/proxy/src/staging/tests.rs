@@ -9,7 +9,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Client {
     link: Arc<ClientLink>,
-    seat: BudgetShare,
+    budget: BudgetShare,
 }
 
 impl Client {
@@ -17,7 +17,7 @@ impl Client {
         let outbox = Arc::new(Outbox::new(1024));
         let capabilities = amqp::Capabilities::default();
         let link = ClientLink::new(1, outbox, 0, capabilities, Arc::default(), Arc::default());
-        Self { link: Arc::new(link), seat: BudgetShare::new(staging.clone()) }
+        Self { link: Arc::new(link), budget: BudgetShare::new(staging.clone()) }
     }
 
     /// Sends a piece and no more; returns whether there was room.
@@ -26,16 +26,16 @@ impl Client {
     }
 
     fn settle(&mut self, staged: usize) -> bool {
-        self.seat.settle(staged, &self.link)
+        self.budget.settle(staged, &self.link)
     }
 
     fn wait(&mut self) {
         assert!(!self.stop_in_message());
-        self.seat.line_up(STAGED, &self.link);
+        self.budget.line_up(STAGED, &self.link);
     }
 
     fn grant(&mut self) -> Option<Grant> {
-        self.seat.take_grant(&self.link, Instant::now())
+        self.budget.take_grant(&self.link, Instant::now())
     }
 
     fn is_asked(&self) -> bool {
@@ -43,13 +43,13 @@ impl Client {
     }
 
     fn leave(&mut self) {
-        self.seat.leave(&self.link);
+        self.budget.leave(&self.link);
     }
 }
 
 /// Room with plenty of connection permits for streaming.
-fn room(most: usize, lanes_max: usize, patience: Duration) -> Arc<Staging> {
-    Staging::new(most, lanes_max, patience, Arc::new(Semaphore::new(100)))
+fn room(most: usize, streams_max: usize, patience: Duration) -> Arc<Staging> {
+    Staging::new(most, streams_max, patience, Arc::new(Semaphore::new(100)))
 }
 
 fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
@@ -80,7 +80,7 @@ fn those_in_line_go_on_in_turn_when_room_comes() {
     assert!(holders.iter_mut().all(Client::stop_in_message));
     let mut line = many(&staging, 3);
     line.iter_mut().for_each(Client::wait);
-    assert!(line.iter_mut().all(|client| client.grant().is_none() && client.seat.waits()));
+    assert!(line.iter_mut().all(|client| client.grant().is_none() && client.budget.waits()));
     for (at, holder) in holders.iter_mut().enumerate() {
         assert!(holder.settle(0), "it is complete");
         assert_eq!(line[at].grant(), Some(Grant::Room));
@@ -120,10 +120,10 @@ fn only_so_many_stream_for_want_of_room() {
     assert!(Client::new(&staging).stop_in_message());
     let mut line = many(&staging, 10);
     line.iter_mut().for_each(Client::wait);
-    let lanes = line.iter_mut().filter_map(Client::grant).filter(|grant| *grant == Grant::Lane).count();
-    assert_eq!((lanes, staging.counts()), (3, (7, 3)));
+    let streams = line.iter_mut().filter_map(Client::grant).filter(|grant| *grant == Grant::Lane).count();
+    assert_eq!((streams, staging.counts()), (3, (7, 3)));
     let first = &mut line[0];
-    first.seat.give_up_lane(&first.link);
+    first.budget.give_up_stream(&first.link);
     assert_eq!(line[3].grant(), Some(Grant::Lane));
 }
 
@@ -138,10 +138,10 @@ fn nobody_gets_a_lane_without_a_place_for_its_connection() {
     assert_eq!(staging.counts(), (3, 0));
     // Released permits are found the next time the queue is served; the second streaming connection needs one
     // beyond the first's.
-    for (free, lanes) in [(1, 1), (2, 2)] {
+    for (free, streams) in [(1, 1), (2, 2)] {
         places.add_permits(free - places.available_permits());
         assert!(staging.press(Instant::now()));
-        assert_eq!(staging.counts(), (3 - lanes, lanes));
+        assert_eq!(staging.counts(), (3 - streams, streams));
     }
     assert_eq!(line[0].grant(), Some(Grant::Lane));
     holder.leave();
@@ -157,7 +157,7 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
     let ages = [30, 40, 20, 50, 5].map(Duration::from_secs);
     let before = now + Duration::from_secs(60);
     for (holder, age) in holders.iter_mut().zip(ages) {
-        holder.seat.hold_since(before - age, &holder.link);
+        holder.budget.hold_since(before - age, &holder.link);
     }
     assert!(!staging.press(before), "nobody waits");
     let mut line = many(&staging, 2);
@@ -186,8 +186,8 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
     // It has more of the same message.
     assert!(!line[0].settle(STAGED + 1));
     let first = &mut line[0];
-    first.seat.line_up(STAGED + 1, &first.link);
-    assert_eq!(line[0].seat.ticket.map(|((turn, _), _)| turn), Some(TicketRank::Again));
+    first.budget.line_up(STAGED + 1, &first.link);
+    assert_eq!(line[0].budget.ticket.map(|((turn, _), _)| turn), Some(TicketRank::Again));
     assert_eq!(staging.table.lock().line.values().next().map(|waiter| waiter.need), Some(1));
 }
 
@@ -201,14 +201,14 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
     }
     for client in &mut clients {
         assert!(!client.settle(STAGED + 1));
-        client.seat.line_up(STAGED + 1, &client.link);
+        client.budget.line_up(STAGED + 1, &client.link);
     }
     let [first, second] = &mut clients[..] else { unreachable!() };
     assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
     // Alone with more than the maximum, it continues read by read.
     for more in 2..5 {
         assert!(!first.settle(STAGED + more));
-        first.seat.line_up(STAGED + more, &first.link);
+        first.budget.line_up(STAGED + more, &first.link);
         assert_eq!(first.grant(), Some(Grant::Room), "the one that has waited with its message comes first");
     }
     assert!(first.settle(0));

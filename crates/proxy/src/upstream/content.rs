@@ -83,7 +83,7 @@ impl Lease {
         if !self.overflowed && run.is_over_budget(&self.link, size) {
             self.overflowed = true;
             let (channel, lease) = (self.client_channel, self.id);
-            self.link.tell(Event::DeliveriesOverflowed { channel, lease });
+            self.link.notify(Event::DeliveriesOverflowed { channel, lease });
         }
         self.overflowed
     }

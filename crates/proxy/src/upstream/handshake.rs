@@ -13,8 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use transport::Stream;
 
 use super::connect::connect;
+use crate::client_properties::ClientProperties;
 use crate::config::PoolConfig;
-use crate::introduction::ClientProperties;
 use crate::pool::Endpoint;
 use crate::refusal::{Refusal, announced_fault};
 
@@ -39,19 +39,19 @@ impl Begun {
     pub(crate) async fn login(
         endpoint: &Endpoint,
         credentials: &Credentials,
-        introduction: &ClientProperties,
+        announced: &ClientProperties,
         config: &PoolConfig,
     ) -> Result<Self, Refusal> {
         let login = async {
             let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
-            let server_properties = start(&mut stream, &mut input, credentials, introduction).await?;
+            let server_properties = start(&mut stream, &mut input, credentials, announced).await?;
             // A broker with authentication_failure_close reports the reason; others just close.
             let closed = |refusal| match refusal {
                 Trouble::Closed => Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())),
                 other => other,
             };
             let tune = match receive(&mut stream, &mut input).await.map_err(closed)? {
-                Method::ConnectionTune(tune) => judge_tune(tune)?,
+                Method::ConnectionTune(tune) => validate_tune(tune)?,
                 other => return Err(unexpected(&other)),
             };
             Ok(Self { stream, tune, server_properties })
@@ -143,7 +143,7 @@ async fn start(
     stream: &mut Stream,
     input: &mut Vec<u8>,
     credentials: &Credentials,
-    introduction: &ClientProperties,
+    announced: &ClientProperties,
 ) -> Result<FieldTable, Trouble> {
     stream.write_all(&PROTOCOL_HEADER).await?;
     let mut output = Vec::new();
@@ -154,7 +154,7 @@ async fn start(
             if !offered.into_iter().any(|name| name == mechanism.as_bytes()) {
                 return Err(Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())));
             }
-            let properties = introduction.properties().encode();
+            let properties = announced.properties().encode();
             let response = credentials.response();
             let start_ok = connection::StartOk {
                 // The method was just encoded, and is two levels deep: it is well-formed.
@@ -209,7 +209,7 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
 }
 
 /// Validates the limits that a broker offers; other limits are derived from them, so they must not be absurd.
-fn judge_tune(tune: connection::Tune) -> Result<connection::Tune, Trouble> {
+fn validate_tune(tune: connection::Tune) -> Result<connection::Tune, Trouble> {
     if tune.frame_max != 0 && tune.frame_max < MIN_FRAME_MAX {
         let text = format!("it offers frame_max {}, lower than the minimum {MIN_FRAME_MAX}", tune.frame_max);
         return Err(Trouble::Other(text));

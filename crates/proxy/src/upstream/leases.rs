@@ -282,7 +282,7 @@ impl Upstream {
             if let Slot::Leased(lease) = slot
                 && lease.ledger.is_unproven().0
             {
-                lease.link.tell(Event::Unproven { channel: lease.client_channel, lease: lease.id });
+                lease.link.notify(Event::Unproven { channel: lease.client_channel, lease: lease.id });
             }
         }
     }
@@ -374,7 +374,7 @@ impl UpstreamState {
         if std::mem::take(&mut self.starved)
             && let Some(owner) = &self.owner
         {
-            owner.tell(Event::ChannelFree);
+            owner.notify(Event::ChannelFree);
         }
         self.settle();
     }
@@ -388,13 +388,13 @@ impl UpstreamState {
         if self.returning {
             self.returning = false;
             if let Some(owner) = self.owner.take() {
-                owner.tell(Event::Returned);
+                owner.notify(Event::Returned);
             }
         }
         if self.owner.is_none() {
             self.idle_since = Some(Instant::now());
             if self.attached.is_empty() {
-                self.unused.tell();
+                self.unused.notify();
             }
         }
     }

@@ -25,8 +25,8 @@ pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;
 use super::slot::Confirms;
 use crate::frames::{put_frame, stored_frames};
-use crate::kept::ReplayBuffer;
 use crate::link::ClientLink;
+use crate::replay_buffer::ReplayBuffer;
 
 /// The record of one lease. Its lock is a leaf except for the byte count of the client and its out-buffer,
 /// which is nudged under it.
@@ -55,7 +55,7 @@ struct Record {
     has_delivered: bool,
     entries: VecDeque<SentEntry>,
     /// Number of no-wait methods in `entries`.
-    told: u64,
+    reported: u64,
     /// Numbers of the requests that are the pool's own proofs.
     proofs: VecDeque<u64>,
     /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
@@ -244,7 +244,7 @@ impl Ledger {
                 return false;
             }
             Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
-            Ok(method) if !has_answer => self.told(&mut record, &method, payload),
+            Ok(method) if !has_answer => self.reported(&mut record, &method, payload),
             _ => {}
         }
         let what = if has_answer {
@@ -257,7 +257,7 @@ impl Ledger {
         };
         self.push_method(&mut record, what, payload);
         if !has_answer {
-            self.forget_told(&mut record);
+            self.forget_reported(&mut record);
         }
         record.changes.len() > 0
     }
@@ -265,7 +265,7 @@ impl Ledger {
     /// Handles a method without a reply. If it adds to the client's declarations it is remembered at once,
     /// because no other client is affected; if it removes other clients' declarations it waits until the
     /// broker provably has not refused it, and additions behind it are applied again after it.
-    fn told(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
+    fn reported(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
         if !takes_away(method) {
             self.carried_out(method, None);
         }
@@ -308,16 +308,16 @@ impl Ledger {
 
     /// Bounds the no-wait methods kept: otherwise a client that sends nothing else would eventually never be
     /// read again.
-    fn forget_told(&self, record: &mut Record) {
-        record.told += 1;
-        if record.told <= TOLD_MAX {
+    fn forget_reported(&self, record: &mut Record) {
+        record.reported += 1;
+        if record.reported <= TOLD_MAX {
             return;
         }
-        let oldest = record.entries.iter().position(|entry| entry.told() > 0);
+        let oldest = record.entries.iter().position(|entry| entry.reported() > 0);
         let Some((oldest, entry)) = oldest.and_then(|at| Some((at, record.entries.get_mut(at)?))) else {
             return;
         };
-        record.told -= 1;
+        record.reported -= 1;
         if !entry.forget_first()
             && let Some(entry) = record.entries.remove(oldest)
         {
@@ -437,7 +437,7 @@ impl Ledger {
         let mut freed = 0;
         while let Some(entry) = record.entries.front().filter(|entry| record.is_done(&entry.what)) {
             freed += entry.bytes();
-            record.told -= entry.told();
+            record.reported -= entry.reported();
             record.entries.pop_front();
         }
         if freed > 0 {

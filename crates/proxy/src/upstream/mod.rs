@@ -203,7 +203,7 @@ impl Upstream {
         state.forget_attached(link);
         state.waiting.retain(|(other, _)| !Arc::ptr_eq(other, link));
         if state.unused_since().is_some() {
-            state.unused.tell();
+            state.unused.notify();
         }
     }
 
@@ -334,7 +334,7 @@ impl Upstream {
                 Slot::Leased(lease) => {
                     lease.ledger.end(lease.delivered, lease.last_queue);
                     if lease.missing != Missing::Nothing {
-                        lease.link.tell(Event::BrokenOff { upstream: self.id });
+                        lease.link.notify(Event::BrokenOff { upstream: self.id });
                     }
                     if lease.link.is_gone() {
                         let confirming = lease.confirms.is_some();
@@ -361,7 +361,7 @@ impl Upstream {
         let was_own = owner.is_some();
         links.extend(owner.filter(|owner| !links.iter().any(|link| Arc::ptr_eq(link, owner))));
         for link in links {
-            link.tell(Event::Lost { upstream: self.id, fault: fault.clone() });
+            link.notify(Event::Lost { upstream: self.id, fault: fault.clone() });
         }
         (left, was_own)
     }

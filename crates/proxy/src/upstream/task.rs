@@ -356,7 +356,7 @@ impl UpstreamConnection {
                 } else if carries_content(frame.payload) {
                     lease.begin_content(run, frame, wire, behind);
                 } else {
-                    self.judged_method(state, run, frame);
+                    self.validated_method(state, run, frame);
                 }
             }
             Some(Slot::Settling(_)) => self.settling_method(state, frame),
@@ -368,7 +368,7 @@ impl UpstreamConnection {
     }
 
     /// Handles a method that changes the state of a leased channel.
-    fn judged_method(&mut self, state: &mut UpstreamState, run: &mut Run, frame: &Frame<'_>) {
+    fn validated_method(&mut self, state: &mut UpstreamState, run: &mut Run, frame: &Frame<'_>) {
         let Some(slot) = state.slot(frame.channel) else { return };
         let Slot::Leased(lease) = slot else { return };
         // Passed on unchanged: RabbitMQ truncates long texts in the middle of a character, and echoes invalid
@@ -420,7 +420,7 @@ impl UpstreamConnection {
                 ledger.closed();
                 ledger.end(delivered, None);
                 state.set_free(frame.channel);
-                link.tell(Event::CloseOk { channel: client_channel, lease: id, last_queue });
+                link.notify(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }
             _ => {
                 lease.replied();
@@ -434,7 +434,7 @@ impl UpstreamConnection {
     /// the close-ok: if it overtook a frame, the broker would close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
         let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
-        lease.link.tell(Event::ChannelClosed {
+        lease.link.notify(Event::ChannelClosed {
             channel: lease.client_channel,
             lease: lease.id,
             payload: frame.payload.into(),
@@ -533,7 +533,7 @@ impl Lease {
         if let Some(confirms) = &mut self.confirms
             && confirms.confirmed(tag, multiple)
         {
-            self.link.tell(Event::Confirmed { channel: self.client_channel, lease: self.id });
+            self.link.notify(Event::Confirmed { channel: self.client_channel, lease: self.id });
         }
         self.ledger.confirmed(tag, multiple)
     }

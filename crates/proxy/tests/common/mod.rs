@@ -521,7 +521,7 @@ struct ServerEnd {
 }
 
 impl ServerEnd {
-    fn judge(&mut self, result: Result<(), Fault>) {
+    fn validate(&mut self, result: Result<(), Fault>) {
         let Err(fault) = result else { return };
         let close = connection::Close {
             reply_code: fault.code.code(),
@@ -563,7 +563,7 @@ impl Protocol for ServerEnd {
                 continue;
             }
             let result = self.session.handle_frame(frame, &input[taken..]);
-            self.judge(result.map(|more| taken += more));
+            self.validate(result.map(|more| taken += more));
         }
         self.session.flush();
         self.check_room();
@@ -576,14 +576,14 @@ impl Protocol for ServerEnd {
 
     fn handle_nudge(&mut self, _now: Instant) {
         let result = self.session.handle_nudge();
-        self.judge(result);
+        self.validate(result);
         if self.intent != Intent::Finish && self.session.is_closed() {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
             self.intent = Intent::Finish;
         }
         if self.intent != Intent::Finish && self.draining.load(Ordering::SeqCst) && self.session.is_settled()
         {
-            self.judge(Err(Fault::new(amqp::ReplyCode::ConnectionForced, "shutdown")));
+            self.validate(Err(Fault::new(amqp::ReplyCode::ConnectionForced, "shutdown")));
         }
         self.check_room();
     }

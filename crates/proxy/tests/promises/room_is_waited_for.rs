@@ -63,7 +63,7 @@ async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
     let mut clients = vec![stopped(pool, 0).await];
     until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
     clients.push(stopped(pool, 1).await);
-    until("a lane", || pool.metrics().lanes == 1).await;
+    until("a lane", || pool.metrics().streams == 1).await;
     for n in 0..waiting {
         clients.push(stopped(pool, 2 + n as u8).await);
         until("one more to wait", || pool.metrics().clients_in_line == n + 1).await;
@@ -77,7 +77,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 3).await;
     let mut shared = broker.next_connection().await;
-    let mut lane = broker.next_connection().await;
+    let mut stream = broker.next_connection().await;
     // Each continues when the one before has completed its message, in turn.
     for place in [0, 2, 3, 4] {
         let (client, end) = &mut clients[place];
@@ -87,18 +87,18 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
         client.publish(1, b"small").await;
         shared.expect_message().await;
     }
-    lane.expect("channel.open").await;
+    stream.expect("channel.open").await;
     let (client, end) = &mut clients[1];
     client.write(end).await;
-    expect_large(&mut lane, 1).await;
+    expect_large(&mut stream, 1).await;
     // Its channel returns to a shared connection, which may be the former streaming connection.
-    lane.expect("channel.close").await;
-    until("the lane to be given back", || pool.metrics().lanes == 0).await;
+    stream.expect("channel.close").await;
+    until("the lane to be given back", || pool.metrics().streams == 0).await;
     client.publish(1, b"small").await;
-    lane.expect("channel.open").await;
-    lane.expect_message().await;
+    stream.expect("channel.open").await;
+    stream.expect_message().await;
     let metrics = pool.metrics();
-    assert_eq!((metrics.lanes, metrics.clients_in_line, metrics.bytes_staged), (0, 0, 0));
+    assert_eq!((metrics.streams, metrics.clients_in_line, metrics.bytes_staged), (0, 0, 0));
     assert_eq!((metrics.own_connections, metrics.clients_gave_way), (0, 0));
     assert!(!broker.has_new_connection());
 }
@@ -109,13 +109,13 @@ async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 0).await;
     let _shared = broker.next_connection().await;
-    let mut lane = broker.next_connection().await;
+    let mut stream = broker.next_connection().await;
     let (first, end) = &mut clients[1];
     first.write(end).await;
-    lane.expect("channel.open").await;
-    expect_large(&mut lane, 1).await;
-    lane.expect("channel.close").await;
-    until("the lane to be given back", || pool.metrics().lanes == 0).await;
+    stream.expect("channel.open").await;
+    expect_large(&mut stream, 1).await;
+    stream.expect("channel.close").await;
+    until("the lane to be given back", || pool.metrics().streams == 0).await;
     let mut next = Client::connect(&pool).await;
     next.open_channel(1).await;
     next.send(1, confirm::Select::default()).await;
@@ -123,18 +123,18 @@ async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
     let mut whole = large(9);
     let end = whole.split_off(whole.len() - MISSING);
     next.write(&whole).await;
-    until("it to have the lane", || pool.metrics().lanes == 1).await;
+    until("it to have the lane", || pool.metrics().streams == 1).await;
     next.write(&end).await;
     // The former streaming connection is now available for sharing.
     let mut next_lane = broker.next_connection().await;
     next_lane.expect("channel.open").await;
     next_lane.expect("confirm.select").await;
     expect_large(&mut next_lane, 9).await;
-    assert_eq!(pool.metrics().lanes, 1, "it is not confirmed yet");
+    assert_eq!(pool.metrics().streams, 1, "it is not confirmed yet");
     next_lane.send(1, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(next.expect_ack().await, (1, false));
     next_lane.expect("channel.close").await;
-    until("the lane to be given back", || pool.metrics().lanes == 0).await;
+    until("the lane to be given back", || pool.metrics().streams == 0).await;
     // It continues its numbering on the shared connection.
     next.publish(1, b"small").await;
     next_lane.expect("channel.open").await;
@@ -164,7 +164,7 @@ async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gon
     drop(clients);
     until("nothing to be left", || {
         let metrics = pool.metrics();
-        (metrics.bytes_staged, metrics.lanes, metrics.clients_in_line) == (0, 0, 0)
+        (metrics.bytes_staged, metrics.streams, metrics.clients_in_line) == (0, 0, 0)
     })
     .await;
 }
@@ -259,13 +259,13 @@ async fn what_comes_on_a_lane_waits_for_its_connection() {
     let mut shared = broker.next_connection().await;
     broker.stall(Stalled::All);
     waiting.write(&large(1)[..SIZE / 2]).await;
-    until("a lane", || pool.metrics().lanes == 1).await;
+    until("a lane", || pool.metrics().streams == 1).await;
     broker.stall(Stalled::Nobodys);
-    let mut lane = broker.next_connection().await;
-    lane.expect("channel.open").await;
+    let mut stream = broker.next_connection().await;
+    stream.expect("channel.open").await;
     waiting.write(&large(1)[SIZE / 2..]).await;
-    expect_large(&mut lane, 1).await;
-    lane.expect("channel.close").await;
+    expect_large(&mut stream, 1).await;
+    stream.expect("channel.close").await;
     waiting.send(1, basic::Qos::default()).await;
     waiting.expect("basic.qos-ok").await;
     shared.expect("channel.open").await;
@@ -297,9 +297,9 @@ async fn p2_who_ends_a_message_wrongly_that_the_broker_has_begun_to_see_is_ended
     until("the first to hold room", || pool.metrics().bytes_staged > 0).await;
     let mut client = begun_everywhere(&pool).await;
     let _shared = broker.next_connection().await;
-    let mut lane = broker.next_connection().await;
-    lane.expect("channel.open").await;
-    lane.expect("basic.publish").await;
+    let mut stream = broker.next_connection().await;
+    stream.expect("channel.open").await;
+    stream.expect("basic.publish").await;
     let mut header = Vec::new();
     write_content_header(&mut header, CHANNELS, 1001, NO_PROPERTIES);
     client.write(&header).await;

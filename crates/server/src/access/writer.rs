@@ -159,14 +159,14 @@ impl Writer {
 
     fn settle(&mut self, result: io::Result<()>) {
         let lost = self.log.lost.swap(0, Ordering::Relaxed);
-        let told = if lost == 0 {
+        let reported = if lost == 0 {
             Ok(())
         } else {
             let mut line = LogLine::new(self.log.format, SystemTime::now(), "lost");
             line.add("lines", Value::Number(lost));
             self.sink.write(&line.finish())
         };
-        match result.and(told).and_then(|()| self.sink.flush()) {
+        match result.and(reported).and_then(|()| self.sink.flush()) {
             Ok(()) if self.failing => {
                 self.failing = false;
                 tracing::info!("access log can be written again");

@@ -20,8 +20,8 @@ use super::blocking::{Blocking, publishes};
 use super::channel::Channel;
 use super::content::Destination;
 use super::deliveries::{ConnectionConsumers, Deliveries, TracePublisher};
-use super::held::AnswersWaitingForDisk;
 use super::incomplete::Holding;
+use super::pending_answers::AnswersWaitingForDisk;
 use super::room::DiskRoom;
 use super::session::BackendSession;
 use crate::registry::OpenConnection;
@@ -50,12 +50,12 @@ pub(crate) struct BrokerSession {
 pub(crate) struct ChannelContext {
     pub(crate) shared: Arc<Shared>,
     /// The user's authorised session in the vhost, consulted before the vhost itself.
-    pub(crate) seat: AuthorisedSession,
+    pub(crate) authorised: AuthorisedSession,
     pub(crate) vhost: Arc<VirtualHost>,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
     /// The connection as operators see it.
-    pub(crate) shown: Arc<OpenConnection>,
+    pub(crate) view: Arc<OpenConnection>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
@@ -128,7 +128,7 @@ impl ChannelContext {
 
     /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
-        self.vhost.tracer(self.seat.identity(), Some(&*self.shown))
+        self.vhost.tracer(self.authorised.identity(), Some(&*self.view))
     }
 
     fn is_fetching(&self) -> bool {
@@ -143,18 +143,20 @@ impl ChannelContext {
 impl BrokerSession {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        seat: AuthorisedSession,
+        authorised: AuthorisedSession,
         session: SessionId,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
-        shown: Arc<OpenConnection>,
+        view: Arc<OpenConnection>,
     ) -> Self {
         let context = ChannelContext {
             shared: Arc::clone(shared),
-            vhost: Arc::clone(seat.vhost()),
+            vhost: Arc::clone(authorised.vhost()),
             session,
-            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(seat.vhost()))),
-            seat,
+            consumers: Arc::new(
+                ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(authorised.vhost())),
+            ),
+            authorised,
             capabilities: request.capabilities,
             frame_max: request.negotiated.frame_max,
             held: AnswersWaitingForDisk::default(),
@@ -162,7 +164,7 @@ impl BrokerSession {
             room: DiskRoom::new(Arc::clone(&outbox)),
             nudge: Arc::new(AmqpNudge(Arc::clone(&outbox))),
             outbox,
-            shown,
+            view,
             now: Timestamp::default(),
         };
         let incomplete = Holding::new(&shared.incomplete, &context.outbox);
@@ -258,11 +260,11 @@ impl BrokerSession {
 
     fn open_channel(&mut self, number: u16) -> Result<(), Fault> {
         let context = &self.context;
-        context.seat.open_channel()?;
+        context.authorised.open_channel()?;
         let destination = Destination { channel: number, frame_max: context.frame_max };
         let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.consumers), destination));
         let channel = Channel::new(number, deliveries);
-        context.shown.channel_opened(Arc::clone(channel.shown()));
+        context.view.channel_opened(Arc::clone(channel.view()));
         self.channels.open(number, Box::new(channel));
         context.shared.metrics.channels_opened.add(1);
         context.send(number, channel::OpenOk { reserved_1: b"" });
@@ -311,7 +313,7 @@ impl BrokerSession {
     }
 
     /// Publishes traces of deliveries to the firehose, within the turn.
-    fn tell_traced(&mut self) {
+    fn report_traced(&mut self) {
         let Self { context, traces, .. } = self;
         traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
     }
@@ -327,8 +329,8 @@ impl BrokerSession {
     fn end_channel(&mut self, mut channel: Channel) {
         self.incomplete.changed(channel.incomplete_bytes(), 0);
         channel.end(&self.context);
-        self.context.shown.channel_closed(channel.shown().number());
-        self.context.seat.close_channel();
+        self.context.view.channel_closed(channel.view().number());
+        self.context.authorised.close_channel();
         self.context.shared.metrics.channels_closed.add(1);
     }
 }
@@ -398,7 +400,7 @@ impl BackendSession for BrokerSession {
             self.flush(now);
         }
         self.after_load();
-        self.tell_traced();
+        self.report_traced();
         self.incomplete.look(now);
         self.blocking.go_on(&self.context);
         self.context.consumers.resume_deferred(self.context.now);
@@ -483,7 +485,7 @@ impl BackendSession for BrokerSession {
         }
         self.context.set_time(now);
         self.blocking = Blocking::default();
-        self.context.shown.all_channels_closed();
+        self.context.view.all_channels_closed();
         let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
         for channel in channels {
             self.end_channel(*channel);

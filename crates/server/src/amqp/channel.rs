@@ -42,7 +42,7 @@ pub(crate) struct Channel {
     /// The queue of the channel's direct reply-to consumer.
     replies: Option<Arc<Queue>>,
     /// The channel as operators see it.
-    shown: Arc<OpenChannel>,
+    view: Arc<OpenChannel>,
 }
 
 /// How publishes on a channel take effect.
@@ -62,7 +62,7 @@ struct RegisteredConsumer {
 
 impl Channel {
     pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>) -> Self {
-        let shown = OpenChannel::new(number, Arc::clone(&deliveries));
+        let view = OpenChannel::new(number, Arc::clone(&deliveries));
         Self {
             number,
             deliveries,
@@ -74,12 +74,12 @@ impl Channel {
             limited: false,
             last_queue: None,
             replies: None,
-            shown,
+            view,
         }
     }
 
-    pub(crate) fn shown(&self) -> &Arc<OpenChannel> {
-        &self.shown
+    pub(crate) fn view(&self) -> &Arc<OpenChannel> {
+        &self.view
     }
 
     /// Returns an error if a method is not allowed now.
@@ -168,7 +168,7 @@ impl Channel {
                 ));
             }
         }
-        self.shown.confirms.store(true, Ordering::Relaxed);
+        self.view.confirms.store(true, Ordering::Relaxed);
         if !select.no_wait {
             context.send(self.number, confirm::SelectOk {});
         }

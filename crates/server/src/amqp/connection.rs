@@ -17,7 +17,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::session::BackendSession;
 use crate::access::AccessRecord;
-use crate::door::{BackendLogin, LoginError, LoginRequest};
+use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::limits::ConnectionLease;
 use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
 use crate::server::Shared;
@@ -92,7 +92,7 @@ struct Handshake {
     login: Option<BackendLogin>,
     mechanism: &'static str,
     /// The registry entry to be, while the backend opens the session.
-    shown: Option<Arc<OpenConnection>>,
+    view: Option<Arc<OpenConnection>>,
     user: String,
     /// The user name of the client's verified certificate, for EXTERNAL.
     external: Option<Arc<str>>,
@@ -136,7 +136,7 @@ impl AmqpConnection {
                 admitted: false,
                 login: None,
                 mechanism: "",
-                shown: None,
+                view: None,
                 user: String::new(),
                 external: None,
             })),
@@ -216,12 +216,12 @@ impl AmqpConnection {
         if handshake.admitted {
             return true;
         }
-        match self.shared.door.answers() {
+        match self.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.shared);
-                self.ask(async move { Answer::There(shared.door.ask_answers().await) });
+                self.ask(async move { Answer::There(shared.backend.ask_answers().await) });
                 return false;
             }
         }
@@ -273,9 +273,9 @@ impl AmqpConnection {
         }
         let shared = Arc::clone(&self.shared);
         let client = LoginRequest { id: self.id, peer: self.peer };
-        match shared.door.login_now(&credentials, client) {
+        match shared.backend.login_at_once(&credentials, client) {
             Some(result) => self.answered(Answer::Login(result), now),
-            None => self.ask(async move { Answer::Login(shared.door.login(credentials, client).await) }),
+            None => self.ask(async move { Answer::Login(shared.backend.login(credentials, client).await) }),
         }
     }
 
@@ -299,7 +299,7 @@ impl AmqpConnection {
         self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
         let shared = Arc::clone(&self.shared);
         let outbox = Arc::clone(&self.outbox);
-        let shown = OpenConnection::new(Opening {
+        let view = OpenConnection::new(Opening {
             id: self.id,
             arrival: self.arrival,
             protocol: "AMQP 0-9-1",
@@ -311,14 +311,18 @@ impl AmqpConnection {
             client_properties: &request.client_properties,
             outbox: &outbox,
         });
-        handshake.shown = Some(Arc::clone(&shown));
+        handshake.view = Some(Arc::clone(&view));
         match login {
             BackendLogin::Broker(identity) => {
-                let session = shared.door.open_broker(&shared, identity, self.id, &request, (outbox, shown));
+                let session =
+                    shared.backend.open_broker(&shared, identity, self.id, &request, (outbox, view));
                 self.answered(Answer::Open(session), now);
             }
-            BackendLogin::Upstream(login) => self
-                .ask(async move { Answer::Open(shared.door.open_upstream(login, &request, outbox).await) }),
+            BackendLogin::Upstream(login) => {
+                self.ask(
+                    async move { Answer::Open(shared.backend.open_upstream(login, &request, outbox).await) },
+                )
+            }
         }
     }
 
@@ -371,9 +375,9 @@ impl AmqpConnection {
                     }
                 }
                 self.deadline = None;
-                let shown = handshake.shown.take();
+                let view = handshake.view.take();
                 self.phase = AmqpPhase::Open(session);
-                self.register(shown);
+                self.register(view);
                 return;
             }
             Answer::Open(Err(fault)) => {
@@ -408,11 +412,11 @@ impl AmqpConnection {
     }
 
     /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
-    fn register(&mut self, shown: Option<Arc<OpenConnection>>) {
-        let Some(shown) = shown else { return };
-        self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
-        if let Some(reason) = self.shared.door.missing(&shown) {
-            shown.close(&reason);
+    fn register(&mut self, view: Option<Arc<OpenConnection>>) {
+        let Some(view) = view else { return };
+        self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
+        if let Some(reason) = self.shared.backend.missing(&view) {
+            view.close(&reason);
         }
     }
 

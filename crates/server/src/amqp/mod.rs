@@ -5,8 +5,8 @@
 
 mod blocking;
 mod channel;
-mod held;
 pub(crate) mod incomplete;
+mod pending_answers;
 
 pub(crate) mod broker_session;
 pub(crate) mod connection;

@@ -25,7 +25,7 @@ use broker::{Broker, BrokerConfig};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::connection::AmqpConnection;
-use crate::door::Clock;
+use crate::backend::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
 use crate::simulated::{self, CONSUMER_TIMEOUT, FRAME_MAX, HANDSHAKE_TIMEOUT};

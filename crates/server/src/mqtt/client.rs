@@ -24,11 +24,11 @@ use mqtt::{QoS, ReasonCode, packet};
 use transport::Outbox;
 
 use super::delivering::ConsumedQueue;
+use super::detached::{DetachedSession, PendingWill, UnackedDelivery, Written};
 use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
-use super::kept::{DetachedSession, PendingWill, UnackedDelivery, Written};
 use super::message::{Incoming, routing_key, to_amqp};
-use super::owed::PendingRetained;
+use super::pending_retained::PendingRetained;
 use super::received::{Note, Partial, received_key};
 use super::retained::Full;
 use super::subscriptions::Subscriptions;
@@ -43,13 +43,13 @@ pub(super) struct MqttClient {
     pub(super) hub: Arc<Hub>,
     pub(super) owner: Arc<Owner>,
     claim: Arc<Claim>,
-    pub(super) seat: AuthorisedSession,
+    pub(super) authorised: AuthorisedSession,
     pub(super) session_id: SessionId,
     pub(super) outbox: Arc<Outbox>,
     pub(super) nudge: Arc<dyn Waiter>,
     pub(super) publisher: Publisher,
     /// The connection as operators see it. Set once it is open.
-    pub(super) shown: Option<Arc<OpenConnection>>,
+    pub(super) view: Option<Arc<OpenConnection>>,
     /// Publishes the client's deliveries to the firehose. Created for the first traced message, dropped once
     /// tracing has been switched off.
     pub(super) tracer: Option<Box<Tracer>>,
@@ -71,7 +71,7 @@ pub(super) struct MqttClient {
     session_user: Option<Box<str>>,
     /// See [`Kept::merged_below`].
     pub(super) merged_below: u64,
-    pub(super) owed: PendingRetained,
+    pub(super) pending_retained: PendingRetained,
     pub(super) waiting: PendingAnswers,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is recorded.
     pub(super) to_release: Vec<u16>,
@@ -104,7 +104,7 @@ pub(super) struct Refusal {
 pub(super) struct Admitted {
     pub(super) owner: Arc<Owner>,
     pub(super) claim: Arc<Claim>,
-    pub(super) seat: AuthorisedSession,
+    pub(super) authorised: AuthorisedSession,
     pub(super) connection: u64,
     pub(super) expiry: u32,
     pub(super) is_bridge: bool,
@@ -118,7 +118,7 @@ impl MqttClient {
         admitted: Admitted,
         now: Timestamp,
     ) -> Self {
-        let Admitted { owner, claim, seat, connection, expiry, is_bridge } = admitted;
+        let Admitted { owner, claim, authorised, connection, expiry, is_bridge } = admitted;
         Self {
             shared: Arc::clone(shared),
             hub: Arc::clone(hub),
@@ -127,11 +127,11 @@ impl MqttClient {
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
             nudge: Arc::new(MqttNudge(Arc::clone(outbox))),
-            publisher: seat.vhost().publisher(seat.identity()).of(FrontEnd::Mqtt),
-            shown: None,
+            publisher: authorised.vhost().publisher(authorised.identity()).of(FrontEnd::Mqtt),
+            view: None,
             tracer: None,
-            session_user: Some(seat.identity().user().into()),
-            seat,
+            session_user: Some(authorised.identity().user().into()),
+            authorised,
             published: Vec::new(),
             room: DiskRoom::new(Arc::clone(outbox)),
             inbox: Inbox::new(outbox),
@@ -140,12 +140,12 @@ impl MqttClient {
             subscriptions: Subscriptions::default(),
             held: HashMap::new(),
             restored: HashSet::new(),
-            next_tag: super::kept::OWN_TAGS,
+            next_tag: super::detached::OWN_TAGS,
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),
             merged_below: 0,
-            owed: PendingRetained::default(),
+            pending_retained: PendingRetained::default(),
             waiting: PendingAnswers::default(),
             to_release: Vec::new(),
             changed: false,
@@ -156,9 +156,9 @@ impl MqttClient {
     }
 
     /// Called when the connection is open and visible to operators.
-    pub(super) fn opened(&mut self, shown: &Arc<OpenConnection>) {
-        self.publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
-        self.shown = Some(Arc::clone(shown));
+    pub(super) fn opened(&mut self, view: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
+        self.view = Some(Arc::clone(view));
     }
 
     pub(super) fn set_time(&mut self, now: Instant) {
@@ -166,11 +166,11 @@ impl MqttClient {
     }
 
     pub(super) fn vhost(&self) -> &Arc<VirtualHost> {
-        self.seat.vhost()
+        self.authorised.vhost()
     }
 
     /// The client properties shown to operators: its identifier, as RabbitMQ shows it.
-    pub(super) fn shown_properties(&self) -> FieldTable {
+    pub(super) fn view_properties(&self) -> FieldTable {
         [("client_id", FieldValue::text(&*self.owner.client_id))].into_iter().collect()
     }
 
@@ -194,7 +194,7 @@ impl MqttClient {
             held,
             restored,
             next_tag,
-            owed,
+            pending_retained,
             groups,
             partial,
             moving,
@@ -203,14 +203,15 @@ impl MqttClient {
             ..
         } = kept;
         (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
-        (self.owed, self.partial, self.moving, self.session_user) = (owed, partial, moving, user);
+        (self.pending_retained, self.partial, self.moving, self.session_user) =
+            (pending_retained, partial, moving, user);
         self.merged_below = merged_below;
         session
     }
 
     /// Called when the session was resumed: it belongs to the user from now on.
     pub(super) fn own_session(&mut self) {
-        self.session_user = Some(self.seat.identity().user().into());
+        self.session_user = Some(self.authorised.identity().user().into());
     }
 
     /// Whether the session is stored on disk.
@@ -409,13 +410,13 @@ impl MqttClient {
         self.renew_lease(end.session_expiry);
         self.detach_all();
         let will_delay = end.will_delay().unwrap_or_default();
-        let user: Box<str> = self.seat.identity().user().into();
+        let user: Box<str> = self.authorised.identity().user().into();
         let mut will = end.will;
         if will_delay.is_zero()
             && let Some(will) = will.take()
         {
-            let shown = self.shown.as_ref();
-            self.hub.publish_will(&self.owner, self.vhost(), &user, &will, shown, self.now);
+            let view = self.view.as_ref();
+            self.hub.publish_will(&self.owner, self.vhost(), &user, &will, view, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
         let kept = DetachedSession {
@@ -423,7 +424,7 @@ impl MqttClient {
             held: std::mem::take(&mut self.held),
             restored: std::mem::take(&mut self.restored),
             next_tag: self.next_tag,
-            owed: std::mem::take(&mut self.owed),
+            pending_retained: std::mem::take(&mut self.pending_retained),
             groups: std::mem::take(&mut self.groups),
             partial: std::mem::take(&mut self.partial),
             moving: std::mem::take(&mut self.moving),

@@ -205,7 +205,7 @@ impl MqttConnection {
     }
 
     fn connect(&mut self, login: Result<MqttLogin, login::MqttRefused>, now: Instant) {
-        let login = match login.and_then(|login| self.judge(login)) {
+        let login = match login.and_then(|login| self.validate(login)) {
             Ok(login) => login,
             Err(refused) => return self.refuse(&refused),
         };
@@ -222,14 +222,14 @@ impl MqttConnection {
     }
 
     /// Authenticates the client, and checks limits.
-    fn judge(&mut self, login: MqttLogin) -> Result<MqttLogin, login::MqttRefused> {
-        let judged = login.judge(&self.hub, self.peer, self.external.as_deref());
+    fn validate(&mut self, login: MqttLogin) -> Result<MqttLogin, login::MqttRefused> {
+        let validated = login.validate(&self.hub, self.peer, self.external.as_deref());
         if let Some(record) = &mut self.record
-            && let Some((user, vhost)) = login::names(&judged)
+            && let Some((user, vhost)) = login::names(&validated)
         {
             (record.user, record.vhost) = (user.into(), vhost.into());
         }
-        let login = judged.inspect_err(|refused| {
+        let login = validated.inspect_err(|refused| {
             self.shared.metrics.logins_refused.add(1);
             tracing::warn!(connection = self.id, peer = %self.peer, why = %refused.why, "login refused");
         })?;
@@ -252,12 +252,16 @@ impl MqttConnection {
             mqtt::MqttVersion::V5 => ReasonCode::NotAuthorized,
             mqtt::MqttVersion::V31 | mqtt::MqttVersion::V311 => ReasonCode::ServerUnavailable,
         };
-        self.refuse(&login::MqttRefused { reason, why, told: "client identifier in use by another user" });
+        self.refuse(&login::MqttRefused {
+            reason,
+            why,
+            reported: "client identifier in use by another user",
+        });
     }
 
     fn refuse(&mut self, refused: &login::MqttRefused) {
         let mut out = Vec::new();
-        self.engine.refuse(refused.reason, refused.told, &mut out);
+        self.engine.refuse(refused.reason, refused.reported, &mut out);
         self.write(out);
         self.ends(Ending::Refused, || format!("refused: {}", refused.why));
         self.finish();
@@ -277,12 +281,12 @@ impl MqttConnection {
             return;
         };
         let Claiming { mut login, owner, claim } = *claiming;
-        let Some(seat) = login.take_seat() else { return };
+        let Some(authorised) = login.take_authorised() else { return };
         let expiry = login.session_expiry(&self.hub.config);
         let admitted = Admitted {
             owner: Arc::clone(&owner),
             claim: Arc::clone(&claim),
-            seat,
+            authorised,
             connection: self.id,
             expiry,
             is_bridge: login.is_bridge,
@@ -332,7 +336,7 @@ impl MqttConnection {
 
     /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
     fn register(&mut self, client: &mut MqttClient, connected_at: u64) {
-        let shown = OpenConnection::new(Opening {
+        let view = OpenConnection::new(Opening {
             id: self.id,
             arrival: self.arrival,
             protocol: match self.engine.version() {
@@ -340,18 +344,18 @@ impl MqttConnection {
                 mqtt::MqttVersion::V311 => "MQTT 3.1.1",
                 mqtt::MqttVersion::V5 => "MQTT 5-0",
             },
-            user: client.seat.identity().user(),
+            user: client.authorised.identity().user(),
             vhost: client.vhost().name(),
             mechanism: "",
             connected_at,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
-            client_properties: &client.shown_properties(),
+            client_properties: &client.view_properties(),
             outbox: &self.outbox,
         });
-        client.opened(&shown);
-        self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
-        if let Some(reason) = self.shared.door.missing(&shown) {
-            shown.close(&reason);
+        client.opened(&view);
+        self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
+        if let Some(reason) = self.shared.backend.missing(&view) {
+            view.close(&reason);
         }
     }
 

@@ -13,9 +13,9 @@ use sync::work;
 use transport::OutBuf;
 
 use super::client::MqttClient;
+use super::detached::UnackedDelivery;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
-use super::kept::UnackedDelivery;
 use super::message::{self, left, payload_of, to_mqtt};
 use super::subscriptions::{Class, Match, Verdict};
 use super::waiting::Then;
@@ -47,7 +47,7 @@ pub(super) struct Noted {
     /// The batch contains a message of QoS 2.
     pub(super) exactly_once: bool,
     /// Topics of retained messages that the session holds after the write.
-    pub(super) no_longer_owed: Vec<Arc<str>>,
+    pub(super) settled_retained: Vec<Arc<str>>,
 }
 
 /// The outbox as the engine's output.
@@ -88,9 +88,9 @@ impl MqttClient {
 
     /// Writes the session if that has to precede sending. Messages from shared queues belong to the session
     /// from then on: both changes reach the disk in one round, and if a crash cuts the round short, the
-    /// session's side does not count ([`Kept::moving`](super::kept::Kept)). Returns the changes to wait for.
+    /// session's side does not count ([`Kept::moving`](super::detached::Kept)). Returns the changes to wait for.
     fn note(&mut self, noted: Noted, engine: &Engine) -> (Option<Lsn>, Option<Ticket>) {
-        let Noted { moved, exactly_once, no_longer_owed, .. } = noted;
+        let Noted { moved, exactly_once, settled_retained, .. } = noted;
         if !exactly_once {
             return (None, None);
         }
@@ -99,7 +99,7 @@ impl MqttClient {
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let until = self.move_out(moved);
         // Together: a topic that is no longer pending while no session has its message would be lost.
-        let settled = no_longer_owed.iter().filter_map(|topic| self.no_longer_owed(topic)).collect();
+        let settled = settled_retained.iter().filter_map(|topic| self.settled_retained(topic)).collect();
         (until, self.write_down_with(engine.session(), settled))
     }
 
@@ -139,10 +139,10 @@ impl MqttClient {
     /// Traces a message that was taken from a queue.
     #[cold]
     fn trace(&mut self, at: usize, delivery: &Delivery) {
-        let Self { tracer, seat, shown, sources, now, .. } = self;
+        let Self { tracer, authorised, view, sources, now, .. } = self;
         let tracer = tracer.get_or_insert_with(|| {
-            let shown = shown.as_deref().map(|shown| shown as &dyn TracedConnection);
-            Box::new(seat.vhost().tracer(seat.identity(), shown))
+            let view = view.as_deref().map(|view| view as &dyn TracedConnection);
+            Box::new(authorised.vhost().tracer(authorised.identity(), view))
         });
         tracer.delivered(1, &sources[at].queue, delivery, false, *now);
     }
@@ -154,8 +154,8 @@ impl MqttClient {
         if flushed.unfinished || work::is_turn_over() {
             self.room.pause_for_turn();
         } else if flushed.full {
-            self.room.pause(self.seat.vhost());
-        } else if !self.seat.vhost().is_traced() {
+            self.room.pause(self.authorised.vhost());
+        } else if !self.authorised.vhost().is_traced() {
             self.tracer = None;
         }
     }
@@ -269,7 +269,7 @@ impl MqttClient {
         };
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
         let verdict = match kind {
-            SourceKind::Own(class) => match self.judge(&outgoing.topic, class, is_own, is_merged) {
+            SourceKind::Own(class) => match self.validate(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
                 // Another exchange was bound to the queue, or a publisher addressed the queue directly.
                 Match::None if amqp.exchange() != EXCHANGE => {
@@ -298,11 +298,11 @@ impl MqttClient {
         })
     }
 
-    fn judge(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {
+    fn validate(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {
         if is_merged {
-            self.subscriptions.judge_merged(topic, class, is_own)
+            self.subscriptions.validate_merged(topic, class, is_own)
         } else {
-            self.subscriptions.judge(topic, class, is_own)
+            self.subscriptions.validate(topic, class, is_own)
         }
     }
 
@@ -317,8 +317,8 @@ impl MqttClient {
         if let Some(held) = self.held.remove(&tag) {
             self.done_with(held);
         }
-        if let Some(topic) = self.owed.acknowledged(tag) {
-            self.owes_no_more(&topic);
+        if let Some(topic) = self.pending_retained.acknowledged(tag) {
+            self.clear_pending_retained(&topic);
         }
         if to_be_released {
             // Before the session is written: the session then holds the message until its queue has released it.

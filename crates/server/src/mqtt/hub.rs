@@ -28,13 +28,13 @@ use tokio::sync::Notify;
 use transport::Outbox;
 
 use super::MqttConfig;
+use super::detached::{DetachedSession, PendingWill, Written, lease};
 use super::disk;
-use super::kept::{DetachedSession, PendingWill, Written, lease};
 use super::message::{Incoming, routing_key, to_amqp};
-use super::owed;
+use super::pending_retained;
 use super::received::{self, AfterCrash, Note, Partial};
 use super::retained::{self, Retained, RetainedMessage};
-use crate::door::Clock;
+use crate::backend::Clock;
 use crate::registry::OpenConnection;
 
 /// The exchange of MQTT messages, as in RabbitMQ.
@@ -320,7 +320,7 @@ impl Hub {
 
     /// Ends a session without a connection: deletes its queues and subscriptions, and publishes its will.
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: DetachedSession, now: Timestamp) {
-        let DetachedSession { held, owed, groups, will, .. } = kept;
+        let DetachedSession { held, pending_retained, groups, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
             self.publish_will(owner, vhost, &user, &will, None, now);
         }
@@ -333,7 +333,7 @@ impl Hub {
         }
         groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue));
         vhost.note(|catalogue| {
-            if !owed.is_empty() {
+            if !pending_retained.is_empty() {
                 // Before the session: the next start removes pending messages without a session.
                 catalogue.delete_all(Section::MqttOwed, disk::key(&[&owner.vhost, &owner.client_id]));
             }
@@ -413,13 +413,13 @@ impl Hub {
         vhost: &Arc<VirtualHost>,
         user: &str,
         will: &StoredWill,
-        shown: Option<&Arc<OpenConnection>>,
+        view: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) {
         if vhost.is_gone() {
             return;
         }
-        if let Err(error) = self.try_will(owner, vhost, user, will, shown, now) {
+        if let Err(error) = self.try_will(owner, vhost, user, will, view, now) {
             tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "a will could not be published");
         }
     }
@@ -430,7 +430,7 @@ impl Hub {
         vhost: &Arc<VirtualHost>,
         user: &str,
         will: &StoredWill,
-        shown: Option<&Arc<OpenConnection>>,
+        view: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) -> Result<(), String> {
         // The user was authenticated when the client connected, from whatever address.
@@ -444,8 +444,8 @@ impl Hub {
         let key = routing_key(&will.topic).map_err(|untold| untold.text)?;
         let amqp = to_amqp(&message).map_err(|untold| untold.text)?;
         let mut publisher = vhost.publisher(&identity).of(FrontEnd::Mqtt);
-        if let Some(shown) = shown {
-            publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
+        if let Some(view) = view {
+            publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
         }
         let body = [Bytes::copy_from_slice(&will.payload)];
         let publish =
@@ -536,7 +536,7 @@ impl Hub {
         }
         orphans.into_iter().for_each(|(section, key)| _ = catalogue.delete(section, key));
         self.load_received(store, &mut found)?;
-        load_owed(store, &mut found)?;
+        load_pending_retained(store, &mut found)?;
         if let Some(key) = wrong {
             return Err(format!("mqtt: '{}' cannot be read", key.escape_ascii()));
         }
@@ -603,12 +603,15 @@ impl Hub {
 }
 
 /// Loads the topics of retained messages that are pending for sessions.
-fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, DetachedSession>) -> Result<(), String> {
+fn load_pending_retained(
+    store: &Arc<Store>,
+    found: &mut HashMap<Owner, DetachedSession>,
+) -> Result<(), String> {
     let mut nobodys = Vec::new();
     let scanned = store.catalogue().scan(Section::MqttOwed, |key, _| {
-        let read = owed::read_key(key);
+        let read = pending_retained::read_key(key);
         match read.and_then(|(owner, topic)| Some((found.get_mut(&owner)?, topic))) {
-            Some((kept, topic)) => kept.owed.restore(topic),
+            Some((kept, topic)) => kept.pending_retained.restore(topic),
             None => nobodys.push(key.to_vec()),
         }
     });

@@ -25,7 +25,7 @@ pub(super) struct MqttLogin {
     is_assigned: bool,
     expiry: u32,
     pub(super) is_bridge: bool,
-    seat: Option<AuthorisedSession>,
+    authorised: Option<AuthorisedSession>,
     vhost: Box<str>,
 }
 
@@ -36,12 +36,12 @@ pub(super) struct MqttRefused {
     /// For the log.
     pub(super) why: String,
     /// For the client, which does not learn every detail.
-    pub(super) told: &'static str,
+    pub(super) reported: &'static str,
 }
 
 impl MqttRefused {
     pub(super) fn new(reason: ReasonCode, why: String) -> Self {
-        Self { reason, why, told: "" }
+        Self { reason, why, reported: "" }
     }
 }
 
@@ -59,12 +59,12 @@ impl MqttLogin {
             return Err(MqttRefused {
                 reason: ReasonCode::ClientIdentifierNotValid,
                 why: why.to_owned(),
-                told: "at most 232 bytes, no control characters",
+                reported: "at most 232 bytes, no control characters",
             });
         }
         if let Some(Err(Untold { reason, text })) = connect.will.as_ref().map(check_will) {
             // It could not be reported to the client later.
-            return Err(MqttRefused { reason, why: format!("will: {text}"), told: text });
+            return Err(MqttRefused { reason, why: format!("will: {text}"), reported: text });
         }
         let expiry = match (connect.version.is_5(), connect.clean_start) {
             (true, _) => connect.properties.session_expiry_interval().unwrap_or(0),
@@ -83,7 +83,7 @@ impl MqttLogin {
             is_assigned,
             expiry,
             is_bridge: connect.is_bridge,
-            seat: None,
+            authorised: None,
             vhost: Box::default(),
         })
     }
@@ -92,7 +92,7 @@ impl MqttLogin {
     ///
     /// # Errors
     /// Returns why the client is refused.
-    pub(super) fn judge(
+    pub(super) fn validate(
         mut self,
         hub: &Hub,
         peer: Peer,
@@ -106,7 +106,7 @@ impl MqttLogin {
         };
         let vhost = vhost.unwrap_or(&config.vhost).to_owned();
         let loopback = peer.is_loopback();
-        let judged = match (&self.user, &self.password) {
+        let validated = match (&self.user, &self.password) {
             (Some(_), Some(password)) => {
                 broker.authenticate_from(name, password, peer.ip(), loopback, Instant::now())
             }
@@ -121,7 +121,7 @@ impl MqttLogin {
             },
             (None, Some(_)) => return Err(bad_credentials("password without a user")),
         };
-        let identity = judged.map_err(|why| match why {
+        let identity = validated.map_err(|why| match why {
             LoginRefused::LoopbackOnly => {
                 MqttRefused::new(ReasonCode::NotAuthorized, format!("{name}: {why}"))
             }
@@ -129,15 +129,15 @@ impl MqttLogin {
         })?;
         // Topic permissions may refer to the client identifier.
         let identity = identity.as_client(&self.client_id);
-        let seat = broker.seat(&identity, &vhost);
-        let seat = seat.map_err(|error| match error {
+        let authorised = broker.authorised(&identity, &vhost);
+        let authorised = authorised.map_err(|error| match error {
             // As in RabbitMQ: the virtual host in front of the user name is wrong.
             BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
             error => MqttRefused::new(ReasonCode::NotAuthorized, error.to_string()),
         })?;
         (self.user, self.vhost) = (Some(identity.user().into()), vhost.into());
         self.password = None;
-        self.seat = Some(seat);
+        self.authorised = Some(authorised);
         Ok(self)
     }
 
@@ -153,20 +153,20 @@ impl MqttLogin {
 
     /// The virtual host, once the login was accepted.
     pub(super) fn vhost(&self) -> Option<&Arc<VirtualHost>> {
-        self.seat.as_ref().map(AuthorisedSession::vhost)
+        self.authorised.as_ref().map(AuthorisedSession::vhost)
     }
 
     /// Whether the user may adopt this client's session of an earlier version, which recorded no user: requires
     /// the permissions to delete its queue and to read from it.
     pub(super) fn may_adopt(&self) -> bool {
         let queue = queue_name(&self.client_id, 1);
-        self.seat.as_ref().is_some_and(|seat| {
-            seat.check_delete_queue(&queue).is_ok() && seat.check_read_queue(&queue).is_ok()
+        self.authorised.as_ref().is_some_and(|authorised| {
+            authorised.check_delete_queue(&queue).is_ok() && authorised.check_read_queue(&queue).is_ok()
         })
     }
 
-    pub(super) fn take_seat(&mut self) -> Option<AuthorisedSession> {
-        self.seat.take()
+    pub(super) fn take_authorised(&mut self) -> Option<AuthorisedSession> {
+        self.authorised.take()
     }
 
     /// The client identifier that the server has assigned, if it did.
@@ -181,8 +181,8 @@ impl MqttLogin {
 }
 
 /// User and virtual host of an accepted login.
-pub(super) fn names(judged: &Result<MqttLogin, MqttRefused>) -> Option<(&str, &str)> {
-    judged.as_ref().ok().map(|login| (login.user(), &*login.vhost))
+pub(super) fn names(validated: &Result<MqttLogin, MqttRefused>) -> Option<(&str, &str)> {
+    validated.as_ref().ok().map(|login| (login.user(), &*login.vhost))
 }
 
 /// Returns an error if a will cannot be published.

@@ -13,8 +13,8 @@ use hashbrown::{HashMap, HashSet};
 use mqtt::QoS;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
+use super::detached::DetachedSession;
 use super::hub::{EXCHANGE, Hub, NOBODY, Owner, group_queue, queue_name};
-use super::kept::DetachedSession;
 
 use std::sync::Arc;
 

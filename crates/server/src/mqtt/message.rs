@@ -134,15 +134,15 @@ pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
 }
 
 fn put_user_properties(properties: &mqtt::PacketProperties<'_>, headers: &mut FieldTable) {
-    let mut is_told_whole = true;
+    let mut is_reported_whole = true;
     for (name, value) in properties.user_properties() {
         if name.len() > MAX_SHORT || headers.get(name).is_some() || is_reserved(name) {
-            is_told_whole = false;
+            is_reported_whole = false;
         } else {
             headers.insert(name, FieldValue::text(value));
         }
     }
-    if !is_told_whole {
+    if !is_reported_whole {
         let pairs = properties.user_properties();
         let pairs = pairs.flat_map(|(name, value)| [FieldValue::text(name), FieldValue::text(value)]);
         headers.insert(USER_PROPERTIES, FieldValue::Array(pairs.collect()));

@@ -18,15 +18,15 @@
 mod client;
 mod connection;
 mod delivering;
+mod detached;
 mod disk;
 mod hub;
 mod inbox;
-mod kept;
 mod login;
 mod merging;
 mod message;
-mod owed;
-mod owing;
+mod pending_delivery;
+mod pending_retained;
 mod received;
 mod retained;
 mod subscribing;
@@ -44,7 +44,7 @@ use broker::Broker;
 pub(crate) use connection::MqttConnection;
 pub(crate) use hub::Hub;
 
-use crate::door::Clock;
+use crate::backend::Clock;
 
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 mod deleted_vhost;
 mod dots;
 mod million;
-mod owed;
+mod pending_retained;
 mod sessions;
 mod torn;
 mod users;
@@ -25,7 +25,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::Hub;
 use super::{MqttConfig, MqttConnection};
-use crate::door::Clock;
+use crate::backend::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
 use crate::simulated::server_of;

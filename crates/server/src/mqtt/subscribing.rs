@@ -14,11 +14,11 @@ use mqtt::{QoS, ReasonCode};
 
 use super::client::{MqttClient, Refusal};
 use super::delivering::{ConsumedQueue, SourceKind};
+use super::detached::lease;
 use super::hub::{EXCHANGE, group_queue, queue_name};
-use super::kept::lease;
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
-use super::owed::owed_key;
+use super::pending_retained::pending_key;
 use super::subscriptions::Class;
 use super::waiting::Then;
 
@@ -132,9 +132,9 @@ impl MqttClient {
             arguments: RawTable::default(),
         };
         // Checked first, so that no queue is created that the user may not bind.
-        self.seat.check_bind_queue(&binding)?;
+        self.authorised.check_bind_queue(&binding)?;
         let declared = self.attach(&name, kind)?;
-        let bound = self.seat.bind_queue(self.session_id, &binding)?;
+        let bound = self.authorised.bind_queue(self.session_id, &binding)?;
         Ok(Some(declared.max(bound)))
     }
 
@@ -150,7 +150,7 @@ impl MqttClient {
             source.kind = kind;
             return Ok(Ticket::default());
         }
-        self.seat.check_read_queue(name)?;
+        self.authorised.check_read_queue(name)?;
         let is_shared = matches!(kind, SourceKind::Shared(_));
         if is_shared && !self.groups.iter().any(|group| **group == *name) {
             self.hub.join_group(&self.owner, self.vhost(), name);
@@ -184,7 +184,7 @@ impl MqttClient {
         let arguments = expires.into_iter().collect::<FieldTable>().encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();
         let declare = QueueDeclare { name, durable, auto_delete, arguments, ..QueueDeclare::default() };
-        let declared = self.seat.declare_queue(self.session_id, &declare, self.now)?;
+        let declared = self.authorised.declare_queue(self.session_id, &declare, self.now)?;
         Ok((declared.queue, declared.ticket))
     }
 
@@ -227,8 +227,8 @@ impl MqttClient {
                 return Err(error);
             }
         };
-        let owed = self.held.values().filter(|held| Arc::ptr_eq(&held.queue, queue)).count();
-        self.inbox.owes(key, owed);
+        let pending_retained = self.held.values().filter(|held| Arc::ptr_eq(&held.queue, queue)).count();
+        self.inbox.has_pending(key, pending_retained);
         let source = ConsumedQueue { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
         self.sources.push(source);
         self.resume_sources();
@@ -325,16 +325,16 @@ impl MqttClient {
         let filter: Arc<str> = (*request.text).into();
         let mut ticket = None;
         for message in messages {
-            let is_needed = self.owed.needs(&message.topic);
+            let is_needed = self.pending_retained.needs(&message.topic);
             let is_lasting = self.is_kept() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
-            let is_noted = is_lasting && (is_needed || self.owed.may_note());
+            let is_noted = is_lasting && (is_needed || self.pending_retained.may_note());
             // Repeated subscriptions cause a single disk write.
             if is_noted && !is_needed {
-                let key = owed_key(&self.owner, &message.topic);
+                let key = pending_key(&self.owner, &message.topic);
                 let noted = self.vhost().note(|catalogue| catalogue.put(Section::MqttOwed, key, Vec::new()));
                 ticket = ticket.max(noted);
             }
-            self.owed.add(Arc::clone(&message.topic), is_noted, &filter);
+            self.pending_retained.add(Arc::clone(&message.topic), is_noted, &filter);
         }
         ticket
     }

@@ -14,7 +14,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 use super::session::{StompSession, of_broker};
 use crate::access::AccessRecord;
 use crate::amqp::connection::Ending;
-use crate::door::Backend;
+use crate::backend::Backend;
 use crate::limits::ConnectionLease;
 use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
 use crate::server::{MAX_UNSPLIT_MESSAGE, Shared};
@@ -127,10 +127,10 @@ impl StompConnection {
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         while self.takes() {
-            let (step, told) = self.step(&input[taken..], now);
+            let (step, reported) = self.step(&input[taken..], now);
             taken += step;
             self.settle_receipts(now);
-            if step == 0 && !told {
+            if step == 0 && !reported {
                 break;
             }
         }
@@ -161,7 +161,7 @@ impl StompConnection {
             Some(Outcome::Done) if self.is_leaving => self.deadline = Some(now + LEAVE_TIMEOUT),
             Some(Outcome::Done) => {}
             Some(Outcome::Ended(end)) => self.ended(&end, now),
-            Some(Outcome::Judged(judged)) => self.entered(judged, now),
+            Some(Outcome::Judged(validated)) => self.entered(validated, now),
             Some(Outcome::Failed(fault, receipt)) => self.fail(fault, receipt.as_deref(), now),
         }
         (taken, true)
@@ -177,7 +177,7 @@ impl StompConnection {
                 let login =
                     StompLogin { shared: &self.shared, id: self.id, peer: self.peer, outbox: &self.outbox };
                 let external = self.external.as_deref();
-                Some(Outcome::Judged(login.judge(connect, external, &mut self.place, &mut self.record)))
+                Some(Outcome::Judged(login.validate(connect, external, &mut self.place, &mut self.record)))
             }
             Some(StompEvent::Request(request)) => {
                 if let (Some(record), EventKind::Send { .. }) = (&mut self.record, &request.kind) {
@@ -194,8 +194,8 @@ impl StompConnection {
     }
 
     /// Handles the outcome of a login.
-    fn entered(&mut self, judged: Result<Box<StompSession>, StompRefused>, now: Instant) {
-        match judged {
+    fn entered(&mut self, validated: Result<Box<StompSession>, StompRefused>, now: Instant) {
+        match validated {
             Ok(mut session) => {
                 let mut out = Vec::new();
                 self.machine.accept(Arc::clone(session.name()), now, &mut out);
@@ -219,8 +219,8 @@ impl StompConnection {
 
     /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
     fn register(&mut self, session: &mut StompSession, now: Instant) {
-        let seat = &session.context.seat;
-        let shown = OpenConnection::new(Opening {
+        let authorised = &session.context.authorised;
+        let view = OpenConnection::new(Opening {
             id: self.id,
             arrival: self.arrival,
             protocol: match session.context.version {
@@ -228,18 +228,18 @@ impl StompConnection {
                 StompVersion::V11 => "STOMP 1.1",
                 StompVersion::V12 => "STOMP 1.2",
             },
-            user: seat.identity().user(),
-            vhost: seat.vhost().name(),
+            user: authorised.identity().user(),
+            vhost: authorised.vhost().name(),
             mechanism: "",
             connected_at: self.shared.clock.timestamp(now).0,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
             client_properties: &FieldTable::new(),
             outbox: &self.outbox,
         });
-        session.opened(&shown);
-        self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
-        if let Some(reason) = self.shared.door.missing(&shown) {
-            shown.close(&reason);
+        session.opened(&view);
+        self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
+        if let Some(reason) = self.shared.backend.missing(&view) {
+            view.close(&reason);
         }
     }
 
@@ -390,21 +390,21 @@ impl From<StompFault> for StompRefused {
 
 impl StompLogin<'_> {
     /// Validates CONNECT, with RabbitMQ's error messages.
-    fn judge(
+    fn validate(
         &self,
         connect: &ConnectRequest<'_>,
         external: Option<&str>,
         place: &mut ConnectionLease,
         record: &mut Option<Box<AccessRecord>>,
     ) -> Result<Box<StompSession>, StompRefused> {
-        let Backend::Broker(broker) = &self.shared.door else {
+        let Backend::Broker(broker) = &self.shared.backend else {
             return Err(bad_connect("STOMP is spoken by the embedded broker only").into());
         };
         let loopback = self.peer.is_loopback();
         let default = self.shared.config.stomp_default_user.as_deref();
         // A passcode without a login belongs to no user.
         let unnamed = external.or(default.filter(|_| connect.passcode().is_none()));
-        let (user, judged) = match (connect.login(), connect.passcode(), unnamed) {
+        let (user, validated) = match (connect.login(), connect.passcode(), unnamed) {
             (None, _, Some(user)) => (user, broker.authenticate_external(user, loopback)),
             (Some(user), Some(passcode), _) => {
                 let (ip, now) = (self.peer.ip(), Instant::now());
@@ -419,7 +419,7 @@ impl StompLogin<'_> {
         if let Some(record) = record {
             (record.user, record.vhost) = (user.into(), vhost.into());
         }
-        let identity = judged.map_err(|why| {
+        let identity = validated.map_err(|why| {
             self.shared.metrics.logins_refused.add(1);
             tracing::warn!(connection = self.id, peer = %self.peer, user, "login refused");
             bad_connect(match why {
@@ -433,7 +433,7 @@ impl StompLogin<'_> {
         };
         place.log_in(user).map_err(at_limit)?;
         place.open_channel().map_err(at_limit)?;
-        let seat = broker.seat(&identity, vhost).map_err(|error| match error {
+        let authorised = broker.authorised(&identity, vhost).map_err(|error| match error {
             BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
                 bad_connect(format!("Virtual host '{vhost}' access denied"))
             }
@@ -441,7 +441,7 @@ impl StompLogin<'_> {
             error => bad_connect(error.to_string()),
         })?;
         let outbox = Arc::clone(self.outbox);
-        let session = StompSession::new(self.shared, seat, SessionId(self.id), connect.version, outbox);
+        let session = StompSession::new(self.shared, authorised, SessionId(self.id), connect.version, outbox);
         session.map(Box::new).map_err(|error| bad_connect(error.to_string()).into())
     }
 }

@@ -163,7 +163,7 @@ mod tests {
         work(&decoder.decode(wire.as_bytes()).unwrap().frame.unwrap().headers)
     }
 
-    fn told(properties: &Properties<'_>) -> String {
+    fn reported(properties: &Properties<'_>) -> String {
         let mut out = Vec::new();
         let mut frame = FrameWriter::new(&mut out, StompVersion::V12, "MESSAGE");
         write_headers(&mut frame, properties);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!((properties.priority, properties.timestamp), (Some(5), Some(1_700_000_000)));
         assert_eq!((properties.delivery_mode, properties.kind), (Some(2), Some("t")));
         assert_eq!(properties.headers.unwrap().decode().len(), 1);
-        assert_eq!(told(&properties), format!("MESSAGE\n{ALL}\n"));
+        assert_eq!(reported(&properties), format!("MESSAGE\n{ALL}\n"));
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
             .with_correlation_id(ShortBytes(&[0xff]))
             .with_reply_to("amq.gen-x");
         assert_eq!(
-            told(&properties),
+            reported(&properties),
             "MESSAGE\ncorrelation-id:\u{fffd}\nreply-to:/reply-queue/amq.gen-x\nn:-5\nflag:true\n\
              evil\\nname:x\\nsubscription\\c1\n\n"
         );

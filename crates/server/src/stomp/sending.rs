@@ -110,7 +110,7 @@ impl StompSession {
             arguments: RawTable::check(&arguments).unwrap_or_default(),
         };
         let context = &self.context;
-        let declared = context.seat.declare_queue(context.session, &declare, context.now);
+        let declared = context.authorised.declare_queue(context.session, &declare, context.now);
         declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_broker)
     }
 

@@ -55,7 +55,7 @@ pub(super) struct StompSession {
 pub(super) struct StompContext {
     pub(super) shared: Arc<Shared>,
     /// The user's authorised session in the vhost, consulted before the vhost itself.
-    pub(super) seat: AuthorisedSession,
+    pub(super) authorised: AuthorisedSession,
     pub(super) vhost: Arc<VirtualHost>,
     pub(super) session: SessionId,
     pub(super) version: StompVersion,
@@ -63,7 +63,7 @@ pub(super) struct StompContext {
     pub(super) name: Arc<str>,
     pub(super) consumers: Arc<ConnectionConsumers>,
     /// The connection as operators see it. Set once it is open.
-    shown: Option<Arc<OpenConnection>>,
+    view: Option<Arc<OpenConnection>>,
     outbox: Arc<Outbox>,
     room: DiskRoom,
     nudge: Arc<dyn Waiter>,
@@ -74,8 +74,8 @@ pub(super) struct StompContext {
 impl StompContext {
     /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
-        let shown = self.shown.as_deref().map(|shown| shown as &dyn TracedConnection);
-        self.vhost.tracer(self.seat.identity(), shown)
+        let view = self.view.as_deref().map(|view| view as &dyn TracedConnection);
+        self.vhost.tracer(self.authorised.identity(), view)
     }
 
     /// The store of durable objects, if there is one.
@@ -91,29 +91,31 @@ impl StompSession {
     /// Fails if the user has as many channels as allowed.
     pub(super) fn new(
         shared: &Arc<Shared>,
-        seat: AuthorisedSession,
+        authorised: AuthorisedSession,
         session: SessionId,
         version: StompVersion,
         outbox: Arc<Outbox>,
     ) -> Result<Self, BrokerError> {
-        seat.open_channel()?;
+        authorised.open_channel()?;
         shared.metrics.channels_opened.add(1);
         let context = StompContext {
             shared: Arc::clone(shared),
-            vhost: Arc::clone(seat.vhost()),
+            vhost: Arc::clone(authorised.vhost()),
             session,
             version,
             name: broker::generated_name("session-").into(),
-            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(seat.vhost()))),
-            shown: None,
+            consumers: Arc::new(
+                ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(authorised.vhost())),
+            ),
+            view: None,
             room: DiskRoom::new(Arc::clone(&outbox)),
             nudge: Arc::new(StompNudge(Arc::clone(&outbox))),
             outbox,
             now: Timestamp::default(),
-            seat,
+            authorised,
         };
         Ok(Self {
-            publisher: context.vhost.publisher(context.seat.identity()).of(FrontEnd::Stomp),
+            publisher: context.vhost.publisher(context.authorised.identity()).of(FrontEnd::Stomp),
             context,
             unflushed: 0,
             receipts: Receipts::default(),
@@ -131,9 +133,9 @@ impl StompSession {
     }
 
     /// Called when the connection is open and visible to operators.
-    pub(super) fn opened(&mut self, shown: &Arc<OpenConnection>) {
-        self.publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
-        self.context.shown = Some(Arc::clone(shown));
+    pub(super) fn opened(&mut self, view: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
+        self.context.view = Some(Arc::clone(view));
     }
 
     /// The identifier of the session.
@@ -318,7 +320,7 @@ impl StompSession {
         let Self { context, traces, .. } = self;
         traces.finish(context.consumers.traces(), context.now, || context.tracer());
         self.context.vhost.end_session(self.context.session);
-        self.context.seat.close_channel();
+        self.context.authorised.close_channel();
         self.context.shared.metrics.channels_closed.add(1);
     }
 

@@ -13,7 +13,7 @@ use transport::{Outbox, Peer, Protocol};
 
 use super::connection::StompConnection;
 use crate::alarms::Resource;
-use crate::door::{Backend, Clock};
+use crate::backend::{Backend, Clock};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
 use crate::simulated::{self, HANDSHAKE_TIMEOUT};
@@ -52,8 +52,9 @@ impl Conversation {
     /// Connects and logs in.
     fn open(shared: &Arc<Shared>) -> Self {
         let mut conversation = Self::connect(shared, Peer::Unix);
-        let told = conversation.call("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n");
-        assert!(told[0].starts_with("CONNECTED"), "{told:?}");
+        let reported =
+            conversation.call("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n");
+        assert!(reported[0].starts_with("CONNECTED"), "{reported:?}");
         conversation
     }
 
@@ -90,9 +91,9 @@ impl Conversation {
         loop {
             let step = decoder.decode(rest).unwrap();
             if let Some(frame) = &step.frame {
-                let shown = ["receipt-id", "subscription", "message", "redelivered"];
+                let view = ["receipt-id", "subscription", "message", "redelivered"];
                 let headers: Vec<&str> =
-                    shown.into_iter().filter_map(|name| frame.headers.get(name)).collect();
+                    view.into_iter().filter_map(|name| frame.headers.get(name)).collect();
                 let body = String::from_utf8_lossy(frame.body.bytes());
                 frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
             }

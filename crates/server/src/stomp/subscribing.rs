@@ -98,7 +98,7 @@ impl StompSession {
         let binding =
             Binding { source, destination: queue.name(), routing_key, arguments: RawTable::default() };
         let context = &self.context;
-        match context.seat.bind_queue(context.session, &binding) {
+        match context.authorised.bind_queue(context.session, &binding) {
             Ok(ticket) => Ok((queue, declared.max(ticket))),
             Err(error) => {
                 // A new queue would never be consumed. An existing one is in use, for example by a durable
@@ -115,7 +115,7 @@ impl StompSession {
     pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, StompFault> {
         let NewConsumer { word, form, is_acked, limit } = new;
         let context = &self.context;
-        context.seat.check_read_queue(queue.name()).map_err(of_broker)?;
+        context.authorised.check_read_queue(queue.name()).map_err(of_broker)?;
         // A placeholder: STOMP has no channels and no frame limit.
         let channel = Channel { channel: 0, frame_max: 0 };
         let deliveries = Deliveries::new(Arc::clone(&context.consumers), channel).starting_at(self.next_tag);
@@ -161,7 +161,7 @@ impl StompSession {
         }
         let name = subscription_queue(&destination, headers)?;
         let context = &self.context;
-        context.seat.check_delete_queue(&name).map_err(of_broker)?;
+        context.authorised.check_delete_queue(&name).map_err(of_broker)?;
         let deleted = context.vhost.delete_queue(context.session, &name, false, false);
         deleted.map(|(_, ticket)| Until::ticket(ticket)).map_err(of_broker)
     }

@@ -165,7 +165,7 @@ async fn upgrade(
         NotUpgraded::Refused(UpgradeRefusal { status, text: Cow::Borrowed(text) })
     };
     let error = match read {
-        Some(Ok(Ok(judged))) => return Some(judged),
+        Some(Ok(Ok(validated))) => return Some(validated),
         Some(Ok(Err(error))) => error,
         _ if input.is_empty() => NotUpgraded::Unused,
         Some(Err(_)) => refused(Status::RequestTimeout, "the request did not come in time"),

@@ -87,7 +87,7 @@ pub(super) async fn request<S: AsyncRead + Unpin>(
         match Head::parse(input) {
             Ok(None) => {}
             Ok(Some((head, len))) => {
-                return judge(head, len == input.len(), peer, config).map_err(NotUpgraded::Refused);
+                return validate(head, len == input.len(), peer, config).map_err(NotUpgraded::Refused);
             }
             Err(error) => return Err(NotUpgraded::Refused(error.into())),
         }
@@ -104,7 +104,7 @@ pub(crate) async fn answer_refusal<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-fn judge(
+fn validate(
     head: Head<'_>,
     is_alone: bool,
     peer: Peer,
@@ -115,7 +115,7 @@ fn judge(
     {
         return Ok(Judged::File(request));
     }
-    let upgrade = Upgrade::judge(head)?;
+    let upgrade = Upgrade::validate(head)?;
     let leaves_open = upgrade.head.path == "/";
     let own_origins = (&config.origins, "the setting ws_origins allows them");
     let ((origins, setting), spoken, relay) = match config.routes.find(upgrade.head.path) {
@@ -155,9 +155,9 @@ fn judge(
         None => subprotocol(&upgrade)?,
         Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
     };
-    let told = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
+    let reported = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
     let contradiction = |error: Contradiction| UpgradeRefusal::new(Status::BadRequest, error.to_string());
-    let client = config.is_from_proxy(peer).then(told).transpose().map_err(contradiction)?.flatten();
+    let client = config.is_from_proxy(peer).then(reported).transpose().map_err(contradiction)?.flatten();
     let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
     let answer = upgrade.accept(protocol, deflate);
     Ok(Judged::Granted(Granted { answer, client, spoken, relay, deflate }))

@@ -30,8 +30,8 @@ use super::run::join;
 use super::upgrade::{Judged, request};
 use crate::access::Transport;
 use crate::amqp::connection::AmqpConnection;
+use crate::backend::{Backend, Clock};
 use crate::client::Spoken;
-use crate::door::{Backend, Clock};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
 use crate::simulated::resident_bytes;
@@ -108,7 +108,7 @@ impl World {
             product: "Leveret".to_owned(),
             access_log: None,
         };
-        let door = Backend::Broker(Broker::new(BrokerConfig::default()));
+        let backend = Backend::Broker(Broker::new(BrokerConfig::default()));
         let origins = OriginRules::default();
         let routes = Routes { amqp: true, ..Routes::default() };
         let config_of_websockets = WebSocketConfig {
@@ -120,7 +120,7 @@ impl World {
             routes,
         };
         Self {
-            shared: Server::new(config, door, Clock::start(), "test").shared(),
+            shared: Server::new(config, backend, Clock::start(), "test").shared(),
             counter: ConnectionCounter::new(unlimited),
             config: config_of_websockets,
         }
@@ -132,8 +132,8 @@ impl World {
 
     /// A session with a channel, a queue of its own and a consumer on it.
     async fn open(&self, number: usize) -> Member {
-        let judged = request(&mut &*REQUEST, &mut Vec::new(), Peer::Unix, &self.config).await;
-        let Ok(Judged::Granted(granted)) = judged else { panic!("{judged:?}") };
+        let validated = request(&mut &*REQUEST, &mut Vec::new(), Peer::Unix, &self.config).await;
+        let Ok(Judged::Granted(granted)) = validated else { panic!("{validated:?}") };
         let newcomer = Newcomer {
             id: number as u64,
             peer: Peer::Unix,

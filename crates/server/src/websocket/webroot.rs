@@ -167,9 +167,9 @@ pub(super) async fn serve(
 async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<FileBody>, UpgradeRefusal> {
     let not_found = || UpgradeRefusal::new(Status::NotFound, "there is no such file");
     let path = file.path.ok_or_else(not_found)?;
-    let judge = Arc::clone(webroot);
+    let validate = Arc::clone(webroot);
     // A disk may be slow, and other connections must not wait for it.
-    let admitted = tokio::task::spawn_blocking(move || judge.admits(&path)).await;
+    let admitted = tokio::task::spawn_blocking(move || validate.admits(&path)).await;
     if !admitted.unwrap_or(false) {
         return Err(not_found());
     }

@@ -23,14 +23,14 @@ pub const TARGETS: [Target; 2] = [("frames", frames), ("connection", connection)
 pub fn frames(input: &[u8]) {
     for version in [StompVersion::V10, StompVersion::V11, StompVersion::V12] {
         for decoder in [StompDecoder::of_clients, StompDecoder::of_servers] {
-            let told = |step| {
+            let reported = |step| {
                 let mut decoder = decoder(BODY_LIMIT);
                 decoder.set_version(version);
-                told(decoder, input, step)
+                reported(decoder, input, step)
             };
-            let whole = told(input.len().max(1));
+            let whole = reported(input.len().max(1));
             for step in [1, 7, 64] {
-                assert_eq!(told(step), whole, "{step} bytes at a time");
+                assert_eq!(reported(step), whole, "{step} bytes at a time");
             }
         }
     }
@@ -38,7 +38,7 @@ pub fn frames(input: &[u8]) {
 
 /// The frames of a stream that arrives in pieces, and whether an error followed them. Which error is found
 /// first may depend on the cut: a wrong beginning of a frame is noticed before a limit is.
-fn told(mut decoder: StompDecoder, input: &[u8], step: usize) -> (Vec<String>, bool) {
+fn reported(mut decoder: StompDecoder, input: &[u8], step: usize) -> (Vec<String>, bool) {
     let mut frames = Vec::new();
     let mut unread = Vec::new();
     for piece in input.chunks(step) {

@@ -252,7 +252,7 @@ impl Core {
         out: &mut Vec<u8>,
     ) -> Option<StompEvent<'a>> {
         let receipt = frame.headers.get("receipt").map(Box::<str>::from);
-        let judged = match (self.phase, frame.command) {
+        let validated = match (self.phase, frame.command) {
             (Phase::Start, "CONNECT" | "STOMP") => self.connect(frame, now),
             (Phase::Start, _) => {
                 Err(StompFault::new("Illegal command", "You must log in using CONNECT first"))
@@ -260,7 +260,7 @@ impl Core {
             (_, "CONNECT" | "STOMP") => Err(StompFault::new("Illegal command", "You are connected already")),
             _ => self.request(frame).map(|request| StompEvent::Request(Box::new(request))),
         };
-        match judged {
+        match validated {
             Ok(event) => Some(event),
             Err(fault) => self.fail(fault, receipt.as_deref(), out).map(StompEvent::Ended),
         }

@@ -13,12 +13,12 @@ pub struct MessageForm {
     session: Arc<str>,
     tag: Box<str>,
     /// Whether messages have an `ack` header (1.2) by which they are acknowledged.
-    tells_ack: bool,
+    reports_ack: bool,
 }
 
 impl MessageForm {
     pub(super) fn new(version: StompVersion, session: Arc<str>, tag: Box<str>, is_acked: bool) -> Self {
-        Self { version, session, tag, tells_ack: is_acked && version == StompVersion::V12 }
+        Self { version, session, tag, reports_ack: is_acked && version == StompVersion::V12 }
     }
 
     /// The form of replies to the `/temp-queue` of this name, as if the client had subscribed to it with its path as the id.
@@ -51,7 +51,7 @@ impl MessageForm {
         let id = MessageId { form: self, delivery_tag };
         frame.display("destination", destination).display("message-id", &id);
         frame.header("redelivered", if redelivered { "true" } else { "false" });
-        if self.tells_ack {
+        if self.reports_ack {
             frame.display("ack", id);
         }
         frame

@@ -30,7 +30,7 @@ impl World {
         let connect = format!("CONNECT\naccept-version:{version}\nhost:/\nlogin:a\npasscode:b\n\n\0");
         assert_eq!(world.send(&connect), ["connect"]);
         world.connection.accept("session-s".into(), world.now, &mut world.out);
-        world.told();
+        world.reported();
         world
     }
 
@@ -58,7 +58,7 @@ impl World {
     }
 
     /// Takes the frames that were sent to the client.
-    fn told(&mut self) -> Vec<String> {
+    fn reported(&mut self) -> Vec<String> {
         let out = std::mem::take(&mut self.out);
         let mut decoder = StompDecoder::of_servers(10_000);
         decoder.set_version(self.connection.version());
@@ -80,7 +80,7 @@ impl World {
     /// Sends an invalid frame; returns the message of the ERROR and its body.
     fn refused(&mut self, bytes: &str) -> String {
         assert_eq!(self.send(bytes), [""; 0]);
-        assert!(self.told()[0].starts_with("ERROR"));
+        assert!(self.reported()[0].starts_with("ERROR"));
         match self.ended.take() {
             Some(StompEnd::Fault(fault)) => fault.to_string(),
             other => panic!("{other:?}"),
@@ -94,7 +94,7 @@ fn connected_tells_what_was_negotiated() {
     world.send("STOMP\naccept-version:1.1,1.2\nheart-beat:3000,10000\nhost:v\n\n\0\n");
     world.connection.accept("session-s".into(), world.now, &mut world.out);
     assert_eq!(
-        world.told(),
+        world.reported(),
         [
             r#"CONNECTED {"server": "Test/1", "session": "session-s", "heart-beat": "10000,3000", "version": "1.2"} "#
         ]
@@ -123,9 +123,9 @@ fn nothing_is_read_while_the_login_is_judged_and_nothing_is_done_without_one() {
 fn an_error_tells_which_request_it_is_about_and_is_the_last_word() {
     let mut world = World::connected("1.2");
     world.send("SEND\nreceipt:r-1\n\nbody\0BEGIN\ntransaction:t\n\n\0");
-    let told = world.told();
+    let reported = world.reported();
     assert_eq!(
-        told,
+        reported,
         [concat!(
             r#"ERROR {"message": "Missing destination", "content-type": "text/plain", "version": "1.0,1.1,1.2", "#,
             r#""receipt-id": "r-1", "content-length": "45"} "#,
@@ -207,8 +207,8 @@ fn subscriptions_have_ids_or_are_known_by_their_destinations() {
             "Invalid header: 'message-id' is not allowed on 'SEND'.",
         ),
     ] {
-        let told = World::connected("1.2").refused(frame);
-        assert!(told.starts_with(fault), "{told}");
+        let reported = World::connected("1.2").refused(frame);
+        assert!(reported.starts_with(fault), "{reported}");
     }
 }
 
@@ -233,7 +233,7 @@ fn a_disconnect_is_answered_and_nothing_behind_it_is_read() {
     let mut world = World::connected("1.2");
     assert_eq!(world.send("DISCONNECT\nreceipt:1\n\n\0BEGIN\n\n\0"), ["Disconnect"]);
     world.connection.receipt("1", &mut world.out);
-    assert_eq!(world.told(), [r#"RECEIPT {"receipt-id": "1"} "#]);
+    assert_eq!(world.reported(), [r#"RECEIPT {"receipt-id": "1"} "#]);
     assert_eq!(world.connection.leave(), Some(StompEnd::Disconnected));
     assert_eq!(world.connection.handle_eof(), None);
 }
@@ -252,15 +252,15 @@ fn messages_carry_their_subscription_and_the_name_of_their_delivery() {
             other => panic!("{other:?}"),
         };
         form.begin(&mut world.out, "/queue/q", 5, true).end(b"x");
-        let told = world.told().remove(0);
+        let reported = world.reported().remove(0);
         assert!(
-            told.contains(&format!(r#""message-id": "T_{ack}@@session-s@@5", "redelivered": "true""#)),
-            "{told}"
+            reported.contains(&format!(r#""message-id": "T_{ack}@@session-s@@5", "redelivered": "true""#)),
+            "{reported}"
         );
-        assert_eq!(told.contains(r#""ack":"#), has_ack, "{told}");
+        assert_eq!(reported.contains(r#""ack":"#), has_ack, "{reported}");
     }
     world.connection.form_of_replies("x").begin(&mut world.out, "/queue/r", 1, false).end(b"");
-    assert!(world.told()[0].starts_with(r#"MESSAGE {"subscription": "/temp-queue/x""#));
+    assert!(world.reported()[0].starts_with(r#"MESSAGE {"subscription": "/temp-queue/x""#));
 }
 
 #[test]
@@ -270,9 +270,9 @@ fn a_subscription_cancelled_by_the_broker_is_told_of_and_can_be_made_anew() {
     world.connection.cancelled("T_1", 9, &mut world.out);
     assert!(world.out.is_empty(), "another one");
     world.connection.cancelled("T_1", 1, &mut world.out);
-    let told = world.told();
-    assert!(told[0].contains(r#""message": "Server cancelled subscription""#), "{told:?}");
-    assert!(told[0].contains(r#""subscription": "1""#), "{told:?}");
+    let reported = world.reported();
+    assert!(reported[0].contains(r#""message": "Server cancelled subscription""#), "{reported:?}");
+    assert!(reported[0].contains(r#""subscription": "1""#), "{reported:?}");
     assert!(world.send("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n\0")[0].contains("number: 2"));
 }
 

@@ -21,7 +21,7 @@ fn read(version: StompVersion, bytes: &[u8]) -> String {
 
 #[test]
 fn the_examples_of_the_specification() {
-    for (bytes, told) in [
+    for (bytes, reported) in [
         (
             "CONNECT\naccept-version:1.2\nhost:stomp.github.org\n\n\0",
             "CONNECT accept-version=\"1.2\" host=\"stomp.github.org\" \"\"",
@@ -38,7 +38,7 @@ fn the_examples_of_the_specification() {
         ("MESSAGE\nfoo:World\nfoo:Hello\n\n\0", "MESSAGE foo=\"World\" \"\""),
         ("ACK\nid:12345\ntransaction:tx1\n\n\0", "ACK id=\"12345\" transaction=\"tx1\" \"\""),
     ] {
-        assert_eq!(read(StompVersion::V12, bytes.as_bytes()), told);
+        assert_eq!(read(StompVersion::V12, bytes.as_bytes()), reported);
     }
 }
 
@@ -46,13 +46,13 @@ fn the_examples_of_the_specification() {
 fn frames_of_another_implementation() {
     let mut frames = 0;
     for line in FIXTURES.lines().filter(|line| !line.starts_with('#')) {
-        let [version, bytes, told] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let [version, bytes, reported] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         let version = match version {
             "1.0" => StompVersion::V10,
             "1.1" => StompVersion::V11,
             _ => StompVersion::V12,
         };
-        assert_eq!(read(version, &unhex(bytes)), told);
+        assert_eq!(read(version, &unhex(bytes)), reported);
         frames += 1;
     }
     assert!(frames >= 20, "{frames} frames");

@@ -91,13 +91,13 @@ mod tests {
     }
 
     fn wait(brake: &Brake) -> (Arc<Told>, bool) {
-        let told = Arc::new(Told::default());
-        let waits = brake.wait(told.clone()).is_none();
-        (told, waits)
+        let reported = Arc::new(Told::default());
+        let waits = brake.wait(reported.clone()).is_none();
+        (reported, waits)
     }
 
-    fn times(told: &Told) -> usize {
-        told.0.load(Ordering::SeqCst)
+    fn times(reported: &Told) -> usize {
+        reported.0.load(Ordering::SeqCst)
     }
 
     #[test]
@@ -106,27 +106,27 @@ mod tests {
         brake.look(8);
         assert!(!wait(&brake).1);
         brake.look(9);
-        let (told, waits) = wait(&brake);
+        let (reported, waits) = wait(&brake);
         assert!(waits && brake.is_on());
         brake.tried(9, false);
-        assert_eq!(times(&told), 0);
+        assert_eq!(times(&reported), 0);
         brake.tried(8, false);
-        assert!(times(&told) == 1 && !brake.is_on());
+        assert!(times(&reported) == 1 && !brake.is_on());
     }
 
     #[test]
     fn nobody_waits_for_what_does_not_get_on() {
         let brake = Brake::new(1);
         brake.look(3);
-        let (told, _) = wait(&brake);
+        let (reported, _) = wait(&brake);
         brake.tried(3, true);
-        assert_eq!(times(&told), 1);
+        assert_eq!(times(&reported), 1);
         brake.look(4);
         assert!(!brake.is_on(), "until it gets on again");
         brake.tried(3, false);
-        let (told, waits) = wait(&brake);
+        let (reported, waits) = wait(&brake);
         assert!(waits);
         brake.give_up();
-        assert_eq!(times(&told), 1);
+        assert_eq!(times(&reported), 1);
     }
 }

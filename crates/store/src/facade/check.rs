@@ -127,9 +127,8 @@ impl CheckReport {
             }
             Ok(report) if !report.exists => self.facts.push("definitions: none".to_owned()),
             Ok(report) => {
-                let shown =
-                    |(section, count): &&(Section, u64)| *count > 0 && *section != Section::StoreFiles;
-                let named = report.entries.iter().filter(shown);
+                let view = |(section, count): &&(Section, u64)| *count > 0 && *section != Section::StoreFiles;
+                let named = report.entries.iter().filter(view);
                 let named: Vec<_> =
                     named.map(|(section, count)| format!("{count} in {}", section.name())).collect();
                 self.facts.push(format!("definitions: {}", named.join(", ")));

@@ -113,9 +113,9 @@ fn publishers_pause_while_the_journal_is_far_too_long() {
     }
     assert!(matches!(rounds.retire(), Retirement::Done));
     assert!(store.append(&[b"m"]).full && !store.has_room());
-    let (sender, told) = std::sync::mpsc::sync_channel(1);
+    let (sender, reported) = std::sync::mpsc::sync_channel(1);
     store.wait_for_room(Arc::new(Told(sender)));
-    while told.try_recv().is_err() {
+    while reported.try_recv().is_err() {
         assert!(!store.has_room());
         assert!(matches!(rounds.retire(), Retirement::Done), "it is woken before all is done");
     }

@@ -308,12 +308,12 @@ impl Run {
 
 impl Message {
     fn check(&self, position: u64, back: Option<LiveMessage>, settled: &[Range]) -> Checked {
-        let told = settled.iter().any(|range| (range.first..=range.last).contains(&position));
+        let reported = settled.iter().any(|range| (range.first..=range.last).contains(&position));
         match (self.settled, back) {
             (Some(_), Some(_)) => Err(format!("{position} is back")),
-            (Some(_), None) => {
-                check(!self.moved || self.persisted || told, || format!("{position} is not told as settled"))
-            }
+            (Some(_), None) => check(!self.moved || self.persisted || reported, || {
+                format!("{position} is not told as settled")
+            }),
             (None, None) => check(self.moved || self.given_up, || format!("{position} is missing")),
             (None, Some(live)) => {
                 let count = self.delivered.iter().map(|(_, count)| *count).max().unwrap_or(0);

@@ -140,8 +140,8 @@ impl Message {
         self.transferred = false;
         check(back.payload == self.body.bytes(), || "has a wrong body".into())?;
         check(back.expires.unwrap_or(0) == self.expires, || "expires otherwise".into())?;
-        let told = (self.count(end)..=self.count(u64::MAX)).contains(&back.deliveries);
-        check(told, || format!("was delivered {} times", back.deliveries))?;
+        let reported = (self.count(end)..=self.count(u64::MAX)).contains(&back.deliveries);
+        check(reported, || format!("was delivered {} times", back.deliveries))?;
         self.delivered.retain(|(lsn, _)| *lsn <= end);
         self.delivered.push((end, back.deliveries));
         self.settled = None;

@@ -118,7 +118,7 @@ async fn meet(
 }
 
 /// The certificate that the client was shown.
-fn shown(stream: &Stream) -> Vec<u8> {
+fn view(stream: &Stream) -> Vec<u8> {
     let Stream::Tls(stream) = stream else { panic!("no TLS") };
     stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
@@ -163,7 +163,7 @@ async fn a_client_is_shown_the_certificate_for_the_name_that_it_asks_for() {
         ("127.0.0.1", &first),
     ] {
         let (_, connected) = meet(&server, &client, host).await;
-        assert!(shown(&connected.unwrap()) == der(&files.certificate), "{host}");
+        assert!(view(&connected.unwrap()) == der(&files.certificate), "{host}");
     }
 }
 
@@ -258,7 +258,7 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
     let client = load_client(authority.client());
     let (accepted, connected) = meet(&server, &client, "localhost").await;
     let (mut near, mut far) = (accepted.unwrap().stream, connected.unwrap());
-    let old = shown(&far);
+    let old = view(&far);
 
     let key = std::fs::read(&files.key).unwrap();
     authority.issue_for("localhost");
@@ -267,7 +267,7 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
     let error = server.reload().unwrap_err();
     assert_eq!(error.file, TlsFile::Key);
     assert!(error.reason.contains("is not the key of the certificate in"), "{error}");
-    assert!(shown(&meet(&server, &client, "localhost").await.1.unwrap()) == old);
+    assert!(view(&meet(&server, &client, "localhost").await.1.unwrap()) == old);
 
     std::fs::write(&files.key, new_key).unwrap();
     server.reload().unwrap();
@@ -276,7 +276,7 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
         (certificates[0].names.as_slice(), certificates[0].in_time),
         (&["localhost".to_owned()][..], true)
     );
-    assert!(shown(&meet(&server, &client, "localhost").await.1.unwrap()) == der(&files.certificate));
+    assert!(view(&meet(&server, &client, "localhost").await.1.unwrap()) == der(&files.certificate));
 
     // The connection from before the reload still works.
     near.write_all(b"still").await.unwrap();

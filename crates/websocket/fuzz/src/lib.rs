@@ -22,11 +22,11 @@ pub const TARGETS: [Target; 3] = [("frames", frames), ("deflated", deflated), ("
 /// the input.
 pub fn frames(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
-        let told = |step| told(FrameDecoder::new(role, LIMITS), input, step);
-        let whole = told(input.len().max(1));
+        let reported = |step| reported(FrameDecoder::new(role, LIMITS), input, step);
+        let whole = reported(input.len().max(1));
         assert!(whole.1.len() <= input.len());
         for step in [1, 7, 64] {
-            assert_eq!(told(step), whole, "{step} bytes at a time");
+            assert_eq!(reported(step), whole, "{step} bytes at a time");
         }
     }
     if let Ok(Some((header, len))) = FrameHeader::parse(input, false) {
@@ -38,12 +38,12 @@ pub fn frames(input: &[u8]) {
 /// limit.
 pub fn deflated(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
-        let told = |step| {
+        let reported = |step| {
             let decoder = FrameDecoder::new(role, LIMITS).with_deflate(true);
-            let (events, payload, fault) = told(decoder, input, step);
+            let (events, payload, fault) = reported(decoder, input, step);
             (events, payload, fault.is_some())
         };
-        let whole = told(input.len().max(1));
+        let whole = reported(input.len().max(1));
         let mut begin = 0;
         for (end, event) in &whole.0 {
             assert!((end - begin) as u64 <= LIMITS.message, "a message is larger than the limit");
@@ -52,7 +52,7 @@ pub fn deflated(input: &[u8]) {
             }
         }
         for step in [1, 7, 64] {
-            assert_eq!(told(step), whole, "{step} bytes at a time");
+            assert_eq!(reported(step), whole, "{step} bytes at a time");
         }
     }
 }
@@ -68,17 +68,17 @@ pub fn request(input: &[u8]) {
             (Ok(None), _) => {}
         }
     }
-    let _ = ClientRequest::default().judge(input);
+    let _ = ClientRequest::default().validate(input);
     match head {
         Err(HeadError::TooLarge | HeadError::Malformed) | Ok(None) => {}
         Ok(Some((head, len))) => {
             assert!(len <= input.len().min(MAX_HEAD));
-            judge(head);
+            validate(head);
         }
     }
 }
 
-fn judge(head: Head<'_>) {
+fn validate(head: Head<'_>) {
     let _ = forwarded::client(&head, |address| address.is_ipv4());
     if let Some(deflate) = Deflate::negotiate(&head) {
         assert!(deflate.answer().starts_with("permessage-deflate; "));
@@ -86,7 +86,7 @@ fn judge(head: Head<'_>) {
     if let Some(Ok(pattern)) = head.header("origin").map(str::parse::<OriginPattern>) {
         assert_eq!(pattern.to_string().parse(), Ok(pattern));
     }
-    let answer = match Upgrade::judge(head) {
+    let answer = match Upgrade::validate(head) {
         Ok(upgrade) => upgrade.accept(upgrade.offered.first().copied(), None),
         Err(refusal) => refusal.response(),
     };
@@ -96,7 +96,7 @@ fn judge(head: Head<'_>) {
 }
 
 /// Events with the number of payload bytes before them, all payload up to a fault, and the fault.
-fn told(
+fn reported(
     mut decoder: FrameDecoder,
     input: &[u8],
     step: usize,

@@ -74,7 +74,7 @@ impl ClientRequest {
     ///
     /// # Errors
     /// The server refuses, or does not speak the protocol.
-    pub fn judge(&self, input: &[u8]) -> Result<Option<Upgraded>, UpgradeError> {
+    pub fn validate(&self, input: &[u8]) -> Result<Option<Upgraded>, UpgradeError> {
         let looked_at = &input[..input.len().min(MAX_HEAD)];
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut response = httparse::Response::new(&mut fields);
@@ -136,13 +136,13 @@ mod tests {
         let bytes = request.bytes();
         let (head, len) = Head::parse(&bytes).unwrap().unwrap();
         assert_eq!((head.path, len), ("/ws/amqp", bytes.len()));
-        let mut answer = Upgrade::judge(head).unwrap().accept(Some("amqp"), None);
+        let mut answer = Upgrade::validate(head).unwrap().accept(Some("amqp"), None);
         let accepted = Upgraded { protocol: Some("amqp".into()), len: answer.len() };
         for cut in 0..answer.len() {
-            assert_eq!(request.judge(&answer[..cut]), Ok(None));
+            assert_eq!(request.validate(&answer[..cut]), Ok(None));
         }
         answer.extend_from_slice(b"\x81\x00");
-        assert_eq!(request.judge(&answer), Ok(Some(accepted)));
+        assert_eq!(request.validate(&answer), Ok(Some(accepted)));
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
         let request = request();
         let good = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
             Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-        assert!(request.judge(good.as_bytes()).is_ok_and(|answer| answer.is_some()));
+        assert!(request.validate(good.as_bytes()).is_ok_and(|answer| answer.is_some()));
         for (from, to) in [
             ("101 Switching Protocols", "403 Forbidden"),
             ("Upgrade: websocket\r\n", ""),
@@ -160,7 +160,7 @@ mod tests {
             ("\r\n\r\n", "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n"),
             ("HTTP/1.1", "AMQP\0"),
         ] {
-            assert!(request.judge(good.replace(from, to).as_bytes()).is_err(), "{to}");
+            assert!(request.validate(good.replace(from, to).as_bytes()).is_err(), "{to}");
         }
     }
 }

@@ -27,7 +27,7 @@ impl<'a> Upgrade<'a> {
     ///
     /// # Errors
     /// 405 for another method, 426 for a request that is not an upgrade to version 13, 400 for one that is malformed.
-    pub fn judge(head: Head<'a>) -> Result<Self, UpgradeRefusal> {
+    pub fn validate(head: Head<'a>) -> Result<Self, UpgradeRefusal> {
         let bad = |text| Err(UpgradeRefusal::new(Status::BadRequest, text));
         if head.method != "GET" {
             return Err(UpgradeRefusal::new(
@@ -121,13 +121,13 @@ mod tests {
 
     fn status(request: &str) -> Option<u16> {
         let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();
-        Upgrade::judge(head).err().map(|refusal| refusal.status as u16)
+        Upgrade::validate(head).err().map(|refusal| refusal.status as u16)
     }
 
     #[test]
     fn the_rfcs_request_gets_the_rfcs_answer() {
         let (head, _) = Head::parse(GOOD.as_bytes()).unwrap().unwrap();
-        let upgrade = Upgrade::judge(head).unwrap();
+        let upgrade = Upgrade::validate(head).unwrap();
         assert_eq!((upgrade.host, upgrade.origin), ("server.example.com", Some("http://example.com")));
         assert_eq!(upgrade.prefer(&["none", "superchat", "chat"]), Some("superchat"));
         assert_eq!(
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn only_what_was_offered_is_echoed() {
         let (head, _) = Head::parse(GOOD.as_bytes()).unwrap().unwrap();
-        let upgrade = Upgrade::judge(head).unwrap();
+        let upgrade = Upgrade::validate(head).unwrap();
         for protocol in [None, Some("other"), Some("Chat")] {
             let answer = String::from_utf8(upgrade.accept(protocol, None)).unwrap();
             assert!(!answer.contains("Sec-WebSocket-Protocol"), "{answer}");

@@ -266,9 +266,9 @@ fn nothing_but_a_header_or_a_control_frame_is_ever_shown_twice() {
         while end < bytes.len() {
             end = (end + step).min(bytes.len());
             loop {
-                let told = decoder.decode(&bytes[start..end], &mut payload).unwrap();
-                start += told.taken;
-                if told.event.is_none() {
+                let reported = decoder.decode(&bytes[start..end], &mut payload).unwrap();
+                start += reported.taken;
+                if reported.event.is_none() {
                     break;
                 }
             }

@@ -20,7 +20,7 @@ fn negotiated(offers: &[&str]) -> Option<String> {
     );
     let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();
     let deflate = Deflate::negotiate(&head);
-    let answer = String::from_utf8(Upgrade::judge(head).unwrap().accept(None, deflate)).unwrap();
+    let answer = String::from_utf8(Upgrade::validate(head).unwrap().accept(None, deflate)).unwrap();
     let found = answer.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Extensions: "));
     found.map(str::to_owned)
 }

@@ -54,7 +54,7 @@ async fn accept(pipe: &mut DuplexStream) {
         assert!(pipe.read_buf(&mut input).await.unwrap() > 0);
         if let Some((head, len)) = Head::parse(&input).unwrap() {
             assert_eq!(len, input.len(), "a client waits for the answer");
-            let answer = Upgrade::judge(head).unwrap().accept(None, None);
+            let answer = Upgrade::validate(head).unwrap().accept(None, None);
             return pipe.write_all(&answer).await.unwrap();
         }
     }
@@ -73,7 +73,7 @@ async fn connect(pipe: &mut DuplexStream) -> Vec<u8> {
     let mut input = Vec::new();
     loop {
         assert!(pipe.read_buf(&mut input).await.unwrap() > 0);
-        if let Some(accepted) = request.judge(&input).unwrap() {
+        if let Some(accepted) = request.validate(&input).unwrap() {
             return input.split_off(accepted.len);
         }
     }

@@ -37,7 +37,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     );
     let answer = {
         let (head, _) = Head::parse(&bytes).expect("it is a request").expect("it is whole");
-        Upgrade::judge(head).expect("it is an upgrade").accept(Some("mqtt"), None)
+        Upgrade::validate(head).expect("it is an upgrade").accept(Some("mqtt"), None)
     };
     vec![bytes, answer]
 }

@@ -5,7 +5,7 @@ fn target(scheme: &str) -> Target {
 }
 
 /// Passes the server's output to `client`, one byte at a time; returns its events and its output.
-fn told(client: &mut dyn WebSocketSession, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), String> {
+fn reported(client: &mut dyn WebSocketSession, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), String> {
     let (mut input, mut out, mut met) = (Vec::new(), Vec::new(), Vec::new());
     for byte in server {
         input.push(*byte);
@@ -27,22 +27,22 @@ fn mqtt_logs_in_and_subscribes() {
     let (mut client, out) = begun("mqtt");
     assert_eq!(out, b"\x10\x1e\x00\x04MQTT\x04\xc2\x00\x3c\x00\x04mine\x00\x04user\x00\x06secret");
     assert_eq!(
-        told(&mut *client, &[0x20, 2, 0, 0]).unwrap(),
+        reported(&mut *client, &[0x20, 2, 0, 0]).unwrap(),
         (vec![], b"\x82\x09\x00\x01\x00\x04mine\x00".to_vec())
     );
-    assert_eq!(told(&mut *client, &[0x90, 3, 0, 1, 0]).unwrap().0, [Met::Subscribed]);
+    assert_eq!(reported(&mut *client, &[0x90, 3, 0, 1, 0]).unwrap().0, [Met::Subscribed]);
     let mut out = Vec::new();
     client.publish(&[b'x'; 200], &mut out);
     assert_eq!(&out[..9], b"\x30\xce\x01\x00\x04mine");
-    assert_eq!(told(&mut *client, &out).unwrap().0, [Met::Delivery(vec![b'x'; 200])]);
+    assert_eq!(reported(&mut *client, &out).unwrap().0, [Met::Delivery(vec![b'x'; 200])]);
 }
 
 #[test]
 fn mqtt_refusals_are_told() {
     let (mut client, _) = begun("mqtt");
-    assert_eq!(told(&mut *client, &[0x20, 2, 0, 5]).unwrap_err(), "the login was refused with code 5");
-    assert_eq!(told(&mut *client, &[0x90, 3, 0, 1, 0x80]).unwrap_err(), "the subscription was refused");
-    assert!(told(&mut *client, &[0x30, 0x80, 0x80, 0x80, 0x80]).is_err());
+    assert_eq!(reported(&mut *client, &[0x20, 2, 0, 5]).unwrap_err(), "the login was refused with code 5");
+    assert_eq!(reported(&mut *client, &[0x90, 3, 0, 1, 0x80]).unwrap_err(), "the subscription was refused");
+    assert!(reported(&mut *client, &[0x30, 0x80, 0x80, 0x80, 0x80]).is_err());
 }
 
 #[test]
@@ -50,13 +50,13 @@ fn stomp_logs_in_and_subscribes() {
     let (mut client, out) = begun("stomp");
     let text = String::from_utf8(out).unwrap();
     assert!(text.starts_with("CONNECT\n") && text.contains("\nheart-beat:60000,60000\n\n\0"), "{text}");
-    let (met, out) = told(&mut *client, b"CONNECTED\nversion:1.2\n\n\0\n\n").unwrap();
+    let (met, out) = reported(&mut *client, b"CONNECTED\nversion:1.2\n\n\0\n\n").unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(met.is_empty() && text.contains("destination:/topic/mine\nreceipt:0\n"), "{text}");
-    assert_eq!(told(&mut *client, b"RECEIPT\nreceipt-id:0\n\n\0").unwrap().0, [Met::Subscribed]);
-    let delivery = told(&mut *client, b"\nMESSAGE\nsubscription:0\n\nbody\0").unwrap().0;
+    assert_eq!(reported(&mut *client, b"RECEIPT\nreceipt-id:0\n\n\0").unwrap().0, [Met::Subscribed]);
+    let delivery = reported(&mut *client, b"\nMESSAGE\nsubscription:0\n\nbody\0").unwrap().0;
     assert_eq!(delivery, [Met::Delivery(b"body".to_vec())]);
-    let error = told(&mut *client, b"ERROR\nmessage:Bad CONNECT\n\nmore\0").unwrap_err();
+    let error = reported(&mut *client, b"ERROR\nmessage:Bad CONNECT\n\nmore\0").unwrap_err();
     assert_eq!(error, "Bad CONNECT");
 }
 
@@ -64,6 +64,6 @@ fn stomp_logs_in_and_subscribes() {
 fn amqp_begins_with_its_header_and_tells_who_does_not_speak_it() {
     let (mut client, out) = begun("amqp");
     assert_eq!(out, b"AMQP\0\0\x09\x01");
-    let error = told(&mut *client, b"AMQP\0\x01\0\0").unwrap_err();
+    let error = reported(&mut *client, b"AMQP\0\x01\0\0").unwrap_err();
     assert!(error.contains("another protocol"), "{error}");
 }

@@ -59,13 +59,13 @@ impl ReadyStore {
 
     /// Requests a load of the front of the next run, if the next message is on disk.
     pub(in crate::queue) fn want_load(&mut self) {
-        self.hungry |= self.is_cold();
+        self.needs_load |= self.is_on_disk();
     }
 
     /// Whether a run needs to be loaded from.
     #[inline]
-    pub(in crate::queue) fn is_hungry(&self) -> bool {
-        self.hungry
+    pub(in crate::queue) fn needs_load(&self) -> bool {
+        self.needs_load
     }
 
     /// The next load; `None` if it is no longer needed.
@@ -73,7 +73,7 @@ impl ReadyStore {
         let epoch = self.epoch;
         let mut levels = self.levels.iter().enumerate().rev();
         let plan = levels.find_map(|(at, level)| level.plan(at, epoch));
-        self.hungry &= plan.is_some();
+        self.needs_load &= plan.is_some();
         plan
     }
 
@@ -86,7 +86,7 @@ impl ReadyStore {
         through: u64,
         which: impl Fn(&Delivery) -> bool,
     ) -> Vec<Delivery> {
-        self.hungry = false;
+        self.needs_load = false;
         if plan.epoch != self.epoch {
             return Vec::new();
         }
@@ -115,7 +115,7 @@ impl ReadyStore {
     }
 
     /// Lets messages leave memory: those in the store at once, others when they are [written](Self::written).
-    pub(in crate::queue) fn page_out(&mut self, lane: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
+    pub(in crate::queue) fn page_out(&mut self, page_segments: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
         let single = self.levels.len() == 1;
         for at in 0..self.levels.len() {
             let Some(pinned) = self.levels[at].split() else { continue };
@@ -132,7 +132,7 @@ impl ReadyStore {
                 return PagedOut::Freed(freed);
             }
             if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_BYTES) {
-                let segments = self.levels[at].lane(&lane);
+                let segments = self.levels[at].page_segments(&page_segments);
                 return PagedOut::Write(ToWrite { level: at, epoch: self.epoch, deliveries, segments });
             }
         }

@@ -33,7 +33,7 @@ pub(super) struct Popped {
     /// It was in the part of the level that is not paged out.
     pub(super) pinned: bool,
     /// The run needs to be loaded from.
-    pub(super) hungry: bool,
+    pub(super) needs_load: bool,
     /// The level has to be [joined](Level::join).
     pub(super) joins: bool,
 }
@@ -54,32 +54,32 @@ impl Level {
 
     /// Whether the level has messages, and the next one is on disk.
     #[inline]
-    pub(super) fn is_cold(&self) -> bool {
+    pub(super) fn is_on_disk(&self) -> bool {
         self.split.is_some() && self.front().is_none()
     }
 
     /// The earliest time at which the next message expires, if it is on disk.
-    pub(super) fn cold_expiry(&self) -> Option<u64> {
+    pub(super) fn expiry_on_disk(&self) -> Option<u64> {
         self.split.as_ref().map(|split| split.run.expires)
     }
 
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Popped> {
         if let Some((_, delivery)) = self.returned.pop_first() {
-            return Some(Popped { delivery, pinned: true, hungry: false, joins: false });
+            return Some(Popped { delivery, pinned: true, needs_load: false, joins: false });
         }
         let delivery = self.head.pop_front()?;
         if let Some(split) = &mut self.split {
             split.head_weight -= delivery.message.weight();
             let on_disk = !split.run.is_empty();
-            let hungry = on_disk && split.head_weight < LOW_HEAD;
+            let needs_load = on_disk && split.head_weight < LOW_HEAD;
             let joins = !on_disk && self.head.is_empty();
-            return Some(Popped { delivery, pinned: true, hungry, joins });
+            return Some(Popped { delivery, pinned: true, needs_load, joins });
         }
         if self.head.is_empty() && self.head.capacity() > KEPT_CAPACITY {
             self.head = VecDeque::new();
         }
-        Some(Popped { delivery, pinned: false, hungry: false, joins: false })
+        Some(Popped { delivery, pinned: false, needs_load: false, joins: false })
     }
 
     /// All messages in memory.
@@ -121,8 +121,8 @@ impl Level {
         self.split.as_mut().map(|split| &mut split.run)
     }
 
-    pub(super) fn take_lane(&mut self) -> Option<Arc<QueueSegments>> {
-        self.split.as_mut().and_then(|split| split.run.lane.take())
+    pub(super) fn take_page_segments(&mut self) -> Option<Arc<QueueSegments>> {
+        self.split.as_mut().and_then(|split| split.run.page_segments.take())
     }
 
     pub(super) fn add_to_run(&mut self, delivery: &Delivery, stored: bool, single: bool) {
@@ -201,9 +201,9 @@ impl Level {
     }
 
     /// The segments for messages that are not in the store.
-    pub(super) fn lane(&mut self, new: impl Fn() -> Arc<QueueSegments>) -> Arc<QueueSegments> {
+    pub(super) fn page_segments(&mut self, new: impl Fn() -> Arc<QueueSegments>) -> Arc<QueueSegments> {
         match &mut self.split {
-            Some(split) => split.run.lane.get_or_insert_with(new).clone(),
+            Some(split) => split.run.page_segments.get_or_insert_with(new).clone(),
             None => new(),
         }
     }
@@ -221,7 +221,7 @@ impl Level {
             }
             self.head = tail;
         }
-        Some((head_weight, run.lane))
+        Some((head_weight, run.page_segments))
     }
 }
 

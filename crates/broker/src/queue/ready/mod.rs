@@ -36,7 +36,7 @@ pub(super) struct ReadyStore {
     pinned: u64,
     on_disk: OnDisk,
     /// A run needs to be loaded from.
-    hungry: bool,
+    needs_load: bool,
     /// The number of calls of `take_all`, each of which invalidates loads and writes under way.
     epoch: u64,
     /// Segments that are not needed any more.
@@ -53,7 +53,7 @@ impl ReadyStore {
             resident: 0,
             pinned: 0,
             on_disk: OnDisk::default(),
-            hungry: false,
+            needs_load: false,
             epoch: 0,
             discarded: Vec::new(),
         }
@@ -124,7 +124,7 @@ impl ReadyStore {
     pub(super) fn front(&self) -> Option<&Delivery> {
         for level in self.levels.iter().rev() {
             match level.front() {
-                None if level.is_cold() => return None,
+                None if level.is_on_disk() => return None,
                 None => {}
                 found => return found,
             }
@@ -133,7 +133,7 @@ impl ReadyStore {
     }
 
     /// Whether there are messages, and the next one is on disk.
-    pub(super) fn is_cold(&self) -> bool {
+    pub(super) fn is_on_disk(&self) -> bool {
         self.len > 0 && self.front().is_none()
     }
 
@@ -151,14 +151,14 @@ impl ReadyStore {
                 self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
                 self.resident -= weight;
                 self.pinned -= if popped.pinned { weight } else { 0 };
-                self.hungry |= popped.hungry;
+                self.needs_load |= popped.needs_load;
                 if popped.joins {
                     self.join_exhausted();
                 }
                 return Some(delivery);
             }
-            if level.is_cold() {
-                self.hungry = true;
+            if level.is_on_disk() {
+                self.needs_load = true;
                 return None;
             }
         }
@@ -171,7 +171,7 @@ impl ReadyStore {
             Some(delivery) if delivery.expires <= now => self.pop(),
             Some(_) => None,
             None => {
-                self.hungry |= self.next_expiry().is_some_and(|expires| expires <= now);
+                self.needs_load |= self.next_expiry().is_some_and(|expires| expires <= now);
                 None
             }
         }
@@ -183,7 +183,7 @@ impl ReadyStore {
         let expires = match self.front() {
             Some(delivery) => delivery.expires,
             None if self.len == 0 => NEVER,
-            None => self.levels.iter().rev().find_map(Level::cold_expiry).unwrap_or(NEVER),
+            None => self.levels.iter().rev().find_map(Level::expiry_on_disk).unwrap_or(NEVER),
         };
         (expires != NEVER).then_some(expires)
     }
@@ -193,7 +193,7 @@ impl ReadyStore {
         let mut empty = Self::new((self.levels.len() - 1) as u8, self.keeps);
         empty.epoch = self.epoch + 1;
         empty.discarded = std::mem::take(&mut self.discarded);
-        let lanes = self.levels.iter_mut().filter_map(Level::take_lane);
+        let lanes = self.levels.iter_mut().filter_map(Level::take_page_segments);
         empty.discarded.extend(lanes);
         std::mem::replace(self, empty)
     }
@@ -222,9 +222,9 @@ impl ReadyStore {
     /// Joins the levels that have nothing on disk.
     fn join_exhausted(&mut self) {
         for level in &mut self.levels {
-            if let Some((pinned, lane)) = level.join() {
+            if let Some((pinned, page_segments)) = level.join() {
                 self.pinned -= pinned;
-                self.discarded.extend(lane);
+                self.discarded.extend(page_segments);
             }
         }
     }

@@ -23,7 +23,7 @@ pub(crate) struct Run {
     /// A time before which none of them expires.
     pub(super) expires: u64,
     /// The segments of messages that are not in the store.
-    pub(super) lane: Option<Arc<QueueSegments>>,
+    pub(super) page_segments: Option<Arc<QueueSegments>>,
 }
 
 /// A load to be done: of which level, and of which positions.
@@ -32,12 +32,12 @@ pub(crate) struct Plan {
     pub(super) epoch: u64,
     spans: Vec<(u64, u64)>,
     pub(crate) has_stored: bool,
-    pub(crate) lane: Option<Arc<QueueSegments>>,
+    pub(crate) page_segments: Option<Arc<QueueSegments>>,
 }
 
 impl Default for Run {
     fn default() -> Self {
-        Self { spans: VecDeque::new(), stored: 0, written: 0, bytes: 0, expires: NEVER, lane: None }
+        Self { spans: VecDeque::new(), stored: 0, written: 0, bytes: 0, expires: NEVER, page_segments: None }
     }
 }
 
@@ -114,7 +114,7 @@ impl Run {
         if lost.messages > 0 {
             tracing::error!(messages = lost.messages, "messages that should be on disk are not there");
         }
-        *self = Self { lane: self.lane.take(), ..Self::default() };
+        *self = Self { page_segments: self.page_segments.take(), ..Self::default() };
         lost
     }
 
@@ -125,7 +125,7 @@ impl Run {
             epoch,
             spans,
             has_stored: self.stored > 0,
-            lane: self.lane.clone().filter(|_| self.written > 0),
+            page_segments: self.page_segments.clone().filter(|_| self.written > 0),
         })
     }
 }

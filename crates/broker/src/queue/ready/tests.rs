@@ -97,7 +97,7 @@ impl World {
                 self.model[level].remove(&delivery.position);
                 self.out.push(delivery);
             }
-            None => assert!(next.is_none() || self.store.is_cold() && self.store.is_hungry()),
+            None => assert!(next.is_none() || self.store.is_on_disk() && self.store.needs_load()),
         }
     }
 
@@ -118,7 +118,7 @@ impl World {
     }
 
     fn begin_load(&mut self) {
-        if self.writing.is_none() && self.loading.is_none() && self.store.is_hungry() {
+        if self.writing.is_none() && self.loading.is_none() && self.store.needs_load() {
             self.loading = self.store.plan_load();
         }
     }
@@ -153,7 +153,7 @@ impl World {
         assert_eq!(self.store.on_disk().messages, (self.store.len() - self.store.iter().count()) as u64);
         let next = self.model.iter().rev().find_map(BTreeSet::first).copied();
         assert_eq!(self.store.is_empty(), next.is_none());
-        if !self.store.is_cold() {
+        if !self.store.is_on_disk() {
             assert_eq!(self.store.front().map(|delivery| delivery.position), next);
         }
         assert!(self.store.pageable() <= self.store.resident());

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::kept;
+use super::encoded;
 use crate::table_view::{ValueView, entries};
 
 /// The matching rule of a binding.
@@ -14,9 +14,9 @@ pub(super) struct Mode {
     with_x: bool,
 }
 
-/// The matching rule of arguments in [compact form](kept::keep), and the pairs that take part.
+/// The matching rule of arguments in [compact form](encoded::keep), and the pairs that take part.
 pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)>) {
-    let (mode, arguments) = kept::parts(kept);
+    let (mode, arguments) = encoded::parts(kept);
     let mode = Mode::of(mode);
     let pairs = entries(arguments)
         .filter(move |(name, _)| mode.with_x || !name.starts_with("x-"))
@@ -44,7 +44,7 @@ pub(super) enum Term<'a> {
 }
 
 impl Mode {
-    /// Decodes the value of `x-match`, as returned by `kept::parts`.
+    /// Decodes the value of `x-match`, as returned by `encoded::parts`.
     fn of(mode: Option<&[u8]>) -> Self {
         let mode = mode.unwrap_or(b"all");
         Self { any: mode.starts_with(b"any"), with_x: mode.ends_with(b"-with-x") }

@@ -4,7 +4,7 @@
 //! of them (the rarest when they were added), those that require *any* under each. Candidates are then
 //! compared in full.
 
-mod kept;
+mod encoded;
 mod matching;
 
 use std::hash::BuildHasher;
@@ -21,7 +21,7 @@ use super::id_set::IdSet;
 use crate::arguments::in_erlang;
 use crate::error::BrokerError;
 use crate::table_view::{ValueView, entries};
-pub(super) use kept::{given, keep};
+pub(super) use encoded::{given, keep};
 use matching::{SortedHeaders as Message, Term, asked};
 
 /// Finds the arguments that match a message. They are numbers of the exchange's [`Arguments`], which stores
@@ -208,7 +208,7 @@ const CROWD: u32 = 1 << 31;
 pub(crate) fn check_arguments(arguments: RawTable<'_>) -> Result<(), BrokerError> {
     match entries(arguments.bytes()).find(|(name, _)| *name == X_MATCH) {
         None => return Ok(()),
-        Some((_, ValueView::Text(mode))) if kept::MODES.contains(&mode) => return Ok(()),
+        Some((_, ValueView::Text(mode))) if encoded::MODES.contains(&mode) => return Ok(()),
         Some(_) => {}
     }
     let text = match arguments.decode().get(X_MATCH) {

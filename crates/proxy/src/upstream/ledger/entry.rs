@@ -111,7 +111,7 @@ impl SentEntry {
     }
 
     /// Number of no-wait methods in it.
-    pub(super) fn told(&self) -> u64 {
+    pub(super) fn reported(&self) -> u64 {
         if let What::Told { count, .. } = self.what { count } else { 0 }
     }
 

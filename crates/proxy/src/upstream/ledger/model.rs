@@ -6,7 +6,7 @@ use amqp::properties::NO_PROPERTIES;
 use super::entry::SHARED_BYTES;
 use super::tests::{counted, payload};
 use super::*;
-use crate::kept::ReplayTotals;
+use crate::replay_buffer::ReplayTotals;
 
 /// The contract of the ledger, implemented in the plainest way.
 #[derive(Default)]
@@ -55,11 +55,11 @@ impl Model {
         self.items.drain(..over);
     }
 
-    fn tell(&mut self, frames: Vec<u8>) {
+    fn notify(&mut self, frames: Vec<u8>) {
         self.items.push(Item { what: Kind::Told { published: self.published, asked: self.asked }, frames });
-        let is_told = |item: &Item| matches!(item.what, Kind::Told { .. });
-        if self.items.iter().filter(|item| is_told(item)).count() as u64 > TOLD_MAX {
-            let oldest = self.items.iter().position(is_told).unwrap();
+        let is_reported = |item: &Item| matches!(item.what, Kind::Told { .. });
+        if self.items.iter().filter(|item| is_reported(item)).count() as u64 > TOLD_MAX {
+            let oldest = self.items.iter().position(is_reported).unwrap();
             self.items.remove(oldest);
         }
     }
@@ -144,8 +144,8 @@ impl Run {
             0 => self.publish_batch(times),
             1 => self.publish_in_frames(),
             2 | 3 => (0..times).for_each(|_| self.ask()),
-            4 => (0..times).for_each(|_| self.tell()),
-            5 if times == 1 => (0..TOLD_MAX).for_each(|_| self.tell()),
+            4 => (0..times).for_each(|_| self.notify()),
+            5 if times == 1 => (0..TOLD_MAX).for_each(|_| self.notify()),
             5 => self.change_consumers(),
             6 => (0..2 * times).for_each(|_| self.answer()),
             _ => (0..times).for_each(|_| self.confirm()),
@@ -213,10 +213,10 @@ impl Run {
         self.model.items.push(Item { what, frames: method_frame(method) });
     }
 
-    fn tell(&mut self) {
+    fn notify(&mut self) {
         let method = self.some_method(50, 20);
         self.ledger.method(&method, false, self.prefetch);
-        self.model.tell(method_frame(&method));
+        self.model.notify(method_frame(&method));
     }
 
     fn answer(&mut self) {

@@ -44,7 +44,7 @@ impl Ledger {
     /// Notifies the session if it was waiting for this. Called when the record is unlocked.
     pub(super) fn notify(&self, is_due: bool) {
         if is_due && let Some(link) = self.link.upgrade() {
-            ClientLink::tell(&link, Event::Answered);
+            ClientLink::notify(&link, Event::Answered);
         }
     }
 }

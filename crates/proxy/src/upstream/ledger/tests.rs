@@ -4,7 +4,7 @@ use amqp::properties::NO_PROPERTIES;
 
 use super::entry::SHARED_BYTES;
 use super::*;
-use crate::kept::ReplayTotals;
+use crate::replay_buffer::ReplayTotals;
 use crate::topology::{Declarer, Topologies};
 
 pub(super) fn message(key: &str) -> Vec<u8> {

@@ -37,7 +37,7 @@ impl Channel {
             let alone = basic::Consume { exclusive: false, arguments: RawTable::default(), ..*consume };
             return self.consume_from(context, &queue, tag, &alone);
         }
-        context.seat.check_read_queue(name)?;
+        context.authorised.check_read_queue(name)?;
         let queue = context.vhost.queue(context.session, name)?;
         if self.limited && queue.kind() == QueueKind::Quorum {
             let text = format!(
@@ -146,7 +146,7 @@ impl Channel {
 
     pub(super) fn get(&mut self, context: &ChannelContext, get: &basic::Get<'_>) -> Result<(), Fault> {
         let name = self.queue_name(get.queue)?;
-        context.seat.check_read_queue(name)?;
+        context.authorised.check_read_queue(name)?;
         let queue = context.vhost.queue(context.session, name)?;
         check_get(&queue, context.vhost.name())?;
         self.fetch(context, queue, get.no_ack);
@@ -172,7 +172,7 @@ impl Channel {
             routing_key: message.routing_key(),
             message_count: u32::try_from(got.remaining).unwrap_or(u32::MAX),
         };
-        if context.consumers.traces().are_wanted() && Tracer::tells_of(&queue, &got.delivery) {
+        if context.consumers.traces().are_wanted() && Tracer::reports(&queue, &got.delivery) {
             context.consumers.trace(self.number, &queue, true, vec![got.delivery.clone()]);
         }
         let properties = got.delivery.properties(queue.kind(), true);
@@ -189,15 +189,15 @@ impl Channel {
         }
         if qos.global {
             self.limited = qos.prefetch_count != 0;
-            self.shown.global_prefetch.store(qos.prefetch_count, Ordering::Relaxed);
+            self.view.global_prefetch.store(qos.prefetch_count, Ordering::Relaxed);
             self.deliveries.set_channel_limit(qos.prefetch_count.into());
             self.deliveries.resume(context.now);
         } else {
             self.prefetch = qos.prefetch_count;
-            self.shown.prefetch.store(qos.prefetch_count, Ordering::Relaxed);
+            self.view.prefetch.store(qos.prefetch_count, Ordering::Relaxed);
             // RabbitMQ lifts the channel's limit too.
             if std::mem::take(&mut self.limited) {
-                self.shown.global_prefetch.store(0, Ordering::Relaxed);
+                self.view.global_prefetch.store(0, Ordering::Relaxed);
                 self.deliveries.set_channel_limit(0);
                 self.deliveries.resume(context.now);
             }

@@ -22,7 +22,7 @@ impl Channel {
             internal: m.internal,
             arguments: m.arguments,
         };
-        context.hold_until(context.seat.declare_exchange(&declare)?);
+        context.hold_until(context.authorised.declare_exchange(&declare)?);
         self.answer(context, m.no_wait, exchange::DeclareOk {});
         Ok(())
     }
@@ -32,7 +32,7 @@ impl Channel {
         context: &ChannelContext,
         m: &exchange::Delete<'_>,
     ) -> Result<(), Fault> {
-        context.seat.check_delete_exchange(m.exchange)?;
+        context.authorised.check_delete_exchange(m.exchange)?;
         context.hold_until(context.vhost.delete_exchange(m.exchange, m.if_unused)?);
         self.answer(context, m.no_wait, exchange::DeleteOk {});
         Ok(())
@@ -49,7 +49,7 @@ impl Channel {
             routing_key: m.routing_key,
             arguments: m.arguments,
         };
-        context.hold_until(context.seat.bind_exchange(&binding)?);
+        context.hold_until(context.authorised.bind_exchange(&binding)?);
         self.answer(context, m.no_wait, exchange::BindOk {});
         Ok(())
     }
@@ -65,7 +65,7 @@ impl Channel {
             routing_key: m.routing_key,
             arguments: m.arguments,
         };
-        context.hold_until(context.seat.unbind_exchange(&binding)?);
+        context.hold_until(context.authorised.unbind_exchange(&binding)?);
         self.answer(context, m.no_wait, exchange::UnbindOk {});
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Channel {
             auto_delete: m.auto_delete,
             arguments: m.arguments,
         };
-        let declared = context.seat.declare_queue(context.session, &declare, context.now)?;
+        let declared = context.authorised.declare_queue(context.session, &declare, context.now)?;
         context.hold_until(declared.ticket);
         let name = declared.queue.name();
         self.last_queue = Some((&**name).into());
@@ -114,7 +114,7 @@ impl Channel {
     pub(super) fn queue_bind(&self, context: &ChannelContext, m: &queue::Bind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
         let binding = Binding { arguments: m.arguments, ..binding };
-        context.hold_until(context.seat.bind_queue(context.session, &binding)?);
+        context.hold_until(context.authorised.bind_queue(context.session, &binding)?);
         self.answer(context, m.no_wait, queue::BindOk {});
         Ok(())
     }
@@ -122,14 +122,14 @@ impl Channel {
     pub(super) fn queue_unbind(&self, context: &ChannelContext, m: &queue::Unbind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
         let binding = Binding { arguments: m.arguments, ..binding };
-        context.hold_until(context.seat.unbind_queue(context.session, &binding)?);
+        context.hold_until(context.authorised.unbind_queue(context.session, &binding)?);
         context.send(self.number, queue::UnbindOk {});
         Ok(())
     }
 
     pub(super) fn queue_purge(&self, context: &ChannelContext, m: &queue::Purge<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
-        context.seat.check_read_queue(name)?;
+        context.authorised.check_read_queue(name)?;
         let (purged, until) = context.vhost.purge(context.session, name)?;
         context.hold_until_stored(until);
         let message_count = u32::try_from(purged).unwrap_or(u32::MAX);
@@ -139,7 +139,7 @@ impl Channel {
 
     pub(super) fn queue_delete(&self, context: &ChannelContext, m: &queue::Delete<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
-        context.seat.check_delete_queue(name)?;
+        context.authorised.check_delete_queue(name)?;
         let (deleted, ticket) = context.vhost.delete_queue(context.session, name, m.if_unused, m.if_empty)?;
         context.hold_until(ticket);
         let message_count = u32::try_from(deleted).unwrap_or(u32::MAX);

@@ -32,8 +32,8 @@ impl LazyPublisher {
     /// The publisher, created if necessary.
     pub(super) fn get(&mut self, context: &ChannelContext, channel: u16) -> &mut Publisher {
         self.0.get_or_insert_with(|| {
-            let mut publisher = context.vhost.publisher(context.seat.identity());
-            publisher.set_connection(Arc::<OpenConnection>::clone(&context.shown), channel);
+            let mut publisher = context.vhost.publisher(context.authorised.identity());
+            publisher.set_connection(Arc::<OpenConnection>::clone(&context.view), channel);
             Box::new(publisher)
         })
     }
@@ -141,7 +141,7 @@ impl Channel {
 
     /// Handles a message that reached no queue: returns it if it was mandatory.
     pub(super) fn is_unroutable(&self, context: &ChannelContext, message: Publish<'_>, mandatory: bool) {
-        self.shown.publishing().unroutable(mandatory, context.now);
+        self.view.publishing().unroutable(mandatory, context.now);
         if mandatory {
             self.return_unroutable(context, message);
         }
@@ -149,7 +149,7 @@ impl Channel {
 
     pub(super) fn count_published(&self, context: &ChannelContext, count: u64) {
         if count > 0 {
-            self.shown.publishing().published(count, context.now);
+            self.view.publishing().published(count, context.now);
         }
     }
 
@@ -179,11 +179,11 @@ impl Channel {
         }
         context.handed_over(&flushed);
         self.count_published(context, flushed.count);
-        let (number, shown) = (self.number, &self.shown);
+        let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode
             && flushed.count > 0
         {
-            confirms.add(&flushed, |run| confirm(context, number, shown, run));
+            confirms.add(&flushed, |run| confirm(context, number, view, run));
             if let Some(until) = flushed.until {
                 context.wait_until_stored(until);
             }
@@ -203,33 +203,33 @@ impl Channel {
 
     /// Sends the confirms that have waited for the log up to `durable`.
     pub(crate) fn confirm_up_to(&mut self, context: &ChannelContext, durable: Lsn) {
-        let (number, shown) = (self.number, &self.shown);
+        let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode {
-            confirms.release(durable, |run| confirm(context, number, shown, run));
+            confirms.release(durable, |run| confirm(context, number, view, run));
         }
     }
 
     /// At the channel's end: its confirms are sent when they may be, and before anything sent later.
     pub(super) fn leave_confirms(&mut self, context: &ChannelContext) {
-        let (number, shown) = (self.number, &self.shown);
+        let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode
             && let Some(until) = confirms.until()
         {
             context.hold_until_stored(Some(until));
-            confirms.release(until, |run| confirm(context, number, shown, run));
+            confirms.release(until, |run| confirm(context, number, view, run));
         }
     }
 }
 
 /// All publishes before a run are settled already, so `multiple` needs no lower end.
-fn confirm(context: &ChannelContext, channel: u16, shown: &OpenChannel, run: Run) {
+fn confirm(context: &ChannelContext, channel: u16, view: &OpenChannel, run: Run) {
     let Run { first, last: delivery_tag, refused } = run;
     let multiple = delivery_tag > first;
     context.shared.metrics.confirms(FrontEnd::Amqp).given.add(delivery_tag - first + 1);
     if refused {
         context.send(channel, basic::Nack { delivery_tag, multiple, requeue: false });
     } else {
-        shown.publishing().confirmed(delivery_tag - first + 1, context.now);
+        view.publishing().confirmed(delivery_tag - first + 1, context.now);
         context.send(channel, basic::Ack { delivery_tag, multiple });
     }
 }

@@ -89,7 +89,7 @@ impl Channel {
         match self.mode {
             Mode::Plain => {
                 self.mode = Mode::Tx(Box::default());
-                self.shown.transactional.store(true, Ordering::Relaxed);
+                self.view.transactional.store(true, Ordering::Relaxed);
             }
             Mode::Tx(_) => {}
             Mode::Confirm(_) => {

@@ -103,7 +103,7 @@ impl<F: Form> ChannelConsumer<F> {
                 let start = buf.len();
                 while buf.len() - start <= allowance && inner.has_credit(self.key) {
                     let Some(delivery) = offer.next() else { return true };
-                    if is_traced && Tracer::tells_of(&self.queue, &delivery) {
+                    if is_traced && Tracer::reports(&self.queue, &delivery) {
                         traced.push(delivery.clone());
                     }
                     self.write(inner, buf, delivery);

@@ -8,8 +8,8 @@ impl Conversation {
     /// The message counts of channel 1.
     fn counts(&self) -> Option<MessageCounts> {
         let now = self.shared.clock.timestamp(self.now);
-        let shown = self.shared.registry.all().pop().unwrap();
-        shown.channels_counted(now).pop().unwrap().1
+        let view = self.shared.registry.all().pop().unwrap();
+        view.channels_counted(now).pop().unwrap().1
     }
 
     fn method<'m>(&mut self, method: impl Into<Method<'m>>) -> Vec<String> {

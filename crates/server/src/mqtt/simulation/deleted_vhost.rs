@@ -91,8 +91,8 @@ fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_nex
     let kept = PublishPacket { retain: true, ..message("kept", QoS::ExactlyOnce, 3) };
     kept.encode(MqttVersion::V5, &mut bytes);
     old.connection.handle_input(&bytes, old.now);
-    let told = old.received(&mut world);
-    assert!(told.iter().any(|packet| packet == "disconnect Administrative action"), "{told:?}");
+    let reported = old.received(&mut world);
+    assert!(reported.iter().any(|packet| packet == "disconnect Administrative action"), "{reported:?}");
     drop(old);
     assert_eq!(written(&mut world), before);
     assert!(new.received(&mut world).is_empty(), "not even the will");

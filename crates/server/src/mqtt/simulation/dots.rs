@@ -3,7 +3,7 @@
 use broker::{Section, SessionId, Timestamp};
 
 use super::*;
-use crate::mqtt::kept::DetachedSession;
+use crate::mqtt::detached::DetachedSession;
 
 fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
     let mut client = world.client(MqttVersion::V5);

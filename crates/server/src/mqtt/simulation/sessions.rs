@@ -129,9 +129,9 @@ fn the_queue_of_a_session_expires_with_it_however_its_time_changes() {
     let x_expires = |world: &World| {
         let vhost = world.hub.broker().vhost("/").unwrap();
         let queue = vhost.queue(broker::SessionId(0), QUEUE).unwrap();
-        let shown = queue.own_arguments().get("x-expires").and_then(amqp::FieldValue::as_integer);
-        assert_eq!(queue.arguments().expires, shown.map(|shown| u64::try_from(shown).unwrap()));
-        shown
+        let view = queue.own_arguments().get("x-expires").and_then(amqp::FieldValue::as_integer);
+        assert_eq!(queue.arguments().expires, view.map(|view| u64::try_from(view).unwrap()));
+        view
     };
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);

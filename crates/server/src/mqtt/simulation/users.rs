@@ -3,7 +3,7 @@
 use broker::{Definitions, PasswordHash, Permissions, Section, Timestamp};
 
 use super::*;
-use crate::mqtt::kept::DetachedSession;
+use crate::mqtt::detached::DetachedSession;
 
 const USERS: [&str; 2] = ["alice", "bob"];
 

@@ -6,9 +6,9 @@ use super::*;
 
 fn refused(shared: &Arc<Shared>, peer: Peer, connect: &str) -> String {
     let mut conversation = Conversation::connect(shared, peer);
-    let told = conversation.call(connect);
+    let reported = conversation.call(connect);
     assert_eq!(conversation.connection.intent(), Intent::Finish);
-    told.join("")
+    reported.join("")
 }
 
 #[test]
@@ -25,8 +25,8 @@ fn nobody_gets_in_who_does_not_say_who_it_is() {
         assert_eq!(refused(&shared, Peer::Unix, &connect(lines)), text);
     }
     let far = Peer::Ip("192.0.2.1:1".parse().unwrap());
-    let told = refused(&shared, far, &connect("login:guest\npasscode:guest\n"));
-    assert_eq!(told, "ERROR Bad CONNECT non-loopback access denied");
+    let reported = refused(&shared, far, &connect("login:guest\npasscode:guest\n"));
+    assert_eq!(reported, "ERROR Bad CONNECT non-loopback access denied");
     assert_eq!(shared.metrics.logins_refused.get(), 3);
 }
 
@@ -51,10 +51,10 @@ fn a_delivery_that_nobody_settles_ends_the_connection() {
         let now = conversation.now;
         conversation.connection.handle_deadline(now);
     }
-    let told = conversation.received();
+    let reported = conversation.received();
     assert!(
-        told[0].starts_with("ERROR precondition_failed PRECONDITION_FAILED - delivery acknowledgement"),
-        "{told:?}"
+        reported[0].starts_with("ERROR precondition_failed PRECONDITION_FAILED - delivery acknowledgement"),
+        "{reported:?}"
     );
 }
 
@@ -64,8 +64,8 @@ fn who_publishes_waits_out_an_alarm_and_who_consumes_does_not() {
     let (mut sender, mut receiver) = (Conversation::open(&shared), Conversation::open(&shared));
     receiver.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
     shared.alarms.raise(Resource::Memory);
-    let told = sender.call(&[send("/queue/q", "a", "1"), send("/queue/q", "b", "2")].join("\0"));
-    assert_eq!(told, ["RECEIPT a "], "as in RabbitMQ the first is taken");
+    let reported = sender.call(&[send("/queue/q", "a", "1"), send("/queue/q", "b", "2")].join("\0"));
+    assert_eq!(reported, ["RECEIPT a "], "as in RabbitMQ the first is taken");
     assert_eq!(sender.connection.intent(), Intent::Pause);
     assert_eq!(receiver.received(), ["MESSAGE 1 false 1"]);
     assert_eq!(receiver.call("BEGIN\ntransaction:t\nreceipt:r\n\n"), ["RECEIPT r "]);
@@ -79,9 +79,9 @@ fn a_draining_server_tells_its_clients() {
     let shared = server();
     let mut conversation = Conversation::open(&shared);
     shared.start_draining();
-    let told = conversation.nudge();
+    let reported = conversation.nudge();
     let text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
-    assert_eq!(told, [format!("ERROR connection_forced {text}")]);
+    assert_eq!(reported, [format!("ERROR connection_forced {text}")]);
     assert_eq!(conversation.connection.intent(), Intent::Finish);
 }
 
@@ -122,6 +122,6 @@ fn everything_a_connection_had_is_counted_out() {
     drop(conversation);
     let metrics = &shared.metrics;
     assert_eq!((metrics.channels_opened.get(), metrics.channels_closed.get()), (1, 1));
-    let Backend::Broker(broker) = &shared.door else { panic!("no broker") };
+    let Backend::Broker(broker) = &shared.backend else { panic!("no broker") };
     assert_eq!((broker.metrics().consumers.get(), broker.metrics().queues.get()), (0, 0));
 }

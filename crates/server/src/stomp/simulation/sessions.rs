@@ -22,7 +22,7 @@ fn a_message_arrives_however_its_frame_is_read() {
 #[test]
 fn receipts_come_in_the_order_of_their_requests() {
     let mut conversation = Conversation::open(&server());
-    let told = conversation.call(
+    let reported = conversation.call(
         &[
             &send("/queue/q", "a", "1"),
             "SUBSCRIBE\nid:1\ndestination:/queue/q\nreceipt:b\n\n",
@@ -31,9 +31,9 @@ fn receipts_come_in_the_order_of_their_requests() {
         ]
         .join("\0"),
     );
-    let receipts: Vec<_> = told.iter().filter(|frame| frame.starts_with("RECEIPT")).collect();
+    let receipts: Vec<_> = reported.iter().filter(|frame| frame.starts_with("RECEIPT")).collect();
     assert_eq!(receipts, ["RECEIPT a ", "RECEIPT b ", "RECEIPT c ", "RECEIPT d "]);
-    let messages: Vec<_> = told.iter().filter(|frame| frame.starts_with("MESSAGE")).collect();
+    let messages: Vec<_> = reported.iter().filter(|frame| frame.starts_with("MESSAGE")).collect();
     assert_eq!(messages, ["MESSAGE 1 false 1", "MESSAGE 1 false 2"]);
 }
 
@@ -48,8 +48,8 @@ fn acknowledging_with_all_before_it_is_about_one_subscription() {
         &[send("/queue/a", "r", "a"), send("/queue/b", "r", "b"), send("/queue/b", "r", "c")].join("\0"),
     );
     let session = conversation.connection.session_name();
-    let told = conversation.call(&format!("ACK\nid:T_2@@{session}@@2\nreceipt:r\n\n"));
-    assert_eq!(told, ["RECEIPT r "]);
+    let reported = conversation.call(&format!("ACK\nid:T_2@@{session}@@2\nreceipt:r\n\n"));
+    assert_eq!(reported, ["RECEIPT r "]);
     drop(conversation);
     let mut other = Conversation::open(&shared);
     let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/a\n\n\0SUBSCRIBE\nid:2\ndestination:/queue/b\n\n";
@@ -61,11 +61,11 @@ fn identifiers_of_messages_are_not_repeated_by_a_subscription_of_the_same_name()
     let mut conversation = Conversation::open(&server());
     let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client-individual\n\n";
     conversation.call(&[subscribe, &send("/queue/q", "r", "x")].join("\0"));
-    let told = conversation.call(&["UNSUBSCRIBE\nid:1\n\n", subscribe].join("\0"));
-    assert_eq!(told, ["MESSAGE 1 true x"], "what was not acknowledged came back");
+    let reported = conversation.call(&["UNSUBSCRIBE\nid:1\n\n", subscribe].join("\0"));
+    assert_eq!(reported, ["MESSAGE 1 true x"], "what was not acknowledged came back");
     let session = conversation.connection.session_name();
-    let told = conversation.call(&format!("ACK\nid:T_1@@{session}@@1\n\n"));
-    assert_eq!(told, ["ERROR precondition_failed PRECONDITION_FAILED - unknown delivery tag 1"]);
+    let reported = conversation.call(&format!("ACK\nid:T_1@@{session}@@1\n\n"));
+    assert_eq!(reported, ["ERROR precondition_failed PRECONDITION_FAILED - unknown delivery tag 1"]);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_transaction_that_fails_has_done_nothing() {
     let shared = server();
     let mut conversation = Conversation::open(&shared);
     let send = |destination: &str| format!("SEND\ndestination:{destination}\ntransaction:t\n\nx");
-    let told = conversation.call(
+    let reported = conversation.call(
         &[
             "SUBSCRIBE\nid:1\ndestination:/exchange/amq.fanout\nx-queue-name:f\nauto-delete:false\n\n",
             "BEGIN\ntransaction:t\n\n",
@@ -82,7 +82,7 @@ fn a_transaction_that_fails_has_done_nothing() {
         ]
         .join("\0"),
     );
-    assert_eq!(told, ["ERROR not_found NOT_FOUND - no exchange 'missing' in vhost '/'"]);
+    assert_eq!(reported, ["ERROR not_found NOT_FOUND - no exchange 'missing' in vhost '/'"]);
     let mut other = Conversation::open(&shared);
     assert_eq!(other.call("SUBSCRIBE\nid:1\ndestination:/amq/queue/f\nreceipt:r\n\n"), ["RECEIPT r "]);
 }
@@ -121,8 +121,8 @@ fn a_transaction_outlives_the_subscription_whose_message_it_acknowledges() {
             ]
             .join("\0"),
         );
-        let told = conversation.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
-        assert_eq!(told.join(""), left, "{end}");
+        let reported = conversation.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+        assert_eq!(reported.join(""), left, "{end}");
     }
 }
 
@@ -134,16 +134,16 @@ fn a_full_queue_refuses_and_the_connection_goes_on() {
             "SEND\ndestination:/queue/q\nx-max-length:1\nx-overflow:reject-publish\nreceipt:{receipt}\n\nx"
         )
     };
-    let told = conversation.call(&[limited("a"), limited("b")].join("\0"));
+    let reported = conversation.call(&[limited("a"), limited("b")].join("\0"));
     assert_eq!(
-        told,
+        reported,
         [
             "RECEIPT a ",
             "ERROR b Message refused A queue that the message was routed to is full and has not taken it.",
         ]
     );
-    let told = conversation.call("SUBSCRIBE\nid:1\ndestination:/queue/q\nreceipt:c\n\n");
-    assert_eq!(told, ["RECEIPT c ", "MESSAGE 1 false x"]);
+    let reported = conversation.call("SUBSCRIBE\nid:1\ndestination:/queue/q\nreceipt:c\n\n");
+    assert_eq!(reported, ["RECEIPT c ", "MESSAGE 1 false x"]);
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn a_subscription_that_cannot_be_bound_leaves_no_queue() {
     let broker = Broker::new(BrokerConfig::default());
     let mut conversation = Conversation::open(&server_of(Arc::clone(&broker)));
     let subscribe = "SUBSCRIBE\nid:1\ndestination:/exchange/missing/k\ndurable:true\nauto-delete:false\n\n";
-    let told = conversation.call(subscribe);
-    assert_eq!(told, ["ERROR not_found NOT_FOUND - no exchange 'missing' in vhost '/'"]);
+    let reported = conversation.call(subscribe);
+    assert_eq!(reported, ["ERROR not_found NOT_FOUND - no exchange 'missing' in vhost '/'"]);
     assert_eq!(broker.metrics().queues.get(), 0);
 }
 
@@ -165,8 +165,8 @@ fn headers_that_are_not_understood_are_refused_where_they_would_matter() {
         ("durable:maybe", "'durable' must be true or false, not 'maybe'"),
     ] {
         let mut conversation = Conversation::open(&server());
-        let told = conversation.call(&format!("SUBSCRIBE\nid:1\ndestination:/queue/q\n{header}\n\n"));
-        assert!(told[0].contains(text), "{told:?}");
+        let reported = conversation.call(&format!("SUBSCRIBE\nid:1\ndestination:/queue/q\n{header}\n\n"));
+        assert!(reported[0].contains(text), "{reported:?}");
         assert_eq!(conversation.connection.intent(), Intent::Finish);
     }
 }
@@ -178,14 +178,14 @@ fn a_disconnect_is_answered_last_and_gives_everything_back() {
     conversation.call(
         &["SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n", &send("/queue/q", "r", "x")].join("\0"),
     );
-    let told = conversation.call(&[&send("/queue/q", "a", "y"), "DISCONNECT\nreceipt:b\n\n"].join("\0"));
-    assert_eq!(told.last().unwrap(), "RECEIPT b ");
-    assert!(told.contains(&"RECEIPT a ".to_owned()), "{told:?}");
+    let reported = conversation.call(&[&send("/queue/q", "a", "y"), "DISCONNECT\nreceipt:b\n\n"].join("\0"));
+    assert_eq!(reported.last().unwrap(), "RECEIPT b ");
+    assert!(reported.contains(&"RECEIPT a ".to_owned()), "{reported:?}");
     assert_eq!(conversation.connection.intent(), Intent::Finish);
     let mut other = Conversation::open(&shared);
-    let told = other.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[0].ends_with(" x") && told[1].ends_with(" y"), "{told:?}");
+    let reported = other.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    assert!(reported[0].ends_with(" x") && reported[1].ends_with(" y"), "{reported:?}");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn answers_come_to_who_asked_and_nobody_else_can_read_them() {
 #[test]
 fn a_subscription_that_fails_leaves_no_queue_and_takes_none_away() {
     let shared = server();
-    let Backend::Broker(broker) = &shared.door else { panic!() };
+    let Backend::Broker(broker) = &shared.backend else { panic!() };
     let vhost = broker.vhost("/").unwrap();
     let subscribe = |exchange: &str| {
         let mut client = Conversation::open(&shared);

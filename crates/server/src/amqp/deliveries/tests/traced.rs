@@ -31,7 +31,7 @@ impl Fixture {
     }
 
     /// The work of the connection's task after a nudge.
-    fn tell(&self, publisher: &mut TracePublisher, room: &DiskRoom) {
+    fn notify(&self, publisher: &mut TracePublisher, room: &DiskRoom) {
         room.resume(&self.vhost);
         publisher.publish(self.connection.traces(), room, NOW, || self.tracer());
         self.connection.resume_deferred(NOW);
@@ -51,12 +51,12 @@ fn consumers_wait_while_much_is_to_be_told_of_and_get_all_of_it() {
     assert_eq!(fixture.delivered().len(), 0, "nothing has been told of meanwhile");
     let (mut publisher, room) = (TracePublisher::default(), DiskRoom::new(Arc::clone(&fixture.outbox)));
     while delivered < MESSAGES {
-        fixture.tell(&mut publisher, &room);
+        fixture.notify(&mut publisher, &room);
         let more = fixture.delivered().len();
         assert!((1..=MOST).contains(&more), "{more} after {delivered}");
         delivered += more;
     }
-    fixture.tell(&mut publisher, &room);
+    fixture.notify(&mut publisher, &room);
     assert!(fixture.connection.traces().is_empty());
     assert_eq!(hears.message_count(), MESSAGES as u64);
 }
@@ -79,7 +79,7 @@ fn the_firehose_does_not_hold_up_whoever_listens_to_it() {
     let (mut publisher, room) = (TracePublisher::default(), DiskRoom::new(Arc::clone(&fixture.outbox)));
     fixture.publish(MESSAGES);
     while fixture.queue.message_count() > 0 || !fixture.connection.traces().is_empty() {
-        fixture.tell(&mut publisher, &room);
+        fixture.notify(&mut publisher, &room);
         fixture.delivered();
     }
     // On the same connection: deliveries of traces are not traced.

@@ -8,7 +8,7 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
-use super::owed::PendingRetained;
+use super::pending_retained::PendingRetained;
 use super::received::Partial;
 
 /// A session with its unsettled deliveries and pending messages.
@@ -21,7 +21,7 @@ pub(super) struct DetachedSession {
     /// The next tag for a message without a position in the client's own queue.
     pub(super) next_tag: u64,
     /// Retained messages that the client does not have yet.
-    pub(super) owed: PendingRetained,
+    pub(super) pending_retained: PendingRetained,
     /// Queues of shared subscriptions.
     pub(super) groups: Vec<Box<str>>,
     /// Messages from the client that only some of their queues have after a crash.
@@ -76,7 +76,7 @@ impl DetachedSession {
             held: HashMap::new(),
             restored: HashSet::new(),
             next_tag: OWN_TAGS,
-            owed: PendingRetained::default(),
+            pending_retained: PendingRetained::default(),
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),

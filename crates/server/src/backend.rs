@@ -74,7 +74,7 @@ impl Backend {
     }
 
     /// Checks credentials if that takes no waiting; returns `None` otherwise.
-    pub(crate) fn login_now(
+    pub(crate) fn login_at_once(
         &self,
         credentials: &Credentials,
         client: LoginRequest,
@@ -93,8 +93,8 @@ impl Backend {
         }
         let (ip, loopback) = (client.peer.ip(), client.peer.is_loopback());
         let (user, secret) = (&credentials.username, credentials.secret.expose());
-        let judged = broker.authenticate_from(user, secret, ip, loopback, Instant::now());
-        Some(judged.map(BackendLogin::Broker).map_err(|why| {
+        let validated = broker.authenticate_from(user, secret, ip, loopback, Instant::now());
+        Some(validated.map(BackendLogin::Broker).map_err(|why| {
             tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
             LoginError::Refused(mechanism.refusal_text())
         }))
@@ -107,7 +107,7 @@ impl Backend {
         client: LoginRequest,
     ) -> Result<BackendLogin, LoginError> {
         match self {
-            Self::Broker(_) => self.login_now(&credentials, client).unwrap_or_else(|| {
+            Self::Broker(_) => self.login_at_once(&credentials, client).unwrap_or_else(|| {
                 Err(LoginError::Failed(Fault::new(ReplyCode::InternalError, "login could not be judged")))
             }),
             Self::Upstream(pool) => {
@@ -129,13 +129,13 @@ impl Backend {
         identity: Identity,
         connection: u64,
         request: &OpenRequest,
-        (outbox, shown): (Arc<Outbox>, Arc<OpenConnection>),
+        (outbox, view): (Arc<Outbox>, Arc<OpenConnection>),
     ) -> Result<Box<dyn BackendSession>, Fault> {
         let Self::Broker(broker) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
-        let seat = broker.seat(&identity, &request.virtual_host)?;
-        let session = BrokerSession::new(shared, seat, SessionId(connection), request, outbox, shown);
+        let authorised = broker.authorised(&identity, &request.virtual_host)?;
+        let session = BrokerSession::new(shared, authorised, SessionId(connection), request, outbox, view);
         Ok(Box::new(session))
     }
 
@@ -183,8 +183,8 @@ fn login_external(
     credentials: &Credentials,
     client: LoginRequest,
 ) -> Result<BackendLogin, LoginError> {
-    let judged = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
-    judged.map(BackendLogin::Broker).map_err(|why| {
+    let validated = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
+    validated.map(BackendLogin::Broker).map_err(|why| {
         tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
         LoginError::Refused(credentials.mechanism.refusal_text())
     })

@@ -260,5 +260,5 @@ fn check_may_be_server_named(declare: &QueueDeclare<'_>) -> Result<(), BrokerErr
 }
 
 #[cfg(test)]
-#[path = "seat_tests.rs"]
+#[path = "authorised_tests.rs"]
 mod tests;

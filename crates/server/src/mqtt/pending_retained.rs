@@ -84,12 +84,12 @@ impl PendingRetained {
 
     /// The next copy to be sent.
     pub(super) fn first(&self) -> Option<PendingCopy> {
-        let (topic, owed) = self.topics.first_key_value()?;
+        let (topic, pending_retained) = self.topics.first_key_value()?;
         Some(PendingCopy {
             topic: Arc::clone(topic),
-            is_noted: owed.is_noted,
-            is_redelivered: owed.is_redelivered,
-            filter: owed.filters.first().cloned(),
+            is_noted: pending_retained.is_noted,
+            is_redelivered: pending_retained.is_redelivered,
+            filter: pending_retained.filters.first().cloned(),
         })
     }
 
@@ -117,7 +117,7 @@ impl PendingRetained {
 
     /// Whether a topic must stay on disk: it may have become pending again.
     pub(super) fn needs(&self, topic: &str) -> bool {
-        self.topics.get(topic).is_some_and(|owed| owed.is_noted)
+        self.topics.get(topic).is_some_and(|pending_retained| pending_retained.is_noted)
             || self.sent.iter().any(|(_, sent)| **sent == *topic)
     }
 
@@ -136,7 +136,7 @@ const MOST_NOTED: usize = 10_000;
 const MOST_COPIES: usize = 10_000;
 
 /// The key of a client's pending topic.
-pub(super) fn owed_key(owner: &Owner, topic: &str) -> Vec<u8> {
+pub(super) fn pending_key(owner: &Owner, topic: &str) -> Vec<u8> {
     disk::key(&[&owner.vhost, &owner.client_id, topic])
 }
 
@@ -150,89 +150,96 @@ pub(super) fn read_key(key: &[u8]) -> Option<(Owner, Arc<str>)> {
 mod tests {
     use super::*;
 
-    fn add(owed: &mut PendingRetained, topic: &str, is_noted: bool, filter: &str) {
-        owed.add(topic.into(), is_noted, &filter.into());
+    fn add(pending_retained: &mut PendingRetained, topic: &str, is_noted: bool, filter: &str) {
+        pending_retained.add(topic.into(), is_noted, &filter.into());
     }
 
-    fn take_first(owed: &mut PendingRetained) -> PendingCopy {
-        let first = owed.first().unwrap();
-        owed.pop_first();
+    fn take_first(pending_retained: &mut PendingRetained) -> PendingCopy {
+        let first = pending_retained.first().unwrap();
+        pending_retained.pop_first();
         first
     }
 
     #[test]
     fn a_topic_is_owed_once_to_a_filter_and_stays_noted_until_nobody_waits_for_it() {
-        let mut owed = PendingRetained::default();
+        let mut pending_retained = PendingRetained::default();
         for is_noted in [false, true, false] {
-            add(&mut owed, "t", is_noted, "t");
+            add(&mut pending_retained, "t", is_noted, "t");
         }
-        let PendingCopy { topic, is_noted, .. } = take_first(&mut owed);
-        assert!(is_noted && owed.first().is_none() && !owed.needs("t"));
-        owed.sent(7, topic);
-        assert!(owed.needs("t") && !owed.is_empty());
+        let PendingCopy { topic, is_noted, .. } = take_first(&mut pending_retained);
+        assert!(is_noted && pending_retained.first().is_none() && !pending_retained.needs("t"));
+        pending_retained.sent(7, topic);
+        assert!(pending_retained.needs("t") && !pending_retained.is_empty());
         // It is subscribed again before it is acknowledged.
-        add(&mut owed, "t", true, "t");
-        assert_eq!((owed.acknowledged(8), owed.acknowledged(7).as_deref()), (None, Some("t")));
-        assert!(owed.needs("t"));
-        take_first(&mut owed);
-        assert!(!owed.needs("t") && owed.is_empty());
+        add(&mut pending_retained, "t", true, "t");
+        assert_eq!(
+            (pending_retained.acknowledged(8), pending_retained.acknowledged(7).as_deref()),
+            (None, Some("t"))
+        );
+        assert!(pending_retained.needs("t"));
+        take_first(&mut pending_retained);
+        assert!(!pending_retained.needs("t") && pending_retained.is_empty());
     }
 
     #[test]
     fn each_filter_is_owed_a_copy_and_above_the_limit_one_is_for_all() {
-        let mut owed = PendingRetained::default();
+        let mut pending_retained = PendingRetained::default();
         for filter in ["#", "t", "+", "t"] {
-            add(&mut owed, "t", true, filter);
+            add(&mut pending_retained, "t", true, filter);
         }
-        let filters = |owed: &mut PendingRetained| take_first(owed).filter.map(|filter| filter.to_string());
+        let filters = |pending_retained: &mut PendingRetained| {
+            take_first(pending_retained).filter.map(|filter| filter.to_string())
+        };
         for expected in ["#", "t", "+"] {
-            assert!(owed.needs("t"));
-            assert_eq!(filters(&mut owed).as_deref(), Some(expected));
+            assert!(pending_retained.needs("t"));
+            assert_eq!(filters(&mut pending_retained).as_deref(), Some(expected));
         }
-        assert!(owed.is_empty() && !owed.needs("t") && owed.more_copies == 0);
+        assert!(
+            pending_retained.is_empty() && !pending_retained.needs("t") && pending_retained.more_copies == 0
+        );
         for number in 0..=MOST_COPIES {
-            add(&mut owed, "t", true, &number.to_string());
+            add(&mut pending_retained, "t", true, &number.to_string());
         }
-        add(&mut owed, "u", true, "u");
-        assert_eq!((owed.more_copies, owed.topics.len()), (MOST_COPIES, 2));
-        add(&mut owed, "t", true, "one more");
-        assert_eq!((owed.more_copies, filters(&mut owed)), (0, None));
-        assert_eq!(filters(&mut owed).as_deref(), Some("u"));
-        owed.restore("r".into());
-        add(&mut owed, "r", true, "#");
-        let copy = take_first(&mut owed);
-        assert!(copy.is_redelivered && copy.filter.is_none() && owed.is_empty());
-        assert_eq!((owed.noted, owed.more_copies), (0, 0));
+        add(&mut pending_retained, "u", true, "u");
+        assert_eq!((pending_retained.more_copies, pending_retained.topics.len()), (MOST_COPIES, 2));
+        add(&mut pending_retained, "t", true, "one more");
+        assert_eq!((pending_retained.more_copies, filters(&mut pending_retained)), (0, None));
+        assert_eq!(filters(&mut pending_retained).as_deref(), Some("u"));
+        pending_retained.restore("r".into());
+        add(&mut pending_retained, "r", true, "#");
+        let copy = take_first(&mut pending_retained);
+        assert!(copy.is_redelivered && copy.filter.is_none() && pending_retained.is_empty());
+        assert_eq!((pending_retained.noted, pending_retained.more_copies), (0, 0));
     }
 
     #[test]
     fn what_is_owed_for_the_moment_need_not_be_on_disk() {
-        let mut owed = PendingRetained::default();
-        add(&mut owed, "t", false, "t");
-        assert!(!owed.needs("t") && !owed.is_empty());
+        let mut pending_retained = PendingRetained::default();
+        add(&mut pending_retained, "t", false, "t");
+        assert!(!pending_retained.needs("t") && !pending_retained.is_empty());
     }
 
     #[test]
     fn a_bounded_number_of_topics_is_on_disk() {
-        let mut owed = PendingRetained::default();
+        let mut pending_retained = PendingRetained::default();
         for number in 0..MOST_NOTED {
-            assert!(owed.may_note());
-            add(&mut owed, &number.to_string(), true, "#");
-            add(&mut owed, &number.to_string(), true, "#");
+            assert!(pending_retained.may_note());
+            add(&mut pending_retained, &number.to_string(), true, "#");
+            add(&mut pending_retained, &number.to_string(), true, "#");
         }
-        assert!(!owed.may_note());
-        let PendingCopy { topic, .. } = take_first(&mut owed);
-        assert!(owed.may_note());
-        owed.sent(1, topic);
-        assert!(!owed.may_note(), "until it is acknowledged");
-        owed.acknowledged(1);
-        assert!(owed.may_note());
+        assert!(!pending_retained.may_note());
+        let PendingCopy { topic, .. } = take_first(&mut pending_retained);
+        assert!(pending_retained.may_note());
+        pending_retained.sent(1, topic);
+        assert!(!pending_retained.may_note(), "until it is acknowledged");
+        pending_retained.acknowledged(1);
+        assert!(pending_retained.may_note());
     }
 
     #[test]
     fn keys_are_read_as_they_were_written() {
         let owner = Owner { vhost: "/".into(), client_id: "größe".into() };
-        let key = owed_key(&owner, "a/b");
+        let key = pending_key(&owner, "a/b");
         assert_eq!(read_key(&key), Some((owner, "a/b".into())));
         assert_eq!(read_key(&key[..key.len() - 1]), None);
     }

@@ -84,7 +84,7 @@ fn kill(client: Client, world: World, disk: &SimDisk) -> SimDisk {
     killed
 }
 
-fn owed_on_disk(world: &mut World) -> usize {
+fn pending_on_disk(world: &mut World) -> usize {
     world.round();
     let mut count = 0;
     world.hub.store().unwrap().catalogue().scan(Section::MqttOwed, |_, _| count += 1).unwrap();
@@ -114,11 +114,11 @@ fn what_was_not_acknowledged_at_qos_1_comes_again_after_a_kill_and_nothing_else(
     let disk = kill(reader, world, &disk);
 
     let mut world = World::on(&disk);
-    assert_eq!(owed_on_disk(&mut world), MANY - 5);
+    assert_eq!(pending_on_disk(&mut world), MANY - 5);
     let (mut reader, came) = back(&mut world, "reader");
     assert!(came.iter().all(|packet| packet.ends_with(" retain")), "{came:?}");
     assert_eq!(take_all(&mut reader, &mut world, came), all_topics()[5..]);
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
     taken.append(&mut take_all(&mut reader, &mut world, came));
     taken.sort();
     assert_eq!(taken, all_topics());
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
     };
     let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
     assert_eq!(answers, ["connack Success present"]);
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]
@@ -272,12 +272,12 @@ fn a_client_that_subscribes_again_and_again_is_owed_each_once_for_each_filter() 
     for filter in ["r/#", "#", "r/+", "r/#"] {
         assert_eq!(reader.subscribe_at(&mut world, filter, QoS::AtLeastOnce).len(), 1, "its window is full");
     }
-    assert_eq!(owed_on_disk(&mut world), MANY);
+    assert_eq!(pending_on_disk(&mut world), MANY);
     came = take_all(&mut reader, &mut world, came);
     // Those in flight are sent a second time, since they have been requested again.
     let filters = 3;
     assert_eq!(came.len(), WINDOW + filters * MANY);
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]
@@ -290,9 +290,9 @@ fn what_is_asked_for_again_while_it_is_under_way_is_owed_until_the_second_is_ack
         assert_eq!(reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce)[1..], [expected]);
     }
     reader.ack(&mut world, AckKind::PubAck, 1);
-    assert_eq!(owed_on_disk(&mut world), 1);
+    assert_eq!(pending_on_disk(&mut world), 1);
     reader.ack(&mut world, AckKind::PubAck, 2);
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]
@@ -380,14 +380,14 @@ fn what_was_unsubscribed_or_is_wanted_at_qos_0_is_not_owed() {
     retain_many(&mut world, QoS::AtLeastOnce);
     let mut fast = world.connected(MqttVersion::V5, "fast", 60);
     assert_eq!(fast.subscribe_at(&mut world, "#", QoS::AtMostOnce).len(), 1 + MANY);
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
     let (mut reader, came) = subscribed(&mut world, QoS::AtLeastOnce);
     let mut buffer = Vec::new();
     let filters = Filters::write(&mut buffer, ["r/#"]);
     let packet = Unsubscribe { packet_id: 2, properties: PacketProperties::NONE, filters };
     assert_eq!(reader.send(&mut world, Packet::Unsubscribe(packet)).len(), 1);
     assert_eq!(take_all(&mut reader, &mut world, came).len(), WINDOW, "what was under way stays so");
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]
@@ -397,9 +397,9 @@ fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent
     retain_many(&mut world, QoS::AtLeastOnce);
     let (reader, _) = subscribed(&mut world, QoS::AtLeastOnce);
     drop(reader);
-    assert_eq!(owed_on_disk(&mut world), MANY);
+    assert_eq!(pending_on_disk(&mut world), MANY);
     drop(world.connected(MqttVersion::V5, "reader", 0));
-    assert_eq!(owed_on_disk(&mut world), 0);
+    assert_eq!(pending_on_disk(&mut world), 0);
 }
 
 #[test]

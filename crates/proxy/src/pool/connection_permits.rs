@@ -13,7 +13,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::Pool;
-use crate::doorkeeper::Permit;
+use crate::auth_gate::Permit;
 use crate::metrics::add;
 use crate::refusal::Refusal;
 
@@ -33,20 +33,20 @@ impl ConnectionPermit {
 pub(crate) struct Unused {
     /// Whether it is worth looking for an unused connection.
     some: AtomicBool,
-    told: Notify,
+    reported: Notify,
 }
 
 impl Unused {
     /// Reports that a connection may have become unused.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify(&self) {
         self.some.store(true, Ordering::Release);
-        self.told.notify_one();
+        self.reported.notify_one();
     }
 
     /// Reports a new connection. Many may wait for the same one, so all of them look.
-    pub(super) fn tell_all(&self) {
+    pub(super) fn notify_all(&self) {
         self.some.store(true, Ordering::Release);
-        self.told.notify_waiters();
+        self.reported.notify_waiters();
     }
 }
 
@@ -73,8 +73,8 @@ impl Pool {
         instead: impl Fn() -> Option<T>,
     ) -> Result<Entered<'_, T>, Refusal> {
         let permit = match accepted {
-            true => self.doorkeeper.enter_known().await,
-            false => self.doorkeeper.enter(credentials).await,
+            true => self.auth_gate.enter_known().await,
+            false => self.auth_gate.enter(credentials).await,
         };
         // Another client may have opened one meanwhile.
         if let Some(other) = instead() {
@@ -91,13 +91,13 @@ impl Pool {
             Ok(place) => place,
             Err(other) => {
                 // The notification may matter to the next waiter.
-                self.unused.told.notify_one();
+                self.unused.reported.notify_one();
                 return Ok(Entered::Instead(other));
             }
         };
         let permit = match stranger {
             Some(permit) => permit,
-            None => self.doorkeeper.enter_known().await,
+            None => self.auth_gate.enter_known().await,
         };
         match instead() {
             Some(other) => Ok(Entered::Instead(other)),
@@ -134,14 +134,14 @@ impl Pool {
     ) -> Result<Result<ConnectionPermit, T>, Refusal> {
         add(&self.counters.connections_awaited, 1);
         let mut place = std::pin::pin!(self.places.clone().acquire_owned());
-        let (began, mut was_told) = (Instant::now(), true);
+        let (began, mut was_reported) = (Instant::now(), true);
         loop {
-            let mut told = std::pin::pin!(self.unused.told.notified());
-            told.as_mut().enable();
+            let mut reported = std::pin::pin!(self.unused.reported.notified());
+            reported.as_mut().enable();
             if let Some(other) = instead() {
                 return Ok(Err(other));
             }
-            if was_told {
+            if was_reported {
                 self.make_room();
             }
             // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client has
@@ -155,7 +155,7 @@ impl Pool {
                     let draining = self.draining.load(Ordering::Acquire);
                     return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(ConnectionPermit(permit))) };
                 }
-                () = told => was_told = true,
+                () = reported => was_reported = true,
                 () = tokio::time::sleep_until(look_again) => {
                     if look_again == end {
                         return match instead() {
@@ -164,7 +164,7 @@ impl Pool {
                         };
                     }
                     // The connection that was closed to make room may still be closing.
-                    was_told = false;
+                    was_reported = false;
                 }
             }
         }
@@ -196,7 +196,7 @@ impl Pool {
 }
 
 /// Creates the semaphore of connection permits.
-pub(super) fn places(count: usize) -> Arc<tokio::sync::Semaphore> {
+pub(super) fn connection_permits(count: usize) -> Arc<tokio::sync::Semaphore> {
     Arc::new(tokio::sync::Semaphore::new(count.min(tokio::sync::Semaphore::MAX_PERMITS)))
 }
 

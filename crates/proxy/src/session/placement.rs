@@ -39,7 +39,7 @@ impl ProxySession {
     /// connection if it has to be there.
     pub(super) fn find_place(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
         // A client with its own connection has no reason to use another one for new channels.
-        let has_own = self.suspect || !(self.seat.has_lane() || matches!(self.own, UpstreamLink::None));
+        let has_own = self.suspect || !(self.budget.has_stream() || matches!(self.own, UpstreamLink::None));
         let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if channel.is_own() {
@@ -149,7 +149,7 @@ impl ProxySession {
                     );
                     return Err(Fault::new(ReplyCode::NotAllowed, text));
                 }
-                Placed::Full | Placed::Gone => *self.leg(own, role) = UpstreamLink::None,
+                Placed::Full | Placed::Gone => *self.upstream_link(own, role) = UpstreamLink::None,
             }
         }
         Err(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
@@ -187,7 +187,7 @@ impl ProxySession {
         true
     }
 
-    fn leg(&mut self, own: bool, role: Role) -> &mut UpstreamLink {
+    fn upstream_link(&mut self, own: bool, role: Role) -> &mut UpstreamLink {
         match role {
             _ if own => &mut self.own,
             Role::General => &mut self.general,
@@ -197,7 +197,7 @@ impl ProxySession {
 
     /// The connection for shared or own channels; if there is none it is requested, and an event follows.
     fn connection(&mut self, own: bool, role: Role, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
-        match self.leg(own, role) {
+        match self.upstream_link(own, role) {
             UpstreamLink::Ready(upstream) => return Ok(Some(upstream.clone())),
             UpstreamLink::Opening => return Ok(None),
             UpstreamLink::None => {}
@@ -213,14 +213,14 @@ impl ProxySession {
         if let Some(upstream) = found
             && self.attach(&upstream)
         {
-            *self.leg(own, role) = UpstreamLink::Ready(upstream.clone());
+            *self.upstream_link(own, role) = UpstreamLink::Ready(upstream.clone());
             return Ok(Some(upstream));
         }
-        *self.leg(own, role) = UpstreamLink::Opening;
-        let introduction = own.then(|| self.introduction.clone());
+        *self.upstream_link(own, role) = UpstreamLink::Opening;
+        let announced = own.then(|| self.announced.clone());
         let (link, credentials) = (self.link.clone(), self.credentials.clone());
         let virtual_host = self.virtual_host.clone();
-        self.pool.open_for(link, credentials, virtual_host, role, introduction, self.pause);
+        self.pool.open_for(link, credentials, virtual_host, role, announced, self.pause);
         Ok(None)
     }
 
@@ -259,7 +259,7 @@ impl ProxySession {
         }
         let gone_on = self.go_on();
         let granted = self.take_grant();
-        let left = self.leave_lane();
+        let left = self.leave_stream();
         self.go_on_closing();
         result.and(gone_on).and(granted).and(left)
     }
@@ -414,10 +414,11 @@ impl ProxySession {
         // The client may have another secret by now.
         let is_ours = own || *upstream.credentials == *self.credentials;
         let attached = is_ours && self.attach(&upstream);
-        *self.leg(own, role) = if attached { UpstreamLink::Ready(upstream) } else { UpstreamLink::None };
+        *self.upstream_link(own, role) =
+            if attached { UpstreamLink::Ready(upstream) } else { UpstreamLink::None };
         if is_ours && !attached {
             let text = "upstream connection lost at once";
-            self.judge_progress(false, &Fault::new(ReplyCode::ConnectionForced, text))?;
+            self.validate_progress(false, &Fault::new(ReplyCode::ConnectionForced, text))?;
         }
         self.place_waiting(own, role)
     }

@@ -21,13 +21,14 @@ impl ClientProperties {
 
     /// For a connection that is opened for a client with these properties.
     pub(crate) fn of(info: &ClientInfo, client_properties: &FieldTable) -> Self {
-        let told =
+        let reported =
             |key| client_properties.get(key).and_then(FieldValue::as_text).filter(|text| !text.is_empty());
-        let connection_name = match told("connection_name") {
+        let connection_name = match reported("connection_name") {
             Some(name) => format!("Leveret: {name} ({})", info.peer),
             None => format!("Leveret: {}", info.peer),
         };
-        let program: Vec<&str> = ["product", "version", "platform"].into_iter().filter_map(told).collect();
+        let program: Vec<&str> =
+            ["product", "version", "platform"].into_iter().filter_map(reported).collect();
         let client = (!program.is_empty()).then(|| program.join(" ").chars().take(CLIENT_MAX).collect());
         Self { connection_name: connection_name.into(), client }
     }
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn p9_who_stands_behind_is_told_and_takes_little() {
         let info = ClientInfo { id: 1, peer: "[::1]:5".to_owned() };
-        let told = |key: &str, of: &FieldTable| {
+        let reported = |key: &str, of: &FieldTable| {
             let properties = ClientProperties::of(&info, of).properties();
             properties.get(key).and_then(FieldValue::as_text).map(str::to_owned)
         };
@@ -65,12 +66,12 @@ mod tests {
             ("version", text("1.3.2")),
             ("connection_name", text("orders")),
         ]);
-        assert_eq!(told("connection_name", &pika).unwrap(), "Leveret: orders ([::1]:5)");
-        assert_eq!(told("client", &pika).unwrap(), "Pika 1.3.2 Python 3.11");
+        assert_eq!(reported("connection_name", &pika).unwrap(), "Leveret: orders ([::1]:5)");
+        assert_eq!(reported("client", &pika).unwrap(), "Pika 1.3.2 Python 3.11");
         let silent = FieldTable::new();
-        assert_eq!(told("connection_name", &silent).unwrap(), "Leveret: [::1]:5");
-        assert_eq!(told("client", &silent), None);
+        assert_eq!(reported("connection_name", &silent).unwrap(), "Leveret: [::1]:5");
+        assert_eq!(reported("client", &silent), None);
         let talkative = FieldTable::from_iter([("product", text(&"ü".repeat(1000)))]);
-        assert_eq!(told("client", &talkative).unwrap().chars().count(), CLIENT_MAX);
+        assert_eq!(reported("client", &talkative).unwrap().chars().count(), CLIENT_MAX);
     }
 }

@@ -27,7 +27,7 @@ pub(super) enum Need {
 ///
 /// # Errors
 /// The fault with which RabbitMQ would close the connection.
-pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault> {
+pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault> {
     let fault = |code, text: String| Err(Fault::new(code, text).caused_by(method.ids()));
     if !arguments(method).is_finite() {
         return fault(ReplyCode::InternalError, NOT_FINITE.to_owned());
@@ -87,7 +87,7 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
 /// may depend on the connection (P4), and RabbitMQ must not be able to answer by closing it, depending on the
 /// queue: 540 for a quorum queue with a limit for the whole channel and for a stream without
 /// acknowledgements, 541 for arguments of a wrong type.
-pub(super) fn judge_consume(consume: &Consume<'_>, limits: PrefetchLimits, budget: usize) -> Need {
+pub(super) fn validate_consume(consume: &Consume<'_>, limits: PrefetchLimits, budget: usize) -> Need {
     let prefetch = usize::from(limits.each.unwrap_or_default());
     let is_bounded = prefetch > 0 && prefetch.saturating_mul(MESSAGE_EXPECTED) <= budget;
     let is_plain = !consume.no_ack && !consume.exclusive && consume.queue != REPLY_TO && limits.all.is_none();
@@ -184,7 +184,7 @@ pub(super) fn is_settling(payload: &[u8]) -> bool {
 /// # Errors
 /// 502 SYNTAX_ERROR, 540 NOT_IMPLEMENTED for `immediate`.
 #[inline]
-pub(super) fn judge_publish(payload: &[u8]) -> Result<(), Fault> {
+pub(super) fn validate_publish(payload: &[u8]) -> Result<(), Fault> {
     // Class, method, a reserved short; two short strings; one byte of bits.
     let after_string = |at: usize| payload.get(at).map(|length| at + 1 + usize::from(*length));
     let bits_at = after_string(EXCHANGE_AT).and_then(after_string);
@@ -223,7 +223,7 @@ pub(super) fn publish_need(payload: &[u8]) -> Need {
 /// # Errors
 /// 502 SYNTAX_ERROR.
 #[inline]
-pub(super) fn judge_properties(bytes: &[u8], to_default: bool) -> Result<Need, Fault> {
+pub(super) fn validate_properties(bytes: &[u8], to_default: bool) -> Result<Need, Fault> {
     if bytes == amqp::properties::NO_PROPERTIES {
         return Ok(Need::Any);
     }
@@ -283,23 +283,23 @@ mod tests {
     fn a_publish_is_judged_by_its_lengths() {
         let payload = publish(false);
         assert!(is_publish(&payload));
-        assert_eq!(judge_publish(&payload), Ok(()));
+        assert_eq!(validate_publish(&payload), Ok(()));
         for cut in 4..payload.len() {
             assert_eq!(
-                judge_publish(&payload[..cut]).unwrap_err().code,
+                validate_publish(&payload[..cut]).unwrap_err().code,
                 ReplyCode::SyntaxError,
                 "{cut} bytes"
             );
         }
         let longer = [&payload[..], &[0]].concat();
-        assert_eq!(judge_publish(&longer).unwrap_err().code, ReplyCode::SyntaxError);
-        let fault = judge_publish(&publish(true)).unwrap_err();
+        assert_eq!(validate_publish(&longer).unwrap_err().code, ReplyCode::SyntaxError);
+        let fault = validate_publish(&publish(true)).unwrap_err();
         assert_eq!(fault.reply_text(), "NOT_IMPLEMENTED - immediate=true");
     }
 
     #[test]
     fn what_the_broker_would_close_the_connection_for_is_judged_here() {
-        let text = |method: Method<'_>| judge(&method, false).unwrap_err().reply_text();
+        let text = |method: Method<'_>| validate(&method, false).unwrap_err().reply_text();
         assert_eq!(
             text(basic::Qos { prefetch_size: 9, ..Default::default() }.into()),
             "NOT_IMPLEMENTED - prefetch_size!=0 (9)"
@@ -340,13 +340,13 @@ mod tests {
             (with(&priority), bounded, usize::MAX, Need::Any),
             (with(&credit), bounded, usize::MAX, Need::Own),
         ] {
-            assert_eq!(judge_consume(&consume, limits, budget), need, "{consume:?} {limits:?}");
+            assert_eq!(validate_consume(&consume, limits, budget), need, "{consume:?} {limits:?}");
         }
     }
 
     #[test]
     fn p2_an_unusual_queue_is_declared_on_a_connection_of_its_own() {
-        let need = |declare: queue::Declare<'_>| judge(&declare.into(), false);
+        let need = |declare: queue::Declare<'_>| validate(&declare.into(), false);
         let quorum = FieldTable::from_iter([("x-queue-type", FieldValue::text("quorum"))]).encode();
         let quorum = queue::Declare { arguments: RawTable::check(&quorum).unwrap(), ..Default::default() };
         assert_eq!(need(quorum), Ok(Need::Any));
@@ -379,7 +379,7 @@ mod tests {
             let mut properties = Vec::new();
             let headers = RawTable::check(&headers).unwrap();
             Properties::default().with_headers(headers).encode(&mut properties);
-            judge_properties(&properties, to_default).unwrap()
+            validate_properties(&properties, to_default).unwrap()
         };
         let copies =
             || FieldValue::Array(vec![FieldValue::text("q"), FieldValue::text("amq.rabbitmq.reply-to.x.y")]);
@@ -393,10 +393,10 @@ mod tests {
     fn after_an_exclusive_queue_every_method_that_names_queues_goes_to_the_own_connection() {
         let declare = queue::Declare { queue: "q", ..Default::default() };
         let exclusive = queue::Declare { exclusive: true, ..declare };
-        assert_eq!(judge(&exclusive.into(), false), Ok(Need::Exclusive));
+        assert_eq!(validate(&exclusive.into(), false), Ok(Need::Exclusive));
         for naming in [declare.into(), queue::Bind::default().into(), queue::Delete::default().into()] {
-            assert_eq!(judge(&naming, false), Ok(Need::Any));
-            assert_eq!(judge(&naming, true), Ok(Need::Own));
+            assert_eq!(validate(&naming, false), Ok(Need::Any));
+            assert_eq!(validate(&naming, true), Ok(Need::Own));
         }
     }
 }

@@ -30,51 +30,51 @@ fn publish(publisher: &mut crate::Publisher, exchange: &str) -> Result<bool, Bro
 #[test]
 fn each_operation_needs_its_own_permission() {
     let (broker, identity) = broker(UserLimits::default());
-    let seat = broker.seat(&identity, "/").unwrap();
-    declare_foreign(&seat);
+    let authorised = broker.authorised(&identity, "/").unwrap();
+    declare_foreign(&authorised);
     let queue = |name| QueueDeclare { name, ..Default::default() };
     let exchange = |name| ExchangeDeclare { name, kind: "direct", ..Default::default() };
     let binding = |source, destination| Binding { source, destination, ..Default::default() };
-    let declare = |queue| seat.declare_queue(ME, &queue, NOW);
+    let declare = |queue| authorised.declare_queue(ME, &queue, NOW);
     assert!(declare(queue("c")).is_ok());
     assert!(declare(queue("r")).is_err());
     assert!(declare(QueueDeclare { passive: true, ..queue("r") }).is_ok());
     assert!(declare(queue("")).is_err(), "amq.gen- begins with a");
-    assert!(seat.check_delete_queue("c").is_ok() && seat.check_delete_queue("w").is_err());
-    assert!(seat.check_read_queue("r").is_ok() && seat.check_read_queue("w").is_err());
-    assert!(seat.declare_exchange(&exchange("c")).is_ok());
-    assert!(seat.declare_exchange(&exchange("w")).is_err());
-    assert!(seat.declare_exchange(&ExchangeDeclare { passive: true, ..exchange("w") }).is_ok());
-    assert!(seat.check_delete_exchange("c").is_ok() && seat.check_delete_exchange("w").is_err());
-    assert!(seat.bind_queue(ME, &binding("r", "w")).is_ok());
-    assert!(seat.bind_queue(ME, &binding("r", "r")).is_err());
-    assert!(seat.bind_exchange(&binding("w", "w")).is_err());
-    assert!(seat.bind_exchange(&binding("r", "w")).is_ok());
+    assert!(authorised.check_delete_queue("c").is_ok() && authorised.check_delete_queue("w").is_err());
+    assert!(authorised.check_read_queue("r").is_ok() && authorised.check_read_queue("w").is_err());
+    assert!(authorised.declare_exchange(&exchange("c")).is_ok());
+    assert!(authorised.declare_exchange(&exchange("w")).is_err());
+    assert!(authorised.declare_exchange(&ExchangeDeclare { passive: true, ..exchange("w") }).is_ok());
+    assert!(authorised.check_delete_exchange("c").is_ok() && authorised.check_delete_exchange("w").is_err());
+    assert!(authorised.bind_queue(ME, &binding("r", "w")).is_ok());
+    assert!(authorised.bind_queue(ME, &binding("r", "r")).is_err());
+    assert!(authorised.bind_exchange(&binding("w", "w")).is_err());
+    assert!(authorised.bind_exchange(&binding("r", "w")).is_ok());
 }
 
 /// Declares queues and exchanges `r` and `w`, which the user could not declare.
-fn declare_foreign(seat: &AuthorisedSession) {
+fn declare_foreign(authorised: &AuthorisedSession) {
     for name in ["r", "w"] {
-        seat.vhost().declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW).unwrap();
+        authorised.vhost().declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW).unwrap();
         let exchange = ExchangeDeclare { name, kind: "topic", ..Default::default() };
-        seat.vhost().declare_exchange(&exchange).unwrap();
+        authorised.vhost().declare_exchange(&exchange).unwrap();
     }
 }
 
 #[test]
 fn topics_are_asked_for_when_the_type_of_the_exchange_is_certain() {
     let (broker, identity) = broker(UserLimits::default());
-    let seat = broker.seat(&identity, "/").unwrap();
-    declare_foreign(&seat);
+    let authorised = broker.authorised(&identity, "/").unwrap();
+    declare_foreign(&authorised);
     let topics = TopicPermissions { exchange: "r".into(), write: "".into(), read: "^open$".into() };
-    seat.vhost().set_topic_permissions("u", &topics).unwrap();
+    authorised.vhost().set_topic_permissions("u", &topics).unwrap();
     let binding = |routing_key| Binding { source: "r", destination: "w", routing_key, ..Default::default() };
     let refused = "access to topic 'secret' in exchange 'r' in vhost '/' refused for user 'u'";
-    assert!(seat.bind_queue(ME, &binding("open")).is_ok());
-    assert_eq!(refusal(seat.bind_queue(ME, &binding("secret"))), (403, refused.to_owned()));
-    assert_eq!(refusal(seat.unbind_queue(ME, &binding("secret"))), (403, refused.to_owned()));
-    assert_eq!(refusal(seat.bind_exchange(&binding("secret"))), (403, refused.to_owned()));
-    assert_eq!(refusal(seat.unbind_exchange(&binding("secret"))), (403, refused.to_owned()));
+    assert!(authorised.bind_queue(ME, &binding("open")).is_ok());
+    assert_eq!(refusal(authorised.bind_queue(ME, &binding("secret"))), (403, refused.to_owned()));
+    assert_eq!(refusal(authorised.unbind_queue(ME, &binding("secret"))), (403, refused.to_owned()));
+    assert_eq!(refusal(authorised.bind_exchange(&binding("secret"))), (403, refused.to_owned()));
+    assert_eq!(refusal(authorised.unbind_exchange(&binding("secret"))), (403, refused.to_owned()));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn dead_letters_and_alternates_ask_for_more() {
         read: read.into(),
         write: write.into(),
     };
-    let seat = broker.seat(&identity, "/").unwrap();
+    let authorised = broker.authorised(&identity, "/").unwrap();
     let arguments: amqp::FieldTable = ["x-dead-letter-exchange", "alternate-exchange"]
         .into_iter()
         .map(|key| (key, FieldValue::text("dead")))
@@ -97,13 +97,13 @@ fn dead_letters_and_alternates_ask_for_more() {
     for (permissions, allowed) in
         [(all_but("^[qe]$", ""), false), (all_but("", "^dead$"), false), (all_but("^[qe]$", "^dead$"), true)]
     {
-        seat.vhost().set_permissions("u", Some(&permissions)).unwrap();
-        assert_eq!(seat.declare_queue(ME, &queue, NOW).is_ok(), allowed, "{permissions:?}");
-        assert_eq!(seat.declare_exchange(&exchange).is_ok(), allowed, "{permissions:?}");
+        authorised.vhost().set_permissions("u", Some(&permissions)).unwrap();
+        assert_eq!(authorised.declare_queue(ME, &queue, NOW).is_ok(), allowed, "{permissions:?}");
+        assert_eq!(authorised.declare_exchange(&exchange).is_ok(), allowed, "{permissions:?}");
     }
-    seat.vhost().set_permissions("u", Some(&all_but("", ""))).unwrap();
-    assert!(seat.declare_queue(ME, &queue, NOW).is_ok(), "nothing is created");
-    assert!(seat.declare_exchange(&exchange).is_ok(), "nothing is created");
+    authorised.vhost().set_permissions("u", Some(&all_but("", ""))).unwrap();
+    assert!(authorised.declare_queue(ME, &queue, NOW).is_ok(), "nothing is created");
+    assert!(authorised.declare_exchange(&exchange).is_ok(), "nothing is created");
 }
 
 #[test]
@@ -123,21 +123,22 @@ fn publishing_needs_write_and_a_permission_taken_away_ends_it_at_once() {
 fn connections_count_against_user_and_vhost_until_they_go() {
     let limits = UserLimits { max_connections: Some(1), ..Default::default() };
     let (broker, identity) = broker(limits);
-    let seat = broker.seat(&identity, "/").unwrap();
+    let authorised = broker.authorised(&identity, "/").unwrap();
     let text = "connection refused for user 'u': user connection limit (1) is reached";
-    assert_eq!(refusal(broker.seat(&identity, "/")), (530, text.to_owned()));
-    drop(seat);
-    assert!(broker.seat(&identity, "/").is_ok());
+    assert_eq!(refusal(broker.authorised(&identity, "/")), (530, text.to_owned()));
+    drop(authorised);
+    assert!(broker.authorised(&identity, "/").is_ok());
     broker.vhost("/").unwrap().set_limits(VirtualHostLimits { max_connections: Some(0), max_queues: None });
     let text = "access to vhost '/' refused for user 'u': connection limit (0) is reached";
-    assert_eq!(refusal(broker.seat(&identity, "/")), (530, text.to_owned()));
+    assert_eq!(refusal(broker.authorised(&identity, "/")), (530, text.to_owned()));
 }
 
 #[test]
 fn channels_count_over_all_connections_of_a_user() {
     let limits = UserLimits { max_channels: Some(2), ..Default::default() };
     let (broker, identity) = broker(limits);
-    let (one, other) = (broker.seat(&identity, "/").unwrap(), broker.seat(&identity, "/").unwrap());
+    let (one, other) =
+        (broker.authorised(&identity, "/").unwrap(), broker.authorised(&identity, "/").unwrap());
     one.open_channel().unwrap();
     other.open_channel().unwrap();
     let text = "number of channels opened for user 'u' has reached the maximum allowed user limit of (2)";
@@ -166,6 +167,6 @@ fn nobody_sits_down_without_permissions() {
     let (broker, identity) = broker(UserLimits::default());
     broker.add_vhost("other");
     let text = "access to vhost 'other' refused for user 'u'";
-    assert_eq!(refusal(broker.seat(&identity, "other")), (530, text.to_owned()));
-    assert_eq!(refusal(broker.seat(&identity, "none")), (530, "vhost none not found".to_owned()));
+    assert_eq!(refusal(broker.authorised(&identity, "other")), (530, text.to_owned()));
+    assert_eq!(refusal(broker.authorised(&identity, "none")), (530, "vhost none not found".to_owned()));
 }

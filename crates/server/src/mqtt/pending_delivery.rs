@@ -10,7 +10,7 @@ use mqtt::{Property, QoS};
 use super::client::MqttClient;
 use super::delivering::{Noted, Out};
 use super::message::left;
-use super::owed::{PendingCopy, owed_key};
+use super::pending_retained::{PendingCopy, pending_key};
 use super::retained::RetainedMessage;
 use super::subscriptions::Verdict;
 
@@ -20,19 +20,21 @@ const MOST_FOR_NOTHING: usize = 1_000;
 impl MqttClient {
     /// Sends the retained messages that the client can take now.
     pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
-        if self.owed.first().is_none() || self.waiting.holds_subscriptions() {
+        if self.pending_retained.first().is_none() || self.waiting.holds_subscriptions() {
             return;
         }
         let retained = self.hub.retained(self.vhost());
         let mut for_nothing = 0;
-        while let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) = self.owed.first() {
+        while let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
+            self.pending_retained.first()
+        {
             if for_nothing == MOST_FOR_NOTHING {
                 return self.outbox.nudge();
             }
             // The message has been cleared, or the subscription is gone.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
-                None => self.subscriptions.judge_retained(&topic),
+                None => self.subscriptions.validate_retained(&topic),
             };
             let found = retained.get(&topic, self.now).zip(verdict);
             let copy = found.map(|(message, verdict)| OutgoingMessage {
@@ -48,15 +50,17 @@ impl MqttClient {
                 // The connection has ended.
                 return;
             }
-            self.owed.pop_first();
+            self.pending_retained.pop_first();
             for_nothing += usize::from(sent.is_none());
             match sent {
                 _ if !is_noted => {}
-                Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.owed.sent(tag, topic),
+                Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.pending_retained.sent(tag, topic),
                 // The session holds it from the next write on.
-                Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_kept() => noted.no_longer_owed.push(topic),
+                Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_kept() => {
+                    noted.settled_retained.push(topic)
+                }
                 // A message that is too large for the client counts as sent.
-                _ => self.owes_no_more(&topic),
+                _ => self.clear_pending_retained(&topic),
             }
         }
     }
@@ -100,15 +104,15 @@ impl MqttClient {
     }
 
     /// Called when the client has the retained message of a topic that is on disk.
-    pub(super) fn owes_no_more(&self, topic: &Arc<str>) {
-        if let Some(change) = self.no_longer_owed(topic) {
+    pub(super) fn clear_pending_retained(&self, topic: &Arc<str>) {
+        if let Some(change) = self.settled_retained(topic) {
             self.vhost().note(|catalogue| catalogue.note([change]));
         }
     }
 
     /// The change that removes the topic from disk; `None` if it is pending again.
-    pub(super) fn no_longer_owed(&self, topic: &Arc<str>) -> Option<Change> {
-        let is_settled = !self.owed.needs(topic);
-        is_settled.then(|| Change::delete(Section::MqttOwed, owed_key(&self.owner, topic)))
+    pub(super) fn settled_retained(&self, topic: &Arc<str>) -> Option<Change> {
+        let is_settled = !self.pending_retained.needs(topic);
+        is_settled.then(|| Change::delete(Section::MqttOwed, pending_key(&self.owner, topic)))
     }
 }
