@@ -200,7 +200,7 @@ impl Broker {
     }
 
     /// Opens a virtual host for a connection, which counts against the limits of the user and the virtual
-    /// host until the `Seat` is dropped.
+    /// host until the [`AuthorisedSession`] is dropped.
     ///
     /// # Errors
     /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ checks first.

@@ -5,7 +5,7 @@
 //!
 //! - [`Broker`]: users and virtual hosts. [`VirtualHost`]: exchanges, queues and bindings by name; checks
 //!   each operation, and returns RabbitMQ 3.10's errors to the letter ([`BrokerError`]).
-//! - [`Seat`]: a connection's authorised session in a virtual host, and its user's rights there
+//! - [`AuthorisedSession`]: a connection's authorised session in a virtual host, and its user's rights there
 //!   ([`Permissions`], [`VirtualHostLimits`], [`UserLimits`]). [`Policy`]: arguments that the operator gives
 //!   to queues and exchanges. [`Definitions`]: all of these from a file.
 //! - `manage`: the operations of an operator's tools, to read and to change.

@@ -14,7 +14,7 @@ use crate::man_pages::{Completions, ManPages};
 #[derive(Debug, Parser)]
 #[command(name = "leveret", version, disable_help_subcommand = true)]
 pub(crate) struct CommandLine {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Man(ManPages),
 }
 
-/// What can be done with a configuration.
+/// Subcommands for configurations.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Report the first mistake in file, environment and flags; exit code 0 or 2

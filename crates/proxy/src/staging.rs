@@ -2,7 +2,7 @@
 //!
 //! Each client may always hold a little; beyond that its bytes count towards a total. A client that finds no
 //! room is no longer read and joins the *line*, a wait queue. The first in the queue continues as soon as
-//! there is room again, or on a *lane*: it streams on an upstream connection of its own, of which only a part
+//! there is room again, or as a *stream*: it goes out on an upstream connection of its own, of which only a part
 //! may be used for this, and only while connection permits are available. So a burst of large messages is
 //! waited out. Clients that never complete theirs are limited by a patience, which counts only while somebody
 //! waits: clients that have held room, or a streaming connection, for longer give way, the longest first, and
@@ -36,7 +36,7 @@ pub(crate) struct Staging {
     patience: Duration,
     /// Whether the wait queue is non-empty.
     pressed: AtomicBool,
-    /// The origin of [`Stake::since`].
+    /// The origin of [`ClientUsage::since`].
     epoch: Instant,
     table: Mutex<Table>,
     /// How often a client had to wait.
@@ -105,11 +105,11 @@ pub(crate) enum Grant {
     /// Its bytes count now, and more may come.
     Room,
     /// It may stream on a connection of its own until its messages have been passed on.
-    Lane,
+    Stream,
 }
 
 impl Staging {
-    /// Creates room for `most` bytes and `lanes_max` streaming connections, as far as `places` has permits
+    /// Creates room for `most` bytes and `streams_max` streaming connections, as far as `places` has permits
     /// for their connections.
     pub(crate) fn new(
         most: usize,
@@ -411,7 +411,7 @@ impl BudgetShare {
             self.came = 0;
             link.usage.stream.store(true, Ordering::Relaxed);
             self.hold_since(now, link);
-            return Some(Grant::Lane);
+            return Some(Grant::Stream);
         }
         self.set_counted(self.counted + need, link);
         self.hold_since(now, link);

@@ -13,7 +13,7 @@ const NAMED: [Section; 6] = [
     Section::MqttSessions,
     Section::MqttReceived,
     Section::MqttRetained,
-    Section::MqttOwed,
+    Section::MqttPendingRetained,
 ];
 
 impl VirtualHost {

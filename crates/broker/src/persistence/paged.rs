@@ -102,7 +102,7 @@ fn part(
     }
 }
 
-/// Writes messages that are not in the store to `lane`. It blocks on the disk.
+/// Writes messages that are not in the store to `page_segments`. It blocks on the disk.
 pub(crate) fn write<'d>(
     page_segments: &QueueSegments,
     deliveries: impl Iterator<Item = &'d Delivery>,

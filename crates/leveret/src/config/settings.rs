@@ -316,7 +316,7 @@ settings! {
         upstream_channels_max: u16 = "1000", from "1" to "65535";
 
         /// The most upstream connections in all, those that one client needs for itself included. Each needs a file
-        /// descriptor. Who needs one more waits for `upstream_arrival_max`; those that nobody uses make room.
+        /// descriptor. A client that needs one more waits for `upstream_arrival_max`; those that nobody uses make room.
         upstream_connections_total: u32 = "4096", from "1" to "1000000";
 
         /// An upstream connection, or a channel on one, that nobody has used for this long is closed.
@@ -364,7 +364,7 @@ settings! {
 
         /// How much memory this process may use before clients that publish to the embedded broker are blocked: they are
         /// not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's memory, or of
-        /// what the control group (container) of this process may use; or a size. Who only consumes is never blocked.
+        /// what the control group (container) of this process may use; or a size. Clients that only consume are never blocked.
         memory_high_watermark: Watermark = "0.6";
 
         /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:
@@ -389,9 +389,9 @@ settings! {
         /// The heartbeat interval offered to clients, in seconds; 0 offers none.
         heartbeat: u16 = "60";
 
-        /// What AMQP clients of the embedded broker are told as `product` in the server-properties. The `version` there is that of
-        /// the RabbitMQ it behaves as. Clients that ask whether this is RabbitMQ before they use its extensions need `RabbitMQ`
-        /// here. Through the proxy they are told what the upstream says.
+        /// The `product` in the server-properties that AMQP clients of the embedded broker receive. The `version` there is
+        /// that of the RabbitMQ it behaves as. Clients that check for RabbitMQ before they use its extensions need
+        /// `RabbitMQ` here. Through the proxy they receive what the upstream says.
         server_product: BrokerName = "Leveret";
 
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
@@ -402,16 +402,17 @@ settings! {
         mqtt_anonymous_user: OptionalName = "off";
 
         /// The user whose rights STOMP clients have that give no login, as RabbitMQ's `stomp.default_user`, but without a
-        /// password; with `off` they are refused. A user that may log in from this machine only, as guest is, lets in only those.
+        /// password; with `off` they are refused. If that user may log in from this machine only, as guest may, then so may
+        /// they.
         stomp_default_user: OptionalName = "off";
 
         /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
         /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
 
-        /// The longest Keep Alive of MQTT clients, in whole seconds: one of MQTT 5.0 that asks for a longer one, or for none, is
-        /// told to use this (Server Keep Alive), and is disconnected after one and a half of it in silence. Older clients
-        /// cannot be told, and keep theirs. With `0s` clients choose.
+        /// The longest Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or
+        /// for none, is given this one (Server Keep Alive), and is disconnected after one and a half of it in silence.
+        /// Older clients keep theirs. With `0s` clients choose.
         mqtt_keep_alive_max: Duration = "0s", from "0s" to "65535s";
 
         /// The largest body of a message, of 512MiB at most; a larger one is refused with 406 PRECONDITION_FAILED. With
@@ -438,7 +439,7 @@ settings! {
         /// The most logins a second of one user.
         max_connection_rate_per_user: Limit = "unlimited";
 
-        /// The most channels in all. Who opens another is closed with 530 NOT_ALLOWED.
+        /// The most channels in all. A client that opens another is closed with 530 NOT_ALLOWED.
         max_channels: Limit = "unlimited";
 
         /// The most channels of all connections from one IP address.
@@ -457,12 +458,12 @@ settings! {
         /// The most bytes a second that are read from one user.
         max_receive_rate_per_user: RateLimit = "unlimited";
 
-        /// What the limits above do: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody, but counts
-        /// (`leveret_limit_exceeded_total`) and logs what would have been.
+        /// The effect of the limits above: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody,
+        /// but counts (`leveret_limit_exceeded_total`) and logs what would have been refused.
         limits_mode: LimitsMode = "enforce";
 
         /// Bytes waiting to be written to one client above which Leveret produces no more for it until it has read.
-        /// What has been begun, such as the rest of a message, is still added.
+        /// The rest of a message that has been begun is still added.
         outbox_limit: ByteSize = "1MiB", from "64KiB" to "1GiB";
 
         /// How long a client may take from connecting to the end of its login.
@@ -483,7 +484,8 @@ settings! {
     }
 
     "Process" {
-        /// What to log to standard error: a level (error, warn, info, debug, trace, off) or directives (info,proxy=debug).
+        /// The events to log to standard error: a level (error, warn, info, debug, trace, off) or directives
+        /// (info,proxy=debug).
         log: LogFilter = "info";
 
         /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
@@ -494,7 +496,7 @@ settings! {
         /// How these lines look: `text` or `json`.
         access_log_format: AccessFormat = "text";
 
-        /// Threads that sessions with much to do may keep at work, `auto` is one for each core; one more is there for all others.
+        /// Threads that busy sessions may use, `auto` is one for each core; one more serves all others.
         worker_threads: WorkerThreads = "auto";
     }
 }

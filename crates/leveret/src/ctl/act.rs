@@ -8,7 +8,7 @@ use super::api::{Api, path};
 use super::output::Output;
 use crate::Failure;
 
-/// What can be done to queues, connections and a virtual host that is running.
+/// Actions on queues, connections and a running virtual host.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum ActCommand {

@@ -12,7 +12,7 @@ use super::api::{Api, path};
 use super::output::{self, Output};
 use crate::Failure;
 
-/// What can be done with definitions.
+/// Actions on definitions.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum DefinitionCommand {

@@ -9,7 +9,7 @@ use super::output::Output;
 use super::policies::json_argument;
 use crate::Failure;
 
-/// What can be done with limits.
+/// Actions on limits.
 #[derive(Debug, Subcommand)]
 pub(super) enum LimitCommand {
     /// Limit a virtual host: {"max-connections": N, "max-queues": N}; -1 lifts one

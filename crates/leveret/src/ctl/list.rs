@@ -7,7 +7,7 @@ use super::api::{Api, encode, path};
 use super::output::{Column, Output};
 use crate::Failure;
 
-/// What can be listed.
+/// Listings.
 #[derive(Debug, Subcommand)]
 pub(super) enum ListCommand {
     /// Queues [columns: name messages, and others of the API such as messages_ready consumers state policy]
@@ -34,13 +34,13 @@ pub(super) enum ListCommand {
     /// Virtual hosts
     #[command(name = "list_vhosts", visible_alias = "vhosts")]
     Vhosts(Everywhere),
-    /// Who may do what in a virtual host
+    /// The permissions of users in a virtual host
     #[command(name = "list_permissions", visible_alias = "permissions")]
     Permissions(InVhost),
     /// Which topics users may write to and read from in a virtual host
     #[command(name = "list_topic_permissions")]
     TopicPermissions(InVhost),
-    /// What a user may do, in whichever virtual host
+    /// The permissions of a user in every virtual host
     #[command(name = "list_user_permissions")]
     UserPermissions(OfUser),
     /// Which topics a user may write to and read from
@@ -69,14 +69,14 @@ pub(super) struct InVhost {
     // Not declared as conflicting with --vhost, which a variable may have set.
     #[arg(long)]
     all_vhosts: bool,
-    /// What to show of each
+    /// The columns to show
     columns: Vec<String>,
 }
 
 /// A list of all there is.
 #[derive(Debug, Args)]
 pub(super) struct Everywhere {
-    /// What to show of each
+    /// The columns to show
     columns: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Everywhere {
 pub(super) struct OfUser {
     /// The user
     user: String,
-    /// What to show of each
+    /// The columns to show
     columns: Vec<String>,
 }
 

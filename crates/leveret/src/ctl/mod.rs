@@ -21,7 +21,7 @@ use clap::{Args, Subcommand};
 
 use crate::Failure;
 
-/// What is to be done, where, and how it is told.
+/// The action, its target, and the form of the output.
 #[derive(Debug, Args)]
 pub(crate) struct CtlArguments {
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub(crate) struct CtlArguments {
     command: CtlCommand,
 }
 
-/// What can be done by hand. The topics have no names of their own on the command line, but for those that say `store`.
+/// Actions by hand. The topics have no names of their own on the command line, but for those that say `store`.
 #[derive(Debug, Subcommand)]
 enum CtlCommand {
     #[command(flatten)]

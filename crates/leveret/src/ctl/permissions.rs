@@ -8,7 +8,7 @@ use super::api::{Api, path};
 use super::output::Output;
 use crate::Failure;
 
-/// What can be done with permissions.
+/// Actions on permissions.
 #[derive(Debug, Subcommand)]
 pub(super) enum PermissionCommand {
     /// Let a user configure, write to and read from what has a name that matches

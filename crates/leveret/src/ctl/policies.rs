@@ -8,7 +8,7 @@ use super::api::{Api, path};
 use super::output::Output;
 use crate::Failure;
 
-/// What can be done with policies.
+/// Actions on policies.
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
     /// Give arguments to the queues and exchanges whose names match

@@ -9,7 +9,7 @@ use super::list::Everywhere;
 use super::output::Output;
 use crate::Failure;
 
-/// What can be asked of a Leveret, and done to it.
+/// Questions to a Leveret, and actions on it.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum PoolCommand {

@@ -7,11 +7,11 @@ use super::api::{Api, path};
 use super::output::Output;
 use crate::Failure;
 
-/// What can be asked.
+/// Questions.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum StatusCommand {
-    /// What the server is, what it holds, and what it uses
+    /// The state of the server, its contents and its resources
     Status,
     /// Check that the server answers, and that no alarm stands; exit code 0 or 1
     Ping,

@@ -11,7 +11,7 @@ use store::disk::{Disk, RealDisk};
 
 use crate::Failure;
 
-/// What can be done with a data folder.
+/// Actions on a data folder.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreCommand {
     /// Read everything and verify it, changing nothing; exit code 1 when something is damaged

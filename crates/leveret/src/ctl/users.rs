@@ -10,7 +10,7 @@ use super::output::Output;
 use super::secret;
 use crate::Failure;
 
-/// What can be done with users and virtual hosts.
+/// Actions on users and virtual hosts.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum UserCommand {

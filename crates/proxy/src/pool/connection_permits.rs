@@ -2,7 +2,7 @@
 //!
 //! Waiters get released permits in turn. Meanwhile unused connections are closed to make room for others, the
 //! longest idle first, whatever their credentials and virtual host. Of the clients whose credentials no
-//! broker has accepted yet only a few may wait, see [`crate::doorkeeper`].
+//! broker has accepted yet only a few may wait, see [`crate::auth_gate`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

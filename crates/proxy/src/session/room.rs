@@ -32,7 +32,7 @@ impl ProxySession {
         if !self.budget.waits() {
             return Ok(());
         }
-        let Some(Grant::Lane) = self.budget.take_grant(&self.link, Instant::now()) else { return Ok(()) };
+        let Some(Grant::Stream) = self.budget.take_grant(&self.link, Instant::now()) else { return Ok(()) };
         if self.life != Life::Open {
             self.keep_own();
             return Ok(());

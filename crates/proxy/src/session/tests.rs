@@ -155,7 +155,7 @@ async fn p2_only_those_give_way_who_could_have_completed_their_message() {
 
 #[tokio::test]
 async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_one() {
-    let [mut holder, _lane, mut waiting] = three_that_began();
+    let [mut holder, _stream, mut waiting] = three_that_began();
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     drop(waiting);
     let mut client = session_of(holder.pool.clone());
@@ -180,7 +180,7 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
 }
 
 #[tokio::test]
-async fn p4_a_lane_is_not_taken_for_the_connection_that_an_exclusive_queue_needs() {
+async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_needs() {
     let [_holder, stream, mut waiting] = three_that_began();
     // It had sent more before it was known that it has to wait.
     let mut more = Vec::new();

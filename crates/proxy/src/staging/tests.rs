@@ -105,7 +105,7 @@ fn no_room_is_lost_with_those_who_leave() {
     line[0].leave();
     line[2].leave();
     holder.leave();
-    assert_eq!(line[1].grant(), Some(Grant::Lane));
+    assert_eq!(line[1].grant(), Some(Grant::Stream));
     assert_eq!(staging.counts(), (1, 1));
     line[3].leave();
     assert_eq!(line[4].grant(), Some(Grant::Room));
@@ -120,15 +120,15 @@ fn only_so_many_stream_for_want_of_room() {
     assert!(Client::new(&staging).stop_in_message());
     let mut line = many(&staging, 10);
     line.iter_mut().for_each(Client::wait);
-    let streams = line.iter_mut().filter_map(Client::grant).filter(|grant| *grant == Grant::Lane).count();
+    let streams = line.iter_mut().filter_map(Client::grant).filter(|grant| *grant == Grant::Stream).count();
     assert_eq!((streams, staging.counts()), (3, (7, 3)));
     let first = &mut line[0];
     first.budget.give_up_stream(&first.link);
-    assert_eq!(line[3].grant(), Some(Grant::Lane));
+    assert_eq!(line[3].grant(), Some(Grant::Stream));
 }
 
 #[test]
-fn nobody_gets_a_lane_without_a_place_for_its_connection() {
+fn nobody_gets_a_stream_without_a_place_for_its_connection() {
     let places = Arc::new(Semaphore::new(0));
     let staging = Staging::new(PIECE, 3, PATIENCE, places.clone());
     let mut holder = Client::new(&staging);
@@ -143,7 +143,7 @@ fn nobody_gets_a_lane_without_a_place_for_its_connection() {
         assert!(staging.press(Instant::now()));
         assert_eq!(staging.counts(), (3 - streams, streams));
     }
-    assert_eq!(line[0].grant(), Some(Grant::Lane));
+    assert_eq!(line[0].grant(), Some(Grant::Stream));
     holder.leave();
     assert_eq!(line[2].grant(), Some(Grant::Room));
 }

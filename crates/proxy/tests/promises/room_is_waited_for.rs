@@ -63,7 +63,7 @@ async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
     let mut clients = vec![stopped(pool, 0).await];
     until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
     clients.push(stopped(pool, 1).await);
-    until("a lane", || pool.metrics().streams == 1).await;
+    until("a stream", || pool.metrics().streams == 1).await;
     for n in 0..waiting {
         clients.push(stopped(pool, 2 + n as u8).await);
         until("one more to wait", || pool.metrics().clients_in_line == n + 1).await;
@@ -93,7 +93,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     expect_large(&mut stream, 1).await;
     // Its channel returns to a shared connection, which may be the former streaming connection.
     stream.expect("channel.close").await;
-    until("the lane to be given back", || pool.metrics().streams == 0).await;
+    until("the stream to be given back", || pool.metrics().streams == 0).await;
     client.publish(1, b"small").await;
     stream.expect("channel.open").await;
     stream.expect_message().await;
@@ -104,7 +104,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
 }
 
 #[tokio::test]
-async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
+async fn p2_a_stream_serves_one_after_the_other_with_confirms() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 0).await;
@@ -115,7 +115,7 @@ async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
     stream.expect("channel.open").await;
     expect_large(&mut stream, 1).await;
     stream.expect("channel.close").await;
-    until("the lane to be given back", || pool.metrics().streams == 0).await;
+    until("the stream to be given back", || pool.metrics().streams == 0).await;
     let mut next = Client::connect(&pool).await;
     next.open_channel(1).await;
     next.send(1, confirm::Select::default()).await;
@@ -123,24 +123,24 @@ async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
     let mut whole = large(9);
     let end = whole.split_off(whole.len() - MISSING);
     next.write(&whole).await;
-    until("it to have the lane", || pool.metrics().streams == 1).await;
+    until("it to have the stream", || pool.metrics().streams == 1).await;
     next.write(&end).await;
     // The former streaming connection is now available for sharing.
-    let mut next_lane = broker.next_connection().await;
-    next_lane.expect("channel.open").await;
-    next_lane.expect("confirm.select").await;
-    expect_large(&mut next_lane, 9).await;
+    let mut next_stream = broker.next_connection().await;
+    next_stream.expect("channel.open").await;
+    next_stream.expect("confirm.select").await;
+    expect_large(&mut next_stream, 9).await;
     assert_eq!(pool.metrics().streams, 1, "it is not confirmed yet");
-    next_lane.send(1, basic::Ack { delivery_tag: 1, multiple: false });
+    next_stream.send(1, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(next.expect_ack().await, (1, false));
-    next_lane.expect("channel.close").await;
-    until("the lane to be given back", || pool.metrics().streams == 0).await;
+    next_stream.expect("channel.close").await;
+    until("the stream to be given back", || pool.metrics().streams == 0).await;
     // It continues its numbering on the shared connection.
     next.publish(1, b"small").await;
-    next_lane.expect("channel.open").await;
-    next_lane.expect("confirm.select").await;
-    let (number, _) = next_lane.expect_message().await;
-    next_lane.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    next_stream.expect("channel.open").await;
+    next_stream.expect("confirm.select").await;
+    let (number, _) = next_stream.expect_message().await;
+    next_stream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(next.expect_ack().await, (2, false));
 }
 
@@ -193,7 +193,7 @@ async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_on
     let pool = pool(&broker, HOUR);
     let mut hostile = full(&pool, 3 * CONNECTIONS).await;
     let mut shared = broker.next_connection().await;
-    let _lane = broker.next_connection().await;
+    let _stream = broker.next_connection().await;
     let mut honest = Client::connect(&pool).await;
     honest.open_channel(1).await;
     honest.send(1, queue::Declare { exclusive: true, ..Default::default() }).await;
@@ -227,7 +227,7 @@ async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_on
 }
 
 #[tokio::test]
-async fn a_lane_on_which_nothing_comes_is_taken_away() {
+async fn a_stream_on_which_nothing_comes_is_taken_away() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(PoolConfig {
         staging_total_max: 0,
@@ -249,7 +249,7 @@ async fn a_lane_on_which_nothing_comes_is_taken_away() {
 }
 
 #[tokio::test]
-async fn what_comes_on_a_lane_waits_for_its_connection() {
+async fn what_comes_on_a_stream_waits_for_its_connection() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = pool(&broker, HOUR);
     let (_holder, _) = stopped(&pool, 0).await;
@@ -259,7 +259,7 @@ async fn what_comes_on_a_lane_waits_for_its_connection() {
     let mut shared = broker.next_connection().await;
     broker.stall(Stalled::All);
     waiting.write(&large(1)[..SIZE / 2]).await;
-    until("a lane", || pool.metrics().streams == 1).await;
+    until("a stream", || pool.metrics().streams == 1).await;
     broker.stall(Stalled::Nobodys);
     let mut stream = broker.next_connection().await;
     stream.expect("channel.open").await;

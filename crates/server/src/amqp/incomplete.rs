@@ -3,7 +3,7 @@
 //! Each connection may hold [`FREE`] bytes regardless of the others; a connection with more counts towards a
 //! total. When the total is reached, a connection whose client sends more of a body is no longer read and joins
 //! a wait queue. The first in the queue is *admitted*: it goes on in spite of the total until its messages are
-//! complete, and then the next one is. So many large messages at once are received one after another, and only
+//! complete, and then the next one is. Large messages that come at once are thus received one after another, and only
 //! one connection's messages exceed the total. Connections that hold room without using it are ended after
 //! [`PATIENCE`], which runs only while the total is reached, and not while they wait.
 //!

@@ -5,7 +5,7 @@
 //! # State on disk
 //! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its
 //! subscriptions, and its messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until
-//! they are acknowledged, and the topics of retained ones stay recorded until then ([`super::owed`]). The
+//! they are acknowledged, and the topics of retained ones stay recorded until then ([`super::pending_retained`]). The
 //! receipt of a QoS 2 message from the client is recorded with the message's LSN in the message log: both are
 //! written in one round of the disk, and after a crash the record counts only if the message is there.
 

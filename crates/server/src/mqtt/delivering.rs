@@ -1,4 +1,4 @@
-//! Messages for the client from its queues. Retained messages are in [`super::owing`].
+//! Messages for the client from its queues. Retained messages are in [`super::pending_delivery`].
 
 use std::sync::Arc;
 

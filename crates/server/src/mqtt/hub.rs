@@ -335,7 +335,7 @@ impl Hub {
         vhost.note(|catalogue| {
             if !pending_retained.is_empty() {
                 // Before the session: the next start removes pending messages without a session.
-                catalogue.delete_all(Section::MqttOwed, disk::key(&[&owner.vhost, &owner.client_id]));
+                catalogue.delete_all(Section::MqttPendingRetained, disk::key(&[&owner.vhost, &owner.client_id]));
             }
             // Includes records left by a connection whose session was to end with it.
             catalogue.delete_all(Section::MqttReceived, disk::key(&[&owner.vhost, &owner.client_id]));
@@ -608,7 +608,7 @@ fn load_pending_retained(
     found: &mut HashMap<Owner, DetachedSession>,
 ) -> Result<(), String> {
     let mut nobodys = Vec::new();
-    let scanned = store.catalogue().scan(Section::MqttOwed, |key, _| {
+    let scanned = store.catalogue().scan(Section::MqttPendingRetained, |key, _| {
         let read = pending_retained::read_key(key);
         match read.and_then(|(owner, topic)| Some((found.get_mut(&owner)?, topic))) {
             Some((kept, topic)) => kept.pending_retained.restore(topic),
@@ -616,7 +616,7 @@ fn load_pending_retained(
         }
     });
     scanned.map_err(|error| error.to_string())?;
-    nobodys.into_iter().for_each(|key| _ = store.catalogue().delete(Section::MqttOwed, key));
+    nobodys.into_iter().for_each(|key| _ = store.catalogue().delete(Section::MqttPendingRetained, key));
     Ok(())
 }
 

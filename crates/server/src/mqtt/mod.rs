@@ -2,11 +2,11 @@
 //! amq.topic, so that MQTT and AMQP clients can exchange messages.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
-//! - [`client`]: its state on the broker; [`subscribing`], [`delivering`], [`owing`], [`subscriptions`],
+//! - [`client`]: its state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`], [`subscriptions`],
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`kept`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored.
-//! - [`message`]: maps MQTT messages to AMQP messages, and back. [`retained`]: retained messages, and [`owed`]:
+//! - [`message`]: maps MQTT messages to AMQP messages, and back. [`retained`]: retained messages, and [`pending_retained`]:
 //!   those pending for a client. [`received`]: messages of QoS 2 that clients have not released.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in

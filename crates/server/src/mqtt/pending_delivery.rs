@@ -113,6 +113,6 @@ impl MqttClient {
     /// The change that removes the topic from disk; `None` if it is pending again.
     pub(super) fn settled_retained(&self, topic: &Arc<str>) -> Option<Change> {
         let is_settled = !self.pending_retained.needs(topic);
-        is_settled.then(|| Change::delete(Section::MqttOwed, pending_key(&self.owner, topic)))
+        is_settled.then(|| Change::delete(Section::MqttPendingRetained, pending_key(&self.owner, topic)))
     }
 }

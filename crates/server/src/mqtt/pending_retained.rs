@@ -9,7 +9,7 @@
 //! copy of a topic stands for all matching filters.
 //!
 //! Messages pending at QoS 1 and 2 for a session that outlives its connection are on disk
-//! ([`broker::Section::MqttOwed`]) before its SUBACK: at QoS 1 until the client has acknowledged them, at QoS 2
+//! ([`broker::Section::MqttPendingRetained`]) before its SUBACK: at QoS 1 until the client has acknowledged them, at QoS 2
 //! until the session holds them.
 
 use std::collections::BTreeMap;
@@ -140,7 +140,7 @@ pub(super) fn pending_key(owner: &Owner, topic: &str) -> Vec<u8> {
     disk::key(&[&owner.vhost, &owner.client_id, topic])
 }
 
-/// Decodes a key of [`owed_key`]; `None` if it is malformed.
+/// Decodes a key of [`pending_key`]; `None` if it is malformed.
 pub(super) fn read_key(key: &[u8]) -> Option<(Owner, Arc<str>)> {
     let [vhost, client_id, topic] = disk::names(key)?;
     Some((Owner { vhost: vhost.into(), client_id: client_id.into() }, topic.into()))
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_is_owed_once_to_a_filter_and_stays_noted_until_nobody_waits_for_it() {
+    fn a_topic_is_pending_once_to_a_filter_and_stays_noted_until_nobody_waits_for_it() {
         let mut pending_retained = PendingRetained::default();
         for is_noted in [false, true, false] {
             add(&mut pending_retained, "t", is_noted, "t");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn each_filter_is_owed_a_copy_and_above_the_limit_one_is_for_all() {
+    fn each_filter_has_a_pending_copy_and_above_the_limit_one_is_for_all() {
         let mut pending_retained = PendingRetained::default();
         for filter in ["#", "t", "+", "t"] {
             add(&mut pending_retained, "t", true, filter);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_for_the_moment_need_not_be_on_disk() {
+    fn what_is_pending_for_the_moment_need_not_be_on_disk() {
         let mut pending_retained = PendingRetained::default();
         add(&mut pending_retained, "t", false, "t");
         assert!(!pending_retained.needs("t") && !pending_retained.is_empty());

@@ -85,7 +85,7 @@ impl StompContext {
 }
 
 impl StompSession {
-    /// A session for a client with the authorised session `seat`.
+    /// A session for a client with its `authorised` session.
     ///
     /// # Errors
     /// Fails if the user has as many channels as allowed.

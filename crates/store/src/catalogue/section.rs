@@ -32,7 +32,7 @@ pub enum Section {
     /// Retained messages of MQTT.
     MqttRetained,
     /// Topics of which a session has yet to receive the retained message.
-    MqttOwed,
+    MqttPendingRetained,
     /// List of the store's files, so that a missing one is noticed. Used by the store only.
     StoreFiles,
 }
@@ -55,7 +55,7 @@ impl Section {
         Self::MqttSessions,
         Self::MqttReceived,
         Self::MqttRetained,
-        Self::MqttOwed,
+        Self::MqttPendingRetained,
         Self::StoreFiles,
     ];
 
@@ -79,7 +79,7 @@ impl Section {
             Self::MqttSessions => "mqtt_sessions",
             Self::MqttReceived => "mqtt_received",
             Self::MqttRetained => "mqtt_retained",
-            Self::MqttOwed => "mqtt_owed",
+            Self::MqttPendingRetained => "mqtt_owed",
             Self::StoreFiles => "store_files",
         }
     }

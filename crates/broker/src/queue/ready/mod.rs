@@ -193,8 +193,8 @@ impl ReadyStore {
         let mut empty = Self::new((self.levels.len() - 1) as u8, self.keeps);
         empty.epoch = self.epoch + 1;
         empty.discarded = std::mem::take(&mut self.discarded);
-        let lanes = self.levels.iter_mut().filter_map(Level::take_page_segments);
-        empty.discarded.extend(lanes);
+        let segments = self.levels.iter_mut().filter_map(Level::take_page_segments);
+        empty.discarded.extend(segments);
         std::mem::replace(self, empty)
     }
 

@@ -16,7 +16,7 @@ pub(crate) struct Run {
     spans: VecDeque<(u64, u64)>,
     /// The number of messages that are in the store.
     pub(super) stored: u64,
-    /// The number of messages that are in `lane`.
+    /// The number of messages that are in `page_segments`.
     written: u64,
     /// Bytes of the bodies of all these messages.
     pub(crate) bytes: u64,

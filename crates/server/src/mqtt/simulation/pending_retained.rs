@@ -87,7 +87,7 @@ fn kill(client: Client, world: World, disk: &SimDisk) -> SimDisk {
 fn pending_on_disk(world: &mut World) -> usize {
     world.round();
     let mut count = 0;
-    world.hub.store().unwrap().catalogue().scan(Section::MqttOwed, |_, _| count += 1).unwrap();
+    world.hub.store().unwrap().catalogue().scan(Section::MqttPendingRetained, |_, _| count += 1).unwrap();
     count
 }
 
@@ -233,7 +233,7 @@ fn of_what_was_replaced_the_later_one_is_sent_and_of_what_was_cleared_nothing() 
 }
 
 #[test]
-fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
+fn a_retained_message_that_is_too_old_is_not_pending_any_more() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
@@ -264,7 +264,7 @@ fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
 }
 
 #[test]
-fn a_client_that_subscribes_again_and_again_is_owed_each_once_for_each_filter() {
+fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filter() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -281,7 +281,7 @@ fn a_client_that_subscribes_again_and_again_is_owed_each_once_for_each_filter() 
 }
 
 #[test]
-fn what_is_asked_for_again_while_it_is_under_way_is_owed_until_the_second_is_acknowledged() {
+fn what_is_asked_for_again_while_it_is_under_way_is_pending_until_the_second_is_acknowledged() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "t", QoS::AtLeastOnce, b"x");
@@ -296,7 +296,7 @@ fn what_is_asked_for_again_while_it_is_under_way_is_owed_until_the_second_is_ack
 }
 
 #[test]
-fn retain_handling_decides_what_is_owed_and_identifiers_come_along() {
+fn retain_handling_decides_what_is_pending_and_identifiers_come_along() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain(&mut world, "t", QoS::AtLeastOnce, b"x");
@@ -374,7 +374,7 @@ fn identifiers_of_all_subscriptions_that_match_are_told_again() {
 }
 
 #[test]
-fn what_was_unsubscribed_or_is_wanted_at_qos_0_is_not_owed() {
+fn what_was_unsubscribed_or_is_wanted_at_qos_0_is_not_pending() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
