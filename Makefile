@@ -119,6 +119,7 @@ studies: setup leveret
 
 check: $(DENY)
 	cargo fmt --all --check
+	python3 tests/tidy.py
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
