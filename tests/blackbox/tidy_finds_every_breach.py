@@ -1,0 +1,65 @@
+"""`make check` fails when the source breaks a rule that no compiler knows: each rule is broken once here, and kept once."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import tidy
+
+LIB = "crates/one/src/lib.rs"
+
+BREACHES = {
+    "a type name twice in a crate": ({LIB: "pub struct Plan;\nmod x;\n", "crates/one/src/x.rs": "struct Plan;\n"}, "a second Plan in one crate"),
+    "a public type name in two crates": ({LIB: "pub struct Plan;\n", "crates/two/src/lib.rs": "pub enum Plan {}\n"}, "a second public Plan"),
+    "a word of our own in an identifier": ({LIB: "fn take_seat() {}\n"}, "'seat'"),
+    "a word of our own in a type name": ({LIB: "struct FastLane;\n"}, "'lane'"),
+    "a word of our own in a comment": ({LIB: "/// Ten octets.\n"}, "'octets'"),
+    "a sentence without a head": ({LIB: "/// Who waits is woken.\n"}, "without a head: Who waits is woken."),
+    "one over two lines": ({LIB: "// It is full. What\n// comes later waits.\n"}, "without a head: What comes later waits."),
+    "a count without a number": ({LIB: "/// It takes so many bytes.\n"}, "'so many'"),
+    "a file that is too long": ({LIB: "\n" * 800}, "801 lines"),
+    "a comment that is too wide": ({LIB: f"// {'x' * 130}\n"}, "133 columns"),
+    "a path that is gone": ({LIB: "", "ARCHITECTURE.md": "See `crates/one/src/gone.rs`.\n"}, "gone.rs does not exist"),
+    "a function that is gone": ({LIB: "fn here() {}\n", "ARCHITECTURE.md": "See `one::gone`.\n"}, "there is no one::gone"),
+}
+
+SOUND = {
+    LIB: """\
+//! What is a plan? A list of steps.
+pub struct Plan { bytes: u8 }
+impl Iterator for Plan {
+    type Item = ();
+}
+// application/octet-stream
+fn replan(ip: Ipv4Addr) { ip.octets(); log("a seat"); }
+#[cfg(test)]
+mod tests {
+    struct Plan;
+}
+#[cfg(test)]
+mod model;
+""",
+    "crates/one/src/model.rs": "struct Plan;\n",
+    "ARCHITECTURE.md": "`crates/one/src/lib.rs` has `one::Plan` and `one::replan()`.\n",
+}
+
+
+def breaches(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return list(tidy.check(folder))
+
+
+@pytest.mark.parametrize("rule", BREACHES)
+def test_a_broken_rule_is_told_with_its_place(tmp_path, rule):
+    files, text = BREACHES[rule]
+    found = breaches(tmp_path, files)
+    assert len(found) == 1 and text in found[0] and ":" in found[0], found
+
+
+def test_what_keeps_the_rules_is_let_pass(tmp_path):
+    assert breaches(tmp_path, SOUND) == []

@@ -1,0 +1,177 @@
+"""Whether the source keeps the rules of CONTRIBUTING.md that no compiler knows: unique type names, the field's words, sentences
+that have a subject, file lengths, comment widths, and an ARCHITECTURE.md that names what exists. Prints each breach with its
+place; the exit code is 1 if there is one.
+
+    python3 tests/tidy.py [FOLDER]
+"""
+
+import collections
+import re
+import sys
+from pathlib import Path
+
+# A longer file holds more than one concern.
+MOST_LINES = 800
+# Columns of a line that is a comment; code is rustfmt's affair.
+MOST_COLUMNS = 128
+
+# Words of a private language, and what a RabbitMQ or Rust engineer says instead. Matched in identifiers and in comments.
+BANNED = {
+    "octet": "byte",
+    "octets": "bytes",
+    "seat": "authorised session, or budget share",
+    "lane": "stream",
+    "lanes": "streams",
+    "leg": "upstream link",
+    "stake": "usage",
+    "doorkeeper": "auth gate",
+    "papers": "man pages",
+    "bury": "dead-letter",
+    "hungry": "needs to load",
+    "owed": "pending",
+    "owing": "pending",
+}
+# Documents of the wire, and interfaces of others, keep their own words.
+EXCEPTIONS = {
+    "octet": re.compile(r"octet-stream|\"octet\""),
+    "octets": re.compile(r"\.octets\(\)"),
+}
+HEADLESS = re.compile(r"(?:^|[.:;] )(?:What|Who|Whoever|Whose|Whatever)\b[^?]*?(?:\.|$)")
+SO_MANY = re.compile(r"\bso many\b", re.IGNORECASE)
+
+TYPE = re.compile(r"^\s*(pub(?:\([^)]*\))?\s+)?(?:struct|enum|trait|union|type)\s+([A-Z]\w*)")
+ASSOCIATED = re.compile(r"^\s+(?:pub(?:\([^)]*\))?\s+)?type\s")
+TEST_MODULE = re.compile(
+    r"#\[cfg\([^\]]*\b(?:test|loom)\b[^\]]*\]\s*(?:#\[path = \"(\w+)\.rs\"\]\s*)?(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\s+(\w+);"
+)
+INLINE_TESTS = re.compile(r"^#\[cfg\([^\]]*\btest\b[^\]]*\]\n(?:pub(?:\([^)]*\))?\s+)?mod \w+ \{\n.*?^\}", re.DOTALL | re.MULTILINE)
+COMMENT = re.compile(r"^\s*//[/!]?\s?(.*)$")
+STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")
+WORD = re.compile(r"[A-Za-z][a-z]*")
+# A path of the repository, or an item of a crate, as ARCHITECTURE.md writes them.
+NAMED_PATH = re.compile(r"`((?:crates|tests|docs|packaging)/[\w./-]+)`")
+NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
+    breaches = list(check(root))
+    for breach in breaches:
+        print(breach)
+    return 1 if breaches else 0
+
+
+def check(root):
+    files = {path: path.read_text() for path in sorted(root.glob("crates/*/**/*.rs")) if "target" not in path.parts}
+    for path, text in files.items():
+        place = path.relative_to(root)
+        yield from lengths(place, text)
+        yield from words(place, text)
+        yield from sentences(place, text)
+    yield from homonyms(root, files)
+    yield from names_of_architecture(root, files)
+
+
+def lengths(place, text):
+    lines = text.split("\n")
+    if len(lines) > MOST_LINES:
+        yield f"{place}: {len(lines)} lines; {MOST_LINES} are the most"
+    for number, line in enumerate(lines, 1):
+        comment = COMMENT.match(line)
+        # The row of a table cannot be broken.
+        if len(line) > MOST_COLUMNS and comment and not comment[1].startswith("|"):
+            yield f"{place}:{number}: a comment of {len(line)} columns; {MOST_COLUMNS} are the most"
+
+
+def words(place, text):
+    for number, line in enumerate(text.split("\n"), 1):
+        found = {word.lower() for word in WORD.findall(STRING.sub("", line) if not COMMENT.match(line) else line)}
+        for banned in sorted(found & BANNED.keys()):
+            if banned not in EXCEPTIONS or not EXCEPTIONS[banned].search(line):
+                yield f"{place}:{number}: '{banned}' is nobody's word for it: {BANNED[banned]}"
+
+
+def sentences(place, text):
+    """A comment's lines are read as one text, for a sentence may begin in the middle of a line."""
+    for number, paragraph in paragraphs(text):
+        for match in HEADLESS.finditer(paragraph):
+            yield f"{place}:{number}: a sentence without a head: {match.group().lstrip('.:; ')[:60]}"
+        if SO_MANY.search(paragraph):
+            yield f"{place}:{number}: 'so many' is no count"
+
+
+def paragraphs(text):
+    begin, lines = 0, []
+    for number, line in enumerate(text.split("\n") + [""], 1):
+        comment = COMMENT.match(line)
+        if comment and comment[1].strip():
+            begin, lines = begin or number, [*lines, comment[1].strip()]
+        elif lines:
+            yield begin, " ".join(lines)
+            begin, lines = 0, []
+
+
+def homonyms(root, files):
+    """A type name means one thing in a crate, and a public one means one thing in all."""
+    of_crates, public = collections.defaultdict(list), collections.defaultdict(dict)
+    tests = test_modules(files)
+    for path, text in files.items():
+        crate, folder = path.relative_to(root).parts[1:3]
+        if folder != "src" or any(path == test or test in path.parents for test in tests):
+            continue
+        for visibility, name, number in types_of(text):
+            place = f"{path.relative_to(root)}:{number}"
+            of_crates[crate, name].append(place)
+            if visibility == "pub":
+                public[name].setdefault(crate, place)
+    for (_, name), places in of_crates.items():
+        if len(places) > 1:
+            yield f"{places[1]}: a second {name} in one crate, beside {places[0]}"
+    for name, places in public.items():
+        if len(places) > 1:
+            one, other, *_ = places.values()
+            yield f"{other}: a second public {name}, beside {one}"
+
+
+def types_of(text):
+    text = INLINE_TESTS.sub(lambda tests: "\n" * tests.group().count("\n"), text)
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        found = TYPE.match(line)
+        if found and not ASSOCIATED.match(line) and not any("cfg(test" in before for before in lines[max(0, number - 3) : number - 1]):
+            yield (found[1] or "").strip(), found[2], number
+
+
+def test_modules(files):
+    """Files and folders that only tests are built with."""
+    found = set()
+    for path, text in files.items():
+        folder = path.parent if path.name in ("mod.rs", "lib.rs", "main.rs") else path.with_suffix("")
+        for beside, name in TEST_MODULE.findall(text):
+            found |= {folder / f"{name}.rs", folder / name, path.parent / f"{beside or name}.rs"}
+    return found
+
+
+def names_of_architecture(root, files):
+    document = root / "ARCHITECTURE.md"
+    if not document.exists():
+        return
+    crates = {path.name.replace("-", "_"): path.name for path in (root / "crates").iterdir()}
+    sources = {name: "\n".join(text for path, text in files.items() if path.relative_to(root).parts[1] == folder) for name, folder in crates.items()}
+    for number, line in enumerate(document.read_text().split("\n"), 1):
+        for named in NAMED_PATH.findall(line):
+            if not (root / named).exists():
+                yield f"ARCHITECTURE.md:{number}: {named} does not exist"
+        for named in NAMED_ITEM.findall(line):
+            crate, *parts = named.split("::")
+            if crate in sources and not all(is_declared(part, sources[crate], root / "crates" / crates[crate]) for part in parts):
+                yield f"ARCHITECTURE.md:{number}: there is no {named}"
+
+
+def is_declared(name, source, folder):
+    declared = re.search(rf"\b(?:struct|enum|trait|type|fn|mod|const|static|union)\s+{name}\b|^\s+{name}\b\s*[,({{:=]", source, re.MULTILINE)
+    return bool(declared) or any(folder.glob(f"src/**/{name}.rs"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
