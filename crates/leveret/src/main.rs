@@ -4,6 +4,7 @@
 //! crates.
 
 mod alarms;
+mod amqp;
 mod announce;
 mod cli;
 mod config;

@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use admin::{Api, WebSocketPorts};
+use admin::Api;
 use broker::{Broker, BrokerConfig};
 use parking_lot::Mutex;
 use proxy::{DeletedVirtualHost, Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{AcceptedVersions, ProxyVersion};
 use server::{
-    AccessLogWriter, Backend, Clock, Limits, Listener, Preface, Routes, Scopes, Server, ServerConfig,
-    TrustedProxies, WebSocketConfig,
+    AccessLogWriter, Backend, Clock, Limits, Routes, Scopes, Server, ServerConfig, TrustedProxies,
+    WebSocketConfig,
 };
 use tokio::sync::Notify;
 
 use crate::alarms::{self, Sampler};
+use crate::amqp::AmqpListeners;
 use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient,
 };
@@ -23,7 +24,6 @@ use crate::data_folder::{self, DataFolder, FillError};
 use crate::descriptors;
 use crate::http::{Http, HttpListeners};
 use crate::identities;
-use crate::listen::bind;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::mqtt::{MqttListeners, mqtt_config};
@@ -54,13 +54,13 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
     }
 
-    warn_of_open_listeners(&config);
+    warn_of_open_backends(&config);
     let tls = Tls::load(&config).map_err(ServeError::Tls)?;
 
     let relays = ServedRelays::new(&config, &tls)?;
 
     let clock = Clock::start();
-    let (backend, data_folder) = open_listener(&config, &tls, clock)?;
+    let (backend, data_folder) = open_backend(&config, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server_config = server_config(&config, access_log.as_deref());
     let server = Server::new(server_config, backend.clone(), clock, env!("CARGO_PKG_VERSION"));
@@ -70,35 +70,20 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     let sampler = start_sampler(&config, &server, &backend)?;
-    let amqp = bind("amqp", "amqp", &config.amqp).await?;
-    let amqps = bind("amqps", "amqps", &config.amqps).await?;
-    let ws = bind("ws", "ws", &config.ws).await?;
-    let wss = bind("wss", "wss", &config.wss).await?;
+    let amqp = AmqpListeners::bind(&config).await?;
     let mqtt = MqttListeners::bind(&config).await?;
     let stomp = StompListeners::bind(&config).await?;
     let relay_listeners = relays.listen(&config).await?;
-    let websocket_ports = WebSocketPorts { ws: port_of(ws.as_ref()), wss: port_of(wss.as_ref()) };
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
     let status = Arc::new(Status::new(
         server.clone(),
         backend.clone(),
-        websocket_ports,
+        amqp.websocket_ports(),
         levels.clone(),
         tls.server.clone(),
     ));
     let http_listeners = HttpListeners::bind(&config, &tls).await?;
-    if let Some(listener) = amqp {
-        server.listen(listener, Preface { proxies: trusted_proxies(&config), tls: None });
-    }
-    if let Some(listener) = amqps {
-        server.listen(listener, Preface { proxies: trusted_proxies(&config), tls: tls.server.clone() });
-    }
-    for (listener, tls) in [(ws, None), (wss, tls.server.clone())] {
-        if let Some(listener) = listener {
-            let preface = Preface { proxies: trusted_proxies(&config), tls };
-            server.listen_websocket(listener, preface, websocket_config(&config, relays.routes(&config)));
-        }
-    }
+    amqp.serve(&server, &config, &relays, &tls);
     mqtt.serve(&server, &config, &relays, &tls);
     stomp.serve(&server, &config, &relays, &tls);
     relays.serve(relay_listeners, &server, &config, &tls);
@@ -123,19 +108,24 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let drain_timeout = reloader.drain_timeout();
     notifier.stopping(drain_timeout);
     status.start_draining();
-    let left = server.drain(drain_timeout).await;
-    if left > 0 {
-        tracing::warn!(connections = left, "drain_timeout is over; the remaining connections are cut");
-    }
-    if let Backend::Upstream(pool) = &backend {
-        pool.drain(drain_timeout).await;
-    }
+    end_sessions(&server, &backend, drain_timeout).await;
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
     // After the last session has ended, so that its changes are stored.
     drop(data_folder);
     Ok(())
+}
+
+/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them.
+async fn end_sessions(server: &Server, backend: &Backend, drain_timeout: Duration) {
+    let left = server.drain(drain_timeout).await;
+    if left > 0 {
+        tracing::warn!(connections = left, "drain_timeout is over; the remaining connections are cut");
+    }
+    if let Backend::Upstream(pool) = backend {
+        pool.drain(drain_timeout).await;
+    }
 }
 
 /// Creates the management API.
@@ -184,7 +174,7 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
 }
 
 /// Warns at start-up about settings that remove protection or have no effect.
-fn warn_of_open_listeners(config: &Config) {
+fn warn_of_open_backends(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
             "upstream_verify is off: certificates of upstreams over TLS are NOT VERIFIED; anybody on the way can read \
@@ -213,7 +203,7 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
 }
 
 /// Starts the backend: the pool to the upstream, or the embedded broker with its data folder.
-fn open_listener(
+fn open_backend(
     config: &Config,
     tls: &Tls,
     clock: Clock,
@@ -461,12 +451,5 @@ impl std::error::Error for ServeError {
             | Self::Pagers(error) => Some(error),
             Self::Tls(_) | Self::Identities(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
         }
-    }
-}
-
-fn port_of(listener: Option<&Listener>) -> Option<u16> {
-    match listener? {
-        Listener::Tcp(listeners) => listeners.local_addresses().next().map(|address| address.port()),
-        Listener::Unix(..) => None,
     }
 }

@@ -8,7 +8,7 @@ use super::DefinitionsError;
 use crate::users::GUEST;
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct File {
+pub(super) struct DefinitionsFile {
     pub(super) vhosts: Vec<Vhost>,
     pub(super) users: Vec<User>,
     pub(super) permissions: Vec<Permission>,
@@ -212,7 +212,7 @@ pub(super) enum DestinationType {
     Exchange,
 }
 
-impl File {
+impl DefinitionsFile {
     /// The contents of a new broker.
     pub(super) fn defaults() -> Self {
         let (user, vhost) = (GUEST.to_owned(), "/".to_owned());

@@ -9,8 +9,8 @@ use store::catalogue::Section;
 
 use super::arguments::table_of;
 use super::format::{
-    BindingEntry, DefinitionsScope, DestinationType, ExchangeEntry, Limits, Parameter, PolicyBody,
-    QueueEntry, Tags, User,
+    BindingEntry, DefinitionsFile, DefinitionsScope, DestinationType, ExchangeEntry, Limits, Parameter,
+    PolicyBody, QueueEntry, Tags, User,
 };
 use super::{Definitions, DefinitionsError};
 use crate::SessionId;
@@ -29,6 +29,13 @@ impl Broker {
     /// The first entry that cannot be loaded, and the reason. The entries before it have been loaded.
     pub fn load(&self, definitions: &Definitions, now: Timestamp) -> Result<(), DefinitionsError> {
         let file = &definitions.file;
+        self.load_users_and_vhosts(file)?;
+        self.load_permissions(file)?;
+        self.load_parameters_and_policies(file, now)?;
+        self.load_topology(file, now)
+    }
+
+    fn load_users_and_vhosts(&self, file: &DefinitionsFile) -> Result<(), DefinitionsError> {
         each(
             "user",
             &file.users,
@@ -52,7 +59,10 @@ impl Broker {
                 }
                 Ok(())
             },
-        )?;
+        )
+    }
+
+    fn load_permissions(&self, file: &DefinitionsFile) -> Result<(), DefinitionsError> {
         each(
             "permissions of user",
             &file.permissions,
@@ -68,10 +78,9 @@ impl Broker {
                 self.keep_entry(Section::Permissions, &[&entry.vhost, &entry.user], entry)
             },
         )?;
-        let topics = &file.topic_permissions;
         each(
             "topic permissions of user",
-            topics,
+            &file.topic_permissions,
             |entry| (&entry.user, Some(&entry.vhost)),
             |entry| {
                 let permissions = TopicPermissions {
@@ -85,7 +94,14 @@ impl Broker {
                 let key = [&*entry.vhost, &*entry.user, &*entry.exchange];
                 self.keep_entry(Section::TopicPermissions, &key, entry)
             },
-        )?;
+        )
+    }
+
+    fn load_parameters_and_policies(
+        &self,
+        file: &DefinitionsFile,
+        now: Timestamp,
+    ) -> Result<(), DefinitionsError> {
         each(
             "parameter",
             &file.parameters,
@@ -111,7 +127,11 @@ impl Broker {
                 self.known(&entry.vhost)?.set_policy(policy_of(&entry.name, &entry.body, definition)?, now);
                 self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)
             },
-        )?;
+        )
+    }
+
+    /// Queues come before exchanges, and both before bindings.
+    fn load_topology(&self, file: &DefinitionsFile, now: Timestamp) -> Result<(), DefinitionsError> {
         each(
             "queue",
             &file.queues,

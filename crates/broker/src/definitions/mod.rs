@@ -11,12 +11,12 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 pub use arguments::{json_of, table_of as arguments_of};
-use format::File;
+use format::DefinitionsFile;
 
 /// A definitions file that has been read and is well-formed, to be loaded with [`crate::Broker::load`].
 #[derive(Debug, Clone)]
 pub struct Definitions {
-    file: File,
+    file: DefinitionsFile,
 }
 
 /// An error in definitions. `Display` names the entry at fault.
@@ -32,7 +32,7 @@ impl Definitions {
     /// # Errors
     /// The file is not JSON, or an entry is malformed.
     pub fn from_json(bytes: &[u8]) -> Result<Self, DefinitionsError> {
-        File::parse(bytes).map(|file| Self { file })
+        DefinitionsFile::parse(bytes).map(|file| Self { file })
     }
 
     /// Reads the sections of a definitions file.
@@ -40,7 +40,7 @@ impl Definitions {
     /// # Errors
     /// An entry is malformed.
     pub fn from_map(sections: &Map<String, Value>) -> Result<Self, DefinitionsError> {
-        File::from_map(sections).map(|file| Self { file })
+        DefinitionsFile::from_map(sections).map(|file| Self { file })
     }
 }
 
@@ -48,7 +48,7 @@ impl Definitions {
     /// The contents of a new broker: the virtual host `/`, and RabbitMQ's user guest with full permissions in
     /// it.
     pub(crate) fn defaults() -> Self {
-        Self { file: File::defaults() }
+        Self { file: DefinitionsFile::defaults() }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use store::catalogue::{Catalogue, Section};
 use store::{Recovered, Store};
 
-use super::format::File;
+use super::format::DefinitionsFile;
 use super::{Definitions, DefinitionsError};
 use crate::broker::Broker;
 use crate::ledger::{key, read_binding, read_exchange, read_queue};
@@ -31,7 +31,7 @@ impl Broker {
         now: Timestamp,
     ) -> Result<u64, RestoreError> {
         let catalogue = store.catalogue();
-        let file = File {
+        let file = DefinitionsFile {
             users: entries(catalogue, Section::Users)?,
             vhosts: entries(catalogue, Section::VirtualHosts)?,
             permissions: entries(catalogue, Section::Permissions)?,
@@ -39,7 +39,7 @@ impl Broker {
             parameters: entries(catalogue, Section::Parameters)?,
             policies: entries(catalogue, Section::Policies)?,
             global_parameters: entries(catalogue, Section::GlobalParameters)?,
-            ..File::default()
+            ..DefinitionsFile::default()
         };
         self.load(&Definitions { file }, now)?;
         let mut restoring = Restoring::new(self, store);

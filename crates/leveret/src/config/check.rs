@@ -30,12 +30,23 @@ pub(super) fn listeners(config: &Config) -> [(&'static str, &ListenAddr); 15] {
 
 /// Refuses combinations in which a setting would have no effect, or lacks another that it needs.
 pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError> {
+    check_certificates(effective)?;
+    check_relayed_protocols(effective)?;
+    check_clients(effective)?;
+    check_upstream_tls(effective)
+}
+
+fn refuse(effective: &Effective, key: &'static str, reason: &str) -> Result<(), ConfigError> {
+    Err(ConfigError::new(effective.place(key), reason))
+}
+
+/// The listeners with TLS need certificates, each with its key.
+fn check_certificates(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
-    let fault = |key: &'static str, reason: &str| Err(ConfigError::new(effective.place(key), reason));
     let (certificates, keys) = (config.tls_cert.0.len(), config.tls_key.0.len());
     if certificates != keys {
         let key = if certificates < keys { "tls_cert" } else { "tls_key" };
-        return fault(key, "as many certificates as keys are needed, in the same order");
+        return refuse(effective, key, "as many certificates as keys are needed, in the same order");
     }
     for (key, address) in [
         ("amqps", &config.amqps),
@@ -47,8 +58,28 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         ("https", &config.https),
     ] {
         if *address != ListenAddr::Off && certificates == 0 {
-            return fault(key, "needs tls_cert and tls_key");
+            return refuse(effective, key, "needs tls_cert and tls_key");
         }
+    }
+    if !config.https_strict.is_zero() && config.https == ListenAddr::Off {
+        return refuse(effective, "https_strict", "has no effect without https");
+    }
+    Ok(())
+}
+
+/// In front of an upstream, MQTT and STOMP need an address to relay to.
+fn check_relayed_protocols(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    if config.upstream.is_empty() {
+        for (key, given) in [
+            ("upstream_mqtt", config.upstream_mqtt.0.is_some()),
+            ("upstream_stomp", config.upstream_stomp.0.is_some()),
+        ] {
+            if given {
+                return refuse(effective, key, "has no effect without an upstream");
+            }
+        }
+        return Ok(());
     }
     for (key, address) in [
         ("stomp", &config.stomp),
@@ -56,8 +87,9 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         ("web_stomp", &config.web_stomp),
         ("web_stomps", &config.web_stomps),
     ] {
-        if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_stomp.0.is_none() {
-            return fault(key, "needs upstream_stomp: in front of an upstream STOMP is only relayed");
+        if *address != ListenAddr::Off && config.upstream_stomp.0.is_none() {
+            let reason = "needs upstream_stomp: in front of an upstream STOMP is only relayed";
+            return refuse(effective, key, reason);
         }
     }
     for (key, address) in [
@@ -66,40 +98,56 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         ("web_mqtt", &config.web_mqtt),
         ("web_mqtts", &config.web_mqtts),
     ] {
-        if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_mqtt.0.is_none() {
-            return fault(key, "needs upstream_mqtt: in front of an upstream MQTT is only relayed");
+        if *address != ListenAddr::Off && config.upstream_mqtt.0.is_none() {
+            let reason = "needs upstream_mqtt: in front of an upstream MQTT is only relayed";
+            return refuse(effective, key, reason);
         }
     }
-    if !config.https_strict.is_zero() && config.https == ListenAddr::Off {
-        return fault("https_strict", "has no effect without https");
+    Ok(())
+}
+
+/// Clients' certificates and addresses are believed only with what they are checked against.
+fn check_clients(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    let verifies = config.tls_verify_client != VerifyClient::Off;
+    let reads_header = config.proxy_protocol != InboundHeader::Off;
+    let has_external = config.upstream_external.0.is_some();
+    for (is_refused, key, reason) in [
+        (verifies && config.tls_client_ca.0.is_none(), "tls_verify_client", "needs tls_client_ca"),
+        (
+            !verifies && config.tls_client_ca.0.is_some(),
+            "tls_client_ca",
+            "has no effect while tls_verify_client is off",
+        ),
+        (
+            reads_header && config.trusted_proxies.is_empty(),
+            "proxy_protocol",
+            "needs trusted_proxies: whom to believe",
+        ),
+        (
+            !reads_header && !config.trusted_proxies.is_empty(),
+            "trusted_proxies",
+            "has no effect while proxy_protocol is off",
+        ),
+        (
+            has_external && config.upstream.is_empty(),
+            "upstream_external",
+            "has no effect without an upstream",
+        ),
+        (has_external && !verifies, "upstream_external", "needs tls_verify_client"),
+    ] {
+        if is_refused {
+            return refuse(effective, key, reason);
+        }
     }
-    if config.upstream_mqtt.0.is_some() && config.upstream.is_empty() {
-        return fault("upstream_mqtt", "has no effect without an upstream");
-    }
-    if config.upstream_stomp.0.is_some() && config.upstream.is_empty() {
-        return fault("upstream_stomp", "has no effect without an upstream");
-    }
-    if config.tls_verify_client != VerifyClient::Off && config.tls_client_ca.0.is_none() {
-        return fault("tls_verify_client", "needs tls_client_ca");
-    }
-    if config.tls_verify_client == VerifyClient::Off && config.tls_client_ca.0.is_some() {
-        return fault("tls_client_ca", "has no effect while tls_verify_client is off");
-    }
-    if config.proxy_protocol != InboundHeader::Off && config.trusted_proxies.is_empty() {
-        return fault("proxy_protocol", "needs trusted_proxies: whom to believe");
-    }
-    if config.proxy_protocol == InboundHeader::Off && !config.trusted_proxies.is_empty() {
-        return fault("trusted_proxies", "has no effect while proxy_protocol is off");
-    }
-    if config.upstream_external.0.is_some() && config.upstream.is_empty() {
-        return fault("upstream_external", "has no effect without an upstream");
-    }
-    if config.upstream_external.0.is_some() && config.tls_verify_client == VerifyClient::Off {
-        return fault("upstream_external", "needs tls_verify_client");
-    }
+    Ok(())
+}
+
+fn check_upstream_tls(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
     if config.upstream_cert.0.is_some() != config.upstream_key.0.is_some() {
         let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };
-        return fault(key, "a certificate and its key are needed together");
+        return refuse(effective, key, "a certificate and its key are needed together");
     }
     if config.has_upstream_over_tls() {
         return Ok(());
@@ -111,7 +159,7 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         ("upstream_verify", !config.upstream_verify.0),
     ] {
         if given {
-            return fault(key, "has no effect without an upstream of amqps:// or tls://");
+            return refuse(effective, key, "has no effect without an upstream of amqps:// or tls://");
         }
     }
     Ok(())

@@ -335,7 +335,8 @@ impl Hub {
         vhost.note(|catalogue| {
             if !pending_retained.is_empty() {
                 // Before the session: the next start removes pending messages without a session.
-                catalogue.delete_all(Section::MqttPendingRetained, disk::key(&[&owner.vhost, &owner.client_id]));
+                catalogue
+                    .delete_all(Section::MqttPendingRetained, disk::key(&[&owner.vhost, &owner.client_id]));
             }
             // Includes records left by a connection whose session was to end with it.
             catalogue.delete_all(Section::MqttReceived, disk::key(&[&owner.vhost, &owner.client_id]));

@@ -331,7 +331,9 @@ impl MqttClient {
             // Repeated subscriptions cause a single disk write.
             if is_noted && !is_needed {
                 let key = pending_key(&self.owner, &message.topic);
-                let noted = self.vhost().note(|catalogue| catalogue.put(Section::MqttPendingRetained, key, Vec::new()));
+                let noted = self
+                    .vhost()
+                    .note(|catalogue| catalogue.put(Section::MqttPendingRetained, key, Vec::new()));
                 ticket = ticket.max(noted);
             }
             self.pending_retained.add(Arc::clone(&message.topic), is_noted, &filter);
