@@ -77,7 +77,7 @@ def test_a_queue_is_declared_filled_looked_into_emptied_and_deleted(visit, serve
     shown = "return [...document.querySelectorAll('#view .messages pre')].map((each) => each.textContent)"
     assert visit.window.evaluate(shown) == ["<b>first</b>", "second"]
     await_figure(visit, "Ready", "2")
-    visit.fill("What to do with them", "ack_requeue_false")
+    visit.fill("Ack mode", "ack_requeue_false")
     visit.fill("Messages", "1")
     visit.press("Get")
     await_figure(visit, "Ready", "1")

@@ -177,7 +177,7 @@ const fn anywhere(path: &'static str, actions: &'static [Action]) -> Route {
 #[rustfmt::skip]
 pub(super) static ROUTES: &[Route] = &[
     anywhere("overview", &[get(Anyone, overview::overview, "Versions, totals, rates and listeners")]),
-    anywhere("whoami", &[get(Anyone, overview::whoami, "Who has logged in")]),
+    anywhere("whoami", &[get(Anyone, overview::whoami, "The user that has logged in")]),
     anywhere("auth", &[get(Everybody, overview::auth, "How to log in")]),
     anywhere("openapi.json", &[get(Everybody, openapi::description, "This description")]),
     route("extensions", &[get(Anyone, overview::extensions, "Extensions of the dashboard")]),

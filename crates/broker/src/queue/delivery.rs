@@ -184,12 +184,6 @@ impl Offer<'_> {
         Some(delivery)
     }
 
-    /// Bytes of the body that [`Offer::next`] would return; `None` if it would return nothing. Lets a
-    /// consumer with a limit in bytes decline.
-    pub fn peek_len(&self) -> Option<usize> {
-        if self.is_over() { None } else { self.ready.front().map(|delivery| delivery.message.body_len()) }
-    }
-
     /// The messages taken so far, for counters, and the time.
     pub fn taken(&self) -> (Leaving, Timestamp) {
         (Leaving::delivered(self.taken, self.no_ack, self.redelivered), self.now)

@@ -72,7 +72,7 @@ keys! {
     "origins" "list" "`ws_origins`" "Which pages may connect, as in `ws_origins`. Others get 403.";
     "max_connections" "N" "unlimited" "The most connections of this relay; above it the answer is 503. They count for the server's own limits, too.";
     "max_connections_per_ip" "N" "unlimited" "The most of them from one IP address.";
-    "text" "WORD" "accept" "What becomes of text messages: `accept` relays their UTF-8 like any bytes, `refuse` closes with 1003. Answers are binary in any case: a stream of bytes may be cut within a character.";
+    "text" "WORD" "accept" "How text messages are treated: `accept` relays their UTF-8 like any bytes, `refuse` closes with 1003. Answers are binary in any case: a stream of bytes may be cut within a character.";
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -21,7 +21,7 @@ pub(super) fn write(out: &mut MetricsWriter) {
         1_u64,
     );
     let node = node_name();
-    out.family("rabbitmq_identity_info", "Who tells these metrics.", MetricKind::Gauge).sample(
+    out.family("rabbitmq_identity_info", "The server these metrics are of.", MetricKind::Gauge).sample(
         &[
             ("rabbitmq_node", node.as_str()),
             ("rabbitmq_cluster", CLUSTER),

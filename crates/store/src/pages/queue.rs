@@ -135,11 +135,6 @@ impl QueueSegments {
         self.state.lock().overlapping(from, to).map(|segment| segment.live.count_in(from, to)).sum()
     }
 
-    /// The highest position that was ever appended, as far as a restart could tell. Later ones must be higher.
-    pub fn last_position(&self) -> Option<u64> {
-        self.state.lock().last
-    }
-
     /// Sums up the segments. Takes time in proportion to the segments that are partly settled: meant for metrics, not
     /// for every message.
     pub fn usage(&self) -> Usage {

@@ -27,7 +27,7 @@ const BROKER = [
   { part: "exchanges", title: "Exchanges", all: exchanges, one: exchange, names: 2 },
   { part: "queues", title: "Queues", all: queues, one: queue, names: 2 },
   { part: "bindings", title: "Bindings", all: bindings },
-  { part: "picture", title: "Who publishes where", all: picture },
+  { part: "picture", title: "Topology", all: picture },
   { part: "policies", title: "Policies", all: policies, tag: "policymaker" },
   { part: "users", title: "Users", all: users, one: user, names: 1, tag: "administrator" },
   { part: "vhosts", title: "Virtual hosts", all: virtualHosts, tag: "administrator" },

@@ -31,7 +31,7 @@ export function diagram({ nodes, edges }) {
   const size = { viewBox: `0 0 ${width} ${height}`, width, height };
   const picture = svg(
     "svg",
-    { ...size, class: "diagram", role: "group", "aria-label": "Who publishes where" },
+    { ...size, class: "diagram", role: "group", "aria-label": "Topology" },
     svg("g", {}, ...lines.map(({ path }) => path)),
     svg("g", {}, ...lines.map(({ words }) => words).filter(Boolean)),
     svg("g", {}, ...boxes),

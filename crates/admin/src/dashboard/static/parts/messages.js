@@ -38,7 +38,7 @@ export function publishForm(api, vhost, exchange, { key = "", fixed = false, don
     done();
     return routed ? ["good", "Published: it is in its queue."] : ["wait", "Published, but it reached no queue."];
   });
-  return section("Publish a message", form);
+  return section("Publish message", form);
 }
 
 const ACK_MODES = [
@@ -50,7 +50,7 @@ const ACK_MODES = [
 /** A form that gets messages of a queue, and what it got. */
 export function getForm(api, vhost, queue, { done = () => {} } = {}) {
   const parts = [
-    field({ name: "ackmode", label: "What to do with them", type: "select", options: ACK_MODES }),
+    field({ name: "ackmode", label: "Ack mode", type: "select", options: ACK_MODES }),
     field({ name: "count", label: "Messages", type: "number", value: "1", required: true }),
   ];
   const state = el("p", { class: "state", role: "status" });

@@ -38,7 +38,7 @@ export function connection({ api, place, sampler }) {
   const back = sampler.isProxy ? "clients" : "connections";
   const about = facts();
   const client = facts();
-  const clientSection = section("What the client says of itself", client.element);
+  const clientSection = section("Client properties", client.element);
   const channelRows = list({
     caption: "Channels of this connection",
     isPart: true,
@@ -50,7 +50,7 @@ export function connection({ api, place, sampler }) {
   const element = el(
     "div",
     { class: "stack" },
-    section("Facts", about.element),
+    section("Details", about.element),
     clientSection,
     section("Channels", channelRows.element),
   );

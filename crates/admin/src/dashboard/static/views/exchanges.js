@@ -57,10 +57,10 @@ export function exchange({ api, place, refreshNow, slowly }) {
   const element = el(
     "div",
     { class: "stack" },
-    section("Facts", about.element),
+    section("Details", about.element),
     isDefault
       ? section("Bindings", el("p", { class: "hint" }, "Every queue is bound to it by its own name, for good."))
-      : section("It leads to", bindings.element, button("Bind a queue or exchange", bind, { class: "quiet" })),
+      : section("Bindings", bindings.element, button("Bind a queue or exchange", bind, { class: "quiet" })),
     publishForm(api, vhost, name, { done: refreshNow }),
   );
 

@@ -25,8 +25,8 @@ const OF_THE_POOL = [
 ];
 
 const MODES = {
-  enforce: [["enforced", "good"], "What exceeds a limit is refused, or waits."],
-  alarm: [["alarm only", "wait"], "What exceeds a limit is counted and logged, and let be."],
+  enforce: [["enforced", "good"], "Clients above a limit are refused, or wait."],
+  alarm: [["alarm only", "wait"], "Clients above a limit are counted and logged, and not refused."],
 };
 
 export function limits({ api, session, sampler }) {
@@ -34,7 +34,7 @@ export function limits({ api, session, sampler }) {
   const bars = barsByKey();
   const none = el("p", {}, "No limit is set on clients.");
   const table = new Table({
-    caption: "All limits on clients",
+    caption: "Client limits",
     key: (each) => each.title,
     columns: [
       { title: "Limit", text: (each) => each.title },
@@ -47,9 +47,9 @@ export function limits({ api, session, sampler }) {
   const element = el(
     "div",
     { class: "stack" },
-    section("Limits that are set", mode, bars.element, none),
-    section("Of the pool", ofPool.element),
-    section("All limits on clients", el("div", { class: "scroll" }, table.element)),
+    section("Configured limits", mode, bars.element, none),
+    section("Pool limits", ofPool.element),
+    section("Client limits", el("div", { class: "scroll" }, table.element)),
   );
   const rates = ratesOf(sampler);
   let shownMode = "";

@@ -34,12 +34,12 @@ export function overview({ sampler }) {
   const element = el(
     "div",
     { class: "stack" },
-    section("Messages a second", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
-    section("Messages that wait", el("div", { class: "cards two" }, ...waiting.map((card) => card.element))),
-    section("What there is", things.element),
+    section("Message rates", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
+    section("Queued messages", el("div", { class: "cards two" }, ...waiting.map((card) => card.element))),
+    section("Global counts", things.element),
     spoken.element,
     node.element,
-    section("This server", about.element),
+    section("Node", about.element),
   );
   const refresh = async () => {
     const { overview: told, nodes, metrics, history } = sampler;
@@ -64,7 +64,7 @@ function nodeFigures() {
   const memory = bar("Memory");
   const disk = bar("Free disk");
   const files = bar("File descriptors");
-  const element = section("Room", el("div", { class: "bars" }, memory.element, disk.element, files.element));
+  const element = section("Resources", el("div", { class: "bars" }, memory.element, disk.element, files.element));
   const update = (node) => {
     element.hidden = !node;
     if (!node) return;

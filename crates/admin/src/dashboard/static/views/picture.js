@@ -39,7 +39,7 @@ export function picture({ api, vhostPath, refreshNow }) {
   const pager = rows.element.querySelector(".pager");
   rows.element.replaceChildren(filter, canvas, rows.element.querySelector(".hint"), pager, inWords);
   return {
-    title: "Who publishes where",
+    title: "Topology",
     actions: [button("Refresh", rows.changed, { class: "quiet" })],
     element: rows.element,
     refresh: rows.refresh,

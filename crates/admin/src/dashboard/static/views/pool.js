@@ -40,10 +40,10 @@ export function pool({ sampler }) {
     "div",
     { class: "stack" },
     health.element,
-    section("A second", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
+    section("Rates", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
     sharing.element,
-    section("Savings since the start", savings.element),
-    section("Trouble since the start", troubles.element),
+    section("Savings since start", savings.element),
+    section("Errors since start", troubles.element),
     spoken.element,
   );
   const refresh = async () => {

@@ -26,18 +26,18 @@ export function queue({ api, place, refreshNow, slowly }) {
   let told = {};
   const levels = LEVELS.map(([key, title, tone]) => ({ key, series: new Series(), ...sparkCard(title, tone) }));
   const flows = FLOWS.map(([key, title, tone]) => ({ key, series: new Series(), ...sparkCard(title, tone) }));
-  const flowing = section("Messages a second", el("div", { class: "cards three" }, ...flows.map((each) => each.element)));
+  const flowing = section("Message rates", el("div", { class: "cards three" }, ...flows.map((each) => each.element)));
   const about = facts();
   const consumers = consumerRows(() => told);
   const bindings = bindingRows({ api, vhost, name, refreshNow, slowly });
   const element = el(
     "div",
     { class: "stack" },
-    section("Messages", el("div", { class: "cards two" }, ...levels.map((each) => each.element))),
+    section("Queued messages", el("div", { class: "cards two" }, ...levels.map((each) => each.element))),
     flowing,
-    section("Facts", about.element),
+    section("Details", about.element),
     section("Consumers", consumers.element),
-    section("Bindings to it", bindings.element, button("Bind to an exchange", bind, { class: "quiet" })),
+    section("Bindings", bindings.element, button("Bind to an exchange", bind, { class: "quiet" })),
     el(
       "div",
       { class: "beside" },
