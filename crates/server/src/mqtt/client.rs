@@ -69,9 +69,11 @@ pub(super) struct MqttClient {
     pub(super) moving: Vec<(u64, Lsn)>,
     /// The session's user: the client's, or `None` while a session without a recorded user has not been resumed yet.
     session_user: Option<Box<str>>,
-    /// See [`Kept::merged_below`].
+    /// See [`DetachedSession::merged_below`].
     pub(super) merged_below: u64,
     pub(super) pending_retained: PendingRetained,
+    /// The end of the log records of the messages that were settled last.
+    pub(super) settled_until: Option<Lsn>,
     pub(super) waiting: PendingAnswers,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is recorded.
     pub(super) to_release: Vec<u16>,
@@ -146,6 +148,7 @@ impl MqttClient {
             moving: Vec::new(),
             merged_below: 0,
             pending_retained: PendingRetained::default(),
+            settled_until: None,
             waiting: PendingAnswers::default(),
             to_release: Vec::new(),
             changed: false,
@@ -358,7 +361,8 @@ impl MqttClient {
         self.changed = false;
         let ticket = self.write_down(engine.session());
         for packet_id in std::mem::take(&mut self.to_release) {
-            self.wait(Then::Release { packet_id }, (None, ticket));
+            // Once the client has answered PUBREL the session forgets the message, which its queue must not have then.
+            self.wait(Then::Release { packet_id }, (self.settled_until, ticket));
         }
     }
 

@@ -41,7 +41,7 @@ struct Entry {
 }
 
 impl PendingAnswers {
-    /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](Waiting::next).
+    /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](PendingAnswers::next).
     pub(super) fn push(
         &mut self,
         then: Then,

@@ -103,6 +103,27 @@ fn a_message_that_a_torn_log_has_left_to_a_shared_queue_is_not_the_sessions_too(
 }
 
 #[test]
+fn a_message_has_left_its_queue_on_disk_before_the_client_may_complete_it() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(MqttVersion::V5, "reader", 60);
+    reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
+    let mut writer = world.connected(MqttVersion::V311, "writer", 0);
+    writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
+    assert_eq!(reader.received(&mut world), ["publish t ExactlyOnce 1"]);
+    let mut bytes = Vec::new();
+    Packet::Ack(Ack::new(AckKind::PubRec, 1, ReasonCode::Success)).encode(MqttVersion::V5, &mut bytes);
+    assert_eq!(reader.connection.handle_input(&bytes, reader.now), bytes.len());
+    // The session is on disk a moment before the queue's record.
+    world.hub.store().unwrap().catalogue().commit_pending().unwrap();
+    assert!(
+        reader.look().is_empty(),
+        "a PUBCOMP would end the session's part while the queue still has its own"
+    );
+    assert_eq!(reader.received(&mut world), ["pubrel 1 success"]);
+}
+
+#[test]
 fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever_the_log_is_torn() {
     const FILTERS: [&str; 2] = ["$share/g/t", "$share/h/t"];
     let disk = SimDisk::new(1, 1 << 30);
