@@ -20,7 +20,7 @@ pub(crate) struct StoredBatch {
     pub(crate) full: bool,
 }
 
-/// The part of [`KeptMessages`] for one queue.
+/// The part of [`StoredBatch`] for one queue.
 pub(crate) struct QueueBatch<'k> {
     places: &'k [Option<MessageRef>],
     last: bool,

@@ -12,7 +12,7 @@ use super::pending::PendingRecords;
 use super::spares::{Preallocation, Spares};
 use super::{EAGER_BYTES, Journal};
 
-/// A journal's threads. Dropping it stops them without writing pending records; see [`Running::close`].
+/// A journal's threads. Dropping it stops them without writing pending records; see [`RunningJournal::close`].
 pub struct RunningJournal {
     journal: Arc<Journal>,
     committer: Option<JoinHandle<Committer>>,

@@ -142,7 +142,7 @@ impl SegmentFileName {
         files.disk().remove(&path).map_err(at(&path))
     }
 
-    /// Removes the files that [`SegmentFile::remove`] left.
+    /// Removes the files that [`SegmentFileName::remove`] left.
     pub(super) fn remove_companions(&self, files: &OpenFiles) -> Result<(), PagesError> {
         for path in [self.index_path(), self.sidecar_path(0), self.sidecar_path(1)] {
             files.disk().remove(&path).map_err(at(&path))?;

@@ -119,7 +119,7 @@ impl ReadyStore {
         self.level_of(&delivery).returned.insert(delivery.position, delivery);
     }
 
-    /// The next message; `None` also when it [is on disk](Self::is_cold).
+    /// The next message; `None` also when it [is on disk](Self::is_on_disk).
     #[inline]
     pub(super) fn front(&self) -> Option<&Delivery> {
         for level in self.levels.iter().rev() {
