@@ -122,7 +122,7 @@ check: $(DENY)
 	python3 tests/tidy.py
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 
 $(DENY):
 	cargo install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)

@@ -226,7 +226,7 @@ impl StreamSystem {
         })
     }
 
-    /// Fills [`SystemReport::summary`] from the rounds.
+    /// Fills [`StreamSystem::summary`] from the rounds.
     pub(crate) fn summarise(&mut self) {
         let points = [
             LatencyPoint::P50,

@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 /// Called when the earliest deadline has become earlier.
 pub type DeadlineWaker = Arc<dyn Fn() + Send + Sync>;
 
-/// A broker's deadlines. Each queue has at most one entry. Its lock is the last in the lock order.
+/// A broker's deadlines. Each queue has at most one entry. Its lock is a leaf.
 pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.

@@ -25,16 +25,10 @@
 //! cancels its consumers, requeues its unacknowledged deliveries, and calls [`VirtualHost::end_session`]. A
 //! timer calls [`Broker::expire`] at [`Broker::next_deadline`].
 //!
-//! # Lock order
-//!
-//! 1. a queue; 2. a consumer's own lock, taken in [`Consumer::accept`]; 3. the list of deadlines.
-//!
-//! A virtual host's policies may be locked when its topology lock is acquired, never the other way round.
-//! Otherwise the locks of the topology and of a virtual host's exclusive queues are acquired alone: never
-//! together with each other or with a queue's. A queue must not be called with a consumer's lock held.
-//!
 //! # Invariants
 //!
+//! - Locks are taken in the order of ARCHITECTURE.md, "Lock order". A queue must not be called with a consumer's
+//!   lock held.
 //! - No input causes a panic, and no lock is held across anything that waits.
 //! - Creating or deleting costs time in proportion to what is created or deleted, whatever else exists; very
 //!   large deletions yield to others in between.

@@ -39,7 +39,7 @@ impl FixedHeader {
     }
 }
 
-/// The progress of one call of [`Decoder::decode`].
+/// The progress of one call of [`PacketDecoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeStep<'a> {
     /// Bytes of the input that were consumed.

@@ -1,9 +1,9 @@
 //! MQTT 3.1, 3.1.1 and 5.0: the wire format, and the server's end of a connection, sans-IO.
 //!
 //! # Parts
-//! - The wire format: [`wire`], the elementary types; [`Properties`] of 5.0, from one table of the specification; [`packet`],
-//!   all packets, of both ends; [`Decoder`], which reads packets from a stream; [`ReasonCode`] and [`Fault`], which describe
-//!   errors.
+//! - The wire format: [`wire`], the elementary types; [`PacketProperties`] of 5.0, from one table of the
+//!   specification; [`packet`], all packets, of both ends; [`PacketDecoder`], which reads packets from a stream;
+//!   [`ReasonCode`] and [`MqttFault`], which describe errors.
 //! - [`topic`]: topic names and filters, shared subscriptions, and their AMQP counterparts.
 //! - [`session`]: the state that outlives a connection, and its form on disk.
 //! - [`server`]: one connection, from CONNECT to its end: windows, packet identifiers, the steps of QoS 1 and

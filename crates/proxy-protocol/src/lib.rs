@@ -1,5 +1,5 @@
 //! The PROXY protocol: a load balancer names the client it forwards, in a header before the first byte of the
-//! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: bytes in, a [`Header`] out, and back.
+//! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: bytes in, a [`ProxyHeader`] out, and back.
 //!
 //! - [`parse`]: parses a header, and never consumes a byte behind it.
 //! - [`write()`]: encodes one.

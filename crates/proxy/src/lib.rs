@@ -3,7 +3,7 @@
 //! # Parts
 //! - [`Pool`]: the set of upstream connections. [`Pool::authenticate`] and [`Pool::open`] admit a client only
 //!   after the broker has accepted its credentials and virtual host (P1).
-//! - [`Session`]: one client. It validates every frame before passing it on (P2), and places the client's
+//! - [`ProxySession`]: one client. It validates every frame before passing it on (P2), and places the client's
 //!   channels on upstream connections.
 //! - An upstream connection: its task passes on what the broker sends; its table maps each channel to the
 //!   client that leases it.
@@ -117,12 +117,6 @@
 //! - Credentials that a broker has accepted before do not queue behind others for a handshake.
 //! - Passwords are kept once per set of credentials while connections are open, and for a bounded number of
 //!   recently accepted or refused logins; they are compared in constant time, and never logged.
-//!
-//! # Lock order
-//! The pool's table of connections, then an upstream connection's state, then a lease's ledger or a client
-//! link's events; the remembered topology, the wait queue for incomplete messages, outboxes, the table of
-//! addresses and a connection's sampled batch are leaves (of these, only outboxes are touched under the wait
-//! queue's lock). No task waits while holding any of them.
 //!
 //! # What must never be added
 //! Listeners, HTTP, the client's handshake.

@@ -205,14 +205,14 @@ impl ClientLink {
         std::mem::take(&mut events.queue)
     }
 
-    /// Whether the client's own connection may be read. If not, [`crate::Session::handle_room`] is called
+    /// Whether the client's own connection may be read. If not, [`crate::ProxySession::handle_room`] is called
     /// when it may.
     pub(crate) fn has_room(&self) -> bool {
         self.outbox.has_room_below(self.outbox.limit().min(self.waiting.allowance()))
     }
 
     /// Whether the client may send more requests: replies to earlier ones have not used up the client's share
-    /// of the total backlog. If not, [`crate::Session::handle_room`] is called when it may.
+    /// of the total backlog. If not, [`crate::ProxySession::handle_room`] is called when it may.
     pub(crate) fn may_ask(&self) -> bool {
         self.outbox.has_room_below(self.waiting.allowance())
     }

@@ -55,7 +55,7 @@ pub(crate) trait ClientStream: Protocol + Send + Sized + 'static {
     fn take_reason(&mut self) -> Option<String>;
 }
 
-/// Implements [`Client`] for a connection that has all of its methods as inherent methods.
+/// Implements [`ClientStream`] for a connection that has all of its methods as inherent methods.
 macro_rules! is_client {
     ($connection:ty) => {
         impl crate::client::ClientStream for $connection {

@@ -16,8 +16,6 @@
 //! Invariants: a client that cannot be served ends alone, with its protocol's own error; no client's input is
 //! answered by another client's task.
 //!
-//! Lock order: a queue of the broker, then a channel's deliveries, then an outbox.
-//!
 //! Out of scope: command-line arguments, and HTTP beyond the upgrade to WebSocket and the files served next to it.
 
 mod access;

@@ -12,7 +12,7 @@ use crate::frame::{FrameBody, Headers, StompFrame};
 use crate::limits::{MAX_BLANK, MAX_HEAD, MAX_HEADER_LINE, MAX_HEADERS};
 use crate::version::StompVersion;
 
-/// The progress of one call of [`Decoder::decode`].
+/// The progress of one call of [`StompDecoder::decode`].
 #[derive(Debug)]
 pub struct StompDecodeStep<'a> {
     /// Bytes of the input that were consumed.

@@ -1,8 +1,9 @@
 //! STOMP 1.0, 1.1 and 1.2: the wire format, and the server's end of a connection, sans-IO.
 //!
 //! # Parts
-//! - The wire format: [`Decoder`] reads frames from a stream into [`Frame`], [`Headers`] and [`Payload`]; [`FrameWriter`]
-//!   writes them; [`Version`] covers the differences; [`Fault`] holds an error, worded as in an ERROR frame.
+//! - The wire format: [`StompDecoder`] reads frames from a stream into [`StompFrame`], [`Headers`] and
+//!   [`FrameBody`]; [`FrameWriter`] writes them; [`StompVersion`] covers the differences; [`StompFault`] holds an
+//!   error, worded as in an ERROR frame.
 //! - [`limits`]: the size limits of frames and connections.
 //! - [`destination`]: the forms of destinations that RabbitMQ's STOMP adapter knows, parsed and written.
 //! - [`server`]: one connection, from CONNECT to its end: versions, heart-beats, subscriptions, transactions,

@@ -6,15 +6,13 @@
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
 //! - [`Tally`]: the sum of the bytes waiting in several outboxes.
-//! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
+//! - [`Protocol`] and [`drive()`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
 //!   protocol, and writes the gathered output once per batch.
 //! - [`limit_busy_turns`]: connections that have much to do leave room for those that have little.
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
 //! the bytes written to it; a peer that takes nothing for the write time-out is disconnected.
-//!
-//! Lock order: an outbox's lock is a leaf. No other lock is taken, and nothing waits, while it is held.
 //!
 //! Never add knowledge of any protocol here.
 

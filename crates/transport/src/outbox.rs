@@ -11,7 +11,7 @@ use sync::{AtomicWaker, Mutex};
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
 
-/// Tasks leave bytes for a connection's peer here; the connection's own task writes them out ([`crate::drive`]).
+/// Tasks leave bytes for a connection's peer here; the connection's own task writes them out ([`crate::drive()`]).
 ///
 /// The connection's task is woken only when the buffer turns from empty to non-empty, so a burst of messages costs one
 /// wake-up and few writes.

@@ -93,7 +93,7 @@ impl PartialEq for Control {
 
 impl Eq for Control {}
 
-/// Progress of [`Decoder::decode`].
+/// Progress of [`FrameDecoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameDecodeStep {
     /// Bytes of the input that were consumed.
@@ -103,7 +103,7 @@ pub struct FrameDecodeStep {
     pub event: Option<WebSocketEvent>,
 }
 
-/// Most bytes that a call of [`Decoder::decode`] inflates: one byte may inflate to a thousand, so the caller needs a
+/// Most bytes that a call of [`FrameDecoder::decode`] inflates: one byte may inflate to a thousand, so the caller needs a
 /// chance to stop in between.
 pub const MAX_INFLATED: usize = 64 * 1024;
 

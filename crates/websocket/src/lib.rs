@@ -1,7 +1,7 @@
 //! RFC 6455, the WebSocket protocol: the handshake and the frames of both roles, sans-IO.
 //!
 //! - [`handshake`]: the HTTP/1.1 head, the server's validation and answer, the client's request, origins.
-//! - [`Decoder`]: takes bytes as they arrive, returns payload as it arrives (no message is ever gathered), and reports
+//! - [`FrameDecoder`]: takes bytes as they arrive, returns payload as it arrives (no message is ever gathered), and reports
 //!   the beginnings and ends of messages and control frames.
 //! - [`encode`]: frames to be sent. The sender decides how a message is split.
 //! - [`Deflate`]: the extension permessage-deflate (RFC 7692), without context from earlier messages.
@@ -9,7 +9,7 @@
 //! - [`forwarded`]: the client behind a reverse proxy, according to trusted peers only.
 //!
 //! Invariants: no input makes a function panic; nothing is allocated for a length that was merely announced; the events
-//! of a [`Decoder`] do not depend on how its input was cut into reads; text is known to be UTF-8 before it is returned;
+//! of a [`FrameDecoder`] do not depend on how its input was cut into reads; text is known to be UTF-8 before it is returned;
 //! inflated bytes are limited per call, and by the message limit before they are produced.
 //!
 //! Left out: other extensions. Reserved bits that were not negotiated are refused as the RFC (5.2) requires.

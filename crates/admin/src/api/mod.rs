@@ -8,7 +8,7 @@
 //! * `call`: a route's request and reply. `login`: users and their rights. `listing`: pages, filters, sorting,
 //!   columns.
 //! * All other modules: the routes, by subject.
-//! * [`Process`] and [`Connection`]: facts that the broker does not know, supplied by the code that joins it to
+//! * [`Process`] and [`ClientConnection`]: facts that the broker does not know, supplied by the code that joins it to
 //!   listeners.
 //!
 //! Invariants: no body is read before a successful login; no password is logged or shown; no list is collected

@@ -45,7 +45,7 @@ struct Parcel {
 /// Data that has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<'l> {
-    /// Bytes, to be removed with [`Line::take`].
+    /// Bytes, to be removed with [`DelayLine::take`].
     Bytes(&'l [u8]),
     /// The sender has ended its stream; nothing follows.
     End,
@@ -119,7 +119,7 @@ impl DelayLine {
         now.checked_duration_since(parcel.due)
     }
 
-    /// Removes the first `count` bytes of the parcel that [`Line::arrived`] returned.
+    /// Removes the first `count` bytes of the parcel that [`DelayLine::arrived`] returned.
     pub(super) fn take(&mut self, count: usize) {
         let Some(parcel) = self.parcels.front_mut() else { return };
         parcel.taken += count;

@@ -208,7 +208,7 @@ pub(super) fn guarded<T>(shared: &RoundState, work: impl FnOnce() -> Result<T, C
     }
 }
 
-/// Joins threads; those that failed have called [`Shared::fail`] and are left out.
+/// Joins threads; those that failed have called [`RoundState::fail`] and are left out.
 fn join<T>(threads: Vec<ScopedJoinHandle<'_, Option<T>>>, what: &'static str) -> Result<Vec<T>, ClientError> {
     let mut outcomes = Vec::new();
     for thread in threads {

@@ -14,7 +14,7 @@ const RECHECK: Duration = Duration::from_millis(5);
 /// The state of one round.
 #[derive(Debug)]
 pub(crate) struct RoundState {
-    /// The start of the clock; set by [`Shared::begin`].
+    /// The start of the clock; set by [`RoundState::begin`].
     began: OnceLock<Instant>,
     /// Marks this round's messages; see [`super::message`].
     pub(crate) salt: u8,

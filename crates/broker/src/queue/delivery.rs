@@ -16,13 +16,13 @@ use crate::time::Timestamp;
 
 /// The receiving end of a consumer.
 ///
-/// Lock order: the queue calls [`Consumer::accept`] with its own lock held, so a consumer may take its own lock
-/// inside, and must not call any queue with that lock held.
+/// The queue calls [`Consumer::accept`] with its own lock held, so a consumer may take its own lock inside, and
+/// must not call any queue with that lock held.
 pub trait Consumer: Send + Sync {
     /// Takes deliveries from `offer` until there is no more room (prefetch, bytes waiting to be written), and
     /// returns whether the consumer is now full. It must neither call the queue back nor block.
     ///
-    /// After [`Room::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
+    /// After [`ConsumerRoom::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
     /// as full.
     fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom;
 

@@ -1,9 +1,9 @@
 //! Queues: ready messages in order, consumers in turn, and counts.
 //!
-//! A queue has one lock, held for a batch of messages at a time. Consumers are called under it, and nothing
-//! else that takes a lock, except the broker's list of deadlines. Effects outside of the queue (dead letters,
-//! the queue's own deletion) follow after the lock is released. Dead letters line up under it, and one thread
-//! at a time sends them on, so that they leave in order.
+//! A queue has one lock, held for a batch of messages at a time. Consumers are called under it, and so is the
+//! store (ARCHITECTURE.md, "Lock order"). Effects outside of the queue (dead letters, the queue's own deletion)
+//! follow after the lock is released. Dead letters line up under it, and one thread at a time sends them on, so
+//! that they leave in order.
 
 mod consumers;
 mod delivery;

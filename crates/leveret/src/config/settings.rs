@@ -1,7 +1,7 @@
 //! Every setting, declared once.
 //!
 //! The declaration below generates the fields of [`Config`], the flags and their help, the keys of the file,
-//! the environment variables, and docs/configuration.md. To add a setting, add it only here.
+//! the environment variables, and docs/configuration.md. ARCHITECTURE.md, "How to add something", lists the rest.
 
 use std::time::Duration;
 

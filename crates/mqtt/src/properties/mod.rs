@@ -132,7 +132,7 @@ impl PropertyList {
         self
     }
 
-    /// Validates a list that came from [`Properties::bytes`] of a PUBLISH.
+    /// Validates a list that came from [`PacketProperties::bytes`] of a PUBLISH.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, MqttFault> {
         PacketProperties::check(bytes, Holder::Publish)?;
         Ok(Self { bytes: bytes.to_vec() })

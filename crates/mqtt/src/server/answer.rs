@@ -69,7 +69,7 @@ impl ServerConnection {
     }
 
     /// Answers a SUBSCRIBE with one reason code for each entry, a granted quality or a failure. The subscriptions
-    /// must have been added to the [session](Connection::session_mut) before. Retained messages are sent after it.
+    /// must have been added to the [session](ServerConnection::session_mut) before. Retained messages are sent after it.
     pub fn subscribed(
         &mut self,
         packet_id: u16,

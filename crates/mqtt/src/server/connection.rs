@@ -36,7 +36,7 @@ impl Output for Vec<u8> {
     }
 }
 
-/// The progress of one call of [`Connection::handle_input`].
+/// The progress of one call of [`ServerConnection::handle_input`].
 #[derive(Debug)]
 pub struct MqttStep<'a> {
     /// Bytes of the input that were consumed.

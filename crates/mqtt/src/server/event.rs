@@ -17,26 +17,26 @@ use super::MqttSettings;
 /// A request of the client, or news of a message.
 #[derive(Debug)]
 pub enum MqttEvent<'a> {
-    /// The first event. The server answers with [`Connection::accept`](super::Connection::accept) or
-    /// [`Connection::refuse`](super::Connection::refuse); nothing is read until then.
+    /// The first event. The server answers with [`ServerConnection::accept`](super::ServerConnection::accept) or
+    /// [`ServerConnection::refuse`](super::ServerConnection::refuse); nothing is read until then.
     Connect(Box<ConnectPacket<'a>>),
     /// A message. Topic aliases are resolved: its topic is never empty. At QoS 1 and 2 the server answers
-    /// with [`Connection::accepted`](super::Connection::accepted) or
-    /// [`Connection::refuse_publish`](super::Connection::refuse_publish), in any order. At QoS 2 it is
+    /// with [`ServerConnection::accepted`](super::ServerConnection::accepted) or
+    /// [`ServerConnection::refuse_publish`](super::ServerConnection::refuse_publish), in any order. At QoS 2 it is
     /// reported once, however often the client sends it.
     Publish(PublishPacket<'a>),
     /// The client released a message of QoS 2: its identifier denotes another message from now on. The server
-    /// calls [`Connection::complete`](super::Connection::complete) once it has stored that, and not before.
+    /// calls [`ServerConnection::complete`](super::ServerConnection::complete) once it has stored that, and not before.
     Released {
         /// The packet identifier of the message.
         packet_id: u16,
     },
     /// The client has received a message, which leaves its queue. A failure means that the client refuses the message.
     Delivered {
-        /// The tag given to [`Connection::deliver`](super::Connection::deliver).
+        /// The tag given to [`ServerConnection::deliver`](super::ServerConnection::deliver).
         tag: u64,
         /// The packet identifier of the message. At QoS 2 and on success, the server calls
-        /// [`Connection::release`](super::Connection::release) once it has stored that.
+        /// [`ServerConnection::release`](super::ServerConnection::release) once it has stored that.
         packet_id: u16,
         /// The reason code of the client's acknowledgement.
         reason: ReasonCode,
@@ -45,12 +45,12 @@ pub enum MqttEvent<'a> {
     },
     /// A message of QoS 2 is complete.
     Completed {
-        /// The tag given to [`Connection::deliver`](super::Connection::deliver).
+        /// The tag given to [`ServerConnection::deliver`](super::ServerConnection::deliver).
         tag: u64,
     },
-    /// The server answers with [`Connection::subscribed`](super::Connection::subscribed).
+    /// The server answers with [`ServerConnection::subscribed`](super::ServerConnection::subscribed).
     Subscribe(SubscribeEvent<'a>),
-    /// The server answers with [`Connection::unsubscribed`](super::Connection::unsubscribed).
+    /// The server answers with [`ServerConnection::unsubscribed`](super::ServerConnection::unsubscribed).
     Unsubscribe {
         /// The packet identifier for the answer.
         packet_id: u16,

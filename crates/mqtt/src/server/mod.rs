@@ -1,16 +1,16 @@
 //! The server's end of one connection.
 //!
 //! # Order of the calls
-//! 1. [`Connection::handle_input`] with the received bytes, repeatedly until it consumes nothing and reports
+//! 1. [`ServerConnection::handle_input`] with the received bytes, repeatedly until it consumes nothing and reports
 //!    nothing; each call stops after one event. Each call appends the bytes to be sent to `out`, in order.
-//! 2. [`Event::Connect`]: the server authorises the client, ends another connection of the same client
-//!    identifier ([`Connection::disconnect`] with Session taken over, [`Connection::take_session`]), and
-//!    answers with [`Connection::accept`], passing the stored session, or [`Connection::refuse`].
-//! 3. Messages for the client: [`Connection::deliver`] while [`Connection::room`] is above 0.
-//! 4. [`Connection::next_deadline`] returns the latest time for [`Connection::handle_deadline`]; time-outs of
+//! 2. [`MqttEvent::Connect`]: the server authorises the client, ends another connection of the same client
+//!    identifier ([`ServerConnection::disconnect`] with Session taken over, [`ServerConnection::take_session`]), and
+//!    answers with [`ServerConnection::accept`], passing the stored session, or [`ServerConnection::refuse`].
+//! 3. Messages for the client: [`ServerConnection::deliver`] while [`ServerConnection::room`] is above 0.
+//! 4. [`ServerConnection::next_deadline`] returns the latest time for [`ServerConnection::handle_deadline`]; time-outs of
 //!    the handshake and of writing are up to the caller.
-//! 5. The end is reported once, as an [`End`]: by an event, or by the call that caused it. The session is
-//!    then [taken](Connection::take_session) and stored for as long as `End::session_expiry` says.
+//! 5. The end is reported once, as an [`MqttEnd`]: by an event, or by the call that caused it. The session is
+//!    then [taken](ServerConnection::take_session) and stored for as long as `End::session_expiry` says.
 //!
 //! # Durability
 //! Nothing survives kill -9 unless the server stores it. It can do so at five points, each before something is sent:

@@ -1,7 +1,7 @@
 //! The state that outlives a connection (section 4.1): subscriptions, messages in flight to the client, and
 //! the identifiers of messages of QoS 2 received from it.
 //!
-//! A [`Session`] belongs to the [`Connection`](crate::server::Connection) while there is one, and is taken
+//! A [`Session`] belongs to the [`ServerConnection`](crate::server::ServerConnection) while there is one, and is taken
 //! out of it at its end. [`Session::encode`] writes it in a form for the disk.
 
 mod outgoing;

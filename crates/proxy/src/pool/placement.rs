@@ -109,7 +109,7 @@ impl Pool {
         });
     }
 
-    /// A connection for a session: its own one with an `introduction`, or a shared one for this role without.
+    /// A connection for a session: its own one with an `announced`, or a shared one for this role without.
     /// The topology that clients rely on has been declared there.
     pub(crate) async fn connection_for(
         self: &Arc<Self>,

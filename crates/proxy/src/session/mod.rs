@@ -1,9 +1,9 @@
 //! One client: validates its frames, and places its channels on upstream connections.
 //!
 //! Sans-IO: the client's own task calls it, and it answers through outboxes. The order of the calls:
-//! [`Session::handle_frame`] for each frame of a batch, then [`Session::flush`]; [`Session::handle_nudge`]
-//! and [`Session::handle_room`] when the transport says so; [`Session::close`] when the client closes its
-//! connection, and [`Session::end`] finally, in every case.
+//! [`ProxySession::handle_frame`] for each frame of a batch, then [`ProxySession::flush`]; [`ProxySession::handle_nudge`]
+//! and [`ProxySession::handle_room`] when the transport says so; [`ProxySession::close`] when the client closes its
+//! connection, and [`ProxySession::end`] finally, in every case.
 
 mod arguments;
 mod channel;

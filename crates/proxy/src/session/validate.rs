@@ -198,7 +198,7 @@ pub(super) fn validate_publish(payload: &[u8]) -> Result<(), Fault> {
     }
 }
 
-/// Whether a valid `basic.publish`, see [`judge_publish`], goes to the default exchange, whose routing keys
+/// Whether a valid `basic.publish`, see [`validate_publish`], goes to the default exchange, whose routing keys
 /// are queue names.
 #[inline]
 pub(super) fn is_to_default(payload: &[u8]) -> bool {

@@ -17,7 +17,7 @@ impl ProxySession {
     /// were. Returns `None`, having taken nothing, if the message must be processed frame by frame.
     ///
     /// # Errors
-    /// As [`judge_publish`], for the first message.
+    /// As [`validate_publish`], for the first message.
     pub(super) fn whole_messages(
         &mut self,
         number: u16,

@@ -239,7 +239,7 @@ impl Protocol for UpstreamConnection {
         if self.prove_at.take_if(|at| now >= *at).is_some() {
             self.upstream.ask_for_proofs();
         }
-        // Asked before the state is locked, because the pool's table comes first in the lock order.
+        // Asked before the state is locked, because the pool's table comes first (ARCHITECTURE.md, "Lock order").
         let keep = self.pool.upgrade().is_some_and(|pool| pool.keeps_warm(&self.upstream));
         let mut state = self.upstream.state.lock();
         match state.phase {

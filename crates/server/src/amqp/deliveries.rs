@@ -1,8 +1,8 @@
 //! A channel's unsettled deliveries: delivery tags, prefetch, and the way out to the client.
 //!
 //! Queues deliver from whichever task publishes; the client's own task settles. Both synchronise here on the
-//! channel's lock. Lock order: queue, then this, then the connection's wait queue of consumers, then the
-//! outbox. So the settling side removes entries first, and calls their queues after it has released the lock.
+//! channel's lock, which is taken below a queue's (ARCHITECTURE.md, "Lock order"). So the settling side removes
+//! entries first, and calls their queues after it has released the lock.
 //!
 //! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot
 //! take more tells its queue and waits for what it lacks: credit of its own (settling one of its deliveries

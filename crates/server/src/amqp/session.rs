@@ -13,11 +13,11 @@ pub(crate) trait BackendSession: Send {
     /// # Errors
     /// A fault that ends the connection. The session handles faults that end a channel itself.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
-    /// Whether a frame can be taken now. If not, it is shown again once [`Session::has_room`] returns true; the
+    /// Whether a frame can be taken now. If not, it is shown again once [`BackendSession::has_room`] returns true; the
     /// outbox is nudged then.
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool;
     /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
-    /// into the turn follow in the next, before [`Session::has_room`] allows more.
+    /// into the turn follow in the next, before [`BackendSession::has_room`] allows more.
     fn flush(&mut self, now: Instant);
     /// Called after another task has nudged the outbox.
     ///
@@ -26,9 +26,9 @@ pub(crate) trait BackendSession: Send {
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault>;
     /// Called when the connection's outbox has room again.
     fn handle_room(&mut self, now: Instant);
-    /// The latest time at which to call [`Session::handle_deadline`].
+    /// The latest time at which to call [`BackendSession::handle_deadline`].
     fn next_deadline(&self) -> Option<Instant>;
-    /// Called at the time of [`Session::next_deadline`].
+    /// Called at the time of [`BackendSession::next_deadline`].
     ///
     /// # Errors
     /// A fault that ends the connection.
@@ -51,9 +51,9 @@ pub(crate) trait BackendSession: Send {
     fn is_settled(&self) -> bool;
     /// The client closes its connection: flushes its publishes and releases everything it holds. Returns true
     /// if that is done, so that the client can be answered; otherwise the outbox is nudged when
-    /// [`Session::is_closed`].
+    /// [`BackendSession::is_closed`].
     fn close(&mut self, now: Instant) -> bool;
-    /// Whether [`Session::close`] has finished.
+    /// Whether [`BackendSession::close`] has finished.
     fn is_closed(&self) -> bool;
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);

@@ -1,7 +1,7 @@
 //! How much clients may take: connections, new connections per second, channels, and bytes per second; in
 //! total, per address, and per user.
 //!
-//! [`Limits`] holds the limits, [`ConnectionCounter`] counts against them, and [`Place`] is one connection's
+//! [`Limits`] holds the limits, [`ConnectionCounter`] counts against them, and [`ConnectionLease`] is one connection's
 //! share of the counts. With [`Limits::alarm_only`] an excess is counted and logged as usual but allowed, which
 //! shows what limits would do before they are enforced.
 

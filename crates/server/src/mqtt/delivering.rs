@@ -88,7 +88,8 @@ impl MqttClient {
 
     /// Writes the session if that has to precede sending. Messages from shared queues belong to the session
     /// from then on: both changes reach the disk in one round, and if a crash cuts the round short, the
-    /// session's side does not count ([`DetachedSession::moving`](super::detached::DetachedSession::moving)). Returns the changes to wait for.
+    /// session's side does not count ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
+    /// Returns the changes to wait for.
     fn note(&mut self, noted: Noted, engine: &Engine) -> (Option<Lsn>, Option<Ticket>) {
         let Noted { moved, exactly_once, settled_retained, .. } = noted;
         if !exactly_once {

@@ -9,9 +9,6 @@
 //! A deleted virtual host takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its
 //! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
 //! mean, and operations on one that is gone have no effect.
-//!
-//! Lock order: the list of sessions, then a claimant's slot; either or the list of retained messages, then a
-//! virtual host's topology. No queue is called with any of them held.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -212,7 +209,7 @@ impl Hub {
     ) -> Result<(), ForeignSession> {
         let is_foreign =
             |holder: &Holder| matches!(holder, Holder::User(user) if claim.user.as_ref() != Some(user));
-        // Users and permissions are checked before the list of sessions is locked: they come first in the lock order.
+        // Users and permissions are checked before the list of sessions is locked (ARCHITECTURE.md, "Lock order").
         let holder = self.sessions.lock().holder(owner);
         match &holder {
             Holder::User(user) if is_foreign(&holder) && self.broker.has_user(user) => {

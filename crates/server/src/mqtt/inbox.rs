@@ -1,8 +1,7 @@
 //! Messages that queues have delivered for one client and its own task has not handled yet.
 //!
 //! Queues deliver from whichever task publishes; packets for the client are made by its own task, which has its
-//! session. In between messages wait here, up to a limit: beyond that, they stay in their queues. Lock order:
-//! queue, then this.
+//! session. In between messages wait here, up to a limit: beyond that, they stay in their queues.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -4,16 +4,13 @@
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
 //! - [`client`]: its state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`], [`subscriptions`],
 //!   [`inbox`], [`waiting`].
-//! - [`hub`]: the sessions of all clients; [`kept`]: a detached session. [`merging`]: upgrades sessions that
+//! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back. [`retained`]: retained messages, and [`pending_retained`]:
 //!   those pending for a client. [`received`]: messages of QoS 2 that clients have not released.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
 //! its queue, and here only up to a limit.
-//!
-//! Lock order: a queue of the broker, then a client's inbox, then its outbox; the hub's list of sessions is
-//! never held together with a queue's lock.
 
 mod client;
 mod connection;

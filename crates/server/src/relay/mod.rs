@@ -2,7 +2,7 @@
 //!
 //! - [`RelayConfig`], [`Relay`]: the target of a relay, its clients, and its connection limits.
 //! - [`upstream`]: the connection to the upstream server, and the header that tells it the client's address.
-//! - [`run`]: a pair's lifetime, from a granted request to its end.
+//! - [`mod@run`]: a pair's lifetime, from a granted request to its end.
 //! - [`pump`]: the two directions.
 //! - [`plain`]: a relay without WebSocket, for protocols that only the upstream server speaks.
 //! - [`framer`]: turns bytes of the upstream into messages.

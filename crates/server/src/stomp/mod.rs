@@ -1,7 +1,7 @@
 //! STOMP clients on the embedded broker, as served by RabbitMQ's adapter
 //! (<https://www.rabbitmq.com/docs/stomp>).
 //!
-//! - [`connection`]: the connection ([`transport::Protocol`]) around [`stomp::server::Connection`]: login,
+//! - [`connection`]: the connection ([`transport::Protocol`]) around [`stomp::server::StompServerConnection`]: login,
 //!   limits, drain.
 //! - [`session`]: an open connection's state on the broker: a publisher, subscriptions, transactions, receipts.
 //! - [`sending`]: SEND, and the queues and replies that it may need. [`transactions`]: BEGIN to COMMIT.

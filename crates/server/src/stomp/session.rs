@@ -143,7 +143,7 @@ impl StompSession {
         &self.context.name
     }
 
-    /// Handles a client's request. Its receipt is returned by [`Session::next_receipt`].
+    /// Handles a client's request. Its receipt is returned by [`StompSession::next_receipt`].
     ///
     /// # Errors
     /// A fault that ends the connection.
@@ -209,7 +209,7 @@ impl StompSession {
     }
 
     /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
-    /// into the turn follow in the next, before [`Session::has_room`] allows more.
+    /// into the turn follow in the next, before [`StompSession::has_room`] allows more.
     pub(super) fn flush(&mut self, now: Instant) {
         self.set_time(now);
         if self.unflushed == 0 {
@@ -266,12 +266,12 @@ impl StompSession {
         self.context.consumers.resume(self.context.now);
     }
 
-    /// The latest time at which to call [`Session::handle_deadline`].
+    /// The latest time at which to call [`StompSession::handle_deadline`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.next_check
     }
 
-    /// Called when the time of [`Session::next_deadline`] may have come.
+    /// Called when the time of [`StompSession::next_deadline`] may have come.
     ///
     /// # Errors
     /// The fault that ends the connection if a delivery was not acknowledged in time.

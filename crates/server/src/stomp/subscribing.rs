@@ -55,7 +55,7 @@ impl Subscription {
 }
 
 impl StompSession {
-    /// Adds a subscription, which is yet to be [started](Session::start). Returns the changes to wait for.
+    /// Adds a subscription, which is yet to be [started](StompSession::start). Returns the changes to wait for.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscriptionRequest,

@@ -3,7 +3,7 @@
 //! - [`upgrade`]: the HTTP request, validated before any state is kept for it.
 //! - [`routes`]: the paths of AMQP, relays and files.
 //! - [`adapter`]: the frames around an AMQP connection, and why it is done that way.
-//! - [`run`]: a connection's lifetime, from its request to its last frame.
+//! - [`run()`]: a connection's lifetime, from its request to its last frame.
 //! - [`webroot`]: files for requests that are not upgrades.
 //!
 //! Inside is a full session, with the same connection, backend, limits and access log as over TCP. Relays are

@@ -22,7 +22,7 @@ pub struct StompSettings {
     pub server: String,
 }
 
-/// The progress of one call of [`Connection::handle_input`].
+/// The progress of one call of [`StompServerConnection::handle_input`].
 #[derive(Debug)]
 pub struct StompStep<'a> {
     /// Bytes of the input that were consumed.

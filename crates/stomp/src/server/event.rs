@@ -95,7 +95,7 @@ pub enum EventKind<'a> {
     Commit(TransactionId),
     /// ABORT.
     Abort(TransactionId),
-    /// DISCONNECT: nothing more is read. The server answers with [`super::Connection::leave`].
+    /// DISCONNECT: nothing more is read. The server answers with [`super::StompServerConnection::leave`].
     Disconnect,
 }
 

@@ -159,7 +159,7 @@ impl Store {
     }
 
     /// While the guard is held no round begins: changes to definitions and messages get to the disk together,
-    /// definitions first. Take it before any queue's lock, hold it briefly, and never twice in one thread.
+    /// definitions first. Hold it briefly, and never twice in one thread (ARCHITECTURE.md, "Lock order").
     pub fn together(&self) -> RwLockReadGuard<'_, ()> {
         self.journal.together()
     }

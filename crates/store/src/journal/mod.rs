@@ -9,9 +9,8 @@
 //!   begins at the LSN up to which the old one is known to be good. Where files overlap, the later one counts.
 //! - [`open`] reads it all back. A torn end is cut off; damage before it is an error, or discarded by [`repair`].
 //!
-//! Locks: the rounds ([`Journal::together`], before any queue's lock), a queue's index, then the pending records; the
-//! latter two are leaves to all other code, and neither is held during disk operations. An enqueue record is appended
-//! under the lock of the queue that it is for, so a queue's positions ascend.
+//! Neither a queue's index nor the pending records are locked during disk operations (ARCHITECTURE.md, "Lock order"). An
+//! enqueue record is appended under the lock of the queue that it is for, so a queue's positions ascend.
 
 mod address;
 mod commit;
@@ -235,7 +234,7 @@ impl Journal {
     }
 
     /// Removes messages from a queue for good. Positions that the journal does not know (messages that live elsewhere,
-    /// or are not persistent) do no harm, and are reported in [`Recovered`] if the journal still has the record.
+    /// or are not persistent) do no harm, and are reported in [`RecoveredJournal`] if the journal still has the record.
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();

@@ -33,7 +33,8 @@ pub(super) enum JournalRecordKind {
     Mark = 5,
     /// Its payload is damaged beyond repair and is ignored.
     Skip = 6,
-    /// Messages enter a queue, as part of a transfer: this counts only if a later [`JournalRecordKind::Transfer`] names this record.
+    /// Messages enter a queue, as part of a transfer: this counts only if a later [`JournalRecordKind::Transfer`]
+    /// names this record.
     EnqueueInTransfer = 7,
     /// Messages leave a queue, and the records that it names take effect.
     Transfer = 8,

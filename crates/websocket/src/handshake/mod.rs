@@ -1,7 +1,7 @@
 //! The opening handshake (RFC 6455, section 4) of both roles.
 //!
-//! A server parses a [`Head`], validates it ([`Upgrade::judge`]), and answers with [`Upgrade::accept`] or a
-//! [`Refusal`]. A client sends a [`ClientRequest`] and validates the answer with it.
+//! A server parses a [`Head`], validates it ([`Upgrade::validate`]), and answers with [`Upgrade::accept`] or a
+//! [`UpgradeRefusal`]. A client sends a [`ClientRequest`] and validates the answer with it.
 
 mod client;
 mod head;

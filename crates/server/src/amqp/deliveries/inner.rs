@@ -87,7 +87,7 @@ pub(super) enum Standing {
     /// Waits for the settlement of one of its deliveries or, if new, for
     /// [`Deliveries::activate`](super::Deliveries::activate).
     Exhausted,
-    /// Waits in [`Inner::waiting`] under this ticket.
+    /// Waits in [`DeliveringChannel::waiting`] under this ticket.
     Waiting(u64),
     /// Waits in the connection's wait queue under this ticket.
     OutOfRoom(u64),
