@@ -88,7 +88,7 @@ impl Connection {
     }
 
     /// Sends a method that has no answer.
-    pub(crate) fn notify<'m>(
+    pub(crate) fn send_method<'m>(
         &mut self,
         channel: u16,
         method: impl Into<Method<'m>>,

@@ -30,10 +30,10 @@ pub(super) fn connect(uri: &Uri, tls: &Tls) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Io { doing: "reading certificates", cause: io::Error::other(error) })?;
     let (ours, theirs) = pair().map_err(ClientError::io("opening a loopback socket"))?;
     let (host, port) = (uri.host.clone(), uri.port);
-    let (notify, reported) = sync_channel(1);
-    thread::spawn(move || relay(&client, &host, port, theirs, &notify));
+    let (sender, receiver) = sync_channel(1);
+    thread::spawn(move || relay(&client, &host, port, theirs, &sender));
     let panicked = |_| ClientError::Panicked("TLS");
-    reported.recv().map_err(panicked)?.map_err(ClientError::io("connecting"))?;
+    receiver.recv().map_err(panicked)?.map_err(ClientError::io("connecting"))?;
     Ok(ours)
 }
 

@@ -29,7 +29,7 @@ struct End {
     /// It has ended its stream.
     ended: bool,
     /// The end of the other one's stream was passed on to it.
-    reported: bool,
+    eof_passed_on: bool,
 }
 
 /// The action due after a joint has moved all it could.
@@ -90,7 +90,7 @@ impl Joint {
         for _ in 0..TURNS {
             match self.turn(scratch, late) {
                 Ok(true) => {}
-                Ok(false) if self.ends.iter().all(|end| end.reported) => return Next::Over,
+                Ok(false) if self.ends.iter().all(|end| end.eof_passed_on) => return Next::Over,
                 Ok(false) => return Next::Wait(self.next_due()),
                 Err(_) => return Next::Over,
             }
@@ -111,7 +111,7 @@ impl Joint {
 
     /// When the next bytes arrive whose receiver is ready for them.
     fn next_due(&self) -> Option<Instant> {
-        let ready = |end: &End| end.writable && !end.reported;
+        let ready = |end: &End| end.writable && !end.eof_passed_on;
         let due = |from: usize| self.lines[from].next_due().filter(|_| ready(&self.ends[1 - from]));
         due(0).into_iter().chain(due(1)).min()
     }
@@ -119,7 +119,7 @@ impl Joint {
 
 impl End {
     fn new(stream: TcpStream) -> Self {
-        Self { stream, readable: false, writable: false, ended: false, reported: false }
+        Self { stream, readable: false, writable: false, ended: false, eof_passed_on: false }
     }
 
     fn read_into(&mut self, line: &mut DelayLine, scratch: &mut [u8]) -> io::Result<bool> {
@@ -140,7 +140,7 @@ impl End {
     }
 
     fn write_from(&mut self, line: &mut DelayLine, late: &mut Latencies) -> io::Result<bool> {
-        if !self.writable || self.reported {
+        if !self.writable || self.eof_passed_on {
             return Ok(false);
         }
         let now = Instant::now();
@@ -148,7 +148,7 @@ impl End {
         match line.arrived(now) {
             None => return Ok(false),
             Some(Arrival::End) => {
-                self.reported = true;
+                self.eof_passed_on = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
             Some(Arrival::Bytes(bytes)) => match self.stream.write(bytes) {

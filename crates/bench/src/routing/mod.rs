@@ -106,10 +106,10 @@ struct Steps<'w> {
 impl Steps<'_> {
     fn step(&mut self, doing: &str) {
         self.done += 1;
-        self.notify(doing);
+        self.report_progress(doing);
     }
 
-    fn notify(&mut self, doing: &str) {
+    fn report_progress(&mut self, doing: &str) {
         (self.watch)(self.done.saturating_sub(1) as f64 / self.all.max(1) as f64, doing);
     }
 }
@@ -138,7 +138,9 @@ fn scale(
             watch.step(&system.name);
             let outcome = task.run(|queues| {
                 let (name, kind, bindings) = (&system.name, kind.name(), level.bindings);
-                watch.notify(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
+                watch.report_progress(&format!(
+                    "{name}: {kind}, {bindings} bindings per queue, {queues} queues"
+                ));
             });
             let LevelOutcome { points, skipped, expected: next } =
                 outcome.map_err(Error::of(&system.name))?;

@@ -121,7 +121,7 @@ impl<'w> Topology<'w> {
                     .call(channel, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
             } else {
                 // An answer would arrive among deliveries.
-                connection.notify(channel, basic::Consume { no_wait: true, ..consume })?;
+                connection.send_method(channel, basic::Consume { no_wait: true, ..consume })?;
             }
         }
         Ok(())

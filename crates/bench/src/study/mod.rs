@@ -121,7 +121,7 @@ pub(crate) fn run(
         report.cells.extend(results.map(|(system, samples)| cell_report(cell, &system.name, samples)));
     }
     for (system, pressure) in systems.iter().zip(&pressure) {
-        pressure.notify(&system.name, report.machine.cores, &mut report.notes);
+        pressure.add_notes(&system.name, report.machine.cores, &mut report.notes);
     }
     report.expectations = common.expectations.iter().map(|condition| condition.validate(&report)).collect();
     Ok(report)
@@ -163,7 +163,7 @@ impl Pressure {
         self.full += usize::from(sample.full);
     }
 
-    fn notify(&self, system: &str, cores: usize, notes: &mut Vec<String>) {
+    fn add_notes(&self, system: &str, cores: usize, notes: &mut Vec<String>) {
         let Self { rounds, saturated, full } = self;
         if *saturated > 0 {
             notes.push(format!(

@@ -38,8 +38,8 @@ fn matching(proc: &Path, file: &str, matches: impl Fn(&str) -> bool) -> Vec<u32>
     let Ok(entries) = fs::read_dir(proc) else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != std::process::id());
-    let reported = |pid: &u32| fs::read_to_string(proc.join(pid.to_string()).join(file));
-    pids.filter(|pid| reported(pid).is_ok_and(|text| matches(&text))).collect()
+    let read = |pid: &u32| fs::read_to_string(proc.join(pid.to_string()).join(file));
+    pids.filter(|pid| read(pid).is_ok_and(|text| matches(&text))).collect()
 }
 
 #[cfg(test)]

@@ -97,11 +97,11 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_queue_that_has_no_consumers_to_show() {
         let queue = queue();
-        let (reported, answer) = mpsc::sync_channel(1);
+        let (sender, answer) = mpsc::sync_channel(1);
         let busy = queue.state.lock();
         let asked = queue.clone();
         thread::spawn(move || {
-            reported.send((asked.consumers().len(), asked.consumers_of(SessionId(1), 1).len()))
+            sender.send((asked.consumers().len(), asked.consumers_of(SessionId(1), 1).len()))
         });
         assert_eq!(answer.recv_timeout(Duration::from_secs(30)), Ok((0, 0)));
         drop(busy);

@@ -426,10 +426,10 @@ mod tests {
     #[test]
     fn the_default_exchange_is_shown_without_a_look_at_the_others() {
         let vhost = Broker::new(BrokerConfig::default()).vhost("/").unwrap();
-        let (reported, answer) = mpsc::sync_channel(1);
+        let (sender, answer) = mpsc::sync_channel(1);
         let changing = vhost.topology.write();
         let asked = vhost.clone();
-        thread::spawn(move || reported.send(asked.exchange_view("").map(|view| view.kind)));
+        thread::spawn(move || sender.send(asked.exchange_view("").map(|view| view.kind)));
         assert_eq!(answer.recv_timeout(Duration::from_secs(30)), Ok(Some("direct")));
         drop(changing);
     }

@@ -33,20 +33,20 @@ impl ConnectionPermit {
 pub(crate) struct Unused {
     /// Whether it is worth looking for an unused connection.
     some: AtomicBool,
-    reported: Notify,
+    changed: Notify,
 }
 
 impl Unused {
     /// Reports that a connection may have become unused.
     pub(crate) fn notify(&self) {
         self.some.store(true, Ordering::Release);
-        self.reported.notify_one();
+        self.changed.notify_one();
     }
 
     /// Reports a new connection. Many may wait for the same one, so all of them look.
     pub(super) fn notify_all(&self) {
         self.some.store(true, Ordering::Release);
-        self.reported.notify_waiters();
+        self.changed.notify_waiters();
     }
 }
 
@@ -91,7 +91,7 @@ impl Pool {
             Ok(place) => place,
             Err(other) => {
                 // The notification may matter to the next waiter.
-                self.unused.reported.notify_one();
+                self.unused.changed.notify_one();
                 return Ok(Entered::Instead(other));
             }
         };
@@ -134,14 +134,14 @@ impl Pool {
     ) -> Result<Result<ConnectionPermit, T>, Refusal> {
         add(&self.counters.connections_awaited, 1);
         let mut place = std::pin::pin!(self.places.clone().acquire_owned());
-        let (began, mut was_reported) = (Instant::now(), true);
+        let (began, mut is_worth_a_look) = (Instant::now(), true);
         loop {
-            let mut reported = std::pin::pin!(self.unused.reported.notified());
-            reported.as_mut().enable();
+            let mut changed = std::pin::pin!(self.unused.changed.notified());
+            changed.as_mut().enable();
             if let Some(other) = instead() {
                 return Ok(Err(other));
             }
-            if was_reported {
+            if is_worth_a_look {
                 self.make_room();
             }
             // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client has
@@ -155,7 +155,7 @@ impl Pool {
                     let draining = self.draining.load(Ordering::Acquire);
                     return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(ConnectionPermit(permit))) };
                 }
-                () = reported => was_reported = true,
+                () = changed => is_worth_a_look = true,
                 () = tokio::time::sleep_until(look_again) => {
                     if look_again == end {
                         return match instead() {
@@ -164,7 +164,7 @@ impl Pool {
                         };
                     }
                     // The connection that was closed to make room may still be closing.
-                    was_reported = false;
+                    is_worth_a_look = false;
                 }
             }
         }

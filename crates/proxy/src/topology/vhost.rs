@@ -41,7 +41,7 @@ enum Lost {
     /// It has to be closed with this reason when something is lost.
     Untold(&'static str),
     /// It was notified, and is about to disconnect.
-    Told,
+    Notified,
 }
 
 /// The part of a topology that may be gone.
@@ -250,7 +250,7 @@ impl Vhost {
         for id in owners {
             self.disown(*id);
             if let Some(client) = self.clients.get_mut(id)
-                && client.lost.replace(Lost::Told) != Some(Lost::Told)
+                && client.lost.replace(Lost::Notified) != Some(Lost::Notified)
             {
                 links.push(client.link.clone());
             }
@@ -297,7 +297,7 @@ impl Vhost {
         for (_, client) in self.clients.iter_mut().filter(|(id, _)| torn.concerns(**id)) {
             // Notify each client once.
             if let Some(Lost::Untold(why)) = client.lost {
-                client.lost = Some(Lost::Told);
+                client.lost = Some(Lost::Notified);
                 plan.lost.push((client.link.clone(), why));
             }
         }

@@ -55,7 +55,7 @@ struct Record {
     has_delivered: bool,
     entries: VecDeque<SentEntry>,
     /// Number of no-wait methods in `entries`.
-    reported: u64,
+    unanswered_methods: u64,
     /// Numbers of the requests that are the pool's own proofs.
     proofs: VecDeque<u64>,
     /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
@@ -205,7 +205,7 @@ impl Ledger {
                 *unproven += payload.len();
                 too_large
             }
-            What::Asked { .. } | What::Told { .. } => return,
+            What::Asked { .. } | What::Unanswered { .. } => return,
         };
         if *too_large {
             return;
@@ -244,7 +244,7 @@ impl Ledger {
                 return false;
             }
             Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
-            Ok(method) if !has_answer => self.reported(&mut record, &method, payload),
+            Ok(method) if !has_answer => self.sent_unanswered(&mut record, &method, payload),
             _ => {}
         }
         let what = if has_answer {
@@ -253,11 +253,11 @@ impl Ledger {
             What::Asked { first: record.asked, count: 1, prefetch }
         } else {
             record.sends_unanswered(false);
-            What::Told { published: record.published, asked: record.asked, count: 1 }
+            What::Unanswered { published: record.published, asked: record.asked, count: 1 }
         };
         self.push_method(&mut record, what, payload);
         if !has_answer {
-            self.forget_reported(&mut record);
+            self.forget_unanswered(&mut record);
         }
         record.changes.len() > 0
     }
@@ -265,12 +265,12 @@ impl Ledger {
     /// Handles a method without a reply. If it adds to the client's declarations it is remembered at once,
     /// because no other client is affected; if it removes other clients' declarations it waits until the
     /// broker provably has not refused it, and additions behind it are applied again after it.
-    fn reported(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
+    fn sent_unanswered(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
         if !takes_away(method) {
             self.carried_out(method, None);
         }
         if record.changes.concern(method) {
-            if record.changes.len() as u64 == TOLD_MAX
+            if record.changes.len() as u64 == UNANSWERED_MAX
                 && let Some(oldest) = record.changes.pop()
             {
                 self.change(&oldest);
@@ -308,16 +308,16 @@ impl Ledger {
 
     /// Bounds the no-wait methods kept: otherwise a client that sends nothing else would eventually never be
     /// read again.
-    fn forget_reported(&self, record: &mut Record) {
-        record.reported += 1;
-        if record.reported <= TOLD_MAX {
+    fn forget_unanswered(&self, record: &mut Record) {
+        record.unanswered_methods += 1;
+        if record.unanswered_methods <= UNANSWERED_MAX {
             return;
         }
         let oldest = record.entries.iter().position(|entry| entry.reported() > 0);
         let Some((oldest, entry)) = oldest.and_then(|at| Some((at, record.entries.get_mut(at)?))) else {
             return;
         };
-        record.reported -= 1;
+        record.unanswered_methods -= 1;
         if !entry.forget_first()
             && let Some(entry) = record.entries.remove(oldest)
         {
@@ -404,7 +404,7 @@ impl Ledger {
         let under_way = record
             .entries
             .iter()
-            .filter(|entry| matches!(entry.what, What::Asked { .. } | What::Told { .. }))
+            .filter(|entry| matches!(entry.what, What::Asked { .. } | What::Unanswered { .. }))
             .filter(|entry| !record.is_done(&entry.what));
         asked_for(
             under_way.flat_map(|entry| entry.unanswered(record.answered)),
@@ -437,7 +437,7 @@ impl Ledger {
         let mut freed = 0;
         while let Some(entry) = record.entries.front().filter(|entry| record.is_done(&entry.what)) {
             freed += entry.bytes();
-            record.reported -= entry.reported();
+            record.unanswered_methods -= entry.reported();
             record.entries.pop_front();
         }
         if freed > 0 {
@@ -487,7 +487,7 @@ impl Record {
         match *what {
             What::Messages { first, count, .. } => self.confirms.up_to() + 1 >= first + count,
             What::Asked { first, count, .. } => self.answered + 1 >= first + count,
-            What::Told { published, asked, .. } | What::Unconfirmed { published, asked, .. } => {
+            What::Unanswered { published, asked, .. } | What::Unconfirmed { published, asked, .. } => {
                 self.answered > asked || self.confirms.up_to() > published
             }
         }
@@ -542,7 +542,7 @@ impl Record {
                     remains.frames.extend_from_slice(&entry.frames);
                     remains.messages += count;
                 }
-                What::Asked { .. } | What::Told { .. } => {
+                What::Asked { .. } | What::Unanswered { .. } => {
                     for (kind, payload) in entry.unanswered(self.answered) {
                         put_frame(&mut remains.frames, kind, 0, payload, 0);
                     }
@@ -600,7 +600,7 @@ fn method_frame(payload: &[u8]) -> Vec<u8> {
 
 /// Maximum number of no-wait methods, such as `queue.bind`, kept of one channel. Brokers have long processed
 /// older ones, as far as the client can know.
-const TOLD_MAX: u64 = 256;
+const UNANSWERED_MAX: u64 = 256;
 /// Bytes of messages outside confirm mode after which a proof is requested: little to keep, and negligible
 /// work for the broker.
 const PROOF_DUE: usize = 64 * 1024;

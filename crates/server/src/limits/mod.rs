@@ -199,7 +199,7 @@ impl ConnectionCounter {
         let now = Instant::now();
         let mut counts = self.counts.lock();
         let most = self.limits().connections.total;
-        self.validate(counts.connections, most, Limited::Connections, Scope::Total)?;
+        self.check(counts.connections, most, Limited::Connections, Scope::Total)?;
         let ip = self.add_ip(&mut counts, ip, now)?;
         if let Err(reached) = self.take_arrival(&mut counts.arrivals, Scope::Total, now) {
             self.remove_ip(&mut counts, ip.as_ref(), now);
@@ -220,7 +220,7 @@ impl ConnectionCounter {
     }
 
     /// Returns an error if the limit is reached and the client is to be refused.
-    fn validate(&self, count: usize, most: usize, what: Limited, scope: Scope) -> Result<(), LimitReached> {
+    fn check(&self, count: usize, most: usize, what: Limited, scope: Scope) -> Result<(), LimitReached> {
         if most == 0 || count < most {
             return Ok(());
         }
@@ -265,10 +265,10 @@ impl ConnectionCounter {
         members.sweep(&limits, scope, now);
         let member = members.members.entry(key.clone()).or_insert_with(|| Member::new(&limits, scope, now));
         let most = limits.connections.of(scope);
-        let validated = self
-            .validate(member.connections, most, Limited::Connections, scope)
+        let checked = self
+            .check(member.connections, most, Limited::Connections, scope)
             .and_then(|()| self.take_arrival(&mut member.arrivals, scope, now));
-        if let Err(reached) = validated {
+        if let Err(reached) = checked {
             members.forget(key, &limits, scope, now);
             return Err(reached);
         }
@@ -319,7 +319,7 @@ impl ConnectionLease {
         let most = counter.limits().channels;
         for (scope, share) in self.shares() {
             let count = share.channels.load(Ordering::Relaxed);
-            counter.validate(count, most.of(scope), Limited::Channels, scope)?;
+            counter.check(count, most.of(scope), Limited::Channels, scope)?;
         }
         for (_, share) in self.shares() {
             share.channels.fetch_add(1, Ordering::Relaxed);

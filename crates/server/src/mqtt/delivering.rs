@@ -270,7 +270,7 @@ impl MqttClient {
         };
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
         let verdict = match kind {
-            SourceKind::Own(class) => match self.validate(&outgoing.topic, class, is_own, is_merged) {
+            SourceKind::Own(class) => match self.match_topic(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
                 // Another exchange was bound to the queue, or a publisher addressed the queue directly.
                 Match::None if amqp.exchange() != EXCHANGE => {
@@ -299,11 +299,11 @@ impl MqttClient {
         })
     }
 
-    fn validate(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {
+    fn match_topic(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {
         if is_merged {
-            self.subscriptions.validate_merged(topic, class, is_own)
+            self.subscriptions.match_merged(topic, class, is_own)
         } else {
-            self.subscriptions.validate(topic, class, is_own)
+            self.subscriptions.match_topic(topic, class, is_own)
         }
     }
 

@@ -34,7 +34,7 @@ impl MqttClient {
             // The message has been cleared, or the subscription is gone.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
-                None => self.subscriptions.validate_retained(&topic),
+                None => self.subscriptions.match_retained(&topic),
             };
             let found = retained.get(&topic, self.now).zip(verdict);
             let copy = found.map(|(message, verdict)| OutgoingMessage {

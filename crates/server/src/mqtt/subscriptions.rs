@@ -111,14 +111,14 @@ impl Subscriptions {
     }
 
     /// Matches a message from the queue of `class`. `is_own` means that the client published it.
-    pub(super) fn validate(&self, topic: &str, class: Class, is_own: bool) -> Match {
+    pub(super) fn match_topic(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = Judging::new(class, is_own);
         self.each_match(topic, |subscription| judging.add(subscription));
         judging.finish()
     }
 
     /// Matches a message queued by an earlier version, which did not distinguish `.` and `/`, by its [merged] topic.
-    pub(super) fn validate_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
+    pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = Judging::new(class, is_own);
         for (filter, subscription) in &self.entries {
             if TopicFilter::parse(&merged(filter), false).is_ok_and(|filter| filter.matches(topic)) {
@@ -130,7 +130,7 @@ impl Subscriptions {
 
     /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
     /// `None` if there is none left.
-    pub(super) fn validate_retained(&self, topic: &str) -> Option<Verdict> {
+    pub(super) fn match_retained(&self, topic: &str) -> Option<Verdict> {
         let mut verdict = None;
         self.each_match(topic, |subscription| {
             let verdict: &mut Verdict = verdict.get_or_insert_default();
@@ -255,13 +255,13 @@ mod tests {
         subscribe(&mut all, "a/#", QoS::AtMostOnce, 1);
         subscribe(&mut all, "a/+", QoS::ExactlyOnce, 2);
         subscribe(&mut all, "a/b", QoS::AtLeastOnce, 3);
-        assert_eq!(all.validate("a/b", Class::Qos1, false), sent(QoS::ExactlyOnce, &[1, 2, 3]));
-        assert_eq!(all.validate("a/b", Class::Qos0, false), Match::Drop);
-        assert_eq!(all.validate("a/b/c", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
-        assert_eq!(all.validate("b", Class::Qos0, false), Match::None);
+        assert_eq!(all.match_topic("a/b", Class::Qos1, false), sent(QoS::ExactlyOnce, &[1, 2, 3]));
+        assert_eq!(all.match_topic("a/b", Class::Qos0, false), Match::Drop);
+        assert_eq!(all.match_topic("a/b/c", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
+        assert_eq!(all.match_topic("b", Class::Qos0, false), Match::None);
         all.remove("a/+");
         all.remove("a/b");
-        assert_eq!(all.validate("a/b", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
+        assert_eq!(all.match_topic("a/b", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
         all.remove("a/#");
         assert!(all.entries.is_empty() && all.shapes.is_empty());
     }
@@ -272,7 +272,7 @@ mod tests {
         subscribe(&mut all, "a/#", QoS::AtMostOnce, 1);
         subscribe(&mut all, "a/b", QoS::AtLeastOnce, 2);
         subscribe(&mut all, "a.b", QoS::ExactlyOnce, 3);
-        let verdict = |topic| all.validate_retained(topic).map(|verdict| (verdict.qos, verdict.identifiers));
+        let verdict = |topic| all.match_retained(topic).map(|verdict| (verdict.qos, verdict.identifiers));
         assert_eq!(verdict("a/b"), Some((QoS::AtLeastOnce, vec![1, 2])));
         assert_eq!(verdict("a"), Some((QoS::AtMostOnce, vec![1])));
         assert_eq!(verdict("c"), None);
@@ -293,9 +293,9 @@ mod tests {
             let mut all = Subscriptions::default();
             subscribe(&mut all, filter, QoS::AtMostOnce, 1);
             let expected = if is_found { sent(QoS::AtMostOnce, &[1]) } else { Match::None };
-            assert_eq!(all.validate(topic, Class::Qos0, false), expected, "{filter} and {topic}");
+            assert_eq!(all.match_topic(topic, Class::Qos0, false), expected, "{filter} and {topic}");
             all.remove(filter);
-            assert!(all.shapes.is_empty() && all.validate_retained(topic).is_none());
+            assert!(all.shapes.is_empty() && all.match_retained(topic).is_none());
         }
     }
 
@@ -304,8 +304,8 @@ mod tests {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "v1.2/+", QoS::AtLeastOnce, 1);
         subscribe(&mut all, "v1/2/x", QoS::AtMostOnce, 2);
-        assert_eq!(all.validate_merged("v1/2/x", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1, 2]));
-        assert_eq!(all.validate("v1/2/x", Class::Qos0, false), sent(QoS::AtMostOnce, &[2]));
+        assert_eq!(all.match_merged("v1/2/x", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1, 2]));
+        assert_eq!(all.match_topic("v1/2/x", Class::Qos0, false), sent(QoS::AtMostOnce, &[2]));
     }
 
     #[test]
@@ -314,10 +314,10 @@ mod tests {
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtLeastOnce) };
         all.insert("a", Subscription { options, identifier: Some(1) });
         assert!(all.any_no_local());
-        assert_eq!(all.validate("a", Class::Qos1, true), Match::Drop);
-        assert_eq!(all.validate("a", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1]));
+        assert_eq!(all.match_topic("a", Class::Qos1, true), Match::Drop);
+        assert_eq!(all.match_topic("a", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1]));
         subscribe(&mut all, "#", QoS::AtLeastOnce, 2);
-        assert_eq!(all.validate("a", Class::Qos1, true), sent(QoS::AtLeastOnce, &[2]));
+        assert_eq!(all.match_topic("a", Class::Qos1, true), sent(QoS::AtLeastOnce, &[2]));
     }
 
     #[test]
@@ -326,18 +326,18 @@ mod tests {
         subscribe(&mut all, "a/#", QoS::AtMostOnce, 1);
         subscribe(&mut all, "a/b", QoS::AtLeastOnce, 2);
         all.remove("a/b");
-        assert_eq!(all.validate("a/b", Class::Qos1, false), sent(QoS::AtMostOnce, &[1]));
+        assert_eq!(all.match_topic("a/b", Class::Qos1, false), sent(QoS::AtMostOnce, &[1]));
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
         all.insert("a/#", Subscription { options, identifier: None });
-        assert_eq!(all.validate("a/b", Class::Qos1, true), Match::Drop, "nobody wants it");
+        assert_eq!(all.match_topic("a/b", Class::Qos1, true), Match::Drop, "nobody wants it");
     }
 
     #[test]
     fn a_star_is_a_letter_to_mqtt_and_a_wildcard_to_amqp() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "a/*", QoS::AtMostOnce, 1);
-        assert_eq!(all.validate("a/*", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
-        assert_eq!(all.validate("a/b", Class::Qos0, false), Match::None, "though AMQP brings it");
+        assert_eq!(all.match_topic("a/*", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
+        assert_eq!(all.match_topic("a/b", Class::Qos0, false), Match::None, "though AMQP brings it");
         assert!(all.binds("a/+", Class::Qos0));
     }
 
@@ -369,7 +369,7 @@ mod tests {
             });
             let mut expected: Vec<u32> = matching.map(|(identifier, _)| *identifier).collect();
             expected.sort_unstable();
-            let found = match subscriptions.validate(topic, Class::Qos0, false) {
+            let found = match subscriptions.match_topic(topic, Class::Qos0, false) {
                 Match::Send(verdict) => verdict.identifiers,
                 Match::Drop | Match::None => Vec::new(),
             };
@@ -381,6 +381,6 @@ mod tests {
     fn wildcards_in_front_match_no_topics_of_the_server() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "#", QoS::AtMostOnce, 1);
-        assert_eq!(all.validate("$SYS/x", Class::Qos0, false), Match::None);
+        assert_eq!(all.match_topic("$SYS/x", Class::Qos0, false), Match::None);
     }
 }

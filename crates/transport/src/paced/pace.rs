@@ -61,7 +61,7 @@ impl Pace {
         self.bytes += bytes as u64;
         match self.before {
             None => self.watch(taken, now),
-            Some(before) => self.validate(before, taken, now),
+            Some(before) => self.learn(before, taken, now),
         }
         self.before.is_some()
     }
@@ -83,7 +83,7 @@ impl Pace {
         self.count_anew(taken, now);
     }
 
-    fn validate(&mut self, before: f64, taken: u64, now: Instant) {
+    fn learn(&mut self, before: f64, taken: u64, now: Instant) {
         self.waited += 1;
         if self.reads < TRIAL {
             return;

@@ -32,7 +32,7 @@ impl PendingChange {
 
     /// The ledger entry whose completion means that the broker has processed this method.
     pub(super) fn what(&self) -> What {
-        What::Told { published: self.published, asked: self.asked, count: 1 }
+        What::Unanswered { published: self.published, asked: self.asked, count: 1 }
     }
 }
 

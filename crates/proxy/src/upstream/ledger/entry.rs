@@ -21,7 +21,7 @@ pub(super) enum What {
     /// among them.
     Asked { first: u64, count: u64, prefetch: Option<u16> },
     /// `count` methods with no-wait, of one frame each, behind `published` messages and `asked` requests.
-    Told { published: u64, asked: u64, count: u64 },
+    Unanswered { published: u64, asked: u64, count: u64 },
     /// `count` messages outside confirm mode, likewise. The frames of one that is too large are not kept.
     Unconfirmed { published: u64, asked: u64, count: u64, too_large: bool },
 }
@@ -59,8 +59,8 @@ impl SentEntry {
                 }
             }
             (
-                What::Told { published, asked, count },
-                What::Told { published: messages, asked: answers, .. },
+                What::Unanswered { published, asked, count },
+                What::Unanswered { published: messages, asked: answers, .. },
             ) if has_room && (&*published, &*asked) == (messages, answers) => *count += 1,
             _ => return false,
         }
@@ -103,7 +103,7 @@ impl SentEntry {
 
     /// Removes its first method; returns false if there is only one.
     pub(super) fn forget_first(&mut self) -> bool {
-        let What::Told { count: count @ 2.., .. } = &mut self.what else { return false };
+        let What::Unanswered { count: count @ 2.., .. } = &mut self.what else { return false };
         *count -= 1;
         let first = stored_frames(&self.frames).next().map_or(0, |(_, payload)| payload.len() + OVERHEAD);
         self.frames.drain(..first);
@@ -112,7 +112,7 @@ impl SentEntry {
 
     /// Number of no-wait methods in it.
     pub(super) fn reported(&self) -> u64 {
-        if let What::Told { count, .. } = self.what { count } else { 0 }
+        if let What::Unanswered { count, .. } = self.what { count } else { 0 }
     }
 
     /// Its frames, without the methods that have been answered.

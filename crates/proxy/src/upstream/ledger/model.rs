@@ -27,7 +27,7 @@ struct Item {
 enum Kind {
     Message(u64),
     Asked { number: u64, change: Option<(Change, String)>, prefetch: Option<u16> },
-    Told { published: u64, asked: u64 },
+    Unanswered { published: u64, asked: u64 },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -45,7 +45,7 @@ impl Model {
         match item.what {
             Kind::Message(number) => number <= up_to,
             Kind::Asked { number, .. } => number <= self.answered,
-            Kind::Told { published, asked } => self.answered > asked || up_to > published,
+            Kind::Unanswered { published, asked } => self.answered > asked || up_to > published,
         }
     }
 
@@ -56,9 +56,10 @@ impl Model {
     }
 
     fn notify(&mut self, frames: Vec<u8>) {
-        self.items.push(Item { what: Kind::Told { published: self.published, asked: self.asked }, frames });
-        let is_reported = |item: &Item| matches!(item.what, Kind::Told { .. });
-        if self.items.iter().filter(|item| is_reported(item)).count() as u64 > TOLD_MAX {
+        self.items
+            .push(Item { what: Kind::Unanswered { published: self.published, asked: self.asked }, frames });
+        let is_reported = |item: &Item| matches!(item.what, Kind::Unanswered { .. });
+        if self.items.iter().filter(|item| is_reported(item)).count() as u64 > UNANSWERED_MAX {
             let oldest = self.items.iter().position(is_reported).unwrap();
             self.items.remove(oldest);
         }
@@ -145,7 +146,7 @@ impl Run {
             1 => self.publish_in_frames(),
             2 | 3 => (0..times).for_each(|_| self.ask()),
             4 => (0..times).for_each(|_| self.notify()),
-            5 if times == 1 => (0..TOLD_MAX).for_each(|_| self.notify()),
+            5 if times == 1 => (0..UNANSWERED_MAX).for_each(|_| self.notify()),
             5 => self.change_consumers(),
             6 => (0..2 * times).for_each(|_| self.answer()),
             _ => (0..times).for_each(|_| self.confirm()),

@@ -82,7 +82,7 @@ fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
 fn methods_without_an_answer_do_not_gather_without_bound() {
     let ledger = ledger(Carried::default());
     let bind = |queue: &str| payload(queue::Bind { queue, no_wait: true, ..Default::default() });
-    for number in 1..=2 * TOLD_MAX {
+    for number in 1..=2 * UNANSWERED_MAX {
         ledger.method(&bind(&number.to_string()), false, None);
     }
     let frames = ledger.take().frames;
@@ -92,7 +92,8 @@ fn methods_without_an_answer_do_not_gather_without_bound() {
             other => panic!("{other:?}"),
         })
         .collect();
-    let last: Vec<String> = (TOLD_MAX + 1..=2 * TOLD_MAX).map(|number| number.to_string()).collect();
+    let last: Vec<String> =
+        (UNANSWERED_MAX + 1..=2 * UNANSWERED_MAX).map(|number| number.to_string()).collect();
     assert_eq!(queues, last);
 }
 
