@@ -45,7 +45,7 @@ class Events(stomp.ConnectionListener):
 
 
 class Client:
-    """A client of stomp.py that is logged in. With `bytes`, bodies are not taken for texts."""
+    """A client of stomp.py that is logged in. With `binary`, bodies are not taken for texts."""
 
     def __init__(self, port, version="1.2", user="guest", password="guest", vhost="/", binary=False, **headers):
         # 1.0 knows neither.

@@ -10,7 +10,7 @@ from harness.wire import Closed, Wire
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 FIN = 0x80
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-KEY = base64.b64encode(b"sixteen bytes!!").decode()
+KEY = base64.b64encode(b"sixteen bytes!!!").decode()
 UPGRADE = {
     "Host": "localhost",
     "Upgrade": "websocket",

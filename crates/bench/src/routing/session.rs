@@ -180,7 +180,7 @@ impl ConfirmedChannel {
     }
 }
 
-const BODY: &[u8] = b"sixteen bytes..";
+const BODY: &[u8] = b"sixteen bytes...";
 
 /// Unconfirmed messages, by delivery tag.
 #[derive(Debug, Default)]
