@@ -47,6 +47,12 @@ pub enum LatencyPoint {
     Max,
 }
 
+impl LatencyPoint {
+    /// The points that tables, charts and summaries show.
+    pub(crate) const REPORTED: [Self; 6] =
+        [Self::P50, Self::P90, Self::P99, Self::P99_9, Self::P99_99, Self::Max];
+}
+
 /// A fate that no message should meet, or only knowingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {

@@ -228,14 +228,7 @@ impl StreamSystem {
 
     /// Fills [`StreamSystem::summary`] from the rounds.
     pub(crate) fn summarise(&mut self) {
-        let points = [
-            LatencyPoint::P50,
-            LatencyPoint::P90,
-            LatencyPoint::P99,
-            LatencyPoint::P99_9,
-            LatencyPoint::P99_99,
-            LatencyPoint::Max,
-        ];
+        let points = LatencyPoint::REPORTED;
         let metrics = [Metric::Rate, Metric::Publish, Metric::Consume]
             .into_iter()
             .chain(points.map(Metric::Latency))

@@ -76,14 +76,7 @@ fn many(count: usize, what: &str) -> String {
 
 /// Median and spread of each figure for each system, and ratios to the first.
 pub(crate) fn figures(report: &StreamReport) -> Table {
-    let points = [
-        LatencyPoint::P50,
-        LatencyPoint::P90,
-        LatencyPoint::P99,
-        LatencyPoint::P99_9,
-        LatencyPoint::P99_99,
-        LatencyPoint::Max,
-    ];
+    let points = LatencyPoint::REPORTED;
     let metrics = [Metric::Rate, Metric::Publish]
         .into_iter()
         .chain(points.map(Metric::Latency))

@@ -1,12 +1,12 @@
 //! AMQP: the listeners, bare, over TLS and over WebSocket.
 
 use admin::WebSocketPorts;
-use server::{Listener, Preface, Server};
+use server::{Listener, Server};
 
 use crate::config::Config;
-use crate::listen::bind;
+use crate::listen::{bind, serve_both};
 use crate::relays::ServedRelays;
-use crate::serve::{ServeError, trusted_proxies, websocket_config};
+use crate::serve::{ServeError, websocket_config};
 use crate::tls::Tls;
 
 /// The bound AMQP listeners.
@@ -39,18 +39,12 @@ impl AmqpListeners {
 
     /// Starts accepting.
     pub(crate) fn serve(self, server: &Server, config: &Config, relays: &ServedRelays, tls: &Tls) {
-        let over_tls = tls.server.clone();
-        for (listener, tls) in [(self.amqp, None), (self.amqps, over_tls.clone())] {
-            if let Some(listener) = listener {
-                server.listen(listener, Preface { proxies: trusted_proxies(config), tls });
-            }
-        }
-        for (listener, tls) in [(self.ws, None), (self.wss, over_tls)] {
-            if let Some(listener) = listener {
-                let preface = Preface { proxies: trusted_proxies(config), tls };
-                server.listen_websocket(listener, preface, websocket_config(config, relays.routes(config)));
-            }
-        }
+        serve_both((self.amqp, self.amqps), config, tls, |listener, preface| {
+            server.listen(listener, preface);
+        });
+        serve_both((self.ws, self.wss), config, tls, |listener, preface| {
+            server.listen_websocket(listener, preface, websocket_config(config, relays.routes(config)));
+        });
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
-use server::Listener;
+use server::{Listener, Preface};
 
 use crate::announce::announce;
-use crate::config::ListenAddr;
-use crate::serve::ServeError;
+use crate::config::{Config, ListenAddr};
+use crate::serve::{ServeError, trusted_proxies};
+use crate::tls::Tls;
 
 /// Binds and announces the listener of the setting `key`, unless it is off.
 ///
@@ -30,6 +31,20 @@ pub(crate) async fn bind(
         Listener::Unix(..) => announce(&name, scheme, &address.to_string()),
     }
     Ok(Some(listener))
+}
+
+/// Calls `listen` for the listener without TLS and the one with it, if they are configured.
+pub(crate) fn serve_both(
+    (plain, over_tls): (Option<Listener>, Option<Listener>),
+    config: &Config,
+    tls: &Tls,
+    listen: impl Fn(Listener, Preface),
+) {
+    for (listener, tls) in [(plain, None), (over_tls, tls.server.clone())] {
+        if let Some(listener) = listener {
+            listen(listener, Preface { proxies: trusted_proxies(config), tls });
+        }
+    }
 }
 
 /// The same as `bind` for an HTTP listener.

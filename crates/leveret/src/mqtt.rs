@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use mqtt::server::MqttSettings;
-use server::{Listener, MqttConfig, Preface, Server};
+use server::{Listener, MqttConfig, Server};
 
 use crate::config::Config;
-use crate::listen::bind;
+use crate::listen::{bind, serve_both};
 use crate::relays::ServedRelays;
-use crate::serve::{ServeError, trusted_proxies, websocket_config};
+use crate::serve::{ServeError, websocket_config};
 use crate::tls::Tls;
 
 /// Bytes of a packet in addition to its message, for topic and properties.
@@ -42,19 +42,16 @@ impl MqttListeners {
         if let Some(relay) = relays.mqtt() {
             server.relay_mqtt(Arc::clone(relay));
         }
-        let over_tls = tls.server.clone();
-        for (listener, tls) in [(self.mqtt, None), (self.mqtts, over_tls.clone())] {
-            if let Some(listener) = listener {
-                server.listen_mqtt(listener, Preface { proxies: trusted_proxies(config), tls });
-            }
-        }
-        for (listener, tls) in [(self.web_mqtt, None), (self.web_mqtts, over_tls)] {
-            if let Some(listener) = listener {
-                let preface = Preface { proxies: trusted_proxies(config), tls };
-                let config = websocket_config(config, relays.web_mqtt_routes(config));
-                server.listen_websocket(listener, preface, config);
-            }
-        }
+        serve_both((self.mqtt, self.mqtts), config, tls, |listener, preface| {
+            server.listen_mqtt(listener, preface);
+        });
+        serve_both((self.web_mqtt, self.web_mqtts), config, tls, |listener, preface| {
+            server.listen_websocket(
+                listener,
+                preface,
+                websocket_config(config, relays.web_mqtt_routes(config)),
+            );
+        });
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
     }
 
-    warn_of_open_backends(&config);
+    warn_of_open_listeners(&config);
     let tls = Tls::load(&config).map_err(ServeError::Tls)?;
 
     let relays = ServedRelays::new(&config, &tls)?;
@@ -174,7 +174,7 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
 }
 
 /// Warns at start-up about settings that remove protection or have no effect.
-fn warn_of_open_backends(config: &Config) {
+fn warn_of_open_listeners(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
             "upstream_verify is off: certificates of upstreams over TLS are NOT VERIFIED; anybody on the way can read \

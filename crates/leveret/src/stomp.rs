@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use server::{Listener, Preface, Server};
+use server::{Listener, Server};
 
 use crate::config::Config;
-use crate::listen::bind;
+use crate::listen::{bind, serve_both};
 use crate::relays::ServedRelays;
-use crate::serve::{ServeError, trusted_proxies, websocket_config};
+use crate::serve::{ServeError, websocket_config};
 use crate::tls::Tls;
 
 /// The bound STOMP listeners.
@@ -38,18 +38,15 @@ impl StompListeners {
         if let Some(relay) = relays.stomp() {
             server.relay_stomp(Arc::clone(relay));
         }
-        let over_tls = tls.server.clone();
-        for (listener, tls) in [(self.stomp, None), (self.stomps, over_tls.clone())] {
-            if let Some(listener) = listener {
-                server.listen_stomp(listener, Preface { proxies: trusted_proxies(config), tls });
-            }
-        }
-        for (listener, tls) in [(self.web_stomp, None), (self.web_stomps, over_tls)] {
-            if let Some(listener) = listener {
-                let preface = Preface { proxies: trusted_proxies(config), tls };
-                let config = websocket_config(config, relays.web_stomp_routes(config));
-                server.listen_websocket(listener, preface, config);
-            }
-        }
+        serve_both((self.stomp, self.stomps), config, tls, |listener, preface| {
+            server.listen_stomp(listener, preface);
+        });
+        serve_both((self.web_stomp, self.web_stomps), config, tls, |listener, preface| {
+            server.listen_websocket(
+                listener,
+                preface,
+                websocket_config(config, relays.web_stomp_routes(config)),
+            );
+        });
     }
 }

@@ -57,7 +57,7 @@ fn distribution(
     of: fn(LatencyPoint) -> Metric,
 ) -> Option<Chart> {
     let line = |(colour, system): (usize, &StreamSystem)| {
-        let points = POINTS.iter().enumerate().filter_map(|(place, point)| {
+        let points = LatencyPoint::REPORTED.iter().enumerate().filter_map(|(place, point)| {
             let s = system.summary_of(of(*point))?;
             Some((place, s.median, s.min..s.max))
         });
@@ -67,7 +67,7 @@ fn distribution(
     let lines: Vec<ChartLine> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
     (!lines.is_empty()).then(|| Chart {
         title: format!("{title}: percentiles"),
-        places: POINTS.iter().map(|point| Metric::Latency(*point).to_string()).collect(),
+        places: LatencyPoint::REPORTED.iter().map(|point| Metric::Latency(*point).to_string()).collect(),
         x_label: what.into(),
         y_label: "time".into(),
         metric: Metric::Latency(LatencyPoint::P50),
@@ -76,21 +76,12 @@ fn distribution(
     })
 }
 
-const POINTS: [LatencyPoint; 6] = [
-    LatencyPoint::P50,
-    LatencyPoint::P90,
-    LatencyPoint::P99,
-    LatencyPoint::P99_9,
-    LatencyPoint::P99_99,
-    LatencyPoint::Max,
-];
-
 /// One cell for each system.
 pub(crate) fn cells(report: &StreamReport) -> Vec<CellReport> {
     let metrics: Vec<Metric> = [Metric::Rate, Metric::Publish, Metric::Consume]
         .into_iter()
-        .chain(POINTS.map(Metric::Latency))
-        .chain(POINTS.map(Metric::ConfirmLatency))
+        .chain(LatencyPoint::REPORTED.map(Metric::Latency))
+        .chain(LatencyPoint::REPORTED.map(Metric::ConfirmLatency))
         .chain([Metric::CpuPerMessage, Metric::Cpu, Metric::Rss])
         .chain(
             [Fate::Lost, Fate::Duplicated, Fate::Reordered, Fate::Nacked, Fate::Returned].map(Metric::Count),

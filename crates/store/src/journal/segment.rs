@@ -163,7 +163,7 @@ const KNOWN_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 const MAGIC: &[u8; 8] = b"lvrtjrnl";
 const SUFFIX: &str = ".segment";
 const LENGTH: usize = 56;
-/// Offsets of the header's copies: in different sectors, even with sectors of 4096 bytes, of which one is enough.
+/// Offsets of the header's copies: in different sectors of 512 bytes, and in the same one of 4096. One copy is enough.
 const COPIES: [usize; 2] = [0, 2048];
 /// Large enough to be fast, small enough to be no burden.
 const FILL_STEP: u64 = 1 << 20;
