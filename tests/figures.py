@@ -4,6 +4,7 @@ ports and in folders of its own, and lets `leveret bench` compare them, round by
     make figures                          # everything, about twenty minutes
     make figures ARGS="--quick"           # to see that it works
     make figures ARGS="--only durable"    # what has this in its title
+    make figures ARGS="--beside /tmp/old" # against an older build in place of RabbitMQ: nothing may be slower than by 3%
 
 Folders are temporary: TMPDIR names another disk. The exit code is 1 when something that is asked for is not reached.
 """
@@ -23,33 +24,37 @@ from harness.rabbitmq import RabbitMq
 
 BROKERS = ["leveret", "rabbitmq"]
 PROXY = ["direct", "proxy"]
-NEARLY_DIRECT = ["--expect", "ratio(proxy/direct)>=0.85"]
+NEARLY_DIRECT = "ratio(proxy/direct)>=0.85"
 DURABLE = ["--size", "1024", "--persistent"]
-# Name, what is compared, and how `leveret bench stream` is called.
+# Name, what is compared, how `leveret bench stream` is called, and what is asked for.
 STUDIES = {
-    "16 bytes, 1:1, automatic acks": (BROKERS, ["--size", "16", "--auto-ack"]),
-    "1 KiB, 1:1, automatic acks": (BROKERS, ["--size", "1024", "--auto-ack"]),
+    "16 bytes, 1:1, automatic acks": (BROKERS, ["--size", "16", "--auto-ack"], None),
+    "1 KiB, 1:1, automatic acks": (BROKERS, ["--size", "1024", "--auto-ack"], None),
     "16 bytes, 100 confirms in flight, manual acks, prefetch 100": (
         BROKERS,
         ["--size", "16", "--confirms", "100", "--prefetch", "100"],
+        None,
     ),
     "16 bytes, 10 producers, 10 consumers, 10 queues, automatic acks": (
         BROKERS,
         ["--size", "16", "--auto-ack", "--producers", "10", "--consumers", "10", "--queues", "10"],
+        None,
     ),
-    "through the proxy: 16 bytes, 1:1, automatic acks": (PROXY, ["--size", "16", "--auto-ack", *NEARLY_DIRECT]),
-    "through the proxy: 1 KiB, 1:1, automatic acks": (PROXY, ["--size", "1024", "--auto-ack", *NEARLY_DIRECT]),
+    "through the proxy: 16 bytes, 1:1, automatic acks": (PROXY, ["--size", "16", "--auto-ack"], NEARLY_DIRECT),
+    "through the proxy: 1 KiB, 1:1, automatic acks": (PROXY, ["--size", "1024", "--auto-ack"], NEARLY_DIRECT),
     "durable: 1 KiB, persistent, 10 producers with 1,000 confirms in flight, 10 consumers that ack, one queue": (
         BROKERS,
-        [*DURABLE, "--producers", "10", "--consumers", "10", "--confirms", "1000"]
-        + ["--expect", "ratio(leveret/rabbitmq)>=10"],
+        [*DURABLE, "--producers", "10", "--consumers", "10", "--confirms", "1000"],
+        "ratio(leveret/rabbitmq)>=10",
     ),
     "durable: 1 KiB, persistent, one producer that waits for each confirm, beside write and fdatasync": (
         BROKERS,
-        [*DURABLE, "--consumers", "0", "--confirms", "1", "--disk", "{folder}"]
-        + ["--expect", "ratio(leveret/disk)>=0.8"],
+        [*DURABLE, "--consumers", "0", "--confirms", "1", "--disk", "{folder}"],
+        "ratio(leveret/disk)>=0.8",
     ),
 }
+# What a change may cost, as a share of the rate of the build without it.
+NOT_SLOWER = 0.97
 # What is written to the disk for each byte of a message: how messages are published, and what becomes of them.
 WRITTEN = {
     "acked soon, 50,000/s": ["--producers", "10", "--consumers", "10", "--confirms", "1000", "--rate", "5000"],
@@ -83,15 +88,11 @@ def main():
                 "direct": f"direct={rabbitmq.uri},pid={rabbitmq.pid}",
                 "proxy": f"proxy={proxy.uri},pid={proxy.pid},pid={rabbitmq.pid}",
             }
-            for title, (names, flags) in STUDIES.items():
-                if options.only not in title:
-                    continue
-                chosen = [part for name in names for part in ("--system", systems[name])]
-                print(f"\n## {title}\n", flush=True)
-                flags = [flag.format(folder=folder) for flag in flags]
-                length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
-                done = subprocess.run([str(binary()), "bench", "stream", *chosen, *flags, *length])
-                met &= done.returncode == 0
+            if options.beside:
+                return 0 if beside(folder, rabbitmq, systems, options) else 1
+            for title, (names, flags, expected) in STUDIES.items():
+                if options.only in title:
+                    met &= compare(title, [systems[name] for name in names], flags, expected, folder, options)
             for title, (upstream, words) in ONE_CORE.items():
                 if options.only in title:
                     print(f"\n## {title}\n", flush=True)
@@ -106,6 +107,37 @@ def main():
             leveret.stop()
             rabbitmq.stop()
     return 0 if met else 1
+
+
+def compare(title, systems, flags, expected, folder, options):
+    """Has `leveret bench stream` compare the systems; whether what was expected was reached."""
+    print(f"\n## {title}\n", flush=True)
+    flags = [flag.format(folder=folder) for flag in flags] + (["--expect", expected] if expected else [])
+    length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
+    chosen = [part for system in systems for part in ("--system", system)]
+    return subprocess.run([str(binary()), "bench", "stream", *chosen, *flags, *length]).returncode == 0
+
+
+def beside(folder, rabbitmq, systems, options):
+    """Compares this build's broker and proxy with those of an older build."""
+    upstream, program = f"amqp://127.0.0.1:{rabbitmq.port}", options.beside.resolve()
+    broker = Leveret(Path(folder, "broker-before"), "--log", "warn", program=program)
+    proxy = Leveret(Path(folder, "proxy-before"), "--log", "warn", "--upstream", upstream, program=program)
+    older = {
+        "leveret": f"before={broker.uri},pid={broker.pid}",
+        "proxy": f"before={proxy.uri},pid={proxy.pid},pid={rabbitmq.pid}",
+    }
+    met = True
+    try:
+        for title, (names, flags, _) in STUDIES.items():
+            if options.only in title:
+                [ours] = [name for name in names if name in older]
+                expected = f"ratio({ours}/before)>={NOT_SLOWER}"
+                met &= compare(title, [systems[ours], older[ours]], flags, expected, folder, options)
+    finally:
+        proxy.stop()
+        broker.stop()
+    return met
 
 
 def on_one_core(folder, rabbitmq, upstream, words, options):
@@ -147,6 +179,7 @@ def arguments():
     arguments.add_argument("--quick", action="store_true", help="two rounds of a second each")
     arguments.add_argument("--rounds", default="5")
     arguments.add_argument("--time", default="4", help="seconds a round")
+    arguments.add_argument("--beside", type=Path, metavar="BIN", help="compare with this older build only")
     arguments.add_argument("--only", default="", metavar="TEXT", help="studies with this in their title")
     return arguments.parse_args()
 

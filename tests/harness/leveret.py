@@ -21,14 +21,15 @@ def binary():
 
 
 class Leveret:
-    """`leveret serve` with AMQP and HTTP on ports that the system chooses unless flags say others, and whatever is added."""
+    """`leveret serve` with AMQP and HTTP on ports that the system chooses unless flags say others, and whatever is added.
+    `program` is another build."""
 
-    def __init__(self, folder, *flags, env=None, wait=True, amqp="127.0.0.1:0"):
+    def __init__(self, folder, *flags, env=None, wait=True, amqp="127.0.0.1:0", program=None):
         folder.mkdir(parents=True, exist_ok=True)
         quiet = [word for name in OPTIONAL_LISTENERS if name not in flags for word in (name, "off")]
         fixed = {"--amqp": amqp, "--http": "127.0.0.1:0"}
         addresses = [word for name, address in fixed.items() if name not in flags for word in (name, address)]
-        argv = [binary(), "serve", *quiet, *addresses, *flags]
+        argv = [program or binary(), "serve", *quiet, *addresses, *flags]
         environment = clean_environment(**{"STATE_DIRECTORY": str(folder / "state"), **(env or {})})
         self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder)
         if wait:
