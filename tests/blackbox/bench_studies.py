@@ -17,6 +17,7 @@ from harness.child import Child, clean_environment
 from harness.instances import leveret
 from harness.leveret import binary, run
 from harness.metrics import wait_until
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import CREDENTIALS, RabbitMq
 
@@ -29,7 +30,7 @@ def broker(tmp_path_factory):
         yield server
 
 
-def study(*arguments, seconds=60):
+def study(*arguments, seconds=PATIENCE):
     """The report of a study that was made and met what was expected."""
     code, out, error = run("bench", *arguments, "--json", "-", seconds=seconds)
     assert code == 0, out + error
@@ -194,7 +195,7 @@ def test_a_rabbitmq_elsewhere_is_watched_through_its_metrics_and_its_management(
         told = f"told={rabbitmq.uri},prometheus=http://127.0.0.1:{metrics}/metrics"
         asked = f"asked={rabbitmq.uri},management=http://guest:guest@127.0.0.1:{management}"
         churn = ["--kind", "channel", "--workers", "1"]
-        report = study("churn", *SHORT, "--system", told, "--system", asked, *churn, seconds=120)
+        report = study("churn", *SHORT, "--system", told, "--system", asked, *churn, seconds=2 * PATIENCE)
     finally:
         rabbitmq.stop()
     for system in ("told", "asked"):
@@ -218,7 +219,7 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
         only = ["--only", "proxy,strategies,stream,routing,websockets"]
         # A slow machine would leave points out, and tell nothing of growth.
         only += ["--set", "routing: --limit-seconds 3600"]
-        code, out, error = run("bench", "all", *arguments, *only, "--output", tmp_path / "all", seconds=240)
+        code, out, error = run("bench", "all", *arguments, *only, "--output", tmp_path / "all", seconds=2 * PATIENCE)
     assert code == 0, out + error
     page = (tmp_path / "all" / "report.html").read_text()
     parts = ["proxy", "strategies", "stream", "routing", "websockets"]
@@ -260,9 +261,9 @@ def test_routing_and_websockets_are_held_to_what_is_expected(tmp_path):
         assert run(*routing, "--expect", "topic create: growth<9")[0] == 2
         sockets = ["bench", "websockets", "--connections", "20,40", "--hold", "0.5", "--interval", "0.2"]
         sockets += ["--system", f"it=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"]
-        code, out, error = run(*sockets, "--rounds", "2", "--expect", "lost==0", "--expect", "@40: rss>1MiB", seconds=120)
+        code, out, error = run(*sockets, "--rounds", "2", "--expect", "lost==0", "--expect", "@40: rss>1MiB", seconds=2 * PATIENCE)
         assert code == 0 and "it, round 2" in out, out + error
-        assert run(*sockets, "--expect", "@20: rss<1KiB", seconds=120)[0] == 1
+        assert run(*sockets, "--expect", "@20: rss<1KiB", seconds=2 * PATIENCE)[0] == 1
         assert run(*sockets, "--expect", "@30: rss<1KiB")[0] == 2
 
 
@@ -351,7 +352,7 @@ def test_the_link_delays_and_obeys_orders(broker, tmp_path):
         child.wait_line("^not done: ")
         with socket.create_connection(("127.0.0.1", port)) as client:
             orders.write("cut\n")
-            client.settimeout(20)
+            client.settimeout(PATIENCE)
             try:
                 assert client.recv(1) == b""
             except ConnectionResetError:

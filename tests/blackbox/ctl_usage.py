@@ -12,6 +12,7 @@ from harness.child import clean_environment
 from harness.ctl import Ctl
 from harness.instances import leveret
 from harness.leveret import binary, run
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 
 
@@ -47,14 +48,14 @@ def test_without_a_password_and_a_terminal_another_user_is_told_what_to_do(serve
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
     )
     assert done.returncode == 2 and "LEVERET_CTL_PASSWORD" in done.stderr
 
 
 def test_a_new_password_comes_from_standard_input(server):
     argv = [binary(), "ctl", "--url", server.http, "add_user", "piped"]
-    done = subprocess.run(argv, env=clean_environment(), input="s3cret\n", capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, env=clean_environment(), input="s3cret\n", capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "user 'piped' added\n"), done.stderr
     assert "s3cret" not in done.stdout + done.stderr
     Ctl(server.http)("set_user_tags", "piped", "management")
@@ -66,7 +67,7 @@ def test_a_password_is_typed_unseen_and_giving_up_leaves_a_terminal_that_shows_w
         terminal.expects("New password of typed: ")
         assert not terminal.shows()
         terminal.types("s3\x03")
-        out, error = child.communicate(timeout=30)
+        out, error = child.communicate(timeout=PATIENCE)
         assert (child.returncode, out, error) == (1, "", "leveret: given up\n")
         assert terminal.shows()
     assert "typed" not in Ctl(server.http)("list_users")
@@ -76,14 +77,14 @@ def test_a_new_password_is_typed_twice_and_is_not_empty(server):
     with at_terminal(server, "add_user", "typed") as (child, terminal):
         terminal.expects("New password of typed: ")
         terminal.types("\n")
-        out, error = child.communicate(timeout=30)
+        out, error = child.communicate(timeout=PATIENCE)
         assert (child.returncode, out) == (2, "") and "empty password" in error
     with at_terminal(server, "add_user", "typed") as (child, terminal):
         terminal.expects("New password of typed: ")
         terminal.types("s3x\x7fcret\n")
         terminal.expects("The same again: ")
         terminal.types("s3cret\n")
-        assert child.communicate(timeout=30) == ("user 'typed' added\n", "")
+        assert child.communicate(timeout=PATIENCE) == ("user 'typed' added\n", "")
         assert terminal.shows() and "cret" not in terminal.seen
     Ctl(server.http)("set_user_tags", "typed", "management")
     Ctl(server.http, "typed", "s3cret")("authenticate_user")

@@ -6,6 +6,7 @@ import pika
 import pytest
 
 from harness.management import leveret, path
+from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire
 
@@ -102,7 +103,7 @@ def test_a_drain_ends_the_process_in_order(tmp_path):
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
             connection.process_data_events(10)
         assert closed.value.reply_code == 320
-        assert ours.server.child.wait(30) == 0
+        assert ours.server.child.wait(PATIENCE) == 0
 
 
 def test_a_drain_over_http_is_no_signal(tmp_path):

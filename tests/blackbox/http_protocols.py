@@ -6,6 +6,7 @@ import pytest
 from paho.mqtt import client as paho
 
 from harness.management import leveret, path
+from harness.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_an_mqtt_client(ours):
 
 
 def test_a_stomp_client(ours):
-    with socket.create_connection(("127.0.0.1", port(ours, "stomp")), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port(ours, "stomp")), timeout=PATIENCE) as client:
         client.sendall(b"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
         assert client.recv(4096).startswith(b"CONNECTED")
         shown = close_the_only_one(ours)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 from harness.wire import CHANNEL_OPEN, Wire, short_string
 
 
@@ -171,5 +172,5 @@ def test_one_clients_rate_is_not_anothers(tmp_path, targets):
         # The flood would have waited for minutes for what it has sent into its socket.
         assert metric(server, "leveret_received_bytes_total") < before + 20_000_000
         assert sending.is_alive()
-    sending.join(30)
+    sending.join(PATIENCE)
     broker.control("delete_user", "calm")

@@ -15,6 +15,7 @@ from harness.exposition import scrape
 from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.mqtt_client import MqttClient
+from harness.patience import PATIENCE
 from harness.websocket import WebSocketWire
 
 QUEUES = 10_000
@@ -84,7 +85,7 @@ def test_the_listener_of_the_metrics_has_nothing_else(server):
     assert scrape(server.metrics + "/metrics").value("rabbitmq_connections") == 0
     for path in ("/", "/healthz", "/api/overview"):
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(server.metrics + path, timeout=30)
+            urllib.request.urlopen(server.metrics + path, timeout=PATIENCE)
         assert refused.value.code == 404
 
 
@@ -122,7 +123,7 @@ def status(url, login=None, method="GET", body=None):
     headers = {"authorization": "Basic " + base64.b64encode(login.encode()).decode()} if login else {}
     asked = urllib.request.Request(url, body and body.encode(), headers, method=method)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
             return answer.status
     except urllib.error.HTTPError as answer:
         return answer.code
@@ -144,7 +145,7 @@ def test_ten_thousand_queues_are_scraped_in_time(server):
 
 
 def scraped(url):
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         return answer.read()
 
 

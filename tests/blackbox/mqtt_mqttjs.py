@@ -9,6 +9,7 @@ import pytest
 from harness.leveret import ROOT
 from harness.mqtt_broker import Broker
 from harness.mqtt_scenarios import MQTT_5, of_311
+from harness.patience import PATIENCE
 
 HERE = ROOT / "tests" / "websocket"
 TRANSPORTS = ["tcp", "web"]
@@ -30,7 +31,7 @@ class Observed:
                 ["node", HERE / "mqtt_client.mjs", f"./{module}.mjs", url, prefix],
                 capture_output=True,
                 text=True,
-                timeout=600,
+                timeout=3 * PATIENCE,
             )
             assert done.returncode == 0, done.stderr
             self.seen[module, transport] = json.loads(done.stdout)

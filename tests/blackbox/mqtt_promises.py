@@ -9,6 +9,7 @@ from harness.instances import leveret as instance
 from harness.leveret import ROOT
 from harness.mqtt_broker import Broker, KilledServer, listening
 from harness.mqtt_client import V5, V311, MqttClient
+from harness.patience import PATIENCE
 
 BURST = 5000
 
@@ -23,7 +24,7 @@ def broker(tmp_path_factory):
 def test_a_burst_of_mqttjs_is_taken(broker):
     script = ROOT / "tests" / "websocket" / "mqtt_burst.mjs"
     done = subprocess.run(
-        ["node", script, f"mqtt://127.0.0.1:{broker.mqtt}", str(BURST)], capture_output=True, text=True, timeout=600
+        ["node", script, f"mqtt://127.0.0.1:{broker.mqtt}", str(BURST)], capture_output=True, text=True, timeout=3 * PATIENCE
     )
     assert (done.returncode, done.stdout.strip()) == (0, str(BURST)), done.stderr
 

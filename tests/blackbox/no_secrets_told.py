@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.instances import leveret
 from harness.leveret import run
+from harness.patience import PATIENCE
 from harness.wire import CONNECTION_TUNE, Closed, Wire
 
 SECRET = "hunter2-never-shown"
@@ -67,5 +68,5 @@ def test_a_password_in_a_mistaken_argument_is_not_told():
 
 
 def read(url):
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         return answer.read().decode()

@@ -12,6 +12,7 @@ from harness.child import clean_environment
 from harness.exposition import scrape
 from harness.instances import leveret
 from harness.leveret import ROOT, run
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 
 PACKAGING = ROOT / "packaging"
@@ -28,7 +29,7 @@ def test_every_command_has_a_man_page_without_mistakes(tmp_path):
             env=clean_environment(MANWIDTH="300"),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0 and done.stderr == "", page.name
     assert run("man")[1].startswith(".ie")
@@ -41,7 +42,7 @@ def test_completions_are_scripts_of_their_shell(tmp_path, shell):
     if shutil.which(shell):
         file = tmp_path / "script"
         file.write_text(script)
-        assert subprocess.run([shell, "-n", file], capture_output=True, timeout=30).returncode == 0
+        assert subprocess.run([shell, "-n", file], capture_output=True, timeout=PATIENCE).returncode == 0
 
 
 def test_bash_completes_a_flag_and_a_command(tmp_path):
@@ -50,7 +51,7 @@ def test_bash_completes_a_flag_and_a_command(tmp_path):
     for words, expected in {"leveret ser": "serve", "leveret serve --max-mes": "--max-message-size"}.items():
         script = f"source {file}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
         script += '_leveret leveret "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; echo "${COMPREPLY[@]}"'
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
         assert done.stdout.split() == [expected], done.stderr
 
 

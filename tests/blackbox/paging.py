@@ -9,6 +9,7 @@ import pytest
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.numbered import TRANSIENT, Consumer, Publisher
+from harness.patience import PATIENCE
 from harness.process import peak_memory, reset_peak_memory
 
 # So little that a few hundred messages are too many.
@@ -46,7 +47,7 @@ def consume(server, count, queue="q", prefetch=50):
     with connect(server) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=prefetch)
-        for method, _, body in channel.consume(queue, inactivity_timeout=60):
+        for method, _, body in channel.consume(queue, inactivity_timeout=PATIENCE):
             assert method is not None, f"only {len(found)} of {count} came"
             number = int(body.split(b":")[0])
             assert body == body_of(number)

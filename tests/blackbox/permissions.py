@@ -11,6 +11,7 @@ import pytest
 
 from harness.definitions import operator_policy, permission, policy, topic_permission, user, vhost_limits
 from harness.instances import leveret
+from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 
 # RabbitMQ is asked as well: a wrong expectation would show.
@@ -440,7 +441,7 @@ def test_dead_letters_and_alternates_follow_policies(connect):
     channel.queue_bind(sink, "amq.fanout")
     channel.queue_declare("d-queue")
     channel.exchange_declare("ae-new")
-    got = channel.consume(sink, auto_ack=True, inactivity_timeout=10)
+    got = channel.consume(sink, auto_ack=True, inactivity_timeout=PATIENCE)
     for exchange, key, body, at_last in [
         ("", "d-queue", b"old", None),
         ("", "d-queue", b"new", ("dead", b"old")),

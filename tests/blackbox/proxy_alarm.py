@@ -10,6 +10,7 @@ import pytest
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 
 BACKLOG = 3000
@@ -71,7 +72,7 @@ class Publisher(threading.Thread):
 
     def finish(self):
         self.ends = True
-        self.join(30)
+        self.join(PATIENCE)
         assert not self.is_alive()
 
 
@@ -88,7 +89,7 @@ def take(connection, queue, count):
     channel = connection.channel()
     channel.basic_qos(prefetch_count=PREFETCH)
     bodies = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=10):
+    for method, _, body in channel.consume(queue, inactivity_timeout=PATIENCE):
         assert method is not None, f"nothing more came after {len(bodies)}"
         channel.basic_ack(method.delivery_tag)
         bodies.append(body)
@@ -144,7 +145,7 @@ def test_workers_that_publish_replies_share_few_connections_and_settle_during_an
     with alarm(broker):
         wait_until(lambda: is_blocked(pool, [publisher]))
         served = 0
-        for method, _, _ in worker.consume("requests", inactivity_timeout=10):
+        for method, _, _ in worker.consume("requests", inactivity_timeout=PATIENCE):
             assert method is not None, f"nothing more came after {served}"
             worker.basic_ack(method.delivery_tag)
             served += 1

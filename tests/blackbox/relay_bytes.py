@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from harness.patience import PATIENCE
 from harness.relay import Echo, RelayWire, Upstream, exactly, relay, to_the_end
 from harness.websocket import BINARY, CONTINUATION, FIN, PING, TEXT
 from harness.wire import PROTOCOL_HEADER
@@ -146,12 +147,12 @@ def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, directi
                         rest = rest[sender.send(rest) :]
                     except TimeoutError:
                         stalled.set()
-                        sender.settimeout(30)
+                        sender.settimeout(PATIENCE)
                 sent[0] += len(chunk)
 
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
-        assert stalled.wait(30), "nobody held the sender back"
+        assert stalled.wait(PATIENCE), "nobody held the sender back"
         assert sent[0] < IN_BETWEEN
         if direction == "inward":
             assert exactly(server, total) == chunk * (total // len(chunk))

@@ -5,6 +5,7 @@ import http.client
 import pytest
 
 from harness.instances import leveret
+from harness.patience import PATIENCE
 from harness.relay import HERE, Echo, RelayWire, relay
 
 PAGE = b"<!doctype html><title>hello</title>"
@@ -31,7 +32,7 @@ def port(tmp_path_factory):
 
 
 def ask(port, path, method="GET", **headers):
-    connection = http.client.HTTPConnection(HERE, port, timeout=30)
+    connection = http.client.HTTPConnection(HERE, port, timeout=PATIENCE)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     body = answer.read()

@@ -13,6 +13,7 @@ import websocket
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import ROOT, run
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 from harness.stomp_client import EVERYTHING, Client, Wire
@@ -30,7 +31,7 @@ def stompjs(url, queue):
         ["node", "--no-warnings", "--experimental-websocket", STOMPJS, url, queue],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -70,7 +71,7 @@ def test_stomp_is_spoken_over_tls_and_the_certificate_is_a_login(tmp_path):
                 context.load_cert_chain(*own)
             else:
                 context = ssl.create_default_context(cafile=str(authority.file))
-            raw = socket.create_connection(("127.0.0.1", port(server, "stomps", "stomps")), timeout=30)
+            raw = socket.create_connection(("127.0.0.1", port(server, "stomps", "stomps")), timeout=PATIENCE)
             wire = Wire(stream=context.wrap_socket(raw, server_hostname="localhost"))
             wire.send("CONNECT\naccept-version:1.2\nhost:/\n\n")
             assert wire.frame()[0] == expected
@@ -138,7 +139,7 @@ def test_a_receipt_is_a_promise_that_survives_kill_minus_nine(tmp_path):
             client.send("/topic/kept", str(number), persistent="true")
             client.send("/queue/kept", str(number), persistent="true")
         server.child.send(signal.SIGKILL)
-        server.child.wait(30)
+        server.child.wait(PATIENCE)
     with leveret(tmp_path, "--stomp", ANY) as server:
         client = Client(port(server))
         for destination, id, headers in [("/queue/kept", "q", {}), ("/topic/kept", "1", durable)]:
@@ -167,7 +168,7 @@ def test_an_amqp_consumer_reads_what_a_web_page_sent_and_answers_it(tmp_path):
         channel = amqp.channel()
         channel.queue_declare("work", durable=True)
         page.connection.send("/queue/work", "question", headers={"reply-to": "/temp-queue/me", "correlation-id": "7"})
-        method, properties, body = next(channel.consume("work", inactivity_timeout=30))
+        method, properties, body = next(channel.consume("work", inactivity_timeout=PATIENCE))
         assert (body, properties.correlation_id) == (b"question", "7")
         channel.basic_ack(method.delivery_tag)
         channel.basic_publish("", properties.reply_to, b"answer", pika.BasicProperties(correlation_id="7"))

@@ -8,6 +8,7 @@ import socket
 from harness.child import resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 from harness.websocket import WebSocketWire
 
 COUNT = int(os.environ.get("LEVERET_ABANDONED", "5000"))
@@ -24,7 +25,7 @@ def abandon(port, count):
     sockets = []
     for number in range(count):
         source = (f"127.0.0.{2 + number % SOURCES}", 0)
-        sockets.append(socket.create_connection(("127.0.0.1", port), timeout=30, source_address=source))
+        sockets.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=source))
     for each in sockets:
         each.close()
 

@@ -7,6 +7,7 @@ import pytest
 
 from harness.instances import leveret
 from harness.leveret import ROOT
+from harness.patience import PATIENCE
 
 CLIENT = ROOT / "tests" / "websocket" / "amqp_client.mjs"
 COUNT = 300
@@ -17,7 +18,7 @@ def run_client(url):
         ["node", "--no-warnings", "--experimental-websocket", CLIENT, url, str(COUNT)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -127,13 +127,13 @@ class Manager:
     def __exit__(self, *_):
         self.socket.close()
 
-    def heard(self, seconds=60):
+    def heard(self, seconds=PATIENCE):
         """The next message, as a dictionary; the test fails when none comes."""
         self.socket.settimeout(seconds)
         text = self.socket.recv(4096).decode()
         return dict(line.split("=", 1) for line in text.split("\n") if line)
 
-    def wait(self, key, seconds=60):
+    def wait(self, key, seconds=PATIENCE):
         """The next message that has this key; others are skipped."""
         deadline = time.monotonic() + seconds
         while True:
