@@ -5,14 +5,13 @@
 
 import os
 import random
-import signal
 import struct
 import time
 
 import pika
 
 from harness.child import resident_bytes
-from harness.instances import leveret
+from harness.instances import restartable
 from harness.wire import METHOD, Wire, frame, short_string
 
 BINDINGS = int(os.environ.get("LEVERET_BINDINGS", "20000"))
@@ -45,13 +44,8 @@ def queue_of(number):
     return f"queue.{number % QUEUES}"
 
 
-def start(tmp_path):
-    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-    return leveret(run, "--data-dir", str(tmp_path / "data"))
-
-
 def test_many_durable_bindings_are_back_after_a_kill(tmp_path):
-    with start(tmp_path) as server:
+    with restartable(tmp_path) as server:
         begun = time.monotonic()
         with Wire(server.port).handshake() as wire:
             wire.open_channel()
@@ -64,10 +58,9 @@ def test_many_durable_bindings_are_back_after_a_kill(tmp_path):
                 wire.send(binds + declare(f"step.{first}"))
                 wire.expect(QUEUE_DECLARE_OK)
         print(f"{BINDINGS} durable bindings made in {time.monotonic() - begun:.1f} s")
-        os.kill(server.pid, signal.SIGKILL)
-        server.child.wait()
+        server.kill()
     begun = time.monotonic()
-    with start(tmp_path) as server:
+    with restartable(tmp_path) as server:
         taken = time.monotonic() - begun
         size = (tmp_path / "data" / "definitions.redb").stat().st_size
         told = f"{size / 2**20:.0f} MiB on disk, {resident_bytes(server.pid) / 2**20:.0f} MiB in memory"

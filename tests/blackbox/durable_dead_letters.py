@@ -1,13 +1,12 @@
 """Dead letters and kill -9: a message that expires is in its queue or in the dead-letter queue afterwards, never in both."""
 
-import os
-import signal
 from collections import Counter
 
 import pika
 import pytest
 
-from harness.instances import leveret
+from harness.amqp import connect
+from harness.instances import restartable
 from harness.metrics import wait_until
 from harness.patience import PATIENCE
 
@@ -17,22 +16,13 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 TIME_TO_LIVE = 4_000
 
 
-def start(tmp_path):
-    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-    return leveret(run, "--data-dir", str(tmp_path / "data"))
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
-
-
 def count(channel, queue):
     return channel.queue_declare(queue, passive=True).method.message_count
 
 
 @pytest.mark.parametrize("letters_before", [3_000, 12_000])
 def test_a_letter_is_in_one_queue_after_a_kill(tmp_path, letters_before):
-    with start(tmp_path) as server:
+    with restartable(tmp_path) as server:
         channel = connect(server).channel()
         arguments = {
             "x-message-ttl": TIME_TO_LIVE,
@@ -46,9 +36,8 @@ def test_a_letter_is_in_one_queue_after_a_kill(tmp_path, letters_before):
         # Everything is on disk when the answer to a durable declaration is there.
         channel.queue_declare("last", durable=True)
         wait_until(lambda: count(channel, "dead") >= letters_before, PATIENCE)
-        os.kill(server.pid, signal.SIGKILL)
-        server.child.wait()
-    with start(tmp_path) as server:
+        server.kill()
+    with restartable(tmp_path) as server:
         channel = connect(server).channel()
         found = Counter()
 

@@ -1,13 +1,12 @@
 """What is declared durable is on disk when its ok is sent, and comes back after kill -9 (B3)."""
 
-import os
-import signal
 import stat
 import struct
 
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.leveret import run
 from harness.metrics import metric
@@ -15,13 +14,6 @@ from harness.wire import METHOD, Wire, frame, short_string
 
 QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 PASSIVE, DURABLE = 1, 2
-
-
-def connect(server, **options):
-    parameters = pika.URLParameters(server.uri)
-    for name, value in options.items():
-        setattr(parameters, name, value)
-    return pika.BlockingConnection(parameters)
 
 
 def routes_to(channel, exchange, key, queue, headers=None):
@@ -57,11 +49,6 @@ def declare_frame(queue, flags=DURABLE):
     return frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + arguments)
 
 
-def kill(server):
-    os.kill(server.pid, signal.SIGKILL)
-    server.child.wait()
-
-
 @pytest.fixture
 def state(tmp_path):
     """Starts servers one after the other on the same data folder."""
@@ -86,7 +73,7 @@ def test_what_was_declared_before_kill_9_is_there_after_it(state):
         channel.queue_bind("one", "headers", "", {"x-match": "all", "colour": "red", "size": 3})
         channel.exchange_bind("direct", "topic", "k")
         channel.queue_bind("rest", "spare")
-        kill(server)
+        server.kill()
     with state() as server:
         channel = connect(server).channel()
         assert routes_to(channel, "direct", "k", "one")
@@ -116,7 +103,7 @@ def test_what_was_deleted_before_kill_9_stays_away(state):
         channel.queue_delete("kept")
         channel.queue_declare("kept", durable=True)
         channel.queue_bind("kept", "kept", "new")
-        kill(server)
+        server.kill()
     with state() as server:
         assert has_queue(server, "kept") and not has_queue(server, "gone")
         assert has_exchange(server, "kept") and not has_exchange(server, "gone")
@@ -156,7 +143,7 @@ def test_pipelined_declarations_share_few_commits_and_all_of_it_is_kept(state):
                 assert wire.expect(QUEUE_DECLARE_OK).startswith(short_string(f"q{number}"))
             commits = metric(server, "leveret_store_definition_commits_total") - before
         assert 1 <= commits <= count / 20, "many to a commit"
-        kill(server)
+        server.kill()
     with state() as server:
         with Wire(server.port).handshake() as wire:
             wire.open_channel()
@@ -176,7 +163,7 @@ def test_users_and_policies_of_a_definitions_file_are_kept(state, tmp_path):
     credentials = pika.PlainCredentials("guest", "other")
     with state("--definitions", str(file)) as server:
         connect(server, credentials=credentials).channel().queue_declare("short", durable=True)
-        kill(server)
+        server.kill()
     assert b"other" not in (tmp_path / "data" / "definitions.redb").read_bytes()
     with state() as server:
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):

@@ -2,8 +2,6 @@
 consumers go on, nothing is lost, and it all goes on once the disk does. (A disk that is small, or that others fill, is the
 matter of durable_little_space.py.)"""
 
-import os
-import signal
 import threading
 import time
 import urllib.request
@@ -11,6 +9,7 @@ import urllib.request
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.disks import MEBIBYTE, FailingDisk, NoNamespaces, SmallDisk
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
@@ -48,15 +47,6 @@ def start(tmp_path, disk, free_limit=0):
     run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
     flags = ["--data-dir", str(disk.folder / "data"), "--disk-free-limit", str(free_limit)]
     return leveret(run, *flags, env=disk.environment)
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
-
-
-def kill(server):
-    os.kill(server.pid, signal.SIGKILL)
-    server.child.wait()
 
 
 class Publisher(threading.Thread):
@@ -148,7 +138,7 @@ def test_a_failing_disk_confirms_nothing_stops_no_consumer_and_loses_nothing(tmp
         assert metric(server, f'leveret_store_failing{{cause="{cause}"}}') == 0
         assert metric(server, "leveret_store_failing_since_seconds") == 0
         assert readiness(server) == "ready\n"
-        kill(server)
+        server.kill()
     publisher.join(PATIENCE)
     holds_the_rest(tmp_path, disk, publisher)
 
@@ -162,7 +152,7 @@ def test_what_was_confirmed_is_there_after_a_kill_while_the_disk_fails(tmp_path,
         wait_until(lambda: publisher.confirmed > TAKEN)
         disk.fail()
         wait_until(lambda: metric(server, f'leveret_store_failing{{cause="{cause}"}}') == 1)
-        kill(server)
+        server.kill()
     publisher.join(PATIENCE)
     disk.mend()
     holds_the_rest(tmp_path, disk, publisher, taken=0)
@@ -185,12 +175,12 @@ def test_a_declaration_is_answered_only_when_the_disk_has_it(tmp_path, disk, cau
         assert not answered.is_set()
         disk.mend()
         assert answered.wait(PATIENCE)
-        kill(server)
+        server.kill()
     with start(tmp_path, disk) as server:
         channel = connect(server).channel()
         for queue in ("before", "while"):
             channel.queue_declare(queue, passive=True)
-        kill(server)
+        server.kill()
 
 
 def test_publishers_are_told_before_the_disk_is_full(tmp_path):
@@ -215,7 +205,7 @@ def test_publishers_are_told_before_the_disk_is_full(tmp_path):
         assert metric(server, "leveret_store_failures_total") == 0
         disk.mend()
         wait_until(lambda: publisher.told[:2] == ["low on disk", "unblocked"] and publisher.confirmed > confirmed)
-        kill(server)
+        server.kill()
     publisher.join(PATIENCE)
     holds_the_rest(tmp_path, disk, publisher)
     disk.remove()
@@ -226,4 +216,4 @@ def holds_the_rest(tmp_path, disk, publisher, taken=TAKEN):
         numbers = take(server)
         assert numbers == list(range(taken, taken + len(numbers))), "each once, in order, and none that was taken"
         assert publisher.confirmed <= taken + len(numbers) <= publisher.confirmed + 1
-        kill(server)
+        server.kill()

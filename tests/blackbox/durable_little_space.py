@@ -7,6 +7,7 @@ import time
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.disks import MEBIBYTE, NoNamespaces, SmallDisk
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
@@ -37,10 +38,6 @@ def small(tmp_path):
 def start(tmp_path, disk, limit=LIMIT):
     run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
     return leveret(run, "--data-dir", str(disk.folder / "data"), "--disk-free-limit", str(limit))
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
 
 
 class Publisher(threading.Thread):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -10,6 +9,7 @@ import time
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.drivers import TESTS
 from harness.instances import leveret
 from harness.patience import PATIENCE
@@ -20,19 +20,10 @@ ENOUGH = 300
 # So that a machine that is busy does not fail a test.
 
 
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
-
-
 def declare(server, *queues, **arguments):
     with connect(server) as connection:
         for queue in queues:
             connection.channel().queue_declare(queue, durable=True, arguments=arguments)
-
-
-def kill(server):
-    os.kill(server.pid, signal.SIGKILL)
-    server.child.wait()
 
 
 def drain(server, queue):
@@ -99,7 +90,7 @@ def test_what_a_synchronous_publisher_saw_confirmed_is_there_after_kill_9(state)
         for publisher in publishers:
             publisher.start()
         assert all(publisher.enough.wait(PATIENCE) for publisher in publishers)
-        kill(server)
+        server.kill()
         for publisher in publishers:
             publisher.join(PATIENCE)
     with state() as server:
@@ -123,7 +114,7 @@ def test_what_a_pipelining_publisher_saw_confirmed_is_there_after_kill_9(state):
                 deadline = time.monotonic() + PATIENCE
                 while channel.queue_declare("q", passive=True).method.message_count < 20 * ENOUGH:
                     assert time.monotonic() < deadline
-            kill(server)
+            server.kill()
             output, _ = publisher.communicate(timeout=PATIENCE)
         finally:
             publisher.kill()
@@ -157,7 +148,7 @@ def test_what_was_acked_a_moment_ago_does_not_come_back_and_what_was_delivered_i
         other = connection.channel()
         other.confirm_delivery()
         other.basic_publish("", "q", b"%d" % (count + 1), PERSISTENT)
-        kill(server)
+        server.kill()
     with state() as server:
         found = drain(server, "q")
         # The last one was taken out of pika's own buffer, and not acked.
@@ -181,7 +172,7 @@ def test_a_committed_transaction_and_a_purge_outlive_kill_9(state):
         channel.tx_commit()
         channel.basic_publish("", "q", b"never committed", PERSISTENT)
         assert channel.queue_purge("purged").method.message_count == 1
-        kill(server)
+        server.kill()
     with state() as server:
         assert [body for body, _, _ in drain(server, "q")] == [b"%d" % number for number in range(1, 10)]
         assert drain(server, "purged") == []
@@ -202,7 +193,7 @@ def test_messages_come_back_into_all_their_queues_and_only_persistent_ones(state
         channel.basic_publish("amq.fanout", "some.key", large, properties)
         channel.basic_publish("amq.fanout", "some.key", b"transient")
         channel.basic_publish("amq.fanout", "some.key", b"", PERSISTENT)
-        kill(server)
+        server.kill()
     with state() as server:
         for queue in ("one", "two"):
             (first, _, properties), (second, _, _) = drain(server, queue)
@@ -236,7 +227,7 @@ def test_confirms_go_on_across_many_crashes(state):
             channel.basic_publish("", "q", b"%d" % published, PERSISTENT)
             expected.add(published)
             published += 1
-            kill(server)
+            server.kill()
     with state() as server:
         assert [int(body) for body, _, _ in drain(server, "q")] == sorted(expected)
         server.stop()

@@ -1,12 +1,11 @@
 """Killed under load while the journal's segments are retired: what was confirmed is there, what was acked stays away (B3)."""
 
-import os
-import signal
 import threading
 
 import pika
 
-from harness.instances import leveret
+from harness.amqp import connect
+from harness.instances import restartable
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
 
@@ -15,10 +14,6 @@ QUEUES = ("a", "b", "c")
 # The journal has four segments of 64 MiB before the first is retired: these get there soon.
 BODY = 512 * 1024
 LIVES = 2
-
-
-def connect(uri):
-    return pika.BlockingConnection(pika.URLParameters(uri))
 
 
 def body_of(number):
@@ -36,11 +31,11 @@ class Client(threading.Thread):
 
     def __init__(self, server, queue):
         super().__init__(daemon=True)
-        self.uri, self.queue = server.uri, queue
+        self.server, self.queue = server, queue
 
     def run(self):
         try:
-            channel = connect(self.uri).channel()
+            channel = connect(self.server).channel()
             channel.confirm_delivery()
             while True:
                 self.act(channel)
@@ -87,8 +82,8 @@ def test_nothing_confirmed_is_lost_while_segments_retire(tmp_path):
     first = dict.fromkeys(QUEUES, 0)
     acked, sure = ({queue: set() for queue in QUEUES} for _ in range(2))
     for life in range(LIVES):
-        with start(tmp_path) as server:
-            channel = connect(server.uri).channel()
+        with restartable(tmp_path) as server:
+            channel = connect(server).channel()
             for queue in (*QUEUES, "markers"):
                 channel.queue_declare(queue, durable=True)
             publishers = [Publisher(server, queue, first[queue]) for queue in QUEUES]
@@ -98,14 +93,13 @@ def test_nothing_confirmed_is_lost_while_segments_retire(tmp_path):
                 client.start()
             wait_until(lambda: metric(server, "leveret_store_journal_bytes_total") > begun + (160 << 20))
             wait_until(lambda: has_retired(tmp_path / "data"))
-            os.kill(server.pid, signal.SIGKILL)
-            server.child.wait()
+            server.kill()
             for client in publishers + consumers:
                 client.join(PATIENCE)
         for consumer in consumers:
             acked[consumer.queue] |= consumer.acked
             sure[consumer.queue] |= consumer.sure
-        with start(tmp_path) as server:
+        with restartable(tmp_path) as server:
             for publisher in publishers:
                 found = peek(server, publisher.queue)
                 told = f"life {life}, queue {publisher.queue}"
@@ -117,18 +111,12 @@ def test_nothing_confirmed_is_lost_while_segments_retire(tmp_path):
                 # The one that was under way when the server died may be there.
                 first[publisher.queue] = max(publisher.next, *(number + 1 for number in found or [0]))
                 acked[publisher.queue] |= set(range(first[publisher.queue])) - set(found)
-            os.kill(server.pid, signal.SIGKILL)
-            server.child.wait()
-
-
-def start(tmp_path):
-    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-    return leveret(run, "--data-dir", str(tmp_path / "data"))
+            server.kill()
 
 
 def peek(server, queue):
     """Numbers of all messages, in order. They stay: nothing is acknowledged."""
-    connection = connect(server.uri)
+    connection = connect(server)
     channel = connection.channel()
     numbers = []
     while (got := channel.basic_get(queue))[0] is not None:

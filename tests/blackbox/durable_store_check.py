@@ -1,22 +1,17 @@
 """A damaged data folder is refused with the place, `leveret ctl store` tells the same while the broker is stopped, and there is
 a way to go on that costs what is damaged and nothing else."""
 
-import os
-import signal
 
 import pika
 import pytest
 
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.leveret import run
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 MESSAGES = 20
 DAMAGED = 7
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
 
 
 def body_of(number):
@@ -50,8 +45,7 @@ def killed(tmp_path):
             channel.basic_publish("", "q", body_of(number), PERSISTENT)
         code, _, error = run("ctl", "store", "check", "--data-dir", folder)
         assert (code, f"in use by process {server.pid}" in error) == (1, True), error
-        os.kill(server.pid, signal.SIGKILL)
-        server.child.wait()
+        server.kill()
     return folder
 
 

@@ -1,13 +1,14 @@
 """An idle connection holds no buffers: a thousand of them stay within 8 MiB. In front of an upstream each stays within
 4 KiB, and within 6 KiB with a channel that has published and its upstream channel."""
 
-import resource
 import struct
 
 import pytest
+
 from harness.child import resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.process import descriptors
 from harness.wire import BASIC_PUBLISH, HEADER, METHOD, Wire, frame, short_string
 
 CONNECTIONS = 1000
@@ -21,8 +22,7 @@ MESSAGE = frame(
 
 
 def test_s3_a_thousand_idle_connections_stay_under_8_mib(tmp_path):
-    allow_descriptors()
-    with leveret(tmp_path) as server:
+    with descriptors(DESCRIPTORS), leveret(tmp_path) as server:
         grown = idle(server, lambda wire: None, lambda: None)
         server.stop()
     assert grown < ALLOWED_BYTES
@@ -30,9 +30,8 @@ def test_s3_a_thousand_idle_connections_stay_under_8_mib(tmp_path):
 
 @pytest.mark.parametrize("published, allowed_each", [(False, 4 << 10), (True, 6 << 10)])
 def test_s3_idle_clients_of_an_upstream_stay_small(targets, tmp_path, published, allowed_each):
-    allow_descriptors()
     upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
-    with leveret(tmp_path, "--upstream", upstream) as server:
+    with descriptors(DESCRIPTORS), leveret(tmp_path, "--upstream", upstream) as server:
         sent = lambda: metric(server, "leveret_upstream_sent_messages_total") >= published * CONNECTIONS
         grown = idle(server, publish if published else lambda wire: None, lambda: wait_until(sent))
         server.stop()
@@ -64,8 +63,3 @@ def idle(server, use, settled):
 def publish(wire):
     wire.open_channel()
     wire.send(MESSAGE)
-
-
-def allow_descriptors():
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, most), most))

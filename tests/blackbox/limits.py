@@ -8,6 +8,7 @@ import pika
 import pika.exceptions
 import pytest
 
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
@@ -27,10 +28,6 @@ TARGETS = ["leveret", "proxy"]
 
 def exceeded(server, limit):
     return metric(server, f'leveret_limit_exceeded_total{{limit="{limit}"}}')
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
 
 
 def told(wire):

@@ -6,7 +6,7 @@ import pytest
 from harness.instances import leveret
 from harness.management import Management
 from harness.mqtt_client import MqttClient
-from harness.stomp_client import Wire
+from harness.stomp_client import StompWire
 
 ANY = "127.0.0.1:0"
 # More than the wrong passwords that are looked at in a minute.
@@ -35,7 +35,7 @@ def over_amqp(server, user, password):
 
 def over_stomp(server, user, password):
     port = server.child.wait_line(r"^stomp +listening on stomp://127\.0\.0\.1:(\d+)").group(1)
-    return Wire(int(port)).connect(login=user, passcode=password)[0] == "CONNECTED"
+    return StompWire(int(port)).connect(login=user, passcode=password)[0] == "CONNECTED"
 
 
 def over_mqtt(server, user, password):

@@ -1,8 +1,6 @@
 """MQTT 3.1.1 and 5.0 with paho's client, on Leveret and, what RabbitMQ's plug-in knows, side by side on RabbitMQ."""
 
 import contextlib
-import os
-import signal
 import threading
 
 import pika
@@ -10,6 +8,7 @@ import pytest
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from harness.leveret import Leveret
+from harness.metrics import wait_until
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.patience import PATIENCE
 from harness.ports import free_ports
@@ -18,7 +17,7 @@ from harness.rabbitmq import RabbitMq
 FLAGS = ("--mqtt", "127.0.0.1:0", "--web-mqtt", "127.0.0.1:0")
 
 
-class Broker:
+class MqttServer:
     """A server with its ports of MQTT and MQTT over WebSocket."""
 
     def __init__(self, kind, folder):
@@ -43,14 +42,14 @@ class Broker:
 
 @pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
 def broker(request, tmp_path_factory):
-    broker = Broker(request.param, tmp_path_factory.mktemp(request.param))
+    broker = MqttServer(request.param, tmp_path_factory.mktemp(request.param))
     yield broker
     broker.server.stop()
 
 
 @pytest.fixture(scope="module")
 def leveret(tmp_path_factory):
-    broker = Broker("leveret", tmp_path_factory.mktemp("leveret"))
+    broker = MqttServer("leveret", tmp_path_factory.mktemp("leveret"))
     yield broker
     broker.server.stop()
 
@@ -191,14 +190,13 @@ def test_who_gives_no_name_is_refused_and_who_has_none_gets_one(leveret):
 
 
 def kill_and_start(folder, server):
-    os.kill(server.pid, signal.SIGKILL)
-    server.child.wait()
-    return Broker("leveret", folder)
+    server.kill()
+    return MqttServer("leveret", folder)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_kill_loses_nothing_and_quality_2_is_never_doubled(tmp_path, qos):
-    broker = Broker("leveret", tmp_path)
+    broker = MqttServer("leveret", tmp_path)
     with broker.client("reader", keep=True) as reader:
         reader.subscribe("k", qos)
     sent, accepted = 400, []
@@ -233,12 +231,3 @@ def test_a_kill_loses_nothing_and_quality_2_is_never_doubled(tmp_path, qos):
     finally:
         if broker.server.child.running():
             broker.server.child.kill()
-
-
-def wait_until(condition):
-    waited = threading.Event()
-    for _ in range(PATIENCE * 20):
-        if condition():
-            return
-        waited.wait(0.05)
-    raise AssertionError("it did not come to that")

@@ -203,7 +203,7 @@ def test_without_the_upstreams_port_mqtt_is_refused_at_start(tmp_path):
     assert code == 2 and "has no effect without an upstream" in told, told
 
 
-class Upstream:
+class MqttUpstream:
     """A RabbitMQ that speaks MQTT in three ways."""
 
     def __init__(self, folder):
@@ -227,7 +227,7 @@ class Upstream:
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory):
-    upstream = Upstream(tmp_path_factory.mktemp("upstream"))
+    upstream = MqttUpstream(tmp_path_factory.mktemp("upstream"))
     yield upstream
     upstream.server.stop()
 

@@ -5,9 +5,9 @@ import contextlib
 import threading
 import time
 
-import pika
 import pytest
 
+from harness.amqp import connect
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
@@ -40,10 +40,6 @@ def alarm(broker):
         yield
     finally:
         broker.control("set_vm_memory_high_watermark", "0.4")
-
-
-def connect(server):
-    return pika.BlockingConnection(pika.URLParameters(server.uri))
 
 
 class Publisher(threading.Thread):

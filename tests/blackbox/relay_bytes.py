@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from harness.patience import PATIENCE
-from harness.relay import Echo, RelayWire, Upstream, exactly, relay, to_the_end
+from harness.relay import Acceptor, Echo, RelayWire, exactly, relay, to_the_end
 from harness.websocket import BINARY, CONTINUATION, FIN, PING, TEXT
 from harness.wire import PROTOCOL_HEADER
 
@@ -76,7 +76,7 @@ def test_bytes_come_back_as_they_went(echo, seed):
 
 
 def test_a_close_frame_ends_the_upstreams_input_and_the_rest_of_its_output_still_comes(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         wire.send(b"question")
         wire.send_close(1000)
@@ -87,7 +87,7 @@ def test_a_close_frame_ends_the_upstreams_input_and_the_rest_of_its_output_still
 
 
 def test_the_upstreams_end_is_1000_behind_everything_it_said(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         server.sendall(b"x" * 3_000_000)
         server.shutdown(socket.SHUT_WR)
@@ -100,7 +100,7 @@ def test_the_upstreams_end_is_1000_behind_everything_it_said(tmp_path):
 
 
 def test_an_upstream_that_breaks_off_is_1011(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         server.close()
@@ -109,7 +109,7 @@ def test_an_upstream_that_breaks_off_is_1011(tmp_path):
 
 
 def test_a_client_that_goes_away_ends_the_upstream(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port):
         with RelayWire(port) as wire:
             server = upstream.accept()
             wire.send(b"half a word")
@@ -118,7 +118,7 @@ def test_a_client_that_goes_away_ends_the_upstream(tmp_path):
 
 
 def test_a_client_that_breaks_the_protocol_is_told_and_what_it_said_before_arrives(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         wire.send(b"good")
         wire.send_frame(FIN | BINARY, b"bad", masked=False)
@@ -130,7 +130,7 @@ def test_a_client_that_breaks_the_protocol_is_told_and_what_it_said_before_arriv
 @pytest.mark.parametrize("direction", ["inward", "outward"])
 def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, direction):
     total, sent = 2 * IN_BETWEEN, [0]
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         chunk = bytes(range(256)) * 256
         stalled = threading.Event()
@@ -180,7 +180,7 @@ def test_a_message_of_amqp_is_made_of_whole_frames(tmp_path):
     """Whoever reads message by message, as clients in browsers do, finds no frame cut in two."""
     frames = [b"\3\0\1" + size.to_bytes(4, "big") + bytes(size) + b"\xce" for size in (0, 10, 3000, 100_000)]
     stream = b"".join(frames) * 5
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
         wire.send(PROTOCOL_HEADER)
         assert exactly(server, 8) == PROTOCOL_HEADER

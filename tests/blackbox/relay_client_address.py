@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from harness.relay import HERE, RelayWire, Upstream, exactly, relay
+from harness.relay import HERE, Acceptor, RelayWire, exactly, relay
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
@@ -27,7 +27,7 @@ def told(upstream, port, **headers):
 
 
 def test_version_1_tells_the_ends_of_the_clients_socket(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v1") as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v1") as (_, port):
         with RelayWire(port) as wire:
             own = wire.socket.getsockname()[1]
             assert line(upstream.accept()) == f"PROXY TCP4 {HERE} {HERE} {own} {port}"
@@ -35,7 +35,7 @@ def test_version_1_tells_the_ends_of_the_clients_socket(tmp_path):
 
 @pytest.mark.parametrize("listen, family", [("[::1]:0", "TCP6"), ("[::]:0", "TCP4")])
 def test_ipv6_and_ipv4_in_ipv6_form_are_told_apart(tmp_path, listen, family):
-    with Upstream() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v1", listen=listen) as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v1", listen=listen) as (_, port):
         host = "::1" if family == "TCP6" else HERE
         client = socket.create_connection((host, port))
         request = ["GET / HTTP/1.1", "Host: a", "Upgrade: websocket", "Connection: Upgrade",
@@ -47,7 +47,7 @@ def test_ipv6_and_ipv4_in_ipv6_form_are_told_apart(tmp_path, listen, family):
 
 
 def test_version_2_tells_the_same_in_bytes(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v2") as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v2") as (_, port):
         with RelayWire(port) as wire:
             own = wire.socket.getsockname()[1]
             expected = SIGNATURE + b"\x21\x11\0\x0c" + socket.inet_aton(HERE) * 2 + struct.pack(">HH", own, port)
@@ -67,20 +67,20 @@ def test_version_2_tells_the_same_in_bytes(tmp_path):
 )
 def test_a_trusted_proxy_tells_the_client(tmp_path, headers, source):
     trusted = ("--ws-trusted-proxies", HERE)
-    with Upstream() as upstream, relay(tmp_path, upstream.url, *trusted, proxy_protocol="v1") as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, *trusted, proxy_protocol="v1") as (_, port):
         destination = HERE if source.startswith("TCP4") else f"::ffff:{HERE}"
         assert told(upstream, port, **headers) == f"PROXY {source} {destination} 0 {port}"
 
 
 def test_nobody_else_is_believed(tmp_path):
     trusted = ("--ws-trusted-proxies", "192.0.2.1")
-    with Upstream() as upstream, relay(tmp_path, upstream.url, *trusted, proxy_protocol="v1") as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, *trusted, proxy_protocol="v1") as (_, port):
         assert told(upstream, port, X_Forwarded_For="203.0.113.9").startswith(f"PROXY TCP4 {HERE} {HERE} ")
 
 
 def test_a_load_balancer_tells_by_the_proxy_protocol_itself(tmp_path):
     flags = ("--proxy-protocol", "v1", "--trusted-proxies", HERE)
-    with Upstream() as upstream, relay(tmp_path, upstream.url, *flags, proxy_protocol="v1") as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, *flags, proxy_protocol="v1") as (_, port):
         client = socket.create_connection((HERE, port))
         request = ["GET / HTTP/1.1", "Host: a", "Upgrade: websocket", "Connection: Upgrade",
                    "Sec-WebSocket-Key: c2l4dGVlbiBvY3RldHMhIQ==", "Sec-WebSocket-Version: 13", "", ""]

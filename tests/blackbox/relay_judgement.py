@@ -12,7 +12,7 @@ from harness.instances import leveret
 from harness.leveret import run
 from harness.patience import PATIENCE
 from harness.ports import free_ports
-from harness.relay import HERE, Echo, RelayWire, Upstream, exactly, relay
+from harness.relay import HERE, Acceptor, Echo, RelayWire, exactly, relay
 from harness.websocket import FIN, PONG, Refused
 from harness.wire import Closed
 
@@ -33,13 +33,13 @@ def test_a_server_that_is_down_is_502_and_its_place_stays_secret(tmp_path):
 
 def test_a_server_that_does_not_answer_is_504(tmp_path):
     """TLS to a server that says nothing: there is a connection, and nothing comes of it."""
-    with Upstream() as silent, relay(tmp_path, silent.url.replace("tcp", "tls"), connect_timeout="300ms",
+    with Acceptor() as silent, relay(tmp_path, silent.url.replace("tcp", "tls"), connect_timeout="300ms",
                                      upstream_verify="off") as (_, port):
         assert refused(port).status == 504
 
 
 def test_the_server_behind_is_connected_to_before_the_client_is_upgraded(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port):
         assert refused(port, Upgrade=None).status == 426
         assert refused(port, Origin="https://example.org").status == 403
         with RelayWire(port):
@@ -92,7 +92,7 @@ def test_a_client_that_offers_only_others_is_refused(tmp_path):
 
 @pytest.mark.parametrize("limit", [{"max_connections": 1}, {"max_connections_per_ip": 1}])
 def test_a_limit_is_503_and_its_place_comes_free_again(tmp_path, limit):
-    with Upstream() as upstream, relay(tmp_path, upstream.url, **limit) as (_, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, **limit) as (_, port):
         with RelayWire(port) as first:
             assert refused(port).status == 503
             first.send_close()
@@ -118,7 +118,7 @@ def test_the_servers_own_limit_is_503_too(tmp_path):
 
 
 def test_a_drain_is_1001_and_reaches_the_server_behind(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url) as (server, port), RelayWire(port) as wire:
+    with Acceptor() as upstream, relay(tmp_path, upstream.url) as (server, port), RelayWire(port) as wire:
         behind = upstream.accept()
         wire.send(b"before")
         assert exactly(behind, 6) == b"before"
@@ -131,7 +131,7 @@ def test_a_drain_is_1001_and_reaches_the_server_behind(tmp_path):
 
 
 def test_a_client_that_answers_no_ping_is_given_up_and_one_that_does_is_not(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url, "--ws-ping-interval", "1s") as (server, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, "--ws-ping-interval", "1s") as (server, port):
         with RelayWire(port, deaf=True) as deaf:
             behind = upstream.accept()
             with pytest.raises(Closed):
@@ -153,7 +153,7 @@ def test_a_relay_can_have_tls_on_both_sides_and_unix_sockets_behind(tmp_path):
     certificate, key = authority.issue("server")
     tls = ("--tls-cert", certificate, "--tls-key", key)
     path = str(tmp_path / "behind.sock")
-    with Upstream(socket.AF_UNIX, path) as behind:
+    with Acceptor(socket.AF_UNIX, path) as behind:
         # Two relays in a row: what the one has in front, the other has behind.
         with relay(tmp_path / "inner", behind.url, *tls, tls=True) as (_, port):
             context = ssl.create_default_context(cafile=authority.file)

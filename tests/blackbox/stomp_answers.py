@@ -9,7 +9,7 @@ from harness.leveret import Leveret
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
-from harness.stomp_client import Client, Wire
+from harness.stomp_client import Client, StompWire
 
 VERSIONS = ["1.0", "1.1", "1.2"]
 
@@ -94,7 +94,7 @@ def test_a_message_arrives_with_its_headers(clients, name, version):
 
 
 def test_bytes_arrive_as_they_are(server, name):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     assert wire.connect()[0] == "CONNECTED"
     wire.send(f"SUBSCRIBE\nid:1\ndestination:/queue/{name}\n\n")
     body = "a\0b\nc\0\0"
@@ -374,7 +374,7 @@ def test_a_cancelled_subscription_is_told(server, clients, amqp, name):
     ],
 )
 def test_errors_explain(server, frame, message, body):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     assert wire.connect()[0] == "CONNECTED"
     wire.send(frame)
     command, headers, told = wire.frame()
@@ -392,7 +392,7 @@ def test_errors_explain(server, frame, message, body):
     ],
 )
 def test_logins_are_refused_in_the_same_words(server, login, body):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     command, headers, told = wire.connect(**login)
     assert (command, headers["message"], told) == ("ERROR", "Bad CONNECT", body)
     wire.close()
@@ -400,19 +400,19 @@ def test_logins_are_refused_in_the_same_words(server, login, body):
 
 def test_versions_are_negotiated(server):
     for accepted, chosen in [("1.0,1.1,1.2", "1.2"), ("1.1,1.0", "1.1"), ("1.0", "1.0")]:
-        wire = Wire(server.stomp_port)
+        wire = StompWire(server.stomp_port)
         command, headers, _ = wire.connect(accepted, more="heart-beat:0,5000\n")
         assert (command, headers["version"], headers["heart-beat"]) == ("CONNECTED", chosen, "5000,0")
         assert headers["session"].startswith("session-")
         wire.close()
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     command, headers, body = wire.connect("3.0")
     assert (command, headers["message"], body) == ("ERROR", "Version mismatch", "Supported versions are 1.0,1.1,1.2\n")
     wire.close()
 
 
 def test_heart_beats_come(server):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     wire.connect(more="heart-beat:0,1000\n")
     wire.unread = b""
     assert wire.read() and wire.unread.strip(b"\n") == b""
@@ -420,7 +420,7 @@ def test_heart_beats_come(server):
 
 
 def test_a_subscription_that_is_there_already_is_refused(server, name):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     wire.connect()
     subscribe = f"SUBSCRIBE\nid:1\ndestination:/queue/{name}\n\n"
     wire.send(subscribe, subscribe)
@@ -433,7 +433,7 @@ def test_a_subscription_that_is_there_already_is_refused(server, name):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
 def test_a_line_behind_the_headers_of_connect_is_no_body(server, end):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     wire.send(f"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n{end}")
     assert wire.frame()[0] == "CONNECTED"
     wire.send("DISCONNECT\nreceipt:r\n\n\n")
@@ -442,7 +442,7 @@ def test_a_line_behind_the_headers_of_connect_is_no_body(server, end):
 
 @pytest.mark.parametrize("how", ["ACK", "NACK"])
 def test_a_message_is_acknowledged_in_1_1_by_its_identifier_alone(server, name, how):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     assert wire.connect("1.1")[0] == "CONNECTED"
     wire.send(f"SUBSCRIBE\nid:1\ndestination:/queue/{name}-{how}\nack:client-individual\nreceipt:s\n\n")
     assert wire.frame()[0] == "RECEIPT"
@@ -456,7 +456,7 @@ def test_a_message_is_acknowledged_in_1_1_by_its_identifier_alone(server, name, 
 
 @pytest.mark.parametrize("durable", ["", "durable:true\n"])
 def test_the_receipt_of_a_subscription_comes_before_its_messages(server, name, durable):
-    wire = Wire(server.stomp_port)
+    wire = StompWire(server.stomp_port)
     assert wire.connect()[0] == "CONNECTED"
     queue_name = f"/queue/{name}"
     for number in range(20):

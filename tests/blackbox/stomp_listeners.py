@@ -16,7 +16,7 @@ from harness.leveret import ROOT, run
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
-from harness.stomp_client import EVERYTHING, Client, Wire
+from harness.stomp_client import EVERYTHING, Client, StompWire
 
 STOMPJS = ROOT / "tests" / "websocket" / "stomp_client.mjs"
 ANY = "127.0.0.1:0"
@@ -72,7 +72,7 @@ def test_stomp_is_spoken_over_tls_and_the_certificate_is_a_login(tmp_path):
             else:
                 context = ssl.create_default_context(cafile=str(authority.file))
             raw = socket.create_connection(("127.0.0.1", port(server, "stomps", "stomps")), timeout=PATIENCE)
-            wire = Wire(stream=context.wrap_socket(raw, server_hostname="localhost"))
+            wire = StompWire(stream=context.wrap_socket(raw, server_hostname="localhost"))
             wire.send("CONNECT\naccept-version:1.2\nhost:/\n\n")
             assert wire.frame()[0] == expected
             wire.close()
@@ -83,7 +83,7 @@ def test_guest_comes_from_this_machine_only_and_a_load_balancer_tells_where_from
     flags = ["--stomp", ANY, "--proxy-protocol", "v1", "--trusted-proxies", "127.0.0.1"]
     with leveret(tmp_path, *flags) as server:
         for source, expected in [("127.0.0.1", "CONNECTED"), ("192.0.2.1", "ERROR")]:
-            wire = Wire(port(server))
+            wire = StompWire(port(server))
             wire.socket.sendall(f"PROXY TCP4 {source} 127.0.0.1 1 2\r\n".encode())
             command, _, body = wire.connect()
             assert command == expected
@@ -117,7 +117,7 @@ def test_permissions_hold(tmp_path):
             ("SEND\ndestination:/queue/yours\n\nx", "access to queue 'yours'"),
             ("SEND\ndestination:/topic/a\n\nx", "access to exchange 'amq.topic'"),
         ]:
-            wire = Wire(port(server))
+            wire = StompWire(port(server))
             assert wire.connect(login="reader", passcode="test12")[0] == "CONNECTED"
             wire.send(frame)
             command, headers, told = wire.frame()
@@ -151,7 +151,7 @@ def test_a_receipt_is_a_promise_that_survives_kill_minus_nine(tmp_path):
 
 def test_a_drain_tells_clients_and_the_process_ends_well(tmp_path):
     with leveret(tmp_path, "--stomp", ANY) as server:
-        wire = Wire(port(server))
+        wire = StompWire(port(server))
         wire.connect()
         server.stop()
         command, headers, body = wire.frame()
@@ -190,7 +190,7 @@ def test_in_front_of_rabbitmq_stomp_is_relayed_or_refused(tmp_path):
     try:
         flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-stomp", f"tcp://127.0.0.1:{stomp_port}"]
         with leveret(tmp_path, *flags, "--stomp", ANY, "--ws", ANY, "--web-stomp", ANY) as server:
-            wire = Wire(port(server))
+            wire = StompWire(port(server))
             command, headers, _ = wire.connect()
             assert (command, headers["server"].partition("/")[0]) == ("CONNECTED", "RabbitMQ")
             wire.close()
@@ -241,18 +241,18 @@ def test_a_relay_speaks_tls_to_the_upstream_and_lets_clients_go_while_that_is_do
     try:
         with leveret(tmp_path / "front", *flags, "--upstream-ca", str(authority.file), "--stomp", ANY) as server:
             converse(port(server))
-            wire = Wire(port(server))
+            wire = StompWire(port(server))
             assert wire.connect()[0] == "CONNECTED"
             rabbitmq.end()
             assert wire.frame() is None, "the end of the upstream's connection is the end of the client's"
-            wire = Wire(port(server))
+            wire = StompWire(port(server))
             assert wire.connect() is None
             rabbitmq.start()
             converse(port(server))
             server.stop()
         other = Authority(tmp_path / "other")
         with leveret(tmp_path / "wary", *flags, "--upstream-ca", str(other.file), "--stomp", ANY) as server:
-            wire = Wire(port(server))
+            wire = StompWire(port(server))
             assert wire.connect() is None, "nobody vouches for that certificate"
             server.stop()
     finally:
@@ -263,7 +263,7 @@ def test_a_client_that_says_nothing_is_the_default_user_if_there_is_one(tmp_path
     for flags, answers in (((), ["ERROR"] * 3), (("--stomp-default-user", "guest"), ["CONNECTED", "ERROR", "ERROR"])):
         with leveret(tmp_path / str(len(flags)), "--stomp", ANY, *flags) as server:
             for login, expected in zip(("", "passcode:x\n", "login:guest\npasscode:x\n"), answers):
-                wire = Wire(port(server))
+                wire = StompWire(port(server))
                 wire.send(f"CONNECT\naccept-version:1.2\nhost:/\n{login}\n")
                 assert wire.frame()[0] == expected, login
             server.stop()

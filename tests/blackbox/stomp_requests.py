@@ -8,7 +8,7 @@ import pytest
 
 from harness.mqtt_broker import Broker
 from harness.patience import PATIENCE
-from harness.stomp_client import Client, Wire
+from harness.stomp_client import Client, StompWire
 
 
 @pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
@@ -113,7 +113,7 @@ def test_a_request_of_amqps_direct_reply_to_is_answered_by_stomp(broker, clients
     ["SEND\ndestination:/temp-queue/x\n\nx", "SUBSCRIBE\nid:1\ndestination:/temp-queue/x\n\n", "UNSUBSCRIBE\nid:/temp-queue/x\n\n"],
 )
 def test_temporary_queues_are_for_reply_to_only(broker, frame):
-    wire = Wire(broker.stomp)
+    wire = StompWire(broker.stomp)
     wire.connect()
     wire.send(frame)
     command, headers, _ = wire.frame()

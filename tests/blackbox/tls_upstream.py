@@ -10,7 +10,7 @@ from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
 
-class Upstream:
+class TlsUpstream:
     """A RabbitMQ that asks for client certificates, and the authority that it and its clients believe."""
 
     def __init__(self, folder):
@@ -34,7 +34,7 @@ class Upstream:
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory):
-    upstream = Upstream(tmp_path_factory.mktemp("upstream"))
+    upstream = TlsUpstream(tmp_path_factory.mktemp("upstream"))
     yield upstream
     upstream.rabbit.stop()
 

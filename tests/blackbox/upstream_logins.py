@@ -19,7 +19,7 @@ IDENTITY = "CN=worker,O=Hares"
 EVERYTHING = [".*", ".*", ".*"]
 
 
-class Upstream:
+class CertificateUpstream:
     """A RabbitMQ where a certificate is a login, and the authority behind it."""
 
     def __init__(self, folder):
@@ -50,7 +50,7 @@ class Upstream:
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory):
-    upstream = Upstream(tmp_path_factory.mktemp("upstream"))
+    upstream = CertificateUpstream(tmp_path_factory.mktemp("upstream"))
     yield upstream
     upstream.rabbit.stop()
 

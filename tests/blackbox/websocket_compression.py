@@ -9,7 +9,7 @@ import pytest
 from harness.browser import browser
 from harness.child import resident_bytes
 from harness.instances import leveret
-from harness.relay import Echo, RelayWire, Upstream, relay
+from harness.relay import Acceptor, Echo, RelayWire, relay
 from harness.websocket import BINARY, CONTINUATION, FIN, PeerClosed, WebSocketWire
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, content_header, frame, publish_arguments, short_string
 
@@ -240,7 +240,7 @@ def read_bytes(wire, count):
 
 
 def test_a_relay_whose_upstream_does_not_read_inflates_no_more(tmp_path):
-    with Upstream() as upstream, relay(tmp_path, upstream.url, *ON) as (server, port):
+    with Acceptor() as upstream, relay(tmp_path, upstream.url, *ON) as (server, port):
         with CompressingRelayWire(port) as wire:
             behind = upstream.accept()
             before = resident_bytes(server.pid)

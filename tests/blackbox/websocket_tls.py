@@ -1,6 +1,5 @@
 """wss is AMQP over WebSocket all the same: in a real Chromium, at the broker and through the pool; and what it costs."""
 
-import resource
 import signal
 import ssl
 
@@ -10,6 +9,7 @@ from harness.browser import browser
 from harness.certificates import Authority
 from harness.child import resident_bytes
 from harness.instances import leveret
+from harness.process import descriptors
 from harness.websocket import WebSocketWire
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, close_of
 
@@ -98,9 +98,7 @@ def test_a_silent_peer_is_found_and_given_up(tmp_path, pair):
 
 
 def test_idle_connections_cost_no_more_than_tls_needs(tmp_path, pair):
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4 * IDLE, most), most))
-    with wss(tmp_path, pair, "--ws-ping-interval", "0") as server:
+    with descriptors(4 * IDLE), wss(tmp_path, pair, "--ws-ping-interval", "0") as server:
         for _ in range(20):
             with WebSocketWire(port(server), tls=pair.context) as warm_up:
                 warm_up.handshake().open_channel()

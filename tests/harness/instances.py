@@ -13,3 +13,9 @@ def leveret(folder, *flags, **options):
         yield server
     finally:
         server.child.kill()
+
+
+def restartable(tmp_path, *flags):
+    """A server on a data folder that the one before it left, with a folder of its own for its output."""
+    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+    return leveret(run, "--data-dir", str(tmp_path / "data"), *flags)

@@ -63,6 +63,10 @@ class Leveret:
     def tail(self):
         return self.child.tail()
 
+    def kill(self):
+        """kill -9, as a power failure would."""
+        self.child.kill()
+
     def stop(self):
         """Stops the server as an operator would; it must end well."""
         code = self.child.stop()

@@ -1,7 +1,20 @@
 """What the kernel knows of a server's process."""
 
+import contextlib
 import re
+import resource
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def descriptors(count):
+    """Lets this process open as many descriptors, or what its hard limit allows, for the length of a `with`."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(count, most)), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def peak_memory(server):

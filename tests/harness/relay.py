@@ -50,7 +50,7 @@ class RelayWire(WebSocketWire):
                 return data, closed.code, closed.reason
 
 
-class Upstream:
+class Acceptor:
     """A server that accepts when told to."""
 
     def __init__(self, family=socket.AF_INET, address=None):
@@ -76,7 +76,7 @@ class Upstream:
         return accepted
 
 
-class Echo(Upstream):
+class Echo(Acceptor):
     """Sends everything back, and ends when its client does."""
 
     def __init__(self):

@@ -104,7 +104,7 @@ def underscored(headers):
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-class Wire:
+class StompWire:
     """A socket that frames are written to and read from."""
 
     def __init__(self, port=None, stream=None):
