@@ -39,8 +39,13 @@ pub(crate) enum BackendLogin {
 
 /// The reason why a login failed.
 pub(crate) enum LoginError {
-    /// The credentials were refused; holds the text of the 403.
-    Refused(String),
+    /// The credentials were refused.
+    Refused {
+        /// The text of the 403.
+        text: String,
+        /// The reason, which only operators learn.
+        why: String,
+    },
     /// The credentials could not be checked. 320 CONNECTION_FORCED if no upstream answers.
     Failed(Fault),
 }
@@ -85,19 +90,16 @@ impl Backend {
             return Some(login_external(broker, credentials, client));
         }
         if !matches!(mechanism, Mechanism::Plain | Mechanism::AmqPlain) {
-            return Some(Err(LoginError::Refused(mechanism.refusal_text())));
+            return Some(Err(refused(mechanism, "unknown mechanism")));
         }
         // A password does not prove the right to act as another user (SASL authzid).
         if credentials.authorize_as.as_deref().is_some_and(|other| other != credentials.username) {
-            return Some(Err(LoginError::Refused(mechanism.refusal_text())));
+            return Some(Err(refused(mechanism, "a password for another user's session")));
         }
         let (ip, loopback) = (client.peer.ip(), client.peer.is_loopback());
         let (user, secret) = (&credentials.username, credentials.secret.expose());
         let validated = broker.authenticate_from(user, secret, ip, loopback, Instant::now());
-        Some(validated.map(BackendLogin::Broker).map_err(|why| {
-            tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
-            LoginError::Refused(mechanism.refusal_text())
-        }))
+        Some(validated.map(BackendLogin::Broker).map_err(|why| refused(mechanism, why)))
     }
 
     /// Checks credentials by asking the upstream.
@@ -114,7 +116,9 @@ impl Backend {
                 let info = proxy::ClientInfo { id: client.id, peer: client.peer.to_string() };
                 pool.authenticate(credentials, info).await.map(BackendLogin::Upstream).map_err(|refusal| {
                     match refusal {
-                        proxy::Refusal::Login(text) => LoginError::Refused(text),
+                        proxy::Refusal::Login(text) => {
+                            LoginError::Refused { text, why: "refused by the upstream".to_owned() }
+                        }
                         proxy::Refusal::Fault(fault) => LoginError::Failed(fault),
                     }
                 })
@@ -184,10 +188,11 @@ fn login_external(
     client: LoginRequest,
 ) -> Result<BackendLogin, LoginError> {
     let validated = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
-    validated.map(BackendLogin::Broker).map_err(|why| {
-        tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
-        LoginError::Refused(credentials.mechanism.refusal_text())
-    })
+    validated.map(BackendLogin::Broker).map_err(|why| refused(credentials.mechanism, why))
+}
+
+fn refused(mechanism: Mechanism, why: impl ToString) -> LoginError {
+    LoginError::Refused { text: mechanism.refusal_text(), why: why.to_string() }
 }
 
 /// Milliseconds since 1970 that never go backwards: the wall clock at the start of the process plus a monotonic clock.

@@ -1,14 +1,18 @@
-//! The interface through which the server runs a connection's protocol.
+//! A client's connection, whatever protocol it speaks: what every one has, and how the server runs it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use transport::{Outbox, Peer, Protocol};
+use transport::{Intent, Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
 use crate::limits::ConnectionLease;
-use crate::registry::Arrival;
-use crate::server::Shared;
+use crate::registry::{Arrival, OpenConnection, RegisteredConnection};
+use crate::server::{Newcomer, Shared};
+use crate::websocket::Carriage;
+
+/// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A protocol spoken with clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,65 +36,249 @@ impl Spoken {
     }
 }
 
-/// The server's end of one client's connection.
-pub(crate) trait ClientStream: Protocol + Send + Sized + 'static {
-    /// Creates a connection that has received nothing yet. Its output goes to `outbox`; `now` is when it was accepted.
-    fn new(
-        shared: Arc<Shared>,
-        id: u64,
-        peer: Peer,
-        outbox: Arc<Outbox>,
-        place: ConnectionLease,
-        now: Instant,
-    ) -> Self;
-    /// Offers login by the client's verified certificate, which stands for `user`. Called before the first input.
-    fn offer_external(&mut self, user: Arc<str>);
-    /// Notes where the connection came from and to. Called before the first input.
-    fn arrived(&mut self, arrival: Arrival);
-    /// Sets the connection's access-log record, if there is an access log.
-    fn keep_record(&mut self, record: Option<Box<AccessRecord>>);
-    /// Takes the access-log record when the connection has ended.
-    fn take_record(&mut self) -> Option<Box<AccessRecord>>;
-    /// Why the connection ended, if its protocol knows.
-    fn take_reason(&mut self) -> Option<String>;
+/// How a connection ended, for transports that report it in their own way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The client closed it or disconnected.
+    Normal,
+    /// The server shuts down.
+    Shutdown,
+    /// A limit on connections is reached.
+    Limit,
+    /// The client was refused or violated the protocol.
+    Refused,
+    /// The server or the backend failed.
+    Failed,
 }
 
-/// Implements [`ClientStream`] for a connection that has all of its methods as inherent methods.
-macro_rules! is_client {
-    ($connection:ty) => {
-        impl crate::client::ClientStream for $connection {
-            fn new(
-                shared: std::sync::Arc<crate::server::Shared>,
-                id: u64,
-                peer: transport::Peer,
-                outbox: std::sync::Arc<transport::Outbox>,
-                place: crate::limits::ConnectionLease,
-                now: std::time::Instant,
-            ) -> Self {
-                Self::new(shared, id, peer, outbox, place, now)
-            }
+/// The state that connections of all protocols have.
+pub(crate) struct ConnectionCore {
+    pub(crate) shared: Arc<Shared>,
+    /// The connection's number, from 1.
+    pub(crate) id: u64,
+    pub(crate) peer: Peer,
+    pub(crate) outbox: Arc<Outbox>,
+    /// The connection's entry in the limits' counts, released when it is dropped.
+    pub(crate) lease: ConnectionLease,
+    /// The user name of the client's verified certificate.
+    pub(crate) external: Option<Arc<str>>,
+    /// Where the connection came from and to.
+    pub(crate) arrival: Arrival,
+    /// Deadline of the login, or of the end of the connection.
+    pub(crate) deadline: Option<Instant>,
+    /// The client has used up its receive rate and is not read until then.
+    rested_until: Option<Instant>,
+    /// How the connection ended, and why, once known.
+    end: Option<(Ending, String)>,
+    /// The access-log record, if there is an access log.
+    pub(crate) record: Option<Box<AccessRecord>>,
+    /// The entry in the registry, once the connection is open.
+    registered: Option<RegisteredConnection>,
+}
 
-            fn offer_external(&mut self, user: std::sync::Arc<str>) {
-                self.offer_external(user);
-            }
+impl ConnectionCore {
+    fn new(shared: &Arc<Shared>, newcomer: Newcomer, outbox: &Arc<Outbox>) -> Self {
+        let record = shared.record(&newcomer);
+        let Newcomer { id, peer, transport, lease, since, local, external } = newcomer;
+        Self {
+            shared: Arc::clone(shared),
+            id,
+            peer,
+            outbox: Arc::clone(outbox),
+            lease,
+            external,
+            arrival: Arrival { peer, local, tls: transport.tls, websocket: transport.websocket },
+            deadline: Some(since + shared.config.handshake_timeout),
+            rested_until: None,
+            end: None,
+            record,
+            registered: None,
+        }
+    }
 
-            fn arrived(&mut self, arrival: crate::registry::Arrival) {
-                self.arrived(arrival);
-            }
+    /// Records how the connection ends, unless that is known already.
+    pub(crate) fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
+        self.end.get_or_insert_with(|| (ending, reason()));
+    }
 
-            fn keep_record(&mut self, record: Option<Box<crate::access::AccessRecord>>) {
-                self.keep_record(record);
-            }
+    /// Notes the user that logs in, for the access log.
+    pub(crate) fn logs_in(&mut self, user: &str) {
+        if let Some(record) = &mut self.record {
+            record.user = user.into();
+        }
+    }
 
-            fn take_record(&mut self) -> Option<Box<crate::access::AccessRecord>> {
-                self.take_record()
-            }
+    /// Notes the virtual host that is opened, for the access log.
+    pub(crate) fn enters(&mut self, vhost: &str) {
+        if let Some(record) = &mut self.record {
+            record.vhost = vhost.into();
+        }
+    }
 
-            fn take_reason(&mut self) -> Option<String> {
-                self.take_reason()
+    /// Counts and logs a refused login. `why` is for operators alone.
+    pub(crate) fn login_refused(&self, user: &str, why: &str) {
+        self.shared.metrics.logins_refused.add(1);
+        tracing::warn!(connection = self.id, peer = %self.peer, user, why, "login refused");
+    }
+
+    /// Called when the connection is open: logs it, makes it visible to operators, and closes it if its virtual host or
+    /// user was deleted while it was being opened.
+    pub(crate) fn opened(&mut self, view: Arc<OpenConnection>) {
+        self.deadline = None;
+        match &self.record {
+            Some(record) => record.opened(),
+            None => {
+                let (user, protocol) = (view.user(), view.protocol());
+                tracing::info!(connection = self.id, peer = %self.peer, protocol, user, "connection opened");
             }
         }
-    };
+        self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
+        if let Some(reason) = self.shared.backend.missing(&view) {
+            view.close(&reason);
+        }
+    }
+
+    /// Why an operator has asked for the connection to be closed. Returned once.
+    pub(crate) fn take_close_reason(&self) -> Option<Box<str>> {
+        self.registered.as_ref().and_then(|registered| registered.connection().take_close_reason())
+    }
+
+    /// Whether the client is slow to read: nothing is read from it until it has read some of its output.
+    pub(crate) fn is_backlogged(&self) -> bool {
+        self.outbox.backlog() >= self.shared.config.outbox_limit
+    }
+
+    /// Until when a client keeps its connection while the server drains, if its requests are not answered before.
+    pub(crate) fn settle_deadline(&mut self, now: Instant) -> Instant {
+        *self.deadline.get_or_insert(now + SETTLE_TIMEOUT)
+    }
+
+    /// Whether [`Self::deadline`] has passed.
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Counts bytes that were taken. An open connection's bytes count against its receive rate; those of a login do not, for
+    /// they are bounded, and it must not wait for other clients' traffic.
+    fn received(&mut self, taken: usize, is_open: bool, now: Instant) {
+        self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(registered) = &self.registered {
+            registered.connection().has_received(taken);
+        }
+        if let Some(record) = &mut self.record {
+            record.received += taken as u64;
+        }
+        if is_open {
+            self.rested_until = self.lease.received(taken, now);
+        }
+    }
 }
 
-pub(crate) use is_client;
+/// A protocol's part of a client's connection. Its methods are called as those of [`Protocol`] are.
+pub(crate) trait ClientProtocol: Send + Sized + 'static {
+    /// How its bytes travel in WebSocket messages.
+    const CARRIAGE: Carriage;
+
+    /// A connection that was accepted at `now` and has received nothing yet.
+    fn new(core: ConnectionCore, now: Instant) -> Self;
+    fn core(&self) -> &ConnectionCore;
+    fn core_mut(&mut self) -> &mut ConnectionCore;
+    /// Whether the client has logged in, and the connection has not ended.
+    fn is_open(&self) -> bool;
+    /// Takes bytes from the front of `input`; returns how many.
+    fn take_input(&mut self, input: &[u8], now: Instant) -> usize;
+    fn handle_eof(&mut self, now: Instant);
+    fn handle_nudge(&mut self, now: Instant);
+    fn handle_room(&mut self, now: Instant);
+    fn handle_written(&mut self, _now: Instant) {}
+    /// `is_unread` tells that the client was not read for a while, so its silence means nothing.
+    fn handle_deadline(&mut self, now: Instant, is_unread: bool);
+    /// When [`Self::handle_deadline`] is to be called, if not at the core's deadline before that.
+    fn next_deadline(&self) -> Option<Instant>;
+    fn intent(&self) -> Intent;
+    /// Ends the session if there still is one: the socket failed, or the peer stopped reading.
+    fn end_session(&mut self, now: Instant);
+}
+
+/// The server's end of one client's connection, driven by [`transport::drive`].
+pub(crate) struct ClientConnection<P: ClientProtocol>(P);
+
+impl<P: ClientProtocol> ClientConnection<P> {
+    /// Its output goes to `outbox`.
+    pub(crate) fn new(shared: &Arc<Shared>, newcomer: Newcomer, outbox: &Arc<Outbox>) -> Self {
+        let since = newcomer.since;
+        Self(P::new(ConnectionCore::new(shared, newcomer, outbox), since))
+    }
+
+    /// Takes the access-log record when the connection has ended.
+    pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
+        self.0.end_session(Instant::now());
+        self.0.core_mut().record.take()
+    }
+
+    /// Why the connection ended, if its protocol knows.
+    pub(crate) fn reason(&self) -> Option<&str> {
+        self.0.core().end.as_ref().map(|(_, reason)| reason.as_str())
+    }
+
+    /// How the connection ended, and why, as far as known.
+    pub(crate) fn ending(&self) -> (Ending, &str) {
+        self.0.core().end.as_ref().map_or((Ending::Normal, ""), |(ending, reason)| (*ending, reason))
+    }
+
+    /// The protocol's part.
+    #[cfg(test)]
+    pub(crate) fn protocol(&self) -> &P {
+        &self.0
+    }
+}
+
+impl<P: ClientProtocol> Protocol for ClientConnection<P> {
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+        let taken = self.0.take_input(input, now);
+        let is_open = self.0.is_open();
+        self.0.core_mut().received(taken, is_open, now);
+        taken
+    }
+
+    fn handle_eof(&mut self) {
+        self.0.handle_eof(Instant::now());
+    }
+
+    fn handle_nudge(&mut self, now: Instant) {
+        self.0.handle_nudge(now);
+    }
+
+    fn handle_room(&mut self) {
+        self.0.handle_room(Instant::now());
+    }
+
+    fn handle_written(&mut self, now: Instant) {
+        self.0.handle_written(now);
+    }
+
+    fn handle_deadline(&mut self, now: Instant) {
+        let is_unread = self.intent() == Intent::Pause || self.0.core().is_backlogged();
+        let core = self.0.core_mut();
+        core.rested_until = core.rested_until.filter(|until| now < *until);
+        self.0.handle_deadline(now, is_unread);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let core = self.0.core();
+        [self.0.next_deadline(), core.deadline, core.rested_until].into_iter().flatten().min()
+    }
+
+    fn intent(&self) -> Intent {
+        match self.0.intent() {
+            Intent::Run if self.0.core().rested_until.is_some() && self.0.is_open() => Intent::Pause,
+            intent => intent,
+        }
+    }
+}
+
+impl<P: ClientProtocol> Drop for ClientConnection<P> {
+    fn drop(&mut self) {
+        self.0.end_session(Instant::now());
+    }
+}

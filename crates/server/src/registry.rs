@@ -151,13 +151,6 @@ impl Drop for RegisteredConnection {
     }
 }
 
-impl Arrival {
-    /// An arrival of which only the peer is known yet.
-    pub(crate) fn of(peer: Peer) -> Self {
-        Self { peer, local: None, tls: false, websocket: false }
-    }
-}
-
 impl OpenConnection {
     pub(crate) fn new(opening: Opening<'_>) -> Arc<Self> {
         let Opening { id, arrival, protocol, mechanism, connected_at, negotiated, .. } = opening;
@@ -400,7 +393,7 @@ mod tests {
         let outbox = Arc::new(Outbox::new(0));
         registry.register(OpenConnection::new(Opening {
             id,
-            arrival: Arrival::of(Peer::Unix),
+            arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
             protocol: "AMQP 0-9-1",
             user: "u",
             vhost: "/",

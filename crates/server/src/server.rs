@@ -21,13 +21,13 @@ use crate::alarms::Alarms;
 use crate::amqp::connection::AmqpConnection;
 use crate::amqp::incomplete::Incomplete;
 use crate::backend::{Backend, Clock};
-use crate::client::{ClientStream, Spoken};
+use crate::client::{ClientConnection, ClientProtocol, Spoken};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
 use crate::mqtt::{self, Hub, MqttConfig};
 use crate::preface::{Preface, PrefaceError};
-use crate::registry::{Arrival, OpenConnection, Registry};
+use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::websocket::{self, WebSocketConfig};
 
@@ -407,7 +407,7 @@ pub(crate) struct Newcomer {
     pub(crate) id: u64,
     pub(crate) peer: Peer,
     pub(crate) transport: Transport,
-    pub(crate) place: ConnectionLease,
+    pub(crate) lease: ConnectionLease,
     pub(crate) since: Instant,
     /// The server's end of the connection; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
@@ -417,17 +417,12 @@ pub(crate) struct Newcomer {
 
 impl Newcomer {
     /// Creates the server's end of the connection, and the outbox that collects its output.
-    pub(crate) fn into_client<C: ClientStream>(self, shared: &Arc<Shared>) -> (C, Arc<Outbox>) {
-        let record = shared.record(&self);
-        let Self { id, peer, transport, place, since, local, external } = self;
+    pub(crate) fn into_client<P: ClientProtocol>(
+        self,
+        shared: &Arc<Shared>,
+    ) -> (ClientConnection<P>, Arc<Outbox>) {
         let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
-        let mut client = C::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, since);
-        client.arrived(Arrival { peer, local, tls: transport.tls, websocket: transport.websocket });
-        client.keep_record(record);
-        if let Some(user) = external {
-            client.offer_external(user);
-        }
-        (client, outbox)
+        (ClientConnection::new(shared, self, &outbox), outbox)
     }
 }
 
@@ -435,11 +430,11 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     shared.metrics.connections_opened.add(1);
     match shared.counter.enter(entrance.counted_ip(peer)) {
-        Ok(place) => {
+        Ok(lease) => {
             let transport = entrance.transport();
             let local = stream.addresses().map(|(local, _)| local);
             let newcomer =
-                Newcomer { id, peer, transport, place, since: Instant::now(), local, external: None };
+                Newcomer { id, peer, transport, lease, since: Instant::now(), local, external: None };
             let shared = Arc::clone(shared);
             if entrance.preface.is_empty() {
                 enter(shared, entrance.websocket.clone(), stream, newcomer);
@@ -522,7 +517,7 @@ async fn pass(
 ) -> Result<Option<Stream>, PrefaceError> {
     let from_proxy = preface.is_from_proxy(newcomer.peer);
     newcomer.peer = preface.real_peer(&mut stream, newcomer.peer).await?;
-    if from_proxy && let Err(limit) = newcomer.place.locate(newcomer.peer.ip()) {
+    if from_proxy && let Err(limit) = newcomer.lease.locate(newcomer.peer.ip()) {
         shared.refuse(newcomer.id, newcomer.peer, newcomer.transport, limit);
         return Ok(None);
     }
@@ -532,28 +527,28 @@ async fn pass(
 }
 
 /// Runs a connection. Builds its state before the future, which would otherwise hold the arguments as well.
-fn run<C: ClientStream>(
+fn run<P: ClientProtocol>(
     shared: Arc<Shared>,
     mut stream: Stream,
     newcomer: Newcomer,
 ) -> impl Future<Output = ()> + Send + 'static {
     let Newcomer { id, peer, .. } = newcomer;
-    let (mut connection, outbox) = newcomer.into_client::<C>(&shared);
+    let (mut connection, outbox) = newcomer.into_client::<P>(&shared);
     let listed = Listed::new(&shared, &outbox);
     async move {
         let config = &shared.config;
         let ended =
             drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
-        let reason = reason_of(connection.take_reason(), ended);
+        let reason = reason_of(connection.reason(), ended);
         shared.closed(connection.take_record(), id, peer, outbox.sent(), &reason);
         drop(listed);
     }
 }
 
 /// Why a connection ended, for the log: as its protocol reports it, or else its socket.
-pub(crate) fn reason_of(reason: Option<String>, ended: Ended) -> String {
+pub(crate) fn reason_of(reason: Option<&str>, ended: Ended) -> String {
     match (reason, ended) {
-        (Some(reason), _) => reason,
+        (Some(reason), _) => reason.to_owned(),
         (None, Ended::Finished | Ended::Eof) => "closed".to_owned(),
         (None, Ended::WriteTimeout) => "client takes nothing".to_owned(),
         (None, Ended::Io(error)) => error.to_string(),

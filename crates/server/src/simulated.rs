@@ -1,13 +1,16 @@
 //! The server that simulations step without sockets. Its limits are small, so that tests reach them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::Broker;
+use transport::{Outbox, Peer};
 
+use crate::access::Transport;
 use crate::backend::{Backend, Clock};
-use crate::limits::ConnectionLimits;
-use crate::server::{Server, ServerConfig};
+use crate::client::{ClientConnection, ClientProtocol, Spoken};
+use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::server::{Newcomer, Server, ServerConfig, Shared};
 
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -39,4 +42,26 @@ pub(crate) fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// A connection from `peer`, accepted at `since`, with an outbox of its own, on which nothing has been received.
+pub(crate) fn connection<P: ClientProtocol>(
+    shared: &Arc<Shared>,
+    id: u64,
+    peer: Peer,
+    spoken: Spoken,
+    since: Instant,
+) -> (ClientConnection<P>, Arc<Outbox>) {
+    let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
+    let newcomer = Newcomer {
+        id,
+        peer,
+        transport: Transport { spoken, websocket: false, tls: false },
+        lease: ConnectionCounter::new(unlimited).enter(None).unwrap(),
+        since,
+        local: None,
+        external: None,
+    };
+    let outbox = Arc::new(Outbox::new(1 << 20));
+    (ClientConnection::new(shared, newcomer, &outbox), outbox)
 }

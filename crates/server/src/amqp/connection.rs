@@ -13,66 +13,30 @@ use amqp::sasl::{Credentials, Mechanism};
 use parking_lot::Mutex;
 use sync::work;
 use tokio::task::JoinHandle;
-use transport::{Intent, Outbox, Peer, Protocol};
+use transport::Intent;
 
 use super::session::BackendSession;
-use crate::access::AccessRecord;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
-use crate::limits::ConnectionLease;
-use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
-use crate::server::Shared;
+use crate::client::{ClientProtocol, ConnectionCore, Ending};
+use crate::registry::{OpenConnection, Opening};
+use crate::websocket::Carriage;
 
 /// Time limit for a client to answer our connection.close before its socket is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time limit for the confirms of a client's publishes while the server drains.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The state of one client's connection, driven by [`transport::drive`].
+/// The AMQP part of a client's connection.
 pub(crate) struct AmqpConnection {
-    shared: Arc<Shared>,
-    id: u64,
-    peer: Peer,
-    outbox: Arc<Outbox>,
-    /// Released when the connection is dropped.
-    place: ConnectionLease,
+    core: ConnectionCore,
     phase: AmqpPhase,
     /// Open or closing, once past the handshake.
     life: ConnectionLife,
     intent: Intent,
-    /// Deadline of the handshake, or of the wait for close-ok.
-    deadline: Option<Instant>,
     heartbeat: Heartbeat,
-    /// The client has used up its receive rate and is not read until then.
-    rested_until: Option<Instant>,
     /// Bytes of the largest frame, once negotiated.
     frame_max: u32,
     /// The result of a request to the backend, stored by its task before it nudges the outbox.
     answer: Arc<Mutex<Option<Answer>>>,
     asking: Option<Asking>,
-    /// Why the connection ended, for the log.
-    reason: Option<String>,
-    /// The access-log record, if there is an access log.
-    record: Option<Box<AccessRecord>>,
-    ending: Ending,
-    arrival: Arrival,
-    /// The entry in the registry, once the connection is open.
-    registered: Option<RegisteredConnection>,
-}
-
-/// How a connection ended, for transports that report it in their own way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// The client closed it or disconnected.
-    Normal,
-    /// The server shuts down.
-    Shutdown,
-    /// A limit on connections is reached.
-    Limit,
-    /// The client was refused or violated the protocol.
-    Refused,
-    /// The server or the backend failed.
-    Failed,
 }
 
 enum AmqpPhase {
@@ -94,8 +58,6 @@ struct Handshake {
     /// The registry entry to be, while the backend opens the session.
     view: Option<Arc<OpenConnection>>,
     user: String,
-    /// The user name of the client's verified certificate, for EXTERNAL.
-    external: Option<Arc<str>>,
 }
 
 enum Answer {
@@ -115,94 +77,9 @@ impl Drop for Asking {
 }
 
 impl AmqpConnection {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        id: u64,
-        peer: Peer,
-        outbox: Arc<Outbox>,
-        place: ConnectionLease,
-        now: Instant,
-    ) -> Self {
-        let machine = ServerHandshake::new(shared.offer());
-        let deadline = Some(now + shared.config.handshake_timeout);
-        Self {
-            shared,
-            id,
-            peer,
-            outbox,
-            place,
-            phase: AmqpPhase::Handshake(Box::new(Handshake {
-                machine,
-                admitted: false,
-                login: None,
-                mechanism: "",
-                view: None,
-                user: String::new(),
-                external: None,
-            })),
-            life: ConnectionLife::default(),
-            intent: Intent::Run,
-            deadline,
-            heartbeat: Heartbeat::new(0, now),
-            rested_until: None,
-            frame_max: 0,
-            answer: Arc::default(),
-            asking: None,
-            reason: None,
-            record: None,
-            ending: Ending::Normal,
-            arrival: Arrival::of(peer),
-            registered: None,
-        }
-    }
-
-    /// Notes where the connection came from and to. Called before the first input.
-    pub(crate) fn arrived(&mut self, arrival: Arrival) {
-        self.arrival = arrival;
-    }
-
-    /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Called before the first input.
-    pub(crate) fn offer_external(&mut self, user: Arc<str>) {
-        if let AmqpPhase::Handshake(handshake) = &mut self.phase
-            && let Some(offer) = self.shared.offer_with_external()
-        {
-            handshake.machine = ServerHandshake::new(offer);
-            handshake.external = Some(user);
-        }
-    }
-
-    /// Sets the connection's access-log record, if there is an access log.
-    pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
-        self.record = record;
-    }
-
-    /// Takes the access-log record when the connection has ended.
-    pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
-        self.release_session(Instant::now());
-        self.record.take()
-    }
-
-    /// Why the connection ended, if its protocol knows.
-    pub(crate) fn take_reason(&mut self) -> Option<String> {
-        self.reason.take()
-    }
-
-    /// How the connection ended, and why, as far as known.
-    pub(crate) fn ending(&self) -> (Ending, &str) {
-        (self.ending, self.reason.as_deref().unwrap_or_default())
-    }
-
-    /// Records how the connection ends, unless that is known already.
-    fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
-        if self.reason.is_none() {
-            self.ending = ending;
-            self.reason = Some(reason());
-        }
-    }
-
     fn ending_with(&self, code: ReplyCode) -> Ending {
         match code {
-            ReplyCode::ConnectionForced if self.shared.is_draining() => Ending::Shutdown,
+            ReplyCode::ConnectionForced if self.core.shared.is_draining() => Ending::Shutdown,
             ReplyCode::ConnectionForced | ReplyCode::InternalError => Ending::Failed,
             _ => Ending::Refused,
         }
@@ -216,11 +93,11 @@ impl AmqpConnection {
         if handshake.admitted {
             return true;
         }
-        match self.shared.backend.answers() {
+        match self.core.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
-                let shared = Arc::clone(&self.shared);
+                let shared = Arc::clone(&self.core.shared);
                 self.ask(async move { Answer::There(shared.backend.ask_answers().await) });
                 return false;
             }
@@ -230,14 +107,14 @@ impl AmqpConnection {
 
     /// Closes the connection without an error frame, as a crashing broker would.
     fn vanish(&mut self, reason: String) {
-        self.ends(Ending::Failed, || reason);
+        self.core.ends(Ending::Failed, || reason);
         self.finish();
     }
 
     fn step_handshake(&mut self, now: Instant) {
         let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         let event = handshake.machine.poll_event();
-        self.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
+        self.core.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
         match event {
             None => {}
             Some(ServerEvent::Authenticate(credentials)) => self.authenticate(credentials, now),
@@ -252,7 +129,7 @@ impl AmqpConnection {
                     ServerEnd::Faulted(fault) => self.ending_with(fault.code),
                     ServerEnd::BadProtocolHeader | ServerEnd::LoginRefused => Ending::Refused,
                 };
-                self.ends(ending, || describe(&end));
+                self.core.ends(ending, || describe(&end));
                 self.finish();
             }
         }
@@ -261,18 +138,16 @@ impl AmqpConnection {
     fn authenticate(&mut self, mut credentials: Credentials, now: Instant) {
         if let AmqpPhase::Handshake(handshake) = &mut self.phase {
             if credentials.mechanism == Mechanism::External
-                && let Some(user) = &handshake.external
+                && let Some(user) = &self.core.external
             {
                 credentials.username = user.to_string();
             }
             handshake.user.clone_from(&credentials.username);
             handshake.mechanism = credentials.mechanism.name();
-            if let Some(record) = &mut self.record {
-                record.user = handshake.user.as_str().into();
-            }
+            self.core.logs_in(&handshake.user);
         }
-        let shared = Arc::clone(&self.shared);
-        let client = LoginRequest { id: self.id, peer: self.peer };
+        let shared = Arc::clone(&self.core.shared);
+        let client = LoginRequest { id: self.core.id, peer: self.core.peer };
         match shared.backend.login_at_once(&credentials, client) {
             Some(result) => self.answered(Answer::Login(result), now),
             None => self.ask(async move { Answer::Login(shared.backend.login(credentials, client).await) }),
@@ -284,24 +159,22 @@ impl AmqpConnection {
         let Some(login) = handshake.login.take() else {
             return self.fail(Fault::new(ReplyCode::InternalError, "not logged in"), now);
         };
-        if let Err(limit) = self.place.log_in(&handshake.user) {
+        if let Err(limit) = self.core.lease.log_in(&handshake.user) {
             let text = format!(
                 "access to vhost '{}' refused for user '{}': {limit}",
                 request.virtual_host, handshake.user
             );
-            self.ends(Ending::Limit, || limit.to_string());
+            self.core.ends(Ending::Limit, || limit.to_string());
             return self.answered(Answer::Open(Err(Fault::new(ReplyCode::NotAllowed, text))), now);
         }
-        if let Some(record) = &mut self.record {
-            record.vhost = request.virtual_host.as_str().into();
-        }
+        self.core.enters(&request.virtual_host);
         self.frame_max = request.negotiated.frame_max;
         self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
-        let shared = Arc::clone(&self.shared);
-        let outbox = Arc::clone(&self.outbox);
+        let shared = Arc::clone(&self.core.shared);
+        let outbox = Arc::clone(&self.core.outbox);
         let view = OpenConnection::new(Opening {
-            id: self.id,
-            arrival: self.arrival,
+            id: self.core.id,
+            arrival: self.core.arrival,
             protocol: "AMQP 0-9-1",
             user: &handshake.user,
             vhost: &request.virtual_host,
@@ -315,7 +188,7 @@ impl AmqpConnection {
         match login {
             BackendLogin::Broker(identity) => {
                 let session =
-                    shared.backend.open_broker(&shared, identity, self.id, &request, (outbox, view));
+                    shared.backend.open_broker(&shared, identity, self.core.id, &request, (outbox, view));
                 self.answered(Answer::Open(session), now);
             }
             BackendLogin::Upstream(login) => {
@@ -328,7 +201,7 @@ impl AmqpConnection {
 
     /// Sends a request to the backend without blocking the connection's task; input waits meanwhile.
     fn ask(&mut self, question: impl Future<Output = Answer> + Send + 'static) {
-        let (answer, outbox) = (Arc::clone(&self.answer), Arc::clone(&self.outbox));
+        let (answer, outbox) = (Arc::clone(&self.answer), Arc::clone(&self.core.outbox));
         self.intent = Intent::Pause;
         self.asking = Some(Asking(tokio::spawn(async move {
             let result = question.await;
@@ -357,67 +230,30 @@ impl AmqpConnection {
                 handshake.login = Some(login);
                 handshake.machine.accept_login();
             }
-            Answer::Login(Err(LoginError::Refused(text))) => {
-                self.shared.metrics.logins_refused.add(1);
-                tracing::warn!(connection = self.id, peer = %self.peer, user = handshake.user, "login refused");
+            Answer::Login(Err(LoginError::Refused { text, why })) => {
+                self.core.login_refused(&handshake.user, &why);
                 handshake.machine.refuse_login(text);
                 // Recorded now: a client may disconnect before the handshake ends.
-                self.ends(Ending::Refused, || describe(&ServerEnd::LoginRefused));
+                self.core.ends(Ending::Refused, || describe(&ServerEnd::LoginRefused));
             }
             Answer::Login(Err(LoginError::Failed(fault))) => return self.fail(fault, now),
             Answer::Open(Ok(session)) => {
                 handshake.machine.accept_open();
-                self.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
-                match &self.record {
-                    Some(record) => record.opened(),
-                    None => {
-                        tracing::info!(connection = self.id, peer = %self.peer, user = handshake.user, "connection opened");
-                    }
-                }
-                self.deadline = None;
+                self.core.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
                 let view = handshake.view.take();
                 self.phase = AmqpPhase::Open(session);
-                self.register(view);
+                if let Some(view) = view {
+                    self.core.opened(view);
+                }
                 return;
             }
             Answer::Open(Err(fault)) => {
                 let (code, reason) = (fault.code, format!("closed by server: {fault}"));
                 handshake.machine.refuse_open(fault);
-                self.ends(self.ending_with(code), || reason);
+                self.core.ends(self.ending_with(code), || reason);
             }
         }
         self.step_handshake(now);
-    }
-
-    /// Takes bytes from the front of `input`; returns how many.
-    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
-        let mut taken = 0;
-        if !self.admit() {
-            return 0;
-        }
-        while let AmqpPhase::Handshake(handshake) = &mut self.phase {
-            let step = handshake.machine.handle_input(&input[taken..]);
-            taken += step;
-            self.step_handshake(now);
-            if step == 0 {
-                break;
-            }
-        }
-        match self.phase {
-            AmqpPhase::Open(_) | AmqpPhase::Closing => taken + self.take_frames(&input[taken..], now),
-            AmqpPhase::Handshake(_) => taken,
-            // A client that has closed its connection has nothing to add.
-            AmqpPhase::Leaving(_) | AmqpPhase::Over => input.len(),
-        }
-    }
-
-    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
-    fn register(&mut self, view: Option<Arc<OpenConnection>>) {
-        let Some(view) = view else { return };
-        self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
-        if let Some(reason) = self.shared.backend.missing(&view) {
-            view.close(&reason);
-        }
     }
 
     /// Handles frames of an open connection; returns the number of bytes taken.
@@ -425,7 +261,7 @@ impl AmqpConnection {
         let mut taken = 0;
         // Input not taken because of the backlog is shown again when the client has read some of its output.
         while matches!(self.phase, AmqpPhase::Open(_) | AmqpPhase::Closing)
-            && self.outbox.backlog() < self.shared.config.outbox_limit
+            && !self.core.is_backlogged()
             && !work::is_turn_over()
         {
             work::charge(FRAME, 1);
@@ -453,7 +289,7 @@ impl AmqpConnection {
         }
         if let AmqpPhase::Open(session) = &mut self.phase {
             session.flush(now);
-            self.place.keep_channels(session.channel_count());
+            self.core.lease.keep_channels(session.channel_count());
             self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
         }
         self.leave_when_settled(now);
@@ -466,14 +302,14 @@ impl AmqpConnection {
             ConnectionStep::Channel => {
                 let AmqpPhase::Open(session) = &mut self.phase else { return Ok(0) };
                 if is_method(&frame, CHANNEL_OPEN) {
-                    self.place.keep_channels(session.channel_count());
-                    self.place.open_channel().map_err(|limit| {
+                    self.core.lease.keep_channels(session.channel_count());
+                    self.core.lease.open_channel().map_err(|limit| {
                         Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()
                     })?;
                 }
                 let publishes = u64::from(is_method(&frame, BASIC_PUBLISH));
                 let taken = session.handle_frame(frame, rest, now)?;
-                if let Some(record) = &mut self.record {
+                if let Some(record) = &mut self.core.record {
                     record.published += publishes + publishes_in(&rest[..taken], self.frame_max);
                 }
                 return Ok(taken);
@@ -482,7 +318,7 @@ impl AmqpConnection {
             ConnectionStep::Deliver(method) => self.take_method(method)?,
             ConnectionStep::Close => {
                 if let Ok(Method::ConnectionClose(close)) = Method::decode(frame.payload) {
-                    self.reason = Some(describe_close(&close));
+                    self.core.ends(Ending::Normal, || describe_close(&close));
                 }
                 self.leave(now);
             }
@@ -498,7 +334,7 @@ impl AmqpConnection {
         if let AmqpPhase::Open(mut session) = std::mem::replace(&mut self.phase, AmqpPhase::Over) {
             if !session.close(now) {
                 self.phase = AmqpPhase::Leaving(session);
-                self.deadline = Some(now + CLOSE_TIMEOUT);
+                self.core.deadline = Some(now + CLOSE_TIMEOUT);
                 return;
             }
             session.end(now);
@@ -518,7 +354,7 @@ impl AmqpConnection {
 
     /// Closes the connection with an error.
     fn fail(&mut self, fault: Fault, now: Instant) {
-        self.release_session(now);
+        self.end_session(now);
         let reply_text = fault.reply_text();
         let (class_id, method_id) = fault.method;
         self.send(connection::Close {
@@ -527,47 +363,39 @@ impl AmqpConnection {
             class_id,
             method_id,
         });
-        self.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
+        self.core.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
         self.asking = None;
         self.life.start_closing();
         self.phase = AmqpPhase::Closing;
         self.intent = Intent::Run;
-        self.deadline = Some(now + CLOSE_TIMEOUT);
+        self.core.deadline = Some(now + CLOSE_TIMEOUT);
     }
 
     /// While the server drains: closes an open client once its publishes are confirmed or the time limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let AmqpPhase::Open(session) = &self.phase else { return };
-        if !self.shared.is_draining() {
+        if !self.core.shared.is_draining() {
             return;
         }
-        let deadline = *self.deadline.get_or_insert(now + SETTLE_TIMEOUT);
+        let deadline = self.core.settle_deadline(now);
         let is_settled = session.is_settled();
         if is_settled || deadline <= now {
-            let is_idle = is_settled && self.outbox.backlog() == 0;
+            let is_idle = is_settled && self.core.outbox.backlog() == 0;
             let text = "broker forced connection closure with reason 'shutdown'";
             self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
             if is_idle {
                 // Only its close-ok is missing, and a suspended or vanished client will never send it.
-                self.deadline = Some(now + self.shared.config.drain_idle_timeout);
+                self.core.deadline = Some(now + self.core.shared.config.drain_idle_timeout);
             }
         }
     }
 
     /// Records the session's upstream connections while it has them.
     fn note_upstreams(&mut self) {
-        if let (AmqpPhase::Open(session), Some(record)) = (&self.phase, &mut self.record)
+        if let (AmqpPhase::Open(session), Some(record)) = (&self.phase, &mut self.core.record)
             && record.upstreams.is_empty()
         {
             record.upstreams = session.upstreams();
-        }
-    }
-
-    /// Ends the session if there still is one.
-    fn release_session(&mut self, now: Instant) {
-        self.note_upstreams();
-        if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
-            session.end(now);
         }
     }
 
@@ -575,52 +403,88 @@ impl AmqpConnection {
         self.asking = None;
         self.phase = AmqpPhase::Over;
         self.intent = Intent::Finish;
-        self.deadline = None;
+        self.core.deadline = None;
     }
 
     fn send<'m>(&self, method: impl Into<Method<'m>>) {
         let method = method.into();
-        self.outbox.append(|buf| frame::write_method(buf.tail(), 0, method));
+        self.core.outbox.append(|buf| frame::write_method(buf.tail(), 0, method));
+    }
+}
+
+impl ClientProtocol for AmqpConnection {
+    const CARRIAGE: Carriage = Carriage::AmqpFrames;
+
+    fn new(core: ConnectionCore, now: Instant) -> Self {
+        // A verified certificate is a login by EXTERNAL, which is therefore offered.
+        let external = core.external.as_ref().and_then(|_| core.shared.offer_with_external());
+        let machine = ServerHandshake::new(external.unwrap_or_else(|| core.shared.offer()));
+        Self {
+            core,
+            phase: AmqpPhase::Handshake(Box::new(Handshake {
+                machine,
+                admitted: false,
+                login: None,
+                mechanism: "",
+                view: None,
+                user: String::new(),
+            })),
+            life: ConnectionLife::default(),
+            intent: Intent::Run,
+            heartbeat: Heartbeat::new(0, now),
+            frame_max: 0,
+            answer: Arc::default(),
+            asking: None,
+        }
+    }
+
+    fn core(&self) -> &ConnectionCore {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut ConnectionCore {
+        &mut self.core
     }
 
     fn is_open(&self) -> bool {
         matches!(self.phase, AmqpPhase::Open(_))
     }
-}
 
-crate::client::is_client!(AmqpConnection);
-
-impl Protocol for AmqpConnection {
-    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         self.heartbeat.received(now);
-        let taken = self.take_input(input, now);
-        self.shared.metrics.bytes_received.add(taken as u64);
-        if let Some(registered) = &self.registered {
-            registered.connection().has_received(taken);
+        let mut taken = 0;
+        if !self.admit() {
+            return 0;
         }
-        if let Some(record) = &mut self.record {
-            record.received += taken as u64;
+        while let AmqpPhase::Handshake(handshake) = &mut self.phase {
+            let step = handshake.machine.handle_input(&input[taken..]);
+            taken += step;
+            self.step_handshake(now);
+            if step == 0 {
+                break;
+            }
         }
-        // Logging in is exempt: its bytes are bounded, and it must not wait for other clients' traffic.
-        if self.is_open() {
-            self.rested_until = self.place.received(taken, now);
+        match self.phase {
+            AmqpPhase::Open(_) | AmqpPhase::Closing => taken + self.take_frames(&input[taken..], now),
+            AmqpPhase::Handshake(_) => taken,
+            // A client that has closed its connection has nothing to add.
+            AmqpPhase::Leaving(_) | AmqpPhase::Over => input.len(),
         }
-        taken
     }
 
-    fn handle_eof(&mut self) {
+    fn handle_eof(&mut self, now: Instant) {
         match &mut self.phase {
             AmqpPhase::Handshake(handshake) => {
                 handshake.machine.handle_eof();
-                self.reason.get_or_insert_with(|| "client went away during the handshake".to_owned());
+                self.core.ends(Ending::Normal, || "client went away during the handshake".to_owned());
             }
             AmqpPhase::Open(_) => {
-                self.reason
-                    .get_or_insert_with(|| "client went away without closing the connection".to_owned());
+                self.core
+                    .ends(Ending::Normal, || "client went away without closing the connection".to_owned());
             }
             AmqpPhase::Leaving(_) | AmqpPhase::Closing | AmqpPhase::Over => {}
         }
-        self.release_session(Instant::now());
+        self.end_session(now);
         self.finish();
     }
 
@@ -630,12 +494,12 @@ impl Protocol for AmqpConnection {
             self.answered(answer, now);
         }
         if self.is_open()
-            && let Some(reason) = self.registered.as_ref().and_then(|r| r.connection().take_close_reason())
+            && let Some(reason) = self.core.take_close_reason()
         {
             return self.fail(Fault::new(ReplyCode::ConnectionForced, reason.into_string()), now);
         }
-        if self.shared.is_draining() && matches!(self.phase, AmqpPhase::Handshake(_)) {
-            self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
+        if self.core.shared.is_draining() && matches!(self.phase, AmqpPhase::Handshake(_)) {
+            self.core.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             return self.finish();
         }
         if let AmqpPhase::Leaving(session) = &mut self.phase {
@@ -650,7 +514,7 @@ impl Protocol for AmqpConnection {
         if let AmqpPhase::Open(session) = &mut self.phase {
             match session.handle_nudge(now) {
                 Ok(()) => {
-                    self.place.keep_channels(session.channel_count());
+                    self.core.lease.keep_channels(session.channel_count());
                     self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
                 }
                 Err(fault) => self.fail(fault, now),
@@ -659,9 +523,9 @@ impl Protocol for AmqpConnection {
         self.leave_when_settled(now);
     }
 
-    fn handle_room(&mut self) {
+    fn handle_room(&mut self, now: Instant) {
         if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
-            session.handle_room(Instant::now());
+            session.handle_room(now);
         }
     }
 
@@ -669,34 +533,31 @@ impl Protocol for AmqpConnection {
         self.heartbeat.sent(now);
     }
 
-    fn handle_deadline(&mut self, now: Instant) {
-        let rests = self.intent() == Intent::Pause;
-        self.rested_until = self.rested_until.filter(|until| now < *until);
+    fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
         self.leave_when_settled(now);
-        if !self.is_open() && self.deadline.is_some_and(|deadline| deadline <= now) {
+        if !self.is_open() && self.core.is_late(now) {
             if let AmqpPhase::Leaving(_) = self.phase {
-                self.release_session(now);
+                self.end_session(now);
                 self.send(connection::CloseOk {});
             }
-            self.ends(Ending::Refused, || "handshake timed out".to_owned());
+            self.core.ends(Ending::Refused, || "handshake timed out".to_owned());
             self.finish();
             return;
         }
         if !self.is_open() {
             return;
         }
-        if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
-            // We do not read what the client sends, so its silence means nothing.
+        if is_unread {
             self.heartbeat.received(now);
         }
         match self.heartbeat.poll(now) {
             HeartbeatAction::None => {}
             HeartbeatAction::SendHeartbeat => {
-                self.outbox.append(|buf| buf.tail().extend_from_slice(&HEARTBEAT));
+                self.core.outbox.append(|buf| buf.tail().extend_from_slice(&HEARTBEAT));
             }
             HeartbeatAction::PeerDead => {
-                self.release_session(now);
-                self.ends(Ending::Refused, || "missed heartbeats from client".to_owned());
+                self.end_session(now);
+                self.core.ends(Ending::Refused, || "missed heartbeats from client".to_owned());
                 self.finish();
             }
         }
@@ -708,28 +569,19 @@ impl Protocol for AmqpConnection {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        match &self.phase {
-            AmqpPhase::Open(session) => {
-                let of_session = [self.heartbeat.next_deadline(), session.next_deadline()];
-                let deadlines = of_session.into_iter().chain([self.deadline, self.rested_until]);
-                deadlines.flatten().min()
-            }
-            _ => self.deadline,
-        }
+        let AmqpPhase::Open(session) = &self.phase else { return None };
+        [self.heartbeat.next_deadline(), session.next_deadline()].into_iter().flatten().min()
     }
 
     fn intent(&self) -> Intent {
-        match self.intent {
-            Intent::Run if self.rested_until.is_some() && self.is_open() => Intent::Pause,
-            intent => intent,
-        }
+        self.intent
     }
-}
 
-impl Drop for AmqpConnection {
-    fn drop(&mut self) {
-        // The socket failed, or the peer stopped reading: the session has not been notified yet.
-        self.release_session(Instant::now());
+    fn end_session(&mut self, now: Instant) {
+        self.note_upstreams();
+        if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
+            session.end(now);
+        }
     }
 }
 

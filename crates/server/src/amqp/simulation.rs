@@ -26,7 +26,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::connection::AmqpConnection;
 use crate::backend::Clock;
-use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::client::{ClientConnection, Spoken};
 use crate::server::Shared;
 use crate::simulated::{self, CONSUMER_TIMEOUT, FRAME_MAX, HANDSHAKE_TIMEOUT};
 
@@ -41,7 +41,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
 /// A client and the server's end of its connection.
 struct Conversation {
     shared: Arc<Shared>,
-    connection: AmqpConnection,
+    connection: ClientConnection<AmqpConnection>,
     outbox: Arc<Outbox>,
     now: Instant,
     /// Bytes sent that the server has not taken yet.
@@ -50,12 +50,8 @@ struct Conversation {
 
 impl Conversation {
     fn connect(shared: &Arc<Shared>) -> Self {
-        let outbox = Arc::new(Outbox::new(1 << 20));
         let now = Instant::now();
-        let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
-        let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
-        let connection =
-            AmqpConnection::new(Arc::clone(shared), 1, Peer::Unix, Arc::clone(&outbox), place, now);
+        let (connection, outbox) = simulated::connection(shared, 1, Peer::Unix, Spoken::Amqp, now);
         Self { shared: Arc::clone(shared), connection, outbox, now, unconsumed: Vec::new() }
     }
 

@@ -1,14 +1,14 @@
 //! A client's MQTT connection: CONNECT, its session, and the path between socket and engine.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use amqp::handshake::Negotiated;
 use broker::FrontEnd;
 use mqtt::server::{Cause, MqttEnd, MqttEvent, ServerConnection as Engine};
 use mqtt::{MqttFault, ReasonCode, packet};
 use sync::work;
-use transport::{Intent, Outbox, Peer, Protocol};
+use transport::Intent;
 
 use super::client::{Admitted, MqttClient, Refusal};
 use super::delivering::Out;
@@ -16,45 +16,23 @@ use super::hub::{Claim, ForeignSession, Hub, Owner};
 use super::login::{self, MqttLogin};
 use super::subscribing::Request;
 use super::waiting::Then;
-use crate::access::AccessRecord;
 use crate::alarms::Blocked;
-use crate::amqp::connection::Ending;
-use crate::limits::ConnectionLease;
-use crate::registry::{Arrival, OpenConnection, Opening, RegisteredConnection};
-use crate::server::Shared;
-
-/// Time limit for the acknowledgements of a client's publishes while the server drains.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::client::{ClientProtocol, ConnectionCore, Ending};
+use crate::registry::{OpenConnection, Opening};
+use crate::websocket::Carriage;
 
 /// Answers waiting for the disk at which the client is no longer read.
 const MAX_WAITING: usize = 1024;
 
-/// The state of one client's connection, driven by [`transport::drive`].
+/// The MQTT part of a client's connection.
 pub(crate) struct MqttConnection {
-    shared: Arc<Shared>,
+    core: ConnectionCore,
     hub: Arc<Hub>,
-    id: u64,
-    peer: Peer,
-    outbox: Arc<Outbox>,
-    /// Released when the connection is dropped.
-    place: ConnectionLease,
     engine: Engine,
     phase: MqttPhase,
     intent: Intent,
-    /// Deadline of the login, or of a drain.
-    deadline: Option<Instant>,
-    /// The client has used up its receive rate and is not read until then.
-    rested_until: Option<Instant>,
     /// Set while an alarm is raised and the client has published.
     blocked: Option<Blocked>,
-    /// The user name of the client's verified certificate.
-    external: Option<Arc<str>>,
-    reason: Option<String>,
-    ending: Ending,
-    record: Option<Box<AccessRecord>>,
-    arrival: Arrival,
-    /// The entry in the registry, once the connection is open.
-    registered: Option<RegisteredConnection>,
 }
 
 enum MqttPhase {
@@ -73,106 +51,13 @@ struct Claiming {
 }
 
 impl MqttConnection {
-    /// # Panics
-    /// Panics if the server has not [started](crate::Server::start_mqtt) MQTT.
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        id: u64,
-        peer: Peer,
-        outbox: Arc<Outbox>,
-        place: ConnectionLease,
-        now: Instant,
-    ) -> Self {
-        let hub = Arc::clone(shared.mqtt().expect("MQTT is started before anybody listens for it"));
-        let deadline = Some(now + shared.config.handshake_timeout);
-        let engine = Engine::new(Arc::clone(&hub.config.settings));
-        Self {
-            shared,
-            hub,
-            id,
-            peer,
-            outbox,
-            place,
-            engine,
-            phase: MqttPhase::Start,
-            intent: Intent::Run,
-            deadline,
-            rested_until: None,
-            blocked: None,
-            external: None,
-            reason: None,
-            ending: Ending::Normal,
-            record: None,
-            arrival: Arrival::of(peer),
-            registered: None,
-        }
-    }
-
-    /// Notes where the connection came from and to. Called before the first input.
-    pub(crate) fn arrived(&mut self, arrival: Arrival) {
-        self.arrival = arrival;
-    }
-
-    /// Offers login by the client's verified certificate, which stands for `user`. Called before the first input.
-    pub(crate) fn offer_external(&mut self, user: Arc<str>) {
-        self.external = Some(user);
-    }
-
-    /// Sets the connection's access-log record, if there is an access log.
-    pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
-        self.record = record;
-    }
-
-    /// Takes the access-log record when the connection has ended.
-    pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
-        self.go();
-        self.record.take()
-    }
-
-    /// Why the connection ended, if its protocol knows.
-    pub(crate) fn take_reason(&mut self) -> Option<String> {
-        self.reason.take()
-    }
-
-    /// How the connection ended, and why, as far as known.
-    pub(crate) fn ending(&self) -> (Ending, &str) {
-        (self.ending, self.reason.as_deref().unwrap_or_default())
-    }
-
-    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
-        let mut taken = 0;
-        while self.intent == Intent::Run
-            && self.outbox.backlog() < self.shared.config.outbox_limit
-            && !work::is_turn_over()
-        {
-            work::charge(PACKET, 1);
-            let mut out = Vec::new();
-            let Self { engine, phase, .. } = self;
-            let step = engine.handle_input(&input[taken..], now, &mut out);
-            let has_event = step.event.is_some();
-            let next = match step.event {
-                None => Next::Nothing,
-                Some(event) => Next::of(event, phase),
-            };
-            let step_taken = step.taken;
-            self.write(out);
-            taken += step_taken;
-            self.act(next, now);
-            if step_taken == 0 && !has_event {
-                break;
-            }
-        }
-        self.after_batch(now);
-        if matches!(self.phase, MqttPhase::Over) { input.len() } else { taken }
-    }
-
     /// Performs the action that follows from an event.
     fn act(&mut self, next: Next, now: Instant) {
         match next {
             Next::Nothing => {}
             Next::Connect(login) => self.connect(*login, now),
             Next::Published => {
-                if let Some(record) = &mut self.record {
+                if let Some(record) = &mut self.core.record {
                     record.published += 1;
                 }
                 self.block_if_alarmed();
@@ -210,7 +95,7 @@ impl MqttConnection {
             Err(refused) => return self.refuse(&refused),
         };
         let owner = Arc::new(login.owner());
-        let claim = Claim::new(&self.outbox, Some(login.user().into()));
+        let claim = Claim::new(&self.core.outbox, Some(login.user().into()));
         if let Some(vhost) = login.vhost()
             && let Err(foreign) = self.hub.claim(&owner, vhost, &claim, || login.may_adopt())
         {
@@ -223,18 +108,13 @@ impl MqttConnection {
 
     /// Authenticates the client, and checks limits.
     fn validate(&mut self, login: MqttLogin) -> Result<MqttLogin, login::MqttRefused> {
-        let validated = login.validate(&self.hub, self.peer, self.external.as_deref());
-        if let Some(record) = &mut self.record
-            && let Some((user, vhost)) = login::names(&validated)
-        {
-            (record.user, record.vhost) = (user.into(), vhost.into());
-        }
-        let login = validated.inspect_err(|refused| {
-            self.shared.metrics.logins_refused.add(1);
-            tracing::warn!(connection = self.id, peer = %self.peer, why = %refused.why, "login refused");
-        })?;
-        if let Err(limit) = self.place.log_in(login.user()) {
-            self.ends(Ending::Limit, || limit.to_string());
+        let claimed = login.user().to_owned();
+        let validated = login.validate(&self.hub, self.core.peer, self.core.external.as_deref());
+        let login = validated.inspect_err(|refused| self.core.login_refused(&claimed, &refused.why))?;
+        self.core.logs_in(login.user());
+        self.core.enters(login.vhost_name());
+        if let Err(limit) = self.core.lease.log_in(login.user()) {
+            self.core.ends(Ending::Limit, || limit.to_string());
             return Err(login::MqttRefused::new(ReasonCode::QuotaExceeded, limit.to_string()));
         }
         Ok(login)
@@ -246,8 +126,7 @@ impl MqttConnection {
         let user = login.user();
         let why =
             format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
-        self.shared.metrics.logins_refused.add(1);
-        tracing::warn!(connection = self.id, peer = %self.peer, why, "login refused");
+        self.core.login_refused(user, &why);
         let reason = match self.engine.version() {
             mqtt::MqttVersion::V5 => ReasonCode::NotAuthorized,
             mqtt::MqttVersion::V31 | mqtt::MqttVersion::V311 => ReasonCode::ServerUnavailable,
@@ -263,7 +142,7 @@ impl MqttConnection {
         let mut out = Vec::new();
         self.engine.refuse(refused.reason, refused.reported, &mut out);
         self.write(out);
-        self.ends(Ending::Refused, || format!("refused: {}", refused.why));
+        self.core.ends(Ending::Refused, || format!("refused: {}", refused.why));
         self.finish();
     }
 
@@ -287,12 +166,13 @@ impl MqttConnection {
             owner: Arc::clone(&owner),
             claim: Arc::clone(&claim),
             authorised,
-            connection: self.id,
+            connection: self.core.id,
             expiry,
             is_bridge: login.is_bridge,
         };
-        let at = self.shared.clock.timestamp(now);
-        let mut client = Box::new(MqttClient::new(&self.shared, &self.hub, &self.outbox, admitted, at));
+        let at = self.core.shared.clock.timestamp(now);
+        let mut client =
+            Box::new(MqttClient::new(&self.core.shared, &self.hub, &self.core.outbox, admitted, at));
         let mut session = None;
         match kept {
             // The session of a deleted user is ended, and so is one that has expired together with its queue.
@@ -312,7 +192,7 @@ impl MqttConnection {
         if let Err(Refusal { reason, text }) = client.resume(&self.engine) {
             // The session stays for a user with permission.
             self.phase = MqttPhase::Open(client);
-            self.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
+            self.core.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
             return self.fail(MqttFault::new(reason, "the session cannot be resumed"));
         }
         client.own_session();
@@ -321,24 +201,16 @@ impl MqttConnection {
         } else if is_resumed {
             client.write_down_mortal(self.engine.session());
         }
-        match &self.record {
-            Some(record) => record.opened(),
-            None => {
-                let user = login.user();
-                tracing::info!(connection = self.id, peer = %self.peer, user, client = &*owner.client_id, "connection opened");
-            }
-        }
-        self.deadline = None;
         self.register(&mut client, at.0);
         self.phase = MqttPhase::Open(client);
         self.intent = Intent::Run;
     }
 
-    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
+    /// Makes the connection visible to operators.
     fn register(&mut self, client: &mut MqttClient, connected_at: u64) {
         let view = OpenConnection::new(Opening {
-            id: self.id,
-            arrival: self.arrival,
+            id: self.core.id,
+            arrival: self.core.arrival,
             protocol: match self.engine.version() {
                 mqtt::MqttVersion::V31 => "MQTT 3.1",
                 mqtt::MqttVersion::V311 => "MQTT 3.1.1",
@@ -350,13 +222,10 @@ impl MqttConnection {
             connected_at,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
             client_properties: &client.view_properties(),
-            outbox: &self.outbox,
+            outbox: &self.core.outbox,
         });
         client.opened(&view);
-        self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
-        if let Some(reason) = self.shared.backend.missing(&view) {
-            view.close(&reason);
-        }
+        self.core.opened(view);
     }
 
     /// Releases a claim that is not used.
@@ -377,7 +246,7 @@ impl MqttConnection {
     /// Sends answers whose changes are on disk, and messages.
     fn answer(&mut self, now: Instant) {
         let store = self.hub.store().cloned();
-        while !self.outbox.is_closed() {
+        while !self.core.outbox.is_closed() {
             let MqttPhase::Open(client) = &mut self.phase else { return };
             let mut out = Vec::new();
             while let Some(then) = client.waiting.next(store.as_ref()) {
@@ -386,9 +255,9 @@ impl MqttConnection {
                     return self.ended(end);
                 }
             }
-            self.outbox.append(|buf| buf.tail().extend_from_slice(&out));
+            self.core.outbox.append(|buf| buf.tail().extend_from_slice(&out));
             client.deliver(&mut self.engine);
-            if !client.has_arrivals(&self.engine) || !self.outbox.has_room() || !client.may_be_traced() {
+            if !client.has_arrivals(&self.engine) || !self.core.outbox.has_room() || !client.may_be_traced() {
                 break;
             }
         }
@@ -406,8 +275,8 @@ impl MqttConnection {
     /// Stops reading a client that publishes while an alarm is raised.
     fn block_if_alarmed(&mut self) {
         if self.blocked.is_none()
-            && self.shared.alarms.stand()
-            && let Some((place, _)) = self.shared.alarms.block(&self.outbox)
+            && self.core.shared.alarms.stand()
+            && let Some((place, _)) = self.core.shared.alarms.block(&self.core.outbox)
         {
             self.blocked = Some(place);
         }
@@ -435,8 +304,8 @@ impl MqttConnection {
 
     /// Handles the end that the engine has reported.
     fn ended(&mut self, end: MqttEnd) {
-        let (ending, reason) = describe(&end, self.shared.is_draining());
-        self.ends(ending, || reason);
+        let (ending, reason) = describe(&end, self.core.shared.is_draining());
+        self.core.ends(ending, || reason);
         self.leave_claim_or_session(Some(end));
         self.finish();
     }
@@ -446,10 +315,9 @@ impl MqttConnection {
             self.leave_claim();
         }
         if let MqttPhase::Open(_) = &self.phase
-            && let MqttPhase::Open(mut client) = std::mem::replace(&mut self.phase, MqttPhase::Over)
+            && let MqttPhase::Open(client) = std::mem::replace(&mut self.phase, MqttPhase::Over)
         {
             let end = end.or_else(|| self.engine.handle_eof());
-            client.set_time(Instant::now());
             if let Some(end) = end {
                 client.end(self.engine.take_session(), end);
             }
@@ -457,31 +325,16 @@ impl MqttConnection {
         self.phase = MqttPhase::Over;
     }
 
-    /// The socket has closed, whatever the engine knows of it.
-    fn go(&mut self) {
-        if !matches!(self.phase, MqttPhase::Over) {
-            let end = self.engine.handle_eof();
-            self.leave_claim_or_session(end);
-        }
-    }
-
-    fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
-        if self.reason.is_none() {
-            self.ending = ending;
-            self.reason = Some(reason());
-        }
-    }
-
     fn finish(&mut self) {
         self.phase = MqttPhase::Over;
         self.intent = Intent::Finish;
-        self.deadline = None;
+        self.core.deadline = None;
         self.blocked = None;
     }
 
     fn write(&self, out: Vec<u8>) {
         if !out.is_empty() {
-            self.outbox.append(|buf| buf.push(out.into()));
+            self.core.outbox.append(|buf| buf.push(out.into()));
         }
     }
 
@@ -489,21 +342,15 @@ impl MqttConnection {
     /// limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let MqttPhase::Open(client) = &self.phase else { return };
-        if !self.shared.is_draining() {
+        if !self.core.shared.is_draining() {
             return;
         }
-        let deadline = *self.deadline.get_or_insert(now + SETTLE_TIMEOUT);
+        let deadline = self.core.settle_deadline(now);
         if client.is_settled() || deadline <= now {
             self.disconnect(ReasonCode::ServerShuttingDown);
         }
     }
-
-    fn is_open(&self) -> bool {
-        matches!(self.phase, MqttPhase::Open(_))
-    }
 }
-
-crate::client::is_client!(MqttConnection);
 
 /// The action for an event, which is borrowed and has to be released first.
 enum Next {
@@ -587,39 +434,72 @@ fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
 /// Cost of a packet before its content is handled, in nanoseconds.
 const PACKET: u32 = 200;
 
-impl Protocol for MqttConnection {
-    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+impl ClientProtocol for MqttConnection {
+    const CARRIAGE: Carriage = Carriage::Bytes;
+
+    /// # Panics
+    /// Panics if the server has not [started](crate::Server::start_mqtt) MQTT.
+    fn new(core: ConnectionCore, _now: Instant) -> Self {
+        let hub = Arc::clone(core.shared.mqtt().expect("MQTT is started before anybody listens for it"));
+        let engine = Engine::new(Arc::clone(&hub.config.settings));
+        Self { core, hub, engine, phase: MqttPhase::Start, intent: Intent::Run, blocked: None }
+    }
+
+    fn core(&self) -> &ConnectionCore {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut ConnectionCore {
+        &mut self.core
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.phase, MqttPhase::Open(_))
+    }
+
+    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         if let MqttPhase::Open(client) = &mut self.phase {
             client.set_time(now);
         }
-        let was_open = self.is_open();
-        let taken = self.take_input(input, now);
-        self.shared.metrics.bytes_received.add(taken as u64);
-        if let Some(registered) = &self.registered {
-            registered.connection().has_received(taken);
+        let mut taken = 0;
+        while self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over() {
+            work::charge(PACKET, 1);
+            let mut out = Vec::new();
+            let Self { engine, phase, .. } = self;
+            let step = engine.handle_input(&input[taken..], now, &mut out);
+            let has_event = step.event.is_some();
+            let next = match step.event {
+                None => Next::Nothing,
+                Some(event) => Next::of(event, phase),
+            };
+            let step_taken = step.taken;
+            self.write(out);
+            taken += step_taken;
+            self.act(next, now);
+            if step_taken == 0 && !has_event {
+                break;
+            }
         }
-        if let Some(record) = &mut self.record {
-            record.received += taken as u64;
-        }
-        // Logging in is exempt: its bytes are bounded, and it must not wait for other clients' traffic.
-        if was_open && self.is_open() {
-            self.rested_until = self.place.received(taken, now);
-        }
-        taken
+        self.after_batch(now);
+        if matches!(self.phase, MqttPhase::Over) { input.len() } else { taken }
     }
 
-    fn handle_eof(&mut self) {
+    fn handle_eof(&mut self, now: Instant) {
         match self.phase {
-            MqttPhase::Start => self.ends(Ending::Normal, || "client went away without a CONNECT".to_owned()),
-            _ => self.ends(Ending::Normal, || "client went away without closing the connection".to_owned()),
+            MqttPhase::Start => {
+                self.core.ends(Ending::Normal, || "client went away without a CONNECT".to_owned())
+            }
+            _ => self
+                .core
+                .ends(Ending::Normal, || "client went away without closing the connection".to_owned()),
         }
-        self.go();
+        self.end_session(now);
         self.finish();
     }
 
     fn handle_nudge(&mut self, now: Instant) {
-        if self.shared.is_draining() && !self.is_open() && !matches!(self.phase, MqttPhase::Over) {
-            self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
+        if self.core.shared.is_draining() && !self.is_open() && !matches!(self.phase, MqttPhase::Over) {
+            self.core.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             self.leave_claim();
             return self.finish();
         }
@@ -629,67 +509,61 @@ impl Protocol for MqttConnection {
         if client.claim().is_superseded() && !client.vhost().is_gone() {
             return self.disconnect(ReasonCode::SessionTakenOver);
         }
-        if self
-            .registered
-            .as_ref()
-            .is_some_and(|registered| registered.connection().take_close_reason().is_some())
+        if self.core.take_close_reason().is_some()
             || client.has_lost_a_queue()
             || client.claim().is_superseded()
         {
             return self.disconnect(ReasonCode::AdministrativeAction);
         }
         client.room.resume(client.vhost());
-        if !self.shared.alarms.stand() {
+        if !self.core.shared.alarms.stand() {
             self.blocked = None;
         }
         self.after_batch(now);
     }
 
-    fn handle_room(&mut self) {
-        let now = Instant::now();
+    fn handle_room(&mut self, now: Instant) {
         if let MqttPhase::Open(client) = &mut self.phase {
             client.set_time(now);
             self.answer(now);
         }
     }
 
-    fn handle_written(&mut self, _now: Instant) {}
-
-    fn handle_deadline(&mut self, now: Instant) {
-        let rests = self.intent() == Intent::Pause;
-        self.rested_until = self.rested_until.filter(|until| now < *until);
-        if !self.is_open() && self.deadline.is_some_and(|deadline| deadline <= now) {
-            self.ends(Ending::Refused, || "handshake timed out".to_owned());
+    fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
+        if !self.is_open() && self.core.is_late(now) {
+            self.core.ends(Ending::Refused, || "handshake timed out".to_owned());
             self.leave_claim();
             return self.finish();
         }
+        if let MqttPhase::Open(client) = &mut self.phase {
+            client.set_time(now);
+        }
         self.leave_when_settled(now);
-        if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
-            // We do not read what the client sends, so its silence means nothing.
+        if is_unread {
             self.engine.note_unread(now);
         }
         let engine = &mut self.engine;
-        let ended = self.outbox.append(|buf| engine.handle_deadline(now, &mut Out(buf)));
+        let ended = self.core.outbox.append(|buf| engine.handle_deadline(now, &mut Out(buf)));
         if let Some(end) = ended.flatten() {
             self.ended(end);
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        [self.engine.next_deadline(), self.deadline, self.rested_until].into_iter().flatten().min()
+        self.engine.next_deadline()
     }
 
     fn intent(&self) -> Intent {
-        match self.intent {
-            Intent::Run if self.rested_until.is_some() && self.is_open() => Intent::Pause,
-            intent => intent,
-        }
+        self.intent
     }
-}
 
-impl Drop for MqttConnection {
-    fn drop(&mut self) {
-        // The socket failed, or the peer stopped reading: the session has not been notified yet.
-        self.go();
+    fn end_session(&mut self, now: Instant) {
+        if let MqttPhase::Open(client) = &mut self.phase {
+            client.set_time(now);
+        }
+        if !matches!(self.phase, MqttPhase::Over) {
+            let end = self.engine.handle_eof();
+            self.leave_claim_or_session(end);
+        }
     }
 }

@@ -146,6 +146,11 @@ impl MqttLogin {
         self.user.as_deref().unwrap_or_default()
     }
 
+    /// The name of the virtual host, once the login was accepted.
+    pub(super) fn vhost_name(&self) -> &str {
+        &self.vhost
+    }
+
     /// The identity of the session.
     pub(super) fn owner(&self) -> Owner {
         Owner { vhost: (*self.vhost).into(), client_id: self.client_id.clone() }
@@ -178,11 +183,6 @@ impl MqttLogin {
     pub(super) fn session_expiry(&self, config: &MqttConfig) -> u32 {
         self.expiry.min(config.settings.session_expiry_maximum)
     }
-}
-
-/// User and virtual host of an accepted login.
-pub(super) fn names(validated: &Result<MqttLogin, MqttRefused>) -> Option<(&str, &str)> {
-    validated.as_ref().ok().map(|login| (login.user(), &*login.vhost))
 }
 
 /// Returns an error if a will cannot be published.

@@ -26,9 +26,9 @@ use transport::{Intent, Outbox, Peer, Protocol};
 use super::hub::Hub;
 use super::{MqttConfig, MqttConnection};
 use crate::backend::Clock;
-use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::client::{ClientConnection, Spoken};
 use crate::server::Shared;
-use crate::simulated::server_of;
+use crate::simulated::{self, server_of};
 
 /// A server, and possibly its disk, whose rounds the test drives.
 struct World {
@@ -80,13 +80,10 @@ impl World {
     }
 
     fn client(&mut self, version: MqttVersion) -> Client {
-        let outbox = Arc::new(Outbox::new(1 << 20));
         let now = Instant::now();
-        let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 0 };
-        let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
-        let (id, shared) = (self.next_id, Arc::clone(&self.shared));
+        let (connection, outbox) =
+            simulated::connection(&self.shared, self.next_id, Peer::Unix, Spoken::Mqtt, now);
         self.next_id += 1;
-        let connection = MqttConnection::new(shared, id, Peer::Unix, Arc::clone(&outbox), place, now);
         Client { connection, outbox, version, now }
     }
 
@@ -105,7 +102,7 @@ impl World {
 
 /// A client, and the server's end of its connection.
 struct Client {
-    connection: MqttConnection,
+    connection: ClientConnection<MqttConnection>,
     outbox: Arc<Outbox>,
     version: MqttVersion,
     now: Instant,

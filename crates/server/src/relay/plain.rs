@@ -46,10 +46,10 @@ impl fmt::Display for PlainRelayEnd {
 /// as its protocol is not known here.
 pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: Stream, newcomer: Newcomer) {
     let record = shared.record(&newcomer);
-    let Newcomer { id, peer, place, .. } = newcomer;
+    let Newcomer { id, peer, lease, .. } = newcomer;
     // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
-    let _place = place;
+    let _place = lease;
     let listener = client.addresses().map(|(local, _)| local);
     let connecting = Box::pin(connect(&relay.config, peer, listener));
     let connected = tokio::select! {

@@ -30,13 +30,13 @@ pub(crate) async fn run(
     deflate: Option<Deflate>,
     ping_interval: Duration,
 ) {
-    let Newcomer { id, peer, place, .. } = newcomer;
+    let Newcomer { id, peer, lease, .. } = newcomer;
     // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
-    let _place = place;
+    let _place = lease;
     let name = relay.config.name.as_str();
     let _relay_place = match relay.counter.enter(peer.ip()) {
-        Ok(place) => place,
+        Ok(lease) => lease,
         Err(limit) => {
             shared.metrics.connections_refused.add(1);
             tracing::warn!(connection = id, %peer, relay = name, %limit, "connection refused");

@@ -14,7 +14,7 @@ use transport::{Outbox, Peer, Protocol};
 use super::connection::StompConnection;
 use crate::alarms::Resource;
 use crate::backend::{Backend, Clock};
-use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::client::{ClientConnection, Spoken};
 use crate::server::Shared;
 use crate::simulated::{self, HANDSHAKE_TIMEOUT};
 
@@ -28,7 +28,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
 
 /// A client and the server's end of its connection.
 struct Conversation {
-    connection: StompConnection,
+    connection: ClientConnection<StompConnection>,
     outbox: Arc<Outbox>,
     now: Instant,
     version: StompVersion,
@@ -38,14 +38,11 @@ struct Conversation {
 
 impl Conversation {
     fn connect(shared: &Arc<Shared>, peer: Peer) -> Self {
-        let outbox = Arc::new(Outbox::new(1 << 20));
         let now = Instant::now();
-        let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
-        let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
         // Connection numbers identify the owners of exclusive queues.
         let id = 1 + shared.metrics.connections_opened.get();
         shared.metrics.connections_opened.add(1);
-        let connection = StompConnection::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, now);
+        let (connection, outbox) = simulated::connection(shared, id, peer, Spoken::Stomp, now);
         Self { connection, outbox, now, version: StompVersion::V12, unconsumed: Vec::new() }
     }
 

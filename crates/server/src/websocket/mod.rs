@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use ::websocket::handshake::OriginRules;
 
-pub(crate) use adapter::MAX_WAITING_CONTROL;
+pub(crate) use adapter::{Carriage, MAX_WAITING_CONTROL};
 pub(crate) use pings::{PingAction, Pings};
 pub use routes::Routes;
 pub(crate) use run::{refuse, run};

@@ -16,8 +16,8 @@ use super::WebSocketConfig;
 use super::adapter::{Carriage, CarriedProtocol, WebSocket};
 use super::upgrade::{Granted, Judged, NotUpgraded, answer_refusal, request};
 use super::webroot;
-use crate::amqp::connection::{AmqpConnection, Ending};
-use crate::client::{ClientStream, Spoken};
+use crate::amqp::connection::AmqpConnection;
+use crate::client::{ClientConnection, ClientProtocol, Ending, Spoken};
 use crate::limits::LimitReached;
 use crate::relay;
 use crate::server::{Listed, Newcomer, Shared, reason_of};
@@ -43,7 +43,7 @@ pub(crate) async fn run(
     };
     if let Some(ip) = granted.client {
         newcomer.peer = Peer::Ip(SocketAddr::new(ip, 0));
-        if let Err(limit) = newcomer.place.locate(Some(ip)) {
+        if let Err(limit) = newcomer.lease.locate(Some(ip)) {
             shared.refuse(newcomer.id, newcomer.peer, newcomer.transport, limit);
             return answer_at_limit(&mut stream, granted, limit).await;
         }
@@ -70,7 +70,7 @@ pub(crate) async fn run(
 
 /// Answers a request that was granted and runs its protocol. As in [`crate::server`], the future's state is
 /// built before it.
-pub(super) fn join<C, S>(
+pub(super) fn join<P, S>(
     shared: Arc<Shared>,
     mut stream: S,
     newcomer: Newcomer,
@@ -78,11 +78,11 @@ pub(super) fn join<C, S>(
     ping_interval: Duration,
 ) -> impl Future<Output = ()> + Send + 'static
 where
-    C: ClientStream + CarriedProtocol,
+    P: ClientProtocol,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Newcomer { id, peer, .. } = newcomer;
-    let (connection, outbox) = newcomer.into_client::<C>(&shared);
+    let (connection, outbox) = newcomer.into_client::<P>(&shared);
     let Granted { answer, deflate, .. } = granted;
     let limit = shared.config.outbox_limit;
     let now = std::time::Instant::now();
@@ -96,8 +96,8 @@ where
             Ok(()) => drive(&mut stream, &mut protocol, &outbox, limit, shared.config.write_timeout).await,
             Err(error) => transport::Ended::Io(error),
         };
-        let reason = protocol.take_reason().or_else(|| protocol.inner_mut().take_reason());
-        let reason = reason_of(reason, ended);
+        let reason = protocol.take_reason();
+        let reason = reason_of(reason.as_deref().or_else(|| protocol.inner_mut().reason()), ended);
         shared.closed(protocol.inner_mut().take_record(), id, peer, outbox.sent(), &reason);
         drop(listed);
     }
@@ -179,24 +179,8 @@ async fn upgrade(
     None
 }
 
-impl CarriedProtocol for AmqpConnection {
-    const CARRIAGE: Carriage = Carriage::AmqpFrames;
-
-    fn ending(&self) -> (CloseCode, String) {
-        close_of(self.ending())
-    }
-}
-
-impl CarriedProtocol for crate::mqtt::MqttConnection {
-    const CARRIAGE: Carriage = Carriage::Bytes;
-
-    fn ending(&self) -> (CloseCode, String) {
-        close_of(self.ending())
-    }
-}
-
-impl CarriedProtocol for crate::stomp::StompConnection {
-    const CARRIAGE: Carriage = Carriage::Text;
+impl<P: ClientProtocol> CarriedProtocol for ClientConnection<P> {
+    const CARRIAGE: Carriage = P::CARRIAGE;
 
     fn ending(&self) -> (CloseCode, String) {
         close_of(self.ending())

@@ -138,7 +138,7 @@ impl World {
             id: number as u64,
             peer: Peer::Unix,
             transport: Transport { spoken: Spoken::Amqp, websocket: true, tls: false },
-            place: self.counter.enter(None).unwrap(),
+            lease: self.counter.enter(None).unwrap(),
             since: Instant::now(),
             local: None,
             external: None,

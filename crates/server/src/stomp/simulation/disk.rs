@@ -62,7 +62,7 @@ fn a_commit_is_confirmed_when_its_messages_and_acknowledgements_are_on_disk() {
     durable.write_all();
     conversation.nudge();
     conversation.call("SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n");
-    let session = conversation.connection.session_name();
+    let session = conversation.connection.protocol().session_name();
     let frames = [
         "BEGIN\ntransaction:t\n\n".to_owned(),
         format!("ACK\nid:T_1@@{session}@@1\ntransaction:t\n\n"),

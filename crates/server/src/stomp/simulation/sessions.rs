@@ -47,7 +47,7 @@ fn acknowledging_with_all_before_it_is_about_one_subscription() {
     conversation.call(
         &[send("/queue/a", "r", "a"), send("/queue/b", "r", "b"), send("/queue/b", "r", "c")].join("\0"),
     );
-    let session = conversation.connection.session_name();
+    let session = conversation.connection.protocol().session_name();
     let reported = conversation.call(&format!("ACK\nid:T_2@@{session}@@2\nreceipt:r\n\n"));
     assert_eq!(reported, ["RECEIPT r "]);
     drop(conversation);
@@ -63,7 +63,7 @@ fn identifiers_of_messages_are_not_repeated_by_a_subscription_of_the_same_name()
     conversation.call(&[subscribe, &send("/queue/q", "r", "x")].join("\0"));
     let reported = conversation.call(&["UNSUBSCRIBE\nid:1\n\n", subscribe].join("\0"));
     assert_eq!(reported, ["MESSAGE 1 true x"], "what was not acknowledged came back");
-    let session = conversation.connection.session_name();
+    let session = conversation.connection.protocol().session_name();
     let reported = conversation.call(&format!("ACK\nid:T_1@@{session}@@1\n\n"));
     assert_eq!(reported, ["ERROR precondition_failed PRECONDITION_FAILED - unknown delivery tag 1"]);
 }
@@ -93,7 +93,7 @@ fn what_a_transaction_acknowledged_is_the_clients_again_after_abort() {
     conversation.call(
         &["SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n", &send("/queue/q", "r", "x")].join("\0"),
     );
-    let session = conversation.connection.session_name();
+    let session = conversation.connection.protocol().session_name();
     let ack = |more: &str| format!("ACK\nid:T_1@@{session}@@1\n{more}receipt:a\n\n");
     let in_transaction = ["BEGIN\ntransaction:t\n\n", &ack("transaction:t\n")].join("\0");
     assert_eq!(conversation.call(&in_transaction), ["RECEIPT a "]);
@@ -111,7 +111,7 @@ fn a_transaction_outlives_the_subscription_whose_message_it_acknowledges() {
             &["SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n", &send("/queue/q", "r", "x")]
                 .join("\0"),
         );
-        let session = conversation.connection.session_name();
+        let session = conversation.connection.protocol().session_name();
         conversation.call(
             &[
                 "BEGIN\ntransaction:t\n\n".to_owned(),
