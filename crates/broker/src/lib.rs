@@ -71,7 +71,7 @@ mod vhost;
 
 pub use store::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
 pub use store::journal::Lsn;
-pub use store::{Store, Waiter};
+pub use store::{AnswerQueue, DiskPoint, Store, Waiter};
 
 /// The version of RabbitMQ whose behaviour the broker follows. Clients, tools and scripts read it to know
 /// which features they may use.

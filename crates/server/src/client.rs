@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use broker::Waiter;
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
@@ -171,6 +172,15 @@ impl ConnectionCore {
         if is_open {
             self.rested_until = self.lease.received(taken, now);
         }
+    }
+}
+
+/// Nudges a connection's task when what its session waits for has come.
+pub(crate) struct OutboxWaiter(pub(crate) Arc<Outbox>);
+
+impl Waiter for OutboxWaiter {
+    fn wake(&self) {
+        self.0.nudge();
     }
 }
 

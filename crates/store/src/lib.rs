@@ -17,8 +17,8 @@ pub mod pages;
 mod waiters;
 
 pub use facade::{
-    Appended, CheckReport, Recovered, RecoveredQueue, Retirement, Rounds, RunningStore, Store, StoreError,
-    StoreSettings, StoredLocation, StoredQueue, check, repair,
+    AnswerQueue, Appended, CheckReport, DiskPoint, Recovered, RecoveredQueue, Retirement, Rounds,
+    RunningStore, Store, StoreError, StoreSettings, StoredLocation, StoredQueue, check, repair,
 };
 pub use lock::{FolderLock, LockError};
 pub use waiters::Waiter;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use amqp::RawTable;
 use amqp::frame::max_body_payload;
 use axum::http::StatusCode;
-use broker::{AuthorisedSession, Broker, Lsn, Section, Ticket, Timestamp, VirtualHost, arguments_of};
+use broker::{
+    AuthorisedSession, Broker, DiskPoint, Lsn, Section, Ticket, Timestamp, VirtualHost, arguments_of,
+};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
@@ -39,14 +41,7 @@ pub(super) struct Reply {
     /// The methods of the path, in a response to OPTIONS.
     pub(super) allow: Option<String>,
     /// The reply is sent once this is on disk.
-    pub(super) until: Until,
-}
-
-/// The writes that a response waits for.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Until {
-    pub(super) defined: Option<Ticket>,
-    pub(super) stored: Option<Lsn>,
+    pub(super) until: DiskPoint,
 }
 
 impl Reply {
@@ -62,7 +57,7 @@ impl Reply {
             body: Some(body),
             location: None,
             allow: None,
-            until: Until::default(),
+            until: DiskPoint::default(),
         }
     }
 
@@ -72,7 +67,7 @@ impl Reply {
             body: None,
             location: None,
             allow: None,
-            until: Until::default(),
+            until: DiskPoint::default(),
         }
     }
 
@@ -87,12 +82,12 @@ impl Reply {
     }
 
     pub(super) fn when_defined(mut self, ticket: Ticket) -> Self {
-        self.until.defined = Some(ticket);
+        self.until.ticket = Some(ticket);
         self
     }
 
     pub(super) fn when_stored(mut self, lsn: Option<Lsn>) -> Self {
-        self.until.stored = lsn;
+        self.until.lsn = lsn;
         self
     }
 }

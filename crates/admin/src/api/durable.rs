@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::{Store, Waiter};
+use broker::{DiskPoint, Store, Waiter};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
 use super::Api;
-use super::call::Until;
 use super::error::ApiError;
 
 /// Returns once everything in `until` is on disk, or fails after `DISK_TIME`.
-pub(super) async fn wait(api: &Api, until: Until) -> Result<(), ApiError> {
+pub(super) async fn wait(api: &Api, until: DiskPoint) -> Result<(), ApiError> {
     let Some(store) = api.broker.as_ref().and_then(|broker| broker.store()) else { return Ok(()) };
     let woken = Arc::new(Woken::default());
     tokio::time::timeout(DISK_TIME, wait_for(store, until, &woken))
@@ -20,18 +19,15 @@ pub(super) async fn wait(api: &Api, until: Until) -> Result<(), ApiError> {
         .map_err(|_| ApiError::not_yet("the change holds, but is not on disk: it may be gone after a crash"))
 }
 
-async fn wait_for(store: &Store, until: Until, woken: &Arc<Woken>) {
-    if let Some(ticket) = until.defined {
-        while !store.catalogue().is_committed(ticket) {
-            store.catalogue().wait(ticket, Arc::clone(woken) as Arc<dyn Waiter>);
-            woken.0.notified().await;
+async fn wait_for(store: &Store, until: DiskPoint, woken: &Arc<Woken>) {
+    let waiter: Arc<dyn Waiter> = Arc::clone(woken) as _;
+    loop {
+        let missing = store.missing(until);
+        if missing.is_empty() {
+            return;
         }
-    }
-    if let Some(lsn) = until.stored {
-        while store.durable() < lsn {
-            store.wait(lsn, Arc::clone(woken) as Arc<dyn Waiter>);
-            woken.0.notified().await;
-        }
+        store.wait_for(missing, &waiter);
+        woken.0.notified().await;
     }
 }
 

@@ -12,7 +12,8 @@ use amqp::handshake::{Capabilities, OpenRequest};
 use amqp::method::{Method, basic, channel};
 use amqp::properties::ContentHeader;
 use broker::{
-    AuthorisedSession, Flushed, Lsn, Queue, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
+    AuthorisedSession, DiskPoint, Flushed, Lsn, Queue, SessionId, Store, Timestamp, Tracer, VirtualHost,
+    Waiter,
 };
 use transport::Outbox;
 
@@ -24,6 +25,7 @@ use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
 use super::room::DiskRoom;
 use super::session::BackendSession;
+use crate::client::OutboxWaiter;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
@@ -83,17 +85,10 @@ impl ChannelContext {
         self.held.send(&self.outbox, channel, method.into());
     }
 
-    /// Holds later answers until a change to the definitions is on disk.
-    pub(crate) fn hold_until(&self, ticket: Ticket) {
+    /// Holds later answers until these changes are on disk.
+    pub(crate) fn hold_until(&self, point: impl Into<DiskPoint>) {
         if let Some(store) = self.store() {
-            self.held.hold_until(ticket, store, &self.nudge);
-        }
-    }
-
-    /// Holds later answers until changes to messages are on disk.
-    pub(crate) fn hold_until_stored(&self, lsn: Option<Lsn>) {
-        if let Some((store, lsn)) = self.store().zip(lsn) {
-            self.held.hold_until_stored(lsn, store, &self.nudge);
+            self.held.hold_until(point.into(), store, &self.nudge);
         }
     }
 
@@ -162,7 +157,7 @@ impl BrokerSession {
             held: AnswersWaitingForDisk::default(),
             late_get: RefCell::default(),
             room: DiskRoom::new(Arc::clone(&outbox)),
-            nudge: Arc::new(AmqpNudge(Arc::clone(&outbox))),
+            nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
             outbox,
             view,
             now: Timestamp::default(),
@@ -332,14 +327,6 @@ impl BrokerSession {
         self.context.view.channel_closed(channel.view().number());
         self.context.authorised.close_channel();
         self.context.shared.metrics.channels_closed.add(1);
-    }
-}
-
-struct AmqpNudge(Arc<Outbox>);
-
-impl Waiter for AmqpNudge {
-    fn wake(&self) {
-        self.0.nudge();
     }
 }
 

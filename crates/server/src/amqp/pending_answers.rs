@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::Method;
-use broker::{Lsn, Store, Ticket, Waiter};
+use broker::{DiskPoint, Store, Waiter};
 use transport::Outbox;
 
 /// Bytes of waiting answers at which the client is no longer read.
@@ -29,16 +29,15 @@ pub(crate) struct AnswersWaitingForDisk {
 #[derive(Default)]
 struct PendingAnswer {
     bytes: Vec<u8>,
-    /// The changes to definitions, and the position in the message log, to wait for; both `None` if nothing waits.
-    ticket: Option<Ticket>,
-    lsn: Option<Lsn>,
+    /// What they wait for; empty if nothing waits.
+    until: DiskPoint,
     /// A frame was refused because it has to wait for the answers.
     blocking: bool,
 }
 
 impl PendingAnswer {
     fn waits(&self) -> bool {
-        self.ticket.is_some() || self.lsn.is_some()
+        !self.until.is_empty()
     }
 }
 
@@ -53,21 +52,13 @@ impl AnswersWaitingForDisk {
         }
     }
 
-    /// Holds later answers until `ticket` is committed.
-    pub(crate) fn hold_until(&self, ticket: Ticket, store: &Store, waiter: &Arc<dyn Waiter>) {
+    /// Holds later answers until everything in `point` is on disk.
+    pub(crate) fn hold_until(&self, point: DiskPoint, store: &Store, waiter: &Arc<dyn Waiter>) {
         let mut held = self.held.borrow_mut();
-        if !store.catalogue().is_committed(ticket) && held.ticket.is_none_or(|until| until < ticket) {
-            held.ticket = Some(ticket);
-            store.catalogue().wait(ticket, Arc::clone(waiter));
-        }
-    }
-
-    /// Holds later answers until the message log is on disk up to `lsn`.
-    pub(crate) fn hold_until_stored(&self, lsn: Lsn, store: &Store, waiter: &Arc<dyn Waiter>) {
-        let mut held = self.held.borrow_mut();
-        if store.durable() < lsn && held.lsn.is_none_or(|until| until < lsn) {
-            held.lsn = Some(lsn);
-            store.wait(lsn, Arc::clone(waiter));
+        let until = held.until.and(store.missing(point));
+        if until != held.until {
+            held.until = until;
+            store.wait_for(until, waiter);
         }
     }
 
@@ -93,9 +84,7 @@ impl AnswersWaitingForDisk {
     /// Sends the waiting answers if everything they wait for is on disk.
     pub(crate) fn release(&self, store: &Store, outbox: &Outbox) {
         let mut held = self.held.borrow_mut();
-        let on_disk = held.ticket.is_none_or(|ticket| store.catalogue().is_committed(ticket))
-            && held.lsn.is_none_or(|lsn| lsn <= store.durable());
-        if held.waits() && on_disk {
+        if held.waits() && store.missing(held.until).is_empty() {
             let answers = std::mem::take(&mut *held);
             outbox.append(|buf| buf.tail().extend_from_slice(&answers.bytes));
         }

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use amqp::{FieldTable, FieldValue, ReplyCode};
 use broker::{
-    AuthorisedSession, Body, BrokerError, Change, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY, Publish,
-    Publisher, Section, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
+    AuthorisedSession, Body, BrokerError, Change, DiskPoint, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY,
+    Publish, Publisher, Section, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
 };
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::{MqttEnd, ServerConnection as Engine};
@@ -34,6 +34,7 @@ use super::retained::Full;
 use super::subscriptions::Subscriptions;
 use super::waiting::{PendingAnswers, Then};
 use crate::amqp::room::DiskRoom;
+use crate::client::OutboxWaiter;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
@@ -128,7 +129,7 @@ impl MqttClient {
             claim,
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
-            nudge: Arc::new(MqttNudge(Arc::clone(outbox))),
+            nudge: Arc::new(OutboxWaiter(Arc::clone(outbox))),
             publisher: authorised.vhost().publisher(authorised.identity()).of(FrontEnd::Mqtt),
             view: None,
             tracer: None,
@@ -223,7 +224,7 @@ impl MqttClient {
     }
 
     /// Defers an action until everything that it depends on is on disk.
-    pub(super) fn wait(&mut self, then: Then, until: (Option<broker::Lsn>, Option<Ticket>)) {
+    pub(super) fn wait(&mut self, then: Then, until: DiskPoint) {
         let store = self.hub.store();
         self.waiting.push(then, until, store, &self.nudge);
     }
@@ -295,7 +296,7 @@ impl MqttClient {
             self.vhost().note(|catalogue| catalogue.put(Section::MqttReceived, key, value))
         });
         let then = if refused { refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
-        self.wait(then, (flushed.until, noted.max(ticket)));
+        self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
         self.handed_over(flushed.full);
         Ok(())
     }
@@ -322,8 +323,10 @@ impl MqttClient {
             let Published { packet_id, matched, ticket } = published;
             match (packet_id, is_refused) {
                 (0, _) => {}
-                (_, true) => self.wait(refused_by_queue(packet_id), (None, ticket)),
-                (_, false) => self.wait(Then::Accept { packet_id, matched }, (flushed.until, ticket)),
+                (_, true) => self.wait(refused_by_queue(packet_id), ticket.into()),
+                (_, false) => {
+                    self.wait(Then::Accept { packet_id, matched }, DiskPoint { lsn: flushed.until, ticket })
+                }
             }
         }
         self.handed_over(flushed.full);
@@ -341,7 +344,7 @@ impl MqttClient {
         let vhost = self.is_kept().then(|| self.vhost());
         let ticket =
             vhost.and_then(|vhost| vhost.note(|catalogue| catalogue.delete(Section::MqttReceived, key)));
-        self.wait(Then::Complete { packet_id }, (None, ticket));
+        self.wait(Then::Complete { packet_id }, ticket.into());
     }
 
     /// Called at the end of a batch of input: flushes publishes and writes the session. Publishes that do not
@@ -362,7 +365,7 @@ impl MqttClient {
         let ticket = self.write_down(engine.session());
         for packet_id in std::mem::take(&mut self.to_release) {
             // Once the client has answered PUBREL the session forgets the message, which its queue must not have then.
-            self.wait(Then::Release { packet_id }, (self.settled_until, ticket));
+            self.wait(Then::Release { packet_id }, DiskPoint { lsn: self.settled_until, ticket });
         }
     }
 
@@ -452,14 +455,6 @@ impl MqttClient {
 
 fn refused_by_queue(packet_id: u16) -> Then {
     Then::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
-}
-
-struct MqttNudge(Arc<Outbox>);
-
-impl Waiter for MqttNudge {
-    fn wake(&self) {
-        self.0.nudge();
-    }
 }
 
 impl From<super::message::Untold> for Refusal {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::handshake::Negotiated;
-use broker::FrontEnd;
+use broker::{DiskPoint, FrontEnd};
 use mqtt::server::{Cause, MqttEnd, MqttEvent, ServerConnection as Engine};
 use mqtt::{MqttFault, ReasonCode, packet};
 use sync::work;
@@ -69,7 +69,7 @@ impl MqttConnection {
                 let MqttPhase::Open(client) = &mut self.phase else { return };
                 // Acknowledgements are sent in the order of their messages (MQTT-4.6.0-2).
                 client.flush_published();
-                client.wait(Then::Refuse { packet_id, reason, text }, (None, None));
+                client.wait(Then::Refuse { packet_id, reason, text }, DiskPoint::default());
             }
             Next::Subscribe { packet_id, requests } => {
                 let MqttPhase::Open(client) = &mut self.phase else { return };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket, TracedConnection};
+use broker::{ConsumerId, Delivery, DiskPoint, Lsn, Queue, TracedConnection};
 use bytes::Bytes;
 use mqtt::server::{Output, ServerConnection as Engine, Undeliverable};
 use mqtt::session::{OutgoingMessage, Stage, Subscription};
@@ -90,18 +90,18 @@ impl MqttClient {
     /// from then on: both changes reach the disk in one round, and if a crash cuts the round short, the
     /// session's side does not count ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
     /// Returns the changes to wait for.
-    fn note(&mut self, noted: Noted, engine: &Engine) -> (Option<Lsn>, Option<Ticket>) {
+    fn note(&mut self, noted: Noted, engine: &Engine) -> DiskPoint {
         let Noted { moved, exactly_once, settled_retained, .. } = noted;
         if !exactly_once {
-            return (None, None);
+            return DiskPoint::default();
         }
-        let Some(store) = self.store().cloned() else { return (None, None) };
+        let Some(store) = self.store().cloned() else { return DiskPoint::default() };
         let _together = store.together();
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
-        let until = self.move_out(moved);
+        let lsn = self.move_out(moved);
         // Together: a topic that is no longer pending while no session has its message would be lost.
         let settled = settled_retained.iter().filter_map(|topic| self.settled_retained(topic)).collect();
-        (until, self.write_down_with(engine.session(), settled))
+        DiskPoint { lsn, ticket: self.write_down_with(engine.session(), settled) }
     }
 
     /// Acknowledges messages to shared queues, as the session holds them from now on. Each queue writes a

@@ -74,7 +74,7 @@ impl MqttClient {
             }
         }
         let ticket = ticket.max(self.write_down(engine.session()));
-        self.wait(Then::Subscribed { packet_id, reasons: reasons.clone() }, (None, ticket));
+        self.wait(Then::Subscribed { packet_id, reasons: reasons.clone() }, ticket.into());
         reasons
     }
 
@@ -254,7 +254,7 @@ impl MqttClient {
             reasons.push(ReasonCode::Success);
         }
         let ticket = ticket.max(self.write_down(engine.session()));
-        self.wait(Then::Unsubscribed { packet_id, reasons }, (None, ticket));
+        self.wait(Then::Unsubscribed { packet_id, reasons }, ticket.into());
     }
 
     /// Unbinds the filter of a removed subscription, unless another one needs the same binding.

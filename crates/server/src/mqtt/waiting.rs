@@ -1,9 +1,8 @@
 //! Answers that wait for the disk, in order.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use broker::{Lsn, Store, Ticket, Waiter};
+use broker::{AnswerQueue, DiskPoint, Store, Waiter};
 use mqtt::ReasonCode;
 
 /// The action that follows once everything it waits for is on disk.
@@ -27,17 +26,11 @@ pub(super) enum Then {
 /// The waiting actions of one client.
 #[derive(Default)]
 pub(super) struct PendingAnswers {
-    entries: VecDeque<Entry>,
+    queue: AnswerQueue<Then>,
     /// Number of entries that hold messages for the client.
     sends: usize,
     /// Number of entries that answer a SUBSCRIBE.
     subscribes: usize,
-}
-
-struct Entry {
-    then: Then,
-    lsn: Option<Lsn>,
-    ticket: Option<Ticket>,
 }
 
 impl PendingAnswers {
@@ -45,41 +38,21 @@ impl PendingAnswers {
     pub(super) fn push(
         &mut self,
         then: Then,
-        (lsn, ticket): (Option<Lsn>, Option<Ticket>),
+        point: DiskPoint,
         store: Option<&Arc<Store>>,
         nudge: &Arc<dyn Waiter>,
     ) {
-        let (mut lsn, mut ticket) = (lsn, ticket);
-        if let Some(store) = store {
-            lsn = lsn.filter(|lsn| *lsn > store.durable());
-            ticket = ticket.filter(|ticket| !store.catalogue().is_committed(*ticket));
-            if let Some(lsn) = lsn {
-                store.wait(lsn, Arc::clone(nudge));
-            }
-            if let Some(ticket) = ticket {
-                store.catalogue().wait(ticket, Arc::clone(nudge));
-            }
-        }
         self.sends += usize::from(matches!(then, Then::Send { .. }));
         self.subscribes += usize::from(matches!(then, Then::Subscribed { .. }));
-        self.entries.push_back(Entry { then, lsn, ticket });
+        self.queue.push(then, point, store, nudge);
     }
 
     /// The next action that is ready.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Then> {
-        let is_ready = |entry: &mut Entry| {
-            store.is_none_or(|store| {
-                entry.lsn.is_none_or(|lsn| lsn <= store.durable())
-                    && entry.ticket.is_none_or(|ticket| store.catalogue().is_committed(ticket))
-            })
-        };
-        let entry = self.entries.pop_front_if(is_ready)?;
-        self.sends -= usize::from(matches!(entry.then, Then::Send { .. }));
-        self.subscribes -= usize::from(matches!(entry.then, Then::Subscribed { .. }));
-        if self.entries.is_empty() {
-            self.entries = VecDeque::new();
-        }
-        Some(entry.then)
+        let then = self.queue.next(store)?;
+        self.sends -= usize::from(matches!(then, Then::Send { .. }));
+        self.subscribes -= usize::from(matches!(then, Then::Subscribed { .. }));
+        Some(then)
     }
 
     /// Whether messages for the client wait, which others must not overtake.
@@ -93,16 +66,16 @@ impl PendingAnswers {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.queue.is_empty()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.queue.len()
     }
 
     /// Removes all actions when there is no client left to answer.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Then> {
         (self.sends, self.subscribes) = (0, 0);
-        std::mem::take(&mut self.entries).into_iter().map(|entry| entry.then)
+        self.queue.drain()
     }
 }

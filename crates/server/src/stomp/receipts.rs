@@ -3,10 +3,9 @@
 //! They are sent in the order of the requests: a client that has a receipt knows that all earlier requests are
 //! done, too.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use broker::{Flushed, Lsn, Store, Ticket, Waiter};
+use broker::{AnswerQueue, DiskPoint, Flushed, Store, Waiter};
 
 /// Bytes of waiting receipts, including their entries, at which the client is no longer read.
 const MAX_WAITING: usize = 256 * 1024;
@@ -14,7 +13,7 @@ const MAX_WAITING: usize = 256 * 1024;
 /// The waiting receipts of one connection.
 #[derive(Default)]
 pub(super) struct Receipts {
-    waiting: VecDeque<Receipt>,
+    waiting: AnswerQueue<Receipt>,
     bytes: usize,
     /// Receipts for messages that the publisher has not flushed, each with the message's index since the last flush.
     unflushed: Vec<(u64, Box<str>)>,
@@ -24,32 +23,12 @@ pub(super) struct Receipts {
 #[derive(Debug)]
 pub(super) struct Receipt {
     pub(super) id: Box<str>,
-    until: Until,
     /// A full queue has refused the message.
     pub(super) is_refused: bool,
     /// It confirms a message.
     pub(super) is_confirm: bool,
     /// The number of the subscription that it confirms, whose messages are sent after the receipt.
     pub(super) starts: Option<u64>,
-}
-
-/// The changes to definitions and to messages that must be on disk.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Until {
-    pub(super) ticket: Option<Ticket>,
-    pub(super) lsn: Option<Lsn>,
-}
-
-impl Until {
-    /// Waits for a change to definitions.
-    pub(super) fn ticket(ticket: Ticket) -> Self {
-        Self { ticket: Some(ticket), lsn: None }
-    }
-
-    fn is_over(&self, store: &Store) -> bool {
-        self.ticket.is_none_or(|ticket| store.catalogue().is_committed(ticket))
-            && self.lsn.is_none_or(|lsn| lsn <= store.durable())
-    }
 }
 
 impl Receipts {
@@ -60,48 +39,38 @@ impl Receipts {
         self.unflushed.push((before, id.into()));
     }
 
-    /// Called when the publisher was flushed.
-    pub(super) fn flushed(&mut self, flushed: &Flushed) {
+    /// Called when the publisher was flushed. `waiter` is woken when it is worth calling [`next`](Self::next).
+    pub(super) fn flushed(
+        &mut self,
+        flushed: &Flushed,
+        store: Option<&Arc<Store>>,
+        waiter: &Arc<dyn Waiter>,
+    ) {
         for (place, id) in self.unflushed.drain(..) {
             let is_refused = flushed.refused.binary_search(&place).is_ok();
-            let until = Until { lsn: flushed.until.filter(|_| !is_refused), ticket: None };
-            self.waiting.push_back(Receipt { id, until, is_refused, is_confirm: true, starts: None });
+            let until = flushed.until.filter(|_| !is_refused);
+            let receipt = Receipt { id, is_refused, is_confirm: true, starts: None };
+            self.waiting.push(receipt, until.into(), store, waiter);
         }
     }
 
     /// Called when a request is done except for `until`.
-    pub(super) fn done(&mut self, id: &str, until: Until, starts: Option<u64>) {
+    pub(super) fn done(
+        &mut self,
+        id: &str,
+        until: DiskPoint,
+        starts: Option<u64>,
+        (store, waiter): (Option<&Arc<Store>>, &Arc<dyn Waiter>),
+    ) {
         self.bytes += cost(id);
-        self.waiting.push_back(Receipt {
-            id: id.into(),
-            until,
-            is_refused: false,
-            is_confirm: false,
-            starts,
-        });
+        let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: false, starts };
+        self.waiting.push(receipt, until, store, waiter);
     }
 
-    /// The next receipt that need not wait any more. If the first one has to wait, `waiter` is woken when it is
-    /// worth asking again.
-    pub(super) fn next(&mut self, store: Option<&Arc<Store>>, waiter: &Arc<dyn Waiter>) -> Option<Receipt> {
-        let first = self.waiting.front()?;
-        if let Some(store) = store
-            && !first.until.is_over(store)
-        {
-            let Until { ticket, lsn } = first.until;
-            if let Some(ticket) = ticket.filter(|ticket| !store.catalogue().is_committed(*ticket)) {
-                store.catalogue().wait(ticket, Arc::clone(waiter));
-            }
-            if let Some(lsn) = lsn.filter(|lsn| *lsn > store.durable()) {
-                store.wait(lsn, Arc::clone(waiter));
-            }
-            return None;
-        }
-        let receipt = self.waiting.pop_front()?;
+    /// The next receipt that need not wait any more.
+    pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Receipt> {
+        let receipt = self.waiting.next(store)?;
         self.bytes -= cost(&receipt.id);
-        if self.waiting.is_empty() {
-            self.waiting = VecDeque::new();
-        }
         Some(receipt)
     }
 

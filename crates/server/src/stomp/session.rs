@@ -5,21 +5,22 @@ use std::time::{Duration, Instant};
 
 use amqp::error::ReplyCode;
 use broker::{
-    AuthorisedSession, BrokerError, Flushed, FrontEnd, Publisher, Queue, SessionId, Store, Timestamp,
-    TracedConnection, Tracer, VirtualHost, Waiter,
+    AuthorisedSession, BrokerError, DiskPoint, Flushed, FrontEnd, Publisher, Queue, SessionId, Store,
+    Timestamp, TracedConnection, Tracer, VirtualHost, Waiter,
 };
 use hashbrown::HashMap;
 use stomp::server::{EventKind, Request, TransactionId};
 use stomp::{StompFault, StompVersion};
 use transport::Outbox;
 
-use super::receipts::{Receipt, Receipts, Until};
+use super::receipts::{Receipt, Receipts};
 use super::sending::Reply;
 use super::subscribing::Subscription;
 use super::transactions::StompTransaction;
 use crate::alarms::Blocked;
 use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
 use crate::amqp::room::DiskRoom;
+use crate::client::OutboxWaiter;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
@@ -109,7 +110,7 @@ impl StompSession {
             ),
             view: None,
             room: DiskRoom::new(Arc::clone(&outbox)),
-            nudge: Arc::new(StompNudge(Arc::clone(&outbox))),
+            nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
             outbox,
             now: Timestamp::default(),
             authorised,
@@ -167,25 +168,28 @@ impl StompSession {
             EventKind::Settle(settle) => self.settle(*settle)?,
             EventKind::Begin(transaction) => {
                 self.transactions.insert(*transaction, StompTransaction::default());
-                Until::default()
+                DiskPoint::default()
             }
             EventKind::Commit(transaction) => self.commit(*transaction)?,
             EventKind::Abort(transaction) => {
                 self.abort(*transaction);
-                Until::default()
+                DiskPoint::default()
             }
             EventKind::Disconnect => {
                 self.end(now);
-                Until { lsn: self.context.store().map(|store| store.end()), ticket: None }
+                DiskPoint::from(self.context.store().map(|store| store.end()))
             }
-            EventKind::Send { .. } => Until::default(),
+            EventKind::Send { .. } => DiskPoint::default(),
         };
         let new = match &request.kind {
             EventKind::Subscribe(subscribe) => Some(subscribe.number),
             _ => None,
         };
         match (receipt, new) {
-            (Some(receipt), _) => self.receipts.done(receipt, until, new),
+            (Some(receipt), _) => {
+                let waits = (self.context.vhost.store(), &self.context.nudge);
+                self.receipts.done(receipt, until, new, waits);
+            }
             (None, Some(number)) => self.start(number),
             (None, None) => {}
         }
@@ -201,7 +205,7 @@ impl StompSession {
 
     /// The next receipt whose request is on disk.
     pub(super) fn next_receipt(&mut self) -> Option<Receipt> {
-        let receipt = self.receipts.next(self.context.vhost.store(), &self.context.nudge)?;
+        let receipt = self.receipts.next(self.context.store())?;
         if receipt.is_confirm {
             self.context.shared.metrics.confirms(FrontEnd::Stomp).given.add(1);
         }
@@ -236,7 +240,7 @@ impl StompSession {
 
     fn flushed(&mut self, flushed: &Flushed) {
         self.unflushed = 0;
-        self.receipts.flushed(flushed);
+        self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
         if flushed.full {
             self.context.room.pause(&self.context.vhost);
         }
@@ -346,14 +350,6 @@ impl StompSession {
 pub(super) fn of_broker(error: impl Into<amqp::Fault>) -> StompFault {
     let fault = error.into();
     StompFault::new(fault.code.name().to_lowercase(), fault.reply_text())
-}
-
-struct StompNudge(Arc<Outbox>);
-
-impl Waiter for StompNudge {
-    fn wake(&self) {
-        self.0.nudge();
-    }
 }
 
 /// As in RabbitMQ: the timeout is half an hour by default, so an extra minute does not matter.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use amqp::RawTable;
 use amqp::error::ReplyCode;
-use broker::{Binding, ConsumerId, ConsumerSpec, Queue, Ticket, Timestamp};
+use broker::{Binding, ConsumerId, ConsumerSpec, DiskPoint, Queue, Ticket, Timestamp};
 use stomp::destination::Destination;
 use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest};
 use stomp::{Headers, StompFault};
@@ -12,7 +12,6 @@ use stomp::{Headers, StompFault};
 use super::declaring::{Declaration, is_durable, subscription_queue};
 use super::messages::Messages;
 use super::properties::check_short;
-use super::receipts::Until;
 use super::sending::{not_for, parse};
 use super::session::{StompSession, of_broker};
 use crate::amqp::content::Destination as Channel;
@@ -60,7 +59,7 @@ impl StompSession {
         &mut self,
         subscribe: &SubscriptionRequest,
         headers: &Headers<'_>,
-    ) -> Result<Until, StompFault> {
+    ) -> Result<DiskPoint, StompFault> {
         refuse_unknown(headers)?;
         check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
         let limit = headers.number("prefetch-count")?.unwrap_or(0);
@@ -81,7 +80,7 @@ impl StompSession {
         let consumer = NewConsumer { word, form: subscribe.form.clone(), is_acked, limit };
         let subscription = self.consume(&queue, consumer)?;
         self.subscriptions.insert(subscribe.number, subscription);
-        Ok(Until::ticket(ticket))
+        Ok(ticket.into())
     }
 
     /// Declares the subscription's own queue and binds it to the exchange.
@@ -150,27 +149,27 @@ impl StompSession {
         number: u64,
         destination: &str,
         headers: &Headers<'_>,
-    ) -> Result<Until, StompFault> {
+    ) -> Result<DiskPoint, StompFault> {
         if let Some(subscription) = self.subscriptions.remove(&number) {
             let next_tag = subscription.end(self.context.now);
             self.next_tag = self.next_tag.max(next_tag);
         }
         let destination = parse(destination)?;
         if !matches!(destination, Destination::Topic(_)) || !is_durable(headers)? {
-            return Ok(Until::default());
+            return Ok(DiskPoint::default());
         }
         let name = subscription_queue(&destination, headers)?;
         let context = &self.context;
         context.authorised.check_delete_queue(&name).map_err(of_broker)?;
         let deleted = context.vhost.delete_queue(context.session, &name, false, false);
-        deleted.map(|(_, ticket)| Until::ticket(ticket)).map_err(of_broker)
+        deleted.map(|(_, ticket)| ticket.into()).map_err(of_broker)
     }
 
     /// ACK or NACK.
-    pub(super) fn settle(&mut self, settle: Settle) -> Result<Until, StompFault> {
+    pub(super) fn settle(&mut self, settle: Settle) -> Result<DiskPoint, StompFault> {
         if let Some(transaction) = settle.transaction {
             self.hold_settlement(transaction, settle)?;
-            return Ok(Until::default());
+            return Ok(DiskPoint::default());
         }
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
@@ -178,7 +177,7 @@ impl StompSession {
             own.deliveries.settle(settle.delivery_tag, settle.cumulative, None).ok_or_else(unknown)?;
         StompSettlement::of(settle).apply(unsettled, self.context.now);
         own.deliveries.resume(self.context.now);
-        Ok(Until { lsn: self.context.store().map(|store| store.end()), ticket: None })
+        Ok(DiskPoint::from(self.context.store().map(|store| store.end())))
     }
 
     /// Handles a consumer cancelled by the broker. Returns the tag and number of its subscription, if the

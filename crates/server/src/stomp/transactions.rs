@@ -5,12 +5,11 @@
 
 use std::sync::Arc;
 
-use broker::{Body, Publish, Timestamp};
+use broker::{Body, DiskPoint, Publish, Timestamp};
 use bytes::Bytes;
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
-use super::receipts::Until;
 use super::session::{StompSession, of_broker};
 use super::subscribing::{StompSettlement, unknown_delivery};
 use crate::amqp::deliveries::{Deliveries, Unsettled};
@@ -125,12 +124,12 @@ impl StompSession {
     }
 
     /// Commits a transaction. Returns the changes to wait for.
-    pub(super) fn commit(&mut self, id: TransactionId) -> Result<Until, StompFault> {
+    pub(super) fn commit(&mut self, id: TransactionId) -> Result<DiskPoint, StompFault> {
         let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
         // A fault ends the connection, and the transaction with it.
         messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_broker)?;
         let Some(StompTransaction { messages, settlements }) = self.take_transaction(id) else {
-            return Ok(Until::default());
+            return Ok(DiskPoint::default());
         };
         for held in &messages {
             self.publish(held.message(), held.receipt.as_deref())?;
@@ -145,7 +144,7 @@ impl StompSession {
         }
         // The settlements were written to the log last.
         let settled = self.context.store().filter(|_| settles).map(|store| store.end());
-        Ok(Until { lsn: settled.max(published), ticket: None })
+        Ok(DiskPoint::from(settled.max(published)))
     }
 
     /// Aborts a transaction: its deliveries are as before.

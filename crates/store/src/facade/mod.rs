@@ -10,6 +10,7 @@ mod error;
 mod inventory;
 mod merge;
 mod mover_thread;
+mod on_disk;
 mod read;
 mod recovered;
 mod retire;
@@ -25,6 +26,7 @@ use parking_lot::RwLockReadGuard;
 
 pub use check::{CheckReport, check, repair};
 pub use error::StoreError;
+pub use on_disk::{AnswerQueue, DiskPoint};
 pub use recovered::{Recovered, RecoveredQueue, StoredLocation};
 pub use retire::Retirement;
 pub use rounds::{Rounds, RunningStore};

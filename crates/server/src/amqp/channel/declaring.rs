@@ -131,7 +131,7 @@ impl Channel {
         let name = self.queue_name(m.queue)?;
         context.authorised.check_read_queue(name)?;
         let (purged, until) = context.vhost.purge(context.session, name)?;
-        context.hold_until_stored(until);
+        context.hold_until(until);
         let message_count = u32::try_from(purged).unwrap_or(u32::MAX);
         self.answer(context, m.no_wait, queue::PurgeOk { message_count });
         Ok(())

@@ -215,7 +215,7 @@ impl Channel {
         if let Mode::Confirm(confirms) = &mut self.mode
             && let Some(until) = confirms.until()
         {
-            context.hold_until_stored(Some(until));
+            context.hold_until(Some(until));
             confirms.release(until, |run| confirm(context, number, view, run));
         }
     }

@@ -130,7 +130,7 @@ impl Channel {
         }
         // The settlements were written to the log last.
         let settled = context.store().filter(|_| settles).map(|store| store.end());
-        context.hold_until_stored(settled.max(flushed.until));
+        context.hold_until(settled.max(flushed.until));
         context.send(self.number, tx::CommitOk {});
         Ok(())
     }
