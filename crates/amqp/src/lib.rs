@@ -4,6 +4,7 @@
 //! - The wire format: [`wire`] elementary types; [`table`] field tables; [`method`](mod@method) all methods, from one
 //!   table of the specification; [`properties`] content headers; [`frame`] frames; [`error`] reply codes and faults.
 //! - Opening a connection: [`sasl`] credentials; [`handshake`] both ends, from the protocol header to open-ok.
+//! - [`queue_arguments`]: the arguments of `queue.declare` that RabbitMQ knows.
 //! - An open connection: [`channel`] life cycles of channels and of the connection, at the server's end; [`content`]
 //!   messages to and from frames; [`heartbeat`] when to send one and when the peer is dead.
 //!
@@ -36,6 +37,7 @@ pub mod handshake;
 pub mod heartbeat;
 pub mod method;
 pub mod properties;
+pub mod queue_arguments;
 pub mod sasl;
 pub mod table;
 pub mod wire;
@@ -45,6 +47,7 @@ pub use frame::{Frame, FrameKind};
 pub use handshake::{Capabilities, ClientHandshake, Negotiated, ServerHandshake};
 pub use method::Method;
 pub use properties::{ContentHeader, Properties};
+pub use queue_arguments::{ArgumentSpec, ArgumentValue, PolicyKey, QUEUE_ARGUMENTS};
 pub use sasl::{Credentials, Mechanism};
 pub use table::{FieldTable, FieldValue, RawTable};
 pub use wire::DecodeError;

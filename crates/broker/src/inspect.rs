@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
+use amqp::queue_arguments::MAX_EXPIRY;
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use smallvec::SmallVec;
 
-use crate::arguments::MAX_EXPIRY;
 use crate::error::BrokerError;
 use crate::message::Traits;
 use crate::table_view::{ValueView, entries, texts_in};

@@ -2,21 +2,21 @@
 
 use std::fmt::Write;
 
-use amqp::{FieldTable, FieldValue};
+use amqp::{FieldTable, FieldValue, QUEUE_ARGUMENTS};
 
+use super::QueueKind;
 use crate::error::BrokerError;
 
-/// Compares the arguments named by `keys`; `resource` is described as in `queue 'q' in vhost '/'`.
-pub(crate) fn check_arguments(
-    keys: &[&str],
+/// Compares the arguments of a queue; `resource` is described as in `queue 'q' in vhost '/'`.
+pub(crate) fn check_queue_redeclared(
+    kind: QueueKind,
     current: &FieldTable,
     received: &FieldTable,
     resource: &str,
 ) -> Result<(), BrokerError> {
-    for key in keys {
-        check_argument(key, current.get(key), received.get(key), resource)?;
-    }
-    Ok(())
+    let compared = QUEUE_ARGUMENTS.iter().filter_map(|spec| Some((kind.position(spec)?, spec.name)));
+    let first = compared.filter(|(_, key)| differ(key, current.get(key), received.get(key))).min();
+    first.map_or(Ok(()), |(_, key)| check_argument(key, current, received, resource))
 }
 
 /// Compares one boolean property.
@@ -47,31 +47,33 @@ pub(crate) fn check_field(
     Err(inequivalent(key, resource, &format!("'{received}'"), &format!("'{current}'")))
 }
 
-fn check_argument(
+/// Compares one argument.
+pub(crate) fn check_argument(
     key: &str,
-    current: Option<&FieldValue>,
-    received: Option<&FieldValue>,
+    current: &FieldTable,
+    received: &FieldTable,
     resource: &str,
 ) -> Result<(), BrokerError> {
-    if key == "x-queue-type" && queue_type_of(current) == queue_type_of(received) {
+    let (current, received) = (current.get(key), received.get(key));
+    if !differ(key, current, received) {
         return Ok(());
     }
+    // RabbitMQ names the types only if one of the two is missing.
+    let describe = |value: Option<&FieldValue>, other: Option<&FieldValue>| match (value, other) {
+        (None, _) => "none".to_owned(),
+        (Some(value), None) => format!("the value '{}' of type '{}'", in_erlang(value), value.type_name()),
+        (Some(value), Some(_)) => format!("'{}'", in_erlang(value)),
+    };
+    Err(inequivalent(key, resource, &describe(received, current), &describe(current, received)))
+}
+
+fn differ(key: &str, current: Option<&FieldValue>, received: Option<&FieldValue>) -> bool {
+    if key == "x-queue-type" && queue_type_of(current) == queue_type_of(received) {
+        return false;
+    }
     match (current, received) {
-        (None, None) => Ok(()),
-        (Some(current), Some(received)) if same_value(current, received) => Ok(()),
-        (Some(current), Some(received)) => {
-            let quote = |value| format!("'{}'", in_erlang(value));
-            Err(inequivalent(key, resource, &quote(received), &quote(current)))
-        }
-        _ => {
-            let typed = |value: Option<&FieldValue>| match value {
-                None => "none".to_owned(),
-                Some(value) => {
-                    format!("the value '{}' of type '{}'", in_erlang(value), value.type_name())
-                }
-            };
-            Err(inequivalent(key, resource, &typed(received), &typed(current)))
-        }
+        (Some(current), Some(received)) => !same_value(current, received),
+        (current, received) => current.is_some() || received.is_some(),
     }
 }
 
@@ -132,43 +134,6 @@ fn term(value: &FieldValue) -> String {
     }
 }
 
-/// The arguments of exchanges that are compared.
-pub(crate) const EXCHANGE_ARGUMENTS: &[&str] = &["alternate-exchange"];
-
-pub(super) const CLASSIC_ARGUMENTS: &[&str] = &[
-    "x-expires",
-    "x-message-ttl",
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-max-priority",
-    "x-overflow",
-    "x-queue-mode",
-    "x-queue-version",
-    "x-single-active-consumer",
-    "x-queue-type",
-    "x-queue-master-locator",
-];
-
-pub(super) const QUORUM_ARGUMENTS: &[&str] = &[
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-dead-letter-strategy",
-    "x-expires",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-max-in-memory-length",
-    "x-max-in-memory-bytes",
-    "x-overflow",
-    "x-single-active-consumer",
-    "x-queue-type",
-    "x-quorum-initial-group-size",
-    "x-delivery-limit",
-    "x-message-ttl",
-    "x-queue-leader-locator",
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,8 +141,13 @@ mod tests {
     fn compare(current: Option<FieldValue>, received: Option<FieldValue>) -> Result<(), String> {
         let table =
             |value: Option<FieldValue>| value.into_iter().map(|value| ("x-message-ttl", value)).collect();
-        check_arguments(&["x-message-ttl"], &table(current), &table(received), "queue 'q' in vhost '/'")
-            .map_err(|error| error.to_string())
+        check_queue_redeclared(
+            QueueKind::Classic,
+            &table(current),
+            &table(received),
+            "queue 'q' in vhost '/'",
+        )
+        .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -220,10 +190,24 @@ mod tests {
         let classic: FieldTable = [("x-queue-type", FieldValue::text("classic"))].into_iter().collect();
         let quorum: FieldTable = [("x-queue-type", FieldValue::text("quorum"))].into_iter().collect();
         let check = |current: &FieldTable, received: &FieldTable| {
-            check_arguments(CLASSIC_ARGUMENTS, current, received, "queue 'q' in vhost '/'")
+            check_queue_redeclared(QueueKind::Classic, current, received, "queue 'q' in vhost '/'")
         };
         assert_eq!(check(&classic, &FieldTable::new()), Ok(()));
         assert_eq!(check(&FieldTable::new(), &classic), Ok(()));
         assert!(check(&FieldTable::new(), &quorum).is_err());
+    }
+
+    #[test]
+    fn of_several_differences_the_one_that_rabbitmq_compares_first_is_named() {
+        let number = FieldValue::I32(1);
+        let received: FieldTable = ["x-message-ttl", "x-max-length", "x-expires", "x-dead-letter-exchange"]
+            .map(|key| (key, number.clone()))
+            .into_iter()
+            .collect();
+        for (kind, key) in [(QueueKind::Classic, "x-expires"), (QueueKind::Quorum, "x-dead-letter-exchange")]
+        {
+            let error = check_queue_redeclared(kind, &FieldTable::new(), &received, "q").unwrap_err();
+            assert!(error.to_string().starts_with(&format!("inequivalent arg '{key}' for ")), "{error}");
+        }
     }
 }

@@ -3,12 +3,13 @@
 mod check;
 mod equivalence;
 
+use std::iter;
 use std::sync::Arc;
 
-use amqp::{FieldTable, FieldValue};
+use amqp::{ArgumentSpec, FieldTable, FieldValue};
 
-pub(crate) use check::{MAX_EXPIRY, check_consumer_priority, check_exchange_name_argument};
-pub(crate) use equivalence::{EXCHANGE_ARGUMENTS, check_arguments, check_field, check_flag, in_erlang};
+pub(crate) use check::{check_consumer_priority, check_exchange_name_argument};
+pub(crate) use equivalence::{check_argument, check_field, check_flag, check_queue_redeclared, in_erlang};
 
 use crate::error::BrokerError;
 
@@ -31,12 +32,26 @@ impl QueueKind {
         }
     }
 
-    /// The arguments that are compared on a redeclaration.
-    pub(crate) fn known_arguments(self) -> &'static [&'static str] {
-        match self {
-            Self::Classic => equivalence::CLASSIC_ARGUMENTS,
-            Self::Quorum => equivalence::QUORUM_ARGUMENTS,
+    /// The kind that a declaration with these arguments asks for.
+    pub(crate) fn of(arguments: &FieldTable) -> Self {
+        match arguments.get("x-queue-type").and_then(FieldValue::as_text) {
+            Some("quorum") => Self::Quorum,
+            _ => Self::Classic,
         }
+    }
+
+    /// The position of an argument that this type knows among those that a redeclaration compares.
+    fn position(self, spec: &ArgumentSpec) -> Option<u8> {
+        match self {
+            Self::Classic => spec.classic,
+            Self::Quorum => spec.quorum,
+        }
+    }
+
+    /// Whether other types know this argument, and this one does not.
+    pub(crate) fn refuses(self, spec: &ArgumentSpec) -> bool {
+        let known_to_any = spec.classic.is_some() || spec.quorum.is_some() || spec.stream;
+        known_to_any && self.position(spec).is_none()
     }
 }
 
@@ -94,16 +109,26 @@ impl QueueArguments {
     /// # Errors
     /// 406 `invalid arg 'K' for queue 'q' in vhost '/': …`, in RabbitMQ's words.
     pub(crate) fn parse(table: &FieldTable, queue: &str, vhost: &str) -> Result<Self, BrokerError> {
-        let kind = check::check_queue_arguments(table, queue, vhost)?;
-        // All arguments have been checked: the code below only reads them.
-        let number = |key: &str| table.get(key).and_then(FieldValue::as_integer).map(|n| n.max(0) as u64);
-        let text = |key: &str| table.get(key).and_then(FieldValue::as_text);
+        check::check_queue_arguments(table, queue, vhost)?;
+        Ok(Self::read(table, &[]))
+    }
+
+    /// Reads checked arguments: a queue's own, then those of its policies. Of several numbers the lowest is in effect,
+    /// otherwise the first value.
+    pub(crate) fn read(own: &FieldTable, policies: &[&FieldTable]) -> Self {
+        let values = |key: &'static str| {
+            debug_assert!(ArgumentSpec::find(key).is_some(), "{key} is not in the table of arguments");
+            iter::once(&own).chain(policies).filter_map(move |table| table.get(key))
+        };
+        let number =
+            |key| values(key).filter_map(FieldValue::as_integer).min().map(|number| number.max(0) as u64);
+        let text = |key| values(key).next().and_then(FieldValue::as_text);
         let dead_lettering = text("x-dead-letter-exchange").map(|exchange| DeadLettering {
             exchange: exchange.into(),
             routing_key: text("x-dead-letter-routing-key").map(Into::into),
         });
-        Ok(Self {
-            kind,
+        Self {
+            kind: QueueKind::of(own),
             message_ttl: number("x-message-ttl"),
             expires: number("x-expires"),
             max_length: number("x-max-length"),
@@ -115,15 +140,18 @@ impl QueueArguments {
             },
             dead_lettering,
             max_priority: number("x-max-priority").map(|n| n.min(u64::from(u8::MAX)) as u8),
-            single_active_consumer: table.get("x-single-active-consumer") == Some(&FieldValue::Boolean(true)),
+            single_active_consumer: values("x-single-active-consumer").next()
+                == Some(&FieldValue::Boolean(true)),
             delivery_limit: number("x-delivery-limit"),
             lazy: text("x-queue-mode") == Some("lazy"),
-        })
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use amqp::{ArgumentValue, QUEUE_ARGUMENTS};
+
     use super::*;
 
     fn parse(entries: &[(&str, FieldValue)]) -> Result<QueueArguments, String> {
@@ -188,5 +216,43 @@ mod tests {
     #[test]
     fn unknown_arguments_are_ignored() {
         assert_eq!(parse(&[("x-unknown", FieldValue::Void)]), Ok(QueueArguments::default()));
+    }
+
+    /// The argument with a valid value that is not the default, and those that it needs.
+    fn with(kind: QueueKind, spec: &ArgumentSpec) -> FieldTable {
+        let value = match spec.value {
+            ArgumentValue::Count { .. } => FieldValue::I32(2),
+            ArgumentValue::Flag => FieldValue::Boolean(true),
+            ArgumentValue::Choice(known, _) => FieldValue::text(*known.last().unwrap()),
+            _ => FieldValue::text("name"),
+        };
+        let mut table = without(kind, spec);
+        table.insert(spec.name, value);
+        table
+    }
+
+    /// Those alone.
+    fn without(kind: QueueKind, spec: &ArgumentSpec) -> FieldTable {
+        let mut table = FieldTable::new();
+        if kind == QueueKind::Quorum && spec.name != "x-queue-type" {
+            table.insert("x-queue-type", FieldValue::text("quorum"));
+        }
+        if matches!(spec.value, ArgumentValue::DeadLetterKey) {
+            table.insert("x-dead-letter-exchange", FieldValue::text(""));
+        }
+        table
+    }
+
+    #[test]
+    fn every_argument_in_the_table_is_obeyed_or_said_to_be_without_effect() {
+        for kind in [QueueKind::Classic, QueueKind::Quorum] {
+            for spec in QUEUE_ARGUMENTS.iter().filter(|spec| kind.position(spec).is_some()) {
+                let parse = |table: &FieldTable| QueueArguments::parse(table, "q", "/").unwrap();
+                let is_read = parse(&with(kind, spec)) != parse(&without(kind, spec));
+                assert_eq!(is_read, spec.has_effect, "{}", spec.name);
+            }
+        }
+        let of_none = |spec: &&ArgumentSpec| spec.classic.or(spec.quorum).is_none();
+        assert!(QUEUE_ARGUMENTS.iter().filter(of_none).all(|spec| !spec.has_effect));
     }
 }

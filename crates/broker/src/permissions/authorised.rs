@@ -8,6 +8,7 @@ use store::catalogue::Ticket;
 
 use super::{Access, Grant};
 use crate::SessionId;
+use crate::arguments::QueueKind;
 use crate::error::BrokerError;
 use crate::limits::{too_many_channels, too_many_connections, vhost_is_full};
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
@@ -249,13 +250,12 @@ impl Drop for AuthorisedSession {
 
 /// Quorum queues cannot be server-named.
 fn check_may_be_server_named(declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
-    let arguments = declare.arguments.decode();
-    match arguments.get("x-queue-type").and_then(FieldValue::as_text) {
-        Some("quorum") => {
+    match QueueKind::of(&declare.arguments.decode()) {
+        QueueKind::Quorum => {
             let text = "Cannot declare a server-named queue for type rabbit_quorum_queue";
             Err(BrokerError::precondition(text))
         }
-        _ => Ok(()),
+        QueueKind::Classic => Ok(()),
     }
 }
 

@@ -2,33 +2,18 @@
 
 use std::sync::Arc;
 
+use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue, PolicyKey};
 use serde_json::{Map, Value};
 
-use crate::arguments::{Overflow, QueueKind};
+use crate::arguments::QueueKind;
 
 /// The keys of a policy that have an effect here; the others that RabbitMQ knows are accepted and ignored.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PolicyDefinition {
-    /// `message-ttl` in milliseconds.
-    pub message_ttl: Option<u64>,
-    /// `expires` in milliseconds.
-    pub expires: Option<u64>,
-    /// `max-length` in ready messages.
-    pub max_length: Option<u64>,
-    /// `max-length-bytes` in bytes of ready messages' bodies.
-    pub max_length_bytes: Option<u64>,
-    /// `overflow`.
-    pub overflow: Option<Overflow>,
-    /// `dead-letter-exchange`.
-    pub dead_letter_exchange: Option<Arc<str>>,
-    /// `dead-letter-routing-key`.
-    pub dead_letter_routing_key: Option<Arc<str>>,
+    /// The arguments of queues that it sets.
+    pub(super) arguments: FieldTable,
     /// `alternate-exchange`.
-    pub alternate_exchange: Option<Arc<str>>,
-    /// `delivery-limit` of quorum queues.
-    pub delivery_limit: Option<u64>,
-    /// `queue-mode`: whether it is `lazy`.
-    pub lazy: Option<bool>,
+    pub(super) alternate_exchange: Option<Arc<str>>,
     /// Contains a key that classic queues do not support.
     not_for_classic: bool,
     /// Contains a key that quorum queues do not support.
@@ -56,7 +41,9 @@ impl PolicyDefinition {
     /// # Errors
     /// The invalid key, and the reason.
     pub fn parse_operator(entries: &Map<String, Value>) -> Result<Self, String> {
-        match entries.keys().find(|key| !OPERATOR_KEYS.contains(&key.as_str())) {
+        let is_allowed =
+            |key: &str| ArgumentSpec::of_policy(key).is_some_and(|spec| spec.policy == PolicyKey::Operator);
+        match entries.keys().find(|key| !is_allowed(key)) {
             Some(key) => Err(format!("{key}: not recognised in operator policies")),
             None => Self::parse(entries),
         }
@@ -70,102 +57,55 @@ impl PolicyDefinition {
     }
 
     fn read(&mut self, key: &str, value: &Value) -> Result<(), String> {
-        self.not_for_classic |= NOT_FOR_CLASSIC.contains(&key);
-        self.not_for_quorum |= NOT_FOR_QUORUM.contains(&key);
-        match key {
-            "message-ttl" => self.message_ttl = Some(number(value, 0)?),
-            "expires" => self.expires = Some(number(value, 1)?),
-            "max-length" => self.max_length = Some(number(value, 0)?),
-            "max-length-bytes" => self.max_length_bytes = Some(number(value, 0)?),
-            "delivery-limit" => self.delivery_limit = Some(number(value, 0)?),
-            "dead-letter-exchange" => self.dead_letter_exchange = Some(text(value)?.into()),
-            "dead-letter-routing-key" => self.dead_letter_routing_key = Some(text(value)?.into()),
-            "alternate-exchange" => self.alternate_exchange = Some(text(value)?.into()),
-            "overflow" => {
-                self.overflow = Some(match text(value)? {
-                    "drop-head" => Overflow::DropHead,
-                    "reject-publish" => Overflow::RejectPublish,
-                    "reject-publish-dlx" => Overflow::RejectPublishDlx,
-                    other => return Err(format!("'{other}' is not a valid overflow")),
-                });
-            }
-            "queue-mode" => {
-                self.lazy = Some(match text(value)? {
-                    "default" => false,
-                    "lazy" => true,
-                    other => return Err(format!("'{other}' is not a valid queue-mode value")),
-                });
-            }
-            _ if WITHOUT_EFFECT.contains(&key) => {}
-            _ => return Err("not a recognised policy setting".into()),
+        if key == "alternate-exchange" {
+            self.alternate_exchange = Some(text(value)?.into());
+            return Ok(());
+        }
+        if MIRRORING.contains(&key) {
+            self.not_for_quorum = true;
+            return Ok(());
+        }
+        let spec = ArgumentSpec::of_policy(key).ok_or("not a recognised policy setting")?;
+        self.not_for_classic |= QueueKind::Classic.refuses(spec);
+        self.not_for_quorum |= QueueKind::Quorum.refuses(spec);
+        if spec.has_effect {
+            self.arguments.insert(spec.name, argument(key, &spec.value, value)?);
         }
         Ok(())
     }
 }
 
-fn number(value: &Value, least: u64) -> Result<u64, String> {
-    let found = value.as_u64().filter(|number| *number >= least);
-    found.ok_or_else(|| format!("{value} is not a whole number of at least {least}"))
+/// The value that a policy gives to an argument.
+fn argument(key: &str, valid: &ArgumentValue, value: &Value) -> Result<FieldValue, String> {
+    match valid {
+        ArgumentValue::Count { zero, .. } => {
+            let least = u64::from(zero.is_some());
+            let number = value.as_u64().filter(|number| *number >= least);
+            let number =
+                number.ok_or_else(|| format!("{value} is not a whole number of at least {least}"))?;
+            Ok(FieldValue::I64(i64::try_from(number).unwrap_or(i64::MAX)))
+        }
+        ArgumentValue::Choice(known, _) => match text(value)? {
+            text if known.contains(&text) => Ok(FieldValue::text(text)),
+            other if key == "overflow" => Err(format!("'{other}' is not a valid overflow")),
+            other => Err(format!("'{other}' is not a valid {key} value")),
+        },
+        _ => text(value).map(FieldValue::text),
+    }
 }
 
 fn text(value: &Value) -> Result<&str, String> {
     value.as_str().ok_or_else(|| format!("{value} is not a text"))
 }
 
-const OPERATOR_KEYS: &[&str] = &[
-    "expires",
-    "message-ttl",
-    "max-length",
-    "max-length-bytes",
-    "max-in-memory-length",
-    "max-in-memory-bytes",
-    "delivery-limit",
-];
-
-/// Keys about replication and memory, which have no effect here.
-const WITHOUT_EFFECT: &[&str] = &[
-    "consumer-timeout",
-    "dead-letter-strategy",
+/// Keys about the mirrors of classic queues, which have no effect on a single node.
+const MIRRORING: &[&str] = &[
     "ha-mode",
     "ha-params",
     "ha-promote-on-failure",
     "ha-promote-on-shutdown",
     "ha-sync-batch-size",
     "ha-sync-mode",
-    "initial-cluster-size",
-    "max-age",
-    "max-in-memory-bytes",
-    "max-in-memory-length",
-    "queue-leader-locator",
-    "queue-master-locator",
-    "queue-version",
-    "stream-max-segment-size-bytes",
-];
-
-const NOT_FOR_CLASSIC: &[&str] = &[
-    "dead-letter-strategy",
-    "delivery-limit",
-    "initial-cluster-size",
-    "max-age",
-    "max-in-memory-bytes",
-    "max-in-memory-length",
-    "queue-leader-locator",
-    "stream-max-segment-size-bytes",
-];
-
-const NOT_FOR_QUORUM: &[&str] = &[
-    "ha-mode",
-    "ha-params",
-    "ha-promote-on-failure",
-    "ha-promote-on-shutdown",
-    "ha-sync-batch-size",
-    "ha-sync-mode",
-    "initial-cluster-size",
-    "max-age",
-    "queue-master-locator",
-    "queue-mode",
-    "queue-version",
-    "stream-max-segment-size-bytes",
 ];
 
 #[cfg(test)]
@@ -184,15 +124,19 @@ mod tests {
                 "alternate-exchange": "a", "queue-mode": "lazy"}"#,
         );
         let expected = PolicyDefinition {
-            lazy: Some(true),
-            message_ttl: Some(1),
-            expires: Some(2),
-            max_length: Some(3),
-            max_length_bytes: Some(4),
-            delivery_limit: Some(5),
-            overflow: Some(Overflow::RejectPublish),
-            dead_letter_exchange: Some("".into()),
-            dead_letter_routing_key: Some("k".into()),
+            arguments: [
+                ("x-dead-letter-exchange", FieldValue::text("")),
+                ("x-dead-letter-routing-key", FieldValue::text("k")),
+                ("x-delivery-limit", FieldValue::I64(5)),
+                ("x-expires", FieldValue::I64(2)),
+                ("x-max-length", FieldValue::I64(3)),
+                ("x-max-length-bytes", FieldValue::I64(4)),
+                ("x-message-ttl", FieldValue::I64(1)),
+                ("x-overflow", FieldValue::text("reject-publish")),
+                ("x-queue-mode", FieldValue::text("lazy")),
+            ]
+            .into_iter()
+            .collect(),
             alternate_exchange: Some("a".into()),
             not_for_classic: true,
             not_for_quorum: true,

@@ -8,7 +8,7 @@ use amqp::{FieldTable, FieldValue};
 
 pub use definition::PolicyDefinition;
 
-use crate::arguments::{DeadLettering, QueueArguments, QueueKind};
+use crate::arguments::{QueueArguments, QueueKind};
 use crate::permissions::Pattern;
 use crate::queue::Queue;
 
@@ -69,8 +69,7 @@ impl PolicyTable {
 
     /// The names of the policy and the operator policy in effect for a queue.
     pub(crate) fn names_for(&self, queue: &Queue) -> (Option<String>, Option<String>) {
-        let fits = |policy: &&Policy| policy.applies_to_queue(queue.name(), queue.kind());
-        let name = |ranking: &Ranking| ranking.0.iter().find(fits).map(|policy| policy.name.clone());
+        let name = |ranking: &Ranking| ranking.of_queue(queue).map(|policy| policy.name.clone());
         (name(&self.policies), name(&self.operator))
     }
 
@@ -84,37 +83,10 @@ impl PolicyTable {
     /// lower one is used; otherwise an argument takes precedence over a policy, and a policy over an operator
     /// policy.
     pub(crate) fn arguments_of(&self, queue: &Queue) -> QueueArguments {
-        let own = queue.declared_arguments();
-        let fits = |policy: &&Policy| policy.applies_to_queue(queue.name(), own.kind);
-        let policies = [self.policies.0.iter().find(fits), self.operator.0.iter().find(fits)];
-        let overflow_is_set = queue.properties().arguments.get("x-overflow").is_some();
-        let mut arguments = own.clone();
-        arguments.expires = queue.own_expires();
-        let mut overflow_is_set = overflow_is_set;
-        let mut lazy = queue.properties().arguments.get("x-queue-mode").map(|_| own.lazy);
-        let mut letters_to = own.dead_lettering.as_ref().map(|letters| letters.exchange.clone());
-        let mut letter_key = own.dead_lettering.as_ref().and_then(|letters| letters.routing_key.clone());
-        for policy in policies.into_iter().flatten() {
-            let definition = &policy.definition;
-            lower(&mut arguments.message_ttl, definition.message_ttl);
-            lower(&mut arguments.expires, definition.expires);
-            lower(&mut arguments.max_length, definition.max_length);
-            lower(&mut arguments.max_length_bytes, definition.max_length_bytes);
-            lower(&mut arguments.delivery_limit, definition.delivery_limit);
-            if let Some(overflow) = definition.overflow
-                && !overflow_is_set
-            {
-                arguments.overflow = overflow;
-                overflow_is_set = true;
-            }
-            lazy = lazy.or(definition.lazy);
-            letters_to = letters_to.or_else(|| definition.dead_letter_exchange.clone());
-            letter_key = letter_key.or_else(|| definition.dead_letter_routing_key.clone());
-        }
-        arguments.lazy = lazy.unwrap_or_default();
-        arguments.dead_lettering =
-            letters_to.map(|exchange| DeadLettering { exchange, routing_key: letter_key });
-        arguments
+        let [policy, operator] = [&self.policies, &self.operator].map(|ranking| {
+            ranking.of_queue(queue).map_or(&NO_ARGUMENTS, |policy| &policy.definition.arguments)
+        });
+        QueueArguments::read(&queue.own_arguments(), &[policy, operator])
     }
 
     /// The alternate exchange of an exchange, from its arguments or by policy.
@@ -133,6 +105,11 @@ impl Ranking {
         let at = self.0.partition_point(|other| other.priority >= policy.priority);
         self.0.insert(at, policy);
     }
+
+    /// The policy that applies to a queue.
+    fn of_queue(&self, queue: &Queue) -> Option<&Policy> {
+        self.0.iter().find(|policy| policy.applies_to_queue(queue.name(), queue.kind()))
+    }
 }
 
 impl Policy {
@@ -146,12 +123,7 @@ impl Policy {
     }
 }
 
-fn lower(value: &mut Option<u64>, other: Option<u64>) {
-    *value = match (*value, other) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
-    };
-}
+static NO_ARGUMENTS: FieldTable = FieldTable::new();
 
 #[cfg(test)]
 mod tests;

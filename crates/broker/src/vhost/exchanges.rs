@@ -7,9 +7,7 @@ use amqp::{FieldTable, RawTable, ReplyCode};
 use store::catalogue::Ticket;
 
 use super::{Binding, ExchangeDeclare, VirtualHost};
-use crate::arguments::{
-    EXCHANGE_ARGUMENTS, check_arguments, check_exchange_name_argument, check_field, check_flag,
-};
+use crate::arguments::{check_argument, check_exchange_name_argument, check_field, check_flag};
 use crate::error::BrokerError;
 use crate::names::{Resource, strip_line_ends};
 use crate::routing::{ExchangeKind, check_hash_arguments, check_headers_arguments, weight_of};
@@ -207,7 +205,7 @@ impl VirtualHost {
         check_flag("durable", current.durable, declare.durable, &resource)?;
         check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
         check_flag("internal", current.internal, declare.internal, &resource)?;
-        check_arguments(EXCHANGE_ARGUMENTS, &current.arguments, arguments, &resource)
+        check_argument("alternate-exchange", &current.arguments, arguments, &resource)
     }
 }
 

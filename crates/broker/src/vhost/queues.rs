@@ -10,7 +10,7 @@ use store::catalogue::Ticket;
 use store::journal::{Lsn, QueueId};
 
 use crate::SessionId;
-use crate::arguments::{QueueArguments, QueueKind, check_arguments, check_flag};
+use crate::arguments::{QueueArguments, QueueKind, check_flag, check_queue_redeclared};
 use crate::error::BrokerError;
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
 use crate::queue::{DeleteRefused, NewQueue, Queue, QueueProperties};
@@ -324,8 +324,7 @@ impl VirtualHost {
         let resource = Resource::Queue.describe(queue.name(), &self.name);
         check_flag("durable", current.durable, declare.durable, &resource)?;
         check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
-        let keys = queue.kind().known_arguments();
-        check_arguments(keys, &queue.own_arguments(), arguments, &resource)?;
+        check_queue_redeclared(queue.kind(), &queue.own_arguments(), arguments, &resource)?;
         queue.touch(now);
         self.metrics.queues_declared.add(1);
         Ok(describe(queue, self.ticket(declare.durable)))

@@ -3,9 +3,9 @@
 //! RabbitMQ closes the whole connection over some values of some arguments: it looks at a queue's type before
 //! it has validated it, and at the queue's leader locator without validating that at all. New versions and
 //! plugins add more arguments. So rather than keeping known harmful arguments away from shared connections,
-//! this list allows only those known to be harmless.
+//! the pool allows only those known to be harmless: those of the table of arguments, with the values named there.
 
-use amqp::{FieldValue, RawTable};
+use amqp::{ArgumentSpec, ArgumentValue, FieldValue, RawTable};
 
 /// Whether every argument is one that RabbitMQ and LavinMQ know, with a value of the expected type.
 pub(super) fn are_usual(arguments: &RawTable<'_>) -> bool {
@@ -13,38 +13,17 @@ pub(super) fn are_usual(arguments: &RawTable<'_>) -> bool {
 }
 
 fn is_usual(key: &str, value: &FieldValue) -> bool {
-    let text = || value.as_text();
-    let one_of = |values: &[&str]| text().is_some_and(|text| values.contains(&text));
-    match key {
+    match ArgumentSpec::find(key).map(|spec| &spec.value) {
+        Some(ArgumentValue::Count { .. }) => value.as_integer().is_some_and(|count| count >= 0),
+        Some(ArgumentValue::Flag) => matches!(value, FieldValue::Boolean(_)),
         // RabbitMQ does not validate a stream's arguments, and fails with 541 on wrong ones.
-        "x-queue-type" => one_of(&["classic", "quorum"]),
-        "x-queue-mode" => one_of(&["default", "lazy"]),
-        "x-overflow" => one_of(&["drop-head", "reject-publish", "reject-publish-dlx"]),
-        "x-dead-letter-strategy" => one_of(&["at-most-once", "at-least-once"]),
-        "x-queue-leader-locator" => one_of(&["client-local", "balanced", "random", "least-leaders"]),
-        "x-queue-master-locator" => one_of(&["client-local", "min-masters", "random"]),
-        "x-dead-letter-exchange" | "x-dead-letter-routing-key" | "x-ha-policy" => text().is_some(),
-        "x-single-active-consumer" => matches!(value, FieldValue::Boolean(_)),
-        _ if COUNTS.contains(&key) => value.as_integer().is_some_and(|count| count >= 0),
-        _ => false,
+        Some(ArgumentValue::Choice(known, _)) => value.as_text().is_some_and(|text| known.contains(&text)),
+        Some(ArgumentValue::Text | ArgumentValue::Exchange | ArgumentValue::DeadLetterKey) => {
+            value.as_text().is_some()
+        }
+        Some(ArgumentValue::Unspecified) | None => false,
     }
 }
-
-/// Numeric arguments: milliseconds, messages, bytes, replicas, or a version.
-const COUNTS: [&str; 12] = [
-    "x-message-ttl",
-    "x-expires",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-max-in-memory-length",
-    "x-max-in-memory-bytes",
-    "x-max-priority",
-    "x-queue-version",
-    "x-delivery-limit",
-    "x-quorum-initial-group-size",
-    "x-initial-cluster-size",
-    "x-consumer-timeout",
-];
 
 #[cfg(test)]
 mod tests {

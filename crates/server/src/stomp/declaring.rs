@@ -1,6 +1,6 @@
 //! Headers of SEND and SUBSCRIBE that describe a queue, as RabbitMQ's adapter reads them.
 
-use amqp::{FieldTable, FieldValue};
+use amqp::{ArgumentValue, FieldTable, FieldValue, QUEUE_ARGUMENTS};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use md5::{Digest, Md5};
@@ -89,36 +89,17 @@ fn digest(key: &str, id: &str) -> String {
 /// The arguments of the queue.
 fn arguments(headers: &Headers<'_>) -> Result<FieldTable, StompFault> {
     let mut table = FieldTable::new();
-    for name in NUMBERS {
-        if let Some(number) = headers.number::<i64>(name)? {
-            table.insert(name, FieldValue::I64(number));
-        }
-    }
-    for name in TEXTS {
-        if let Some(text) = headers.get(name) {
-            table.insert(name, FieldValue::text(text.trim()));
-        }
-    }
-    for name in FLAGS {
-        if let Some(flag) = headers.flag(name)? {
-            table.insert(name, FieldValue::Boolean(flag));
+    for spec in QUEUE_ARGUMENTS.iter().filter(|spec| spec.stomp) {
+        let value = match spec.value {
+            ArgumentValue::Count { .. } => headers.number(spec.name)?.map(FieldValue::I64),
+            ArgumentValue::Flag => headers.flag(spec.name)?.map(FieldValue::Boolean),
+            _ => headers.get(spec.name).map(|text| FieldValue::text(text.trim())),
+        };
+        if let Some(value) = value {
+            table.insert(spec.name, value);
         }
     }
     Ok(table)
 }
-
-const NUMBERS: [&str; 6] = [
-    "x-expires",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-max-priority",
-    "x-message-ttl",
-    "x-delivery-limit",
-];
-
-const TEXTS: [&str; 5] =
-    ["x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow", "x-queue-mode", "x-queue-type"];
-
-const FLAGS: [&str; 1] = ["x-single-active-consumer"];
 
 const SUBSCRIPTION_QUEUE: &str = "stomp-subscription-";
