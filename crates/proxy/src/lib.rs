@@ -130,6 +130,7 @@ mod identities;
 mod link;
 mod metrics;
 mod pool;
+mod quota;
 mod refusal;
 mod replay_buffer;
 mod resolver;

@@ -30,10 +30,11 @@ use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
 use crate::auth_gate::AuthGate;
 use crate::client_properties::ClientProperties;
-use crate::config::PoolConfig;
+use crate::config::{HELD_CLIENT_MAX, PoolConfig};
 use crate::identities::Identities;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
+use crate::quota::Quota;
 use crate::refusal::Refusal;
 use crate::replay_buffer::ReplayTotals;
 use crate::session::ProxySession;
@@ -67,7 +68,7 @@ pub struct Pool {
     /// The room for incomplete messages.
     staging: Arc<Staging>,
     /// Bytes of frames that wait for placement.
-    held: AtomicUsize,
+    held: Arc<Quota>,
     /// The backlog of clients that do not read.
     waiting: Arc<Waiting>,
     /// Held by the client that asks whether a broker answers, on behalf of all that arrive meanwhile.
@@ -131,10 +132,15 @@ impl Pool {
             config.staging_patience,
             places.clone(),
         );
+        let kept = ReplayTotals {
+            connected: Quota::new(config.replay_client_max, config.replay_total_max),
+            departed: Quota::new(usize::MAX, config.departed_total_max),
+        };
         Arc::new(Self {
             identities: ArcSwap::new(Arc::clone(&config.identities)),
             waiting: Arc::new(Waiting::new(config.waiting_total_max())),
             staging,
+            held: Quota::new(HELD_CLIENT_MAX, config.held_total_max),
             endpoints: Arc::new(Endpoints::new(config.resolver.clone())),
             places,
             unused: Arc::default(),
@@ -144,9 +150,8 @@ impl Pool {
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
-            kept: Arc::default(),
+            kept: Arc::new(kept),
             staged: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             opening: placement::Opening::default(),
@@ -380,12 +385,12 @@ impl Pool {
             logins_refused: read(&counters.logins_refused),
             queueing: counters.queueing.read(),
             connections_awaited: read(&counters.connections_awaited),
-            bytes_kept: self.kept.connected(),
-            bytes_departed: self.kept.departed(),
+            bytes_kept: self.kept.connected.bytes(),
+            bytes_departed: self.kept.departed.bytes(),
             messages_departed_resent: read(&counters.messages_departed_resent),
             messages_departed_lost: read(&counters.messages_departed_lost),
             bytes_staged: self.staged.load(Ordering::Relaxed),
-            bytes_held: self.held.load(Ordering::Relaxed),
+            bytes_held: self.held.bytes(),
             bytes_waiting: self.waiting.bytes(),
             consumers_squeezed: self.waiting.squeezed(),
             clients_in_line,
@@ -458,7 +463,7 @@ impl Pool {
     }
 
     /// Bytes of frames that wait for placement.
-    pub(crate) fn held(&self) -> &AtomicUsize {
+    pub(crate) fn held(&self) -> &Arc<Quota> {
         &self.held
     }
 
@@ -474,7 +479,7 @@ impl Pool {
 
     /// Whether no more frames of departed clients may be kept.
     pub(crate) fn departed_is_full(&self) -> bool {
-        self.kept.departed() >= self.config.departed_total_max
+        !self.kept.departed.has_room()
     }
 
     /// Notifies waiters that a connection may be unused.

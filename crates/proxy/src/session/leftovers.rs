@@ -18,8 +18,8 @@ use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::metrics::add;
 use crate::pool::{HandingOver, Pool};
+use crate::quota::QuotaShare;
 use crate::refusal::Refusal;
-use crate::replay_buffer::DepartedPublishes;
 use crate::upstream::{Leased, Ledger, Left, Placed, Remains, Role, Upstream};
 
 impl ProxySession {
@@ -129,7 +129,7 @@ impl HandOver {
                 self.give_up(&departed.side, "too much is kept of others");
                 continue;
             }
-            let bytes = DepartedPublishes::new(pool.kept().clone(), departed.side.held.len());
+            let bytes = QuotaShare::new(&pool.kept().departed, departed.side.held.len());
             kept.push((departed, bytes));
         }
         if kept.is_empty() {
@@ -154,7 +154,7 @@ impl HandOver {
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
-    async fn hand_over(&self, mut channel: Side, mut bytes: DepartedPublishes) {
+    async fn hand_over(&self, mut channel: Side, mut bytes: QuotaShare) {
         let link = ClientLink::departed(self.handing_over.pool().kept().clone());
         loop {
             let (upstream, leased) = match self.lease(&mut channel, &link).await {
@@ -178,7 +178,7 @@ impl HandOver {
             }
             let remains = channel.take_remains();
             channel.depart(remains);
-            bytes = DepartedPublishes::new(self.handing_over.pool().kept().clone(), channel.held.len());
+            bytes = QuotaShare::new(&self.handing_over.pool().kept().departed, channel.held.len());
             if channel.held.is_empty() {
                 return;
             }

@@ -45,6 +45,7 @@ use crate::frames::put_frame;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
+use crate::quota::QuotaShare;
 use crate::staging::BudgetShare;
 use crate::topology::Declarer;
 use crate::upstream::{Role, Share, Upstream};
@@ -103,8 +104,8 @@ pub struct ProxySession {
     budget: BudgetShare,
     /// Bytes of frames whose channels wait for placement.
     held: usize,
-    /// The part of `held` that is already counted in the total of all clients.
-    held_counted: usize,
+    /// `held` at the end of the last batch, in the quota of all clients.
+    held_share: QuotaShare,
     next_lease: u64,
     /// Since when upstream connections have been lost without the broker answering anything in between.
     in_trouble_since: Option<Instant>,
@@ -144,6 +145,7 @@ impl ProxySession {
             .with_declarer(declarer);
         Self {
             budget: BudgetShare::new(pool.staging().clone()),
+            held_share: QuotaShare::new(pool.held(), 0),
             pool,
             credentials,
             virtual_host: virtual_host.into(),
@@ -167,7 +169,6 @@ impl ProxySession {
             staged: 0,
             staged_counted: 0,
             held: 0,
-            held_counted: 0,
             next_lease: 1,
             in_trouble_since: None,
             pause: Duration::ZERO,
@@ -210,7 +211,7 @@ impl ProxySession {
         self.output.count(self.pool.counters());
         self.spare = Vec::new();
         recount(self.pool.staged(), self.staged, &mut self.staged_counted);
-        recount(self.pool.held(), self.held, &mut self.held_counted);
+        self.held_share.set(self.held);
         if !self.budget.settle(self.staged, &self.link) && self.life == Life::Open {
             // Handled as an event, because it may lead to a fault.
             self.link.notify(Event::NoRoom);
@@ -220,7 +221,6 @@ impl ProxySession {
     /// Requests a proof that the broker has processed frames sent outside confirm mode, if there are many, or
     /// if nothing more may be kept before it has.
     fn prove(&mut self) {
-        let config = self.pool.config();
         for number in std::mem::take(&mut self.unproven) {
             if let Some(channel) = self.channels.get_mut(number)
                 && !channel.closing
@@ -228,7 +228,7 @@ impl ProxySession {
                 channel.prove(&mut self.output);
             }
         }
-        if !self.link.kept.may_add(config.replay_client_max, config.replay_total_max) {
+        if !self.link.kept.may_add() {
             self.channels
                 .iter_mut()
                 .filter(|(_, channel)| !channel.closing)
@@ -257,11 +257,11 @@ impl ProxySession {
     /// Whether more frames can be taken. If not, the client's outbox is nudged when they can. Waits only for
     /// upstream connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
-        let config = self.pool.config();
         !self.budget.waits()
-            && self.may_hold()
+            // If not, something waits for placement, and an event follows once it is placed.
+            && self.pool.held().admits(self.held)
             && self.link.may_ask()
-            && self.link.kept.may_add(config.replay_client_max, config.replay_total_max)
+            && self.link.kept.may_add()
             && self.attached.iter().all(|upstream| {
                 let is_own = self.own.upstream().is_some_and(|own| Arc::ptr_eq(own, upstream));
                 let share = (!is_own).then(|| self.output.share(upstream.id));
@@ -272,13 +272,6 @@ impl ProxySession {
                 let waits_there = || self.sends_to(upstream) && !self.may_pass_by(upstream, share.as_ref());
                 has_room || !waits_there() || upstream.has_room(&self.link, share.as_ref())
             })
-    }
-
-    /// Whether more frames may wait for placement. If not, something is waiting, and an event follows once it
-    /// is placed.
-    fn may_hold(&self) -> bool {
-        let all = || self.pool.held().load(Ordering::Relaxed);
-        self.held == 0 || (self.held < HELD_LIMIT && all() < self.pool.config().held_total_max)
     }
 
     /// The upstream connections of its channels, each by its broker's address and the connection's number, as
@@ -596,9 +589,6 @@ fn unexpected(content: Content) -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }
 
-/// Bytes of frames that may wait for placement before the client is no longer read; one batch of reads may
-/// come on top.
-const HELD_LIMIT: usize = 1024 * 1024;
 /// Initial capacity for a message's frames: most methods with their headers fit.
 const PARTIAL_CAPACITY: usize = 256;
 /// Maximum size of a buffer that is reused for the next message of the batch; a larger one would waste memory.

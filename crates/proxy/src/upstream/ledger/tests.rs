@@ -150,18 +150,18 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
     for asked in 1..=ASKED {
         ledger.method(&declare, true, None);
         let frames = asked * (declare.len() + OVERHEAD);
-        let taken = kept.connected();
+        let taken = kept.connected.bytes();
         assert!(taken < 2 * frames + 256, "{taken} bytes for {frames}");
     }
     let record = ledger.record.lock();
     let places = record.entries.capacity() * size_of::<SentEntry>();
     let buffers: usize = record.entries.iter().map(|entry| entry.frames.capacity()).sum();
-    assert!(places + buffers <= kept.connected(), "all that is taken is counted");
+    assert!(places + buffers <= kept.connected.bytes(), "all that is taken is counted");
     drop(record);
     for _ in 0..ASKED {
         ledger.answered(None, None);
     }
-    assert_eq!(kept.connected(), 0);
+    assert_eq!(kept.connected.bytes(), 0);
     assert!(!ledger.has_entries());
 }
 
@@ -190,7 +190,7 @@ fn what_is_answered_is_given_back_in_small_steps() {
     for left in (0..1000).rev() {
         ledger.answered(None, None);
         let most = 2 * left * (declare.len() + OVERHEAD) + 2 * SHARED_BYTES;
-        assert!(kept.connected() < most, "{left} are left");
+        assert!(kept.connected.bytes() < most, "{left} are left");
     }
 }
 
@@ -203,10 +203,10 @@ fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_a
         ledger.method(&payload(queue::Declare::default()), true, None);
         ledger.answered(None, None);
     }
-    assert!(kept.connected() < SHARED_BYTES);
+    assert!(kept.connected.bytes() < SHARED_BYTES);
     ledger.method(&payload(queue::Delete::default()), true, None);
     assert_eq!(keys(&ledger.take().frames), ["slow", "queue.delete"]);
-    assert_eq!(kept.connected(), 0);
+    assert_eq!(kept.connected.bytes(), 0);
 }
 
 #[test]
