@@ -117,6 +117,8 @@ const VERIFIED_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
     use super::*;
 
     #[test]
@@ -138,5 +140,29 @@ mod tests {
         }
         assert_eq!(keeper.refused.lock().len(), REFUSED_MAX);
         assert_eq!(keeper.verified.lock().len(), VERIFIED_MAX);
+    }
+
+    #[test]
+    fn p1_handshakes_at_once_are_few_and_unknown_credentials_keep_no_known_ones_waiting() {
+        let (gate, mut taken) = (AuthGate::new(), Vec::new());
+        let known = Arc::new(Credentials::plain("user", "right"));
+        gate.verified(&known);
+        for credentials in [&Credentials::plain("user", "wrong"), &*known] {
+            for _ in 0..HANDSHAKES_AT_ONCE {
+                taken.push(enter(&gate, credentials).expect("a free permit"));
+            }
+            assert!(enter(&gate, credentials).is_none());
+        }
+        taken.pop();
+        assert!(enter(&gate, &known).is_some());
+    }
+
+    /// A permit, if there is one at once.
+    fn enter<'g>(gate: &'g AuthGate, credentials: &Credentials) -> Option<Permit<'g>> {
+        let mut context = Context::from_waker(Waker::noop());
+        match std::pin::pin!(gate.enter(credentials)).poll(&mut context) {
+            Poll::Ready(permit) => Some(permit),
+            Poll::Pending => None,
+        }
     }
 }

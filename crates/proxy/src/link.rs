@@ -11,7 +11,6 @@ use transport::Outbox;
 
 use crate::refusal::Refusal;
 use crate::replay_buffer::{ReplayBuffer, ReplayTotals};
-use crate::staging::ClientUsage;
 use crate::topology::{Consuming, Declarer};
 use crate::upstream::{Role, Upstream};
 use crate::waiting::{ALWAYS, Waiting};
@@ -37,8 +36,6 @@ pub(crate) struct ClientLink {
     overflowed: AtomicBool,
     /// Bytes of this client's frames that are kept until the broker answers.
     pub(crate) kept: Arc<ReplayBuffer>,
-    /// The client's budget share of incomplete messages, visible to other clients.
-    pub(crate) usage: ClientUsage,
     /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Declarer>,
     /// Whether `events` may be non-empty.
@@ -88,7 +85,7 @@ pub(crate) enum Event {
     Overflowed,
     /// There is no room for the client's incomplete messages.
     NoRoom,
-    /// Others wait for the room, or the streaming connection, that the client has held for long.
+    /// Others wait for the room, or the stream, that the client has held for long.
     GiveWay,
 }
 
@@ -112,7 +109,6 @@ impl ClientLink {
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
-            usage: ClientUsage::default(),
             declarer: None,
             has_events: AtomicBool::new(false),
             events: Mutex::default(),

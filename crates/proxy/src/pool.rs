@@ -63,8 +63,6 @@ pub struct Pool {
     topologies: Arc<Topologies>,
     /// Bytes of clients' frames that are kept for replay.
     kept: Arc<ReplayTotals>,
-    /// Bytes of incomplete messages held from clients.
-    staged: AtomicUsize,
     /// The room for incomplete messages.
     staging: Arc<Staging>,
     /// Bytes of frames that wait for placement.
@@ -151,7 +149,6 @@ impl Pool {
             next_id: AtomicU64::new(1),
             topologies: Arc::default(),
             kept: Arc::new(kept),
-            staged: AtomicUsize::new(0),
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             opening: placement::Opening::default(),
@@ -389,7 +386,7 @@ impl Pool {
             bytes_departed: self.kept.departed.bytes(),
             messages_departed_resent: read(&counters.messages_departed_resent),
             messages_departed_lost: read(&counters.messages_departed_lost),
-            bytes_staged: self.staged.load(Ordering::Relaxed),
+            bytes_staged: self.staging.bytes(),
             bytes_held: self.held.bytes(),
             bytes_waiting: self.waiting.bytes(),
             consumers_squeezed: self.waiting.squeezed(),
@@ -450,11 +447,6 @@ impl Pool {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
-    }
-
-    /// Bytes of incomplete messages held from clients.
-    pub(crate) fn staged(&self) -> &AtomicUsize {
-        &self.staged
     }
 
     /// The room for incomplete messages.

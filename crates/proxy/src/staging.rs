@@ -1,19 +1,33 @@
 //! The room for incomplete messages, and the wait queue of clients when there is none.
 //!
 //! Each client may always hold a little; beyond that its bytes count towards a total. A client that finds no
-//! room is no longer read and joins the *line*, a wait queue. The first in the queue continues as soon as
-//! there is room again, or as a *stream*: it goes out on an upstream connection of its own, of which only a part
-//! may be used for this, and only while connection permits are available. So a burst of large messages is
-//! waited out. Clients that never complete theirs are limited by a patience, which counts only while somebody
-//! waits: clients that have held room, or a streaming connection, for longer give way, the longest first, and
-//! no more of them than the waiters need.
+//! room is no longer read and joins the wait queue. The first in the queue continues as soon as there is room
+//! again, or as a *stream*: its messages go out on an upstream connection of its own, of which only a part may be
+//! used for this, and only while connection permits are available. So a burst of large messages is waited out.
+//! Clients that never complete theirs are limited by a patience, which counts only while somebody waits: clients
+//! that have held room, or a stream, for longer give way, the longest first, and no more of them than the waiters
+//! need.
 //!
 //! Bytes read from a client before it joined the wait queue count when it continues: at most one read for
 //! each of them.
+//!
+//! # Example
+//! 256 MiB count at most, the patience is 10 s, and of 8 upstream connections an eighth, one, may be for a
+//! stream. Other clients use all but 60 KiB of the room. A, B and C each begin a message of 1 MiB, and have sent 64 KiB
+//! of it, of which 48 KiB count.
+//! - A finds room, and leaves 12 KiB of it.
+//! - B finds too little and joins the wait queue. It is the first there and nobody streams yet: B's 64 KiB go out
+//!   on a connection of its own, and the rest as it arrives. From now on B holds no room.
+//! - C finds too little and the stream in use: it waits, and is not read.
+//! - When A sends the rest of its message, it releases its 48 KiB, and C continues with them. When B completes
+//!   its message first, C streams.
+//! - When neither sends anything, A or B gives way, whichever has held its place for longer: after 10 s it is warned,
+//!   and 1.25 s later closed with 506, unless its message progresses in between. C continues. The other one stays,
+//!   because nobody waits any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -25,20 +39,17 @@ use crate::metrics::add;
 /// State of the room for incomplete messages, shared by all clients.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    /// Bytes that count towards the total.
-    bytes: AtomicUsize,
-    /// Maximum of `bytes`.
+    /// Maximum of [`StagingState::bytes`].
     most: usize,
+    /// Maximum of [`StagingState::streams`].
     streams_max: usize,
-    /// Connection permits of the pool, of which streaming needs a free one.
-    places: Arc<Semaphore>,
+    /// Connection permits of the pool, of which a stream needs a free one.
+    permits: Arc<Semaphore>,
     /// How long a message may be incomplete while somebody waits for room.
     patience: Duration,
-    /// Whether the wait queue is non-empty.
-    pressed: AtomicBool,
-    /// The origin of [`ClientUsage::since`].
-    epoch: Instant,
-    table: Mutex<Table>,
+    state: Mutex<StagingState>,
+    /// Bytes of incomplete messages of all clients, whether they count or not.
+    staged: AtomicUsize,
     /// How often a client had to wait.
     lined_up: AtomicU64,
     /// Clients that were disconnected to make room.
@@ -46,58 +57,48 @@ pub(crate) struct Staging {
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    /// Streaming connections in use.
+struct StagingState {
+    /// Bytes that count towards the total.
+    bytes: usize,
+    /// The part of `bytes` that clients in the wait queue hold.
+    bytes_queued: usize,
+    /// Streams in use, or granted and not yet collected.
     streams: usize,
-    line: BTreeMap<Ticket, Waiter>,
-    /// Counted bytes that clients in the wait queue already hold.
-    held_in_line: usize,
+    /// The wait queue: the addresses of clients' links, and the bytes that each needs to continue.
+    queue: BTreeMap<Ticket, (usize, usize)>,
     next_ticket: u64,
-    /// Clients that hold or have held room or a streaming connection, by the addresses of their links.
-    holders: HashMap<usize, Arc<ClientLink>>,
+    /// Clients that have held or waited for room, until they leave, by the addresses of their links.
+    clients: HashMap<usize, StagingClient>,
     /// Whether a task attends to the wait queue.
     attended: bool,
 }
 
-/// A position in the wait queue. Clients that have already waited with the same message come first, so that a
-/// message of many reads need not wait behind all others each time.
-type Ticket = (TicketRank, u64);
+/// A position in the wait queue: whether the client comes with a new message, and a number. Clients that have
+/// already waited with the same message come first, so that a message of many reads need not wait behind all
+/// others each time.
+type Ticket = (bool, u64);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum TicketRank {
-    Again,
-    First,
-}
-
+/// The state of one client: its holdings, and its wait.
 #[derive(Debug)]
-struct Waiter {
+struct StagingClient {
     link: Arc<ClientLink>,
-    /// The client's bytes that count towards the total.
+    /// Its bytes that count towards the total.
     counted: usize,
-    /// Bytes that the client already holds and that do not count yet.
-    need: usize,
+    /// Whether it streams, or may as soon as it collects its grant.
+    streams: bool,
+    /// Lower bound of the time since which it has held room or a stream.
+    since: Option<Instant>,
+    wait: Wait,
 }
 
-/// A client's budget share, as other clients see it.
-#[derive(Debug, Default)]
-pub(crate) struct ClientUsage {
-    /// Lower bound of the time since which it has held room or a streaming connection, in microseconds from
-    /// [`Staging::epoch`] plus 1; 0 if it holds neither.
-    since: AtomicU64,
-    /// The client's bytes that count towards the total.
-    bytes: AtomicUsize,
-    /// Whether it streams on a connection of its own.
-    stream: AtomicBool,
-    /// The state of its ticket: one of the constants below.
-    standing: AtomicU8,
+#[derive(Debug, Clone, Copy, Default)]
+enum Wait {
+    #[default]
+    None,
+    Queued(Ticket),
+    /// The client only has to collect it.
+    Granted(Grant),
 }
-
-/// Not in the wait queue.
-const OUTSIDE: u8 = 0;
-const IN_LINE: u8 = 1;
-/// Granted; the client only has to collect it.
-const HAS_ROOM: u8 = 2;
-const HAS_LANE: u8 = 3;
 
 /// The outcome of a client's wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,41 +110,28 @@ pub(crate) enum Grant {
 }
 
 impl Staging {
-    /// Creates room for `most` bytes and `streams_max` streaming connections, as far as `places` has permits
-    /// for their connections.
+    /// Creates room for `most` bytes and `streams_max` streams, as far as there are permits for their connections.
     pub(crate) fn new(
         most: usize,
         streams_max: usize,
         patience: Duration,
-        places: Arc<Semaphore>,
+        permits: Arc<Semaphore>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            bytes: AtomicUsize::new(0),
             most,
             streams_max,
-            places,
+            permits,
             patience,
-            pressed: AtomicBool::new(false),
-            epoch: Instant::now(),
-            table: Mutex::default(),
+            state: Mutex::default(),
+            staged: AtomicUsize::new(0),
             lined_up: AtomicU64::new(0),
             gave_way: AtomicU64::new(0),
         })
     }
 
-    /// How long a message may be incomplete while somebody waits for room.
-    pub(crate) fn patience(&self) -> Duration {
-        self.patience
-    }
-
-    /// Whether somebody waits for room.
-    pub(crate) fn is_pressed(&self) -> bool {
-        self.pressed.load(Ordering::SeqCst)
-    }
-
-    /// Counts a client that is disconnected to make room.
-    pub(crate) fn count_gave_way(&self) {
-        add(&self.gave_way, 1);
+    /// Bytes of incomplete messages of all clients.
+    pub(crate) fn bytes(&self) -> usize {
+        self.staged.load(Ordering::Relaxed)
     }
 
     /// How many clients were disconnected to make room.
@@ -156,84 +144,47 @@ impl Staging {
         self.lined_up.load(Ordering::Relaxed)
     }
 
-    /// Clients in the wait queue, and streaming connections in use.
+    /// Clients in the wait queue, and streams in use.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        let table = self.table.lock();
-        (table.line.len(), table.streams)
+        let state = self.state.lock();
+        (state.queue.len(), state.streams)
     }
 
-    /// Asks clients that have held room or a streaming connection for longer than the patience to give way,
-    /// the longest first, as far as the waiters need it. Each checks the condition itself. Returns false if
-    /// nobody waits.
-    pub(crate) fn press(&self, now: Instant) -> bool {
-        let mut table = self.table.lock();
-        self.serve(&mut table);
-        if table.line.is_empty() {
-            table.attended = false;
+    /// Asks clients that have held room or a stream for longer than the patience to give way, the longest
+    /// first, as far as the waiters need it. Each checks the condition itself: see [`BudgetShare::overdue`].
+    /// Returns false if nobody waits.
+    fn press(&self, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        // Permits may have been released since.
+        state.serve(self);
+        if state.queue.is_empty() {
+            state.attended = false;
             return false;
         }
-        let latest = self.stamp(now).saturating_sub(self.patience.as_micros() as u64);
-        let mut stale: Vec<(u64, &Arc<ClientLink>)> = table
-            .holders
+        // Clients that are not read because they wait themselves cannot complete anything.
+        let mut stale: Vec<(Instant, &StagingClient)> = state
+            .clients
             .values()
-            .map(|link| (link.usage.since.load(Ordering::Relaxed), link))
-            .filter(|(since, link)| {
-                let waits = link.usage.standing.load(Ordering::Relaxed) != OUTSIDE;
-                *since != 0 && *since <= latest && !waits
-            })
+            .filter(|client| matches!(client.wait, Wait::None))
+            .filter_map(|client| Some((client.since?, client)))
+            .filter(|(since, _)| now.saturating_duration_since(*since) >= self.patience)
             .collect();
         stale.sort_unstable_by_key(|(since, _)| *since);
-        let mut needs = table.line.values().map(|waiter| waiter.need).peekable();
+        // Each of them is asked for the first waiters that its bytes, or its stream, are enough for.
+        let mut needs = state.queue.values().map(|(_, need)| *need).peekable();
         let (mut gained, mut giving_way) = (0, Vec::new());
-        for (_, link) in stale {
+        for (_, client) in stale {
             let Some(need) = needs.peek().copied() else { break };
-            gained += if link.usage.stream.load(Ordering::Relaxed) {
-                need
-            } else {
-                link.usage.bytes.load(Ordering::Relaxed)
-            };
-            giving_way.push(link.clone());
+            gained += if client.streams { need } else { client.counted };
+            giving_way.push(client.link.clone());
             while let Some(need) = needs.next_if(|need| *need <= gained) {
                 gained -= need;
             }
         }
         drop(needs);
-        drop(table);
+        drop(state);
         giving_way.into_iter().for_each(|link| link.notify(Event::GiveWay));
         true
-    }
-
-    /// Serves the wait queue after room or a streaming connection was freed.
-    fn freed(&self) {
-        if self.is_pressed() {
-            self.serve(&mut self.table.lock());
-        }
-    }
-
-    /// Grants available room and streaming connections to the wait queue, in order.
-    fn serve(&self, table: &mut Table) {
-        while let Some(first) = table.line.first_entry() {
-            let need = first.get().need;
-            let bytes = self.bytes.load(Ordering::SeqCst);
-            // If only waiting clients hold any room, they would wait for each other forever: one continues,
-            // whatever its size, and the next one follows when it is done or gives way.
-            let stuck = bytes == table.held_in_line && table.streams == 0;
-            let standing = if stuck || bytes + need <= self.most {
-                self.bytes.fetch_add(need, Ordering::SeqCst);
-                HAS_ROOM
-            } else if table.streams < self.streams_max && table.streams < self.places.available_permits() {
-                // The connections of all clients that already stream may still have to be opened.
-                table.streams += 1;
-                HAS_LANE
-            } else {
-                break;
-            };
-            let Waiter { link, counted, .. } = first.remove();
-            table.held_in_line -= counted;
-            link.usage.standing.store(standing, Ordering::Release);
-            link.outbox.nudge();
-        }
-        self.pressed.store(!table.line.is_empty(), Ordering::SeqCst);
     }
 
     /// Attends to the wait queue until it is empty.
@@ -250,9 +201,66 @@ impl Staging {
             }
         });
     }
+}
 
-    fn stamp(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.epoch).as_micros() as u64 + 1
+impl StagingState {
+    /// Grants available room and streams to the wait queue, in order.
+    fn serve(&mut self, staging: &Staging) {
+        while let Some(first) = self.queue.first_entry() {
+            let (link, need) = *first.get();
+            // If only waiting clients hold any room, they would wait for each other forever: one continues,
+            // whatever its size, and the next one follows when it is done or gives way.
+            let is_stuck = self.bytes == self.bytes_queued && self.streams == 0;
+            let grant = if is_stuck || self.bytes + need <= staging.most {
+                Grant::Room
+            } else if self.streams < staging.streams_max && self.streams < staging.permits.available_permits()
+            {
+                // The connections of all clients that already stream may still have to be opened.
+                Grant::Stream
+            } else {
+                break;
+            };
+            first.remove();
+            let Some(client) = self.clients.get_mut(&link) else { continue };
+            self.bytes_queued -= client.counted;
+            match grant {
+                Grant::Room => {
+                    client.counted += need;
+                    self.bytes += need;
+                }
+                Grant::Stream => {
+                    client.streams = true;
+                    self.streams += 1;
+                }
+            }
+            client.wait = Wait::Granted(grant);
+            client.link.outbox.nudge();
+        }
+    }
+
+    fn client(&mut self, link: &Arc<ClientLink>) -> &mut StagingClient {
+        self.clients.entry(address(link)).or_insert_with(|| StagingClient {
+            link: link.clone(),
+            counted: 0,
+            streams: false,
+            since: None,
+            wait: Wait::None,
+        })
+    }
+
+    /// Sets what a client holds. It does not wait any more, and what it was granted meanwhile is replaced.
+    fn hold(&mut self, link: &Arc<ClientLink>, counted: usize, streams: bool) {
+        let client = self.client(link);
+        let wait = std::mem::take(&mut client.wait);
+        let (bytes_before, streamed) = (client.counted, client.streams);
+        (client.counted, client.streams) = (counted, streams);
+        client.since = client.since.filter(|_| counted > 0 || streams);
+        if let Wait::Queued(ticket) = wait {
+            self.queue.remove(&ticket);
+            self.bytes_queued -= bytes_before;
+        }
+        self.bytes = self.bytes - bytes_before + counted;
+        self.streams = self.streams - usize::from(streamed) + usize::from(streams);
     }
 }
 
@@ -260,15 +268,15 @@ impl Staging {
 #[derive(Debug)]
 pub(crate) struct BudgetShare {
     staging: Arc<Staging>,
-    /// The client's bytes that count towards the total.
+    /// Bytes of the client's incomplete messages at the end of the last batch.
+    staged: usize,
+    /// The part of them that counts towards the total.
     counted: usize,
-    /// Its ticket and the bytes it needs, until it collects the grant.
-    ticket: Option<(Ticket, usize)>,
-    /// Whether it has waited since it last held nothing.
+    streams: bool,
+    /// Whether it is in the wait queue, or has not collected its grant yet.
+    waits: bool,
+    /// Whether it has waited since it last released anything.
     waited: bool,
-    /// Whether it is in `holders`.
-    known: bool,
-    stream: bool,
     /// Bytes of bodies that arrived since progress was last checked.
     came: usize,
     /// When it was warned that it will give way; reset by progress.
@@ -281,107 +289,86 @@ impl BudgetShare {
     pub(crate) fn new(staging: Arc<Staging>) -> Self {
         Self {
             staging,
+            staged: 0,
             counted: 0,
-            ticket: None,
+            streams: false,
+            waits: false,
             waited: false,
-            known: false,
-            stream: false,
             came: 0,
             warned: None,
             excused: None,
         }
     }
 
-    pub(crate) fn staging(&self) -> &Arc<Staging> {
-        &self.staging
-    }
-
     /// Reports the bytes that the client holds at the end of a batch. Returns false if there is no room: then
     /// it has to wait.
     #[inline]
     pub(crate) fn settle(&mut self, staged: usize, link: &Arc<ClientLink>) -> bool {
-        let wanted = staged.saturating_sub(ALWAYS);
-        if wanted == self.counted && self.ticket.is_none() {
-            return true;
+        if staged != self.staged {
+            // One addition, which wraps around if there are fewer bytes than before.
+            self.staging.staged.fetch_add(staged.wrapping_sub(self.staged), Ordering::Relaxed);
+            self.staged = staged;
         }
-        self.resettle(wanted, link)
+        let wanted = staged.saturating_sub(ALWAYS);
+        (wanted == self.counted && !self.waits) || self.resettle(wanted, link)
     }
 
     #[cold]
     fn resettle(&mut self, wanted: usize, link: &Arc<ClientLink>) -> bool {
+        let held = self.holds();
         if wanted > self.counted {
-            if self.ticket.is_some() {
+            // More room, unless it is already waited for.
+            if self.waits {
                 return true;
             }
-            let more = wanted - self.counted;
-            let all = self.staging.bytes.load(Ordering::Relaxed);
-            if self.staging.is_pressed() || all + more > self.staging.most {
+            let mut state = self.staging.state.lock();
+            if !state.queue.is_empty() || state.bytes + (wanted - self.counted) > self.staging.most {
                 return false;
             }
-            self.staging.bytes.fetch_add(more, Ordering::SeqCst);
-            self.set_counted(wanted, link);
-            return true;
+            state.hold(link, wanted, self.streams);
+            if !held {
+                state.client(link).since = Some(Instant::now());
+            }
+        } else {
+            // Less room, or no longer the room that it waited for.
+            let mut state = self.staging.state.lock();
+            state.hold(link, wanted, self.streams);
+            state.serve(&self.staging);
+            self.waited &= wanted == self.counted;
         }
-        // It no longer needs what it waited for.
-        self.leave_line(link);
-        let less = self.counted - wanted;
-        self.set_counted(wanted, link);
-        if less > 0 {
-            self.waited = false;
-            self.staging.bytes.fetch_sub(less, Ordering::SeqCst);
-            self.staging.freed();
+        (self.counted, self.waits) = (wanted, false);
+        if !held || !self.holds() {
+            self.hold_anew();
         }
         true
     }
 
-    fn set_counted(&mut self, counted: usize, link: &Arc<ClientLink>) {
-        let held = self.holds();
-        self.counted = counted;
-        link.usage.bytes.store(counted, Ordering::Relaxed);
-        if !held || !self.holds() {
-            // Both refer to the bytes held so far.
-            self.came = 0;
-            self.warned = None;
-        }
-        if !self.holds() {
-            link.usage.since.store(0, Ordering::Relaxed);
-            self.waited = false;
-        } else if !held {
-            self.hold_since(Instant::now(), link);
-        }
+    /// Whether the client holds room or a stream.
+    fn holds(&self) -> bool {
+        self.counted > 0 || self.streams
     }
 
-    /// Whether the client holds room or a streaming connection.
-    pub(crate) fn holds(&self) -> bool {
-        self.counted > 0 || self.stream
-    }
-
-    /// Records that the client has held room or a streaming connection since `since`.
-    pub(crate) fn hold_since(&mut self, since: Instant, link: &Arc<ClientLink>) {
-        link.usage.since.store(self.staging.stamp(since), Ordering::Relaxed);
-        if !self.known {
-            self.known = true;
-            self.staging.table.lock().holders.insert(Arc::as_ptr(link) as usize, link.clone());
-        }
+    /// Forgets progress and warnings: they refer to what the client has held so far.
+    fn hold_anew(&mut self) {
+        self.came = 0;
+        self.warned = None;
+        self.waited &= self.holds();
     }
 
     /// Puts the client into the wait queue. The grant is available when it is nudged, or at once.
-    pub(crate) fn line_up(&mut self, staged: usize, link: &Arc<ClientLink>) {
-        let need = staged.saturating_sub(ALWAYS).saturating_sub(self.counted);
-        let turn =
-            if std::mem::replace(&mut self.waited, true) { TicketRank::Again } else { TicketRank::First };
-        let mut table = self.staging.table.lock();
-        table.next_ticket += 1;
-        let ticket = (turn, table.next_ticket);
-        link.usage.standing.store(IN_LINE, Ordering::Release);
-        table.line.insert(ticket, Waiter { link: link.clone(), counted: self.counted, need });
-        table.held_in_line += self.counted;
-        // Set before looking for room: a client that frees some looks here afterwards.
-        self.staging.pressed.store(true, Ordering::SeqCst);
-        self.staging.serve(&mut table);
-        let attend = !table.line.is_empty() && !std::mem::replace(&mut table.attended, true);
-        drop(table);
-        self.ticket = Some((ticket, need));
+    pub(crate) fn line_up(&mut self, link: &Arc<ClientLink>) {
+        let need = self.staged.saturating_sub(ALWAYS).saturating_sub(self.counted);
+        let is_new = !std::mem::replace(&mut self.waited, true);
+        let mut state = self.staging.state.lock();
+        state.next_ticket += 1;
+        let ticket = (is_new, state.next_ticket);
+        state.client(link).wait = Wait::Queued(ticket);
+        state.queue.insert(ticket, (address(link), need));
+        state.bytes_queued += self.counted;
+        state.serve(&self.staging);
+        let attend = !state.queue.is_empty() && !std::mem::replace(&mut state.attended, true);
+        drop(state);
+        self.waits = true;
         add(&self.staging.lined_up, 1);
         if attend {
             self.staging.attend();
@@ -391,50 +378,48 @@ impl BudgetShare {
     /// Whether the client is in the wait queue, or has not collected its grant yet.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
-        self.ticket.is_some()
+        self.waits
     }
 
     /// Collects the grant that the client waited for, once.
     pub(crate) fn take_grant(&mut self, link: &Arc<ClientLink>, now: Instant) -> Option<Grant> {
-        let (_, need) = self.ticket?;
-        let standing = link.usage.standing.load(Ordering::Acquire);
-        if standing == IN_LINE {
+        if !self.waits {
             return None;
         }
-        link.usage.standing.store(OUTSIDE, Ordering::Release);
-        self.ticket = None;
+        let mut state = self.staging.state.lock();
+        let client = state.client(link);
+        let Wait::Granted(grant) = client.wait else { return None };
+        client.wait = Wait::None;
+        client.since = Some(now);
+        (self.counted, self.streams) = (client.counted, client.streams);
+        drop(state);
+        self.waits = false;
         // It was not read meanwhile.
         self.excused = Some(now);
-        self.warned = None;
-        if standing == HAS_LANE {
-            self.stream = true;
-            self.came = 0;
-            link.usage.stream.store(true, Ordering::Relaxed);
-            self.hold_since(now, link);
-            return Some(Grant::Stream);
-        }
-        self.set_counted(self.counted + need, link);
-        self.hold_since(now, link);
-        Some(Grant::Room)
-    }
-
-    fn leave_line(&mut self, link: &Arc<ClientLink>) {
-        let Some((ticket, need)) = self.ticket.take() else { return };
-        let mut table = self.staging.table.lock();
-        table.held_in_line -= table.line.remove(&ticket).map_or(0, |waiter| waiter.counted);
-        match link.usage.standing.swap(OUTSIDE, Ordering::AcqRel) {
-            HAS_ROOM => {
-                self.staging.bytes.fetch_sub(need, Ordering::SeqCst);
-            }
-            HAS_LANE => table.streams -= 1,
-            _ => {}
-        }
-        self.staging.serve(&mut table);
+        self.hold_anew();
+        Some(grant)
     }
 
     #[inline]
     pub(crate) fn has_stream(&self) -> bool {
-        self.stream
+        self.streams
+    }
+
+    /// Gives up the stream.
+    pub(crate) fn give_up_stream(&mut self, link: &Arc<ClientLink>) {
+        if !std::mem::take(&mut self.streams) {
+            return;
+        }
+        let mut state = self.staging.state.lock();
+        let client = state.client(link);
+        client.streams = false;
+        client.since = client.since.filter(|_| client.counted > 0);
+        state.streams -= 1;
+        state.serve(&self.staging);
+        drop(state);
+        if !self.holds() {
+            self.hold_anew();
+        }
     }
 
     /// Counts bytes of a message's body that arrived.
@@ -443,64 +428,81 @@ impl BudgetShare {
         self.came += bytes;
     }
 
-    /// Whether enough has arrived since the last call to justify the room or the streaming connection.
-    pub(crate) fn makes_progress(&mut self) -> bool {
-        std::mem::take(&mut self.came) >= if self.stream { LANE_PROGRESS } else { ROOM_PROGRESS }
-    }
-
-    /// Whether it was warned a while ago that it will give way. The first call warns it.
-    pub(crate) fn is_warned(&mut self, now: Instant) -> bool {
-        let since = *self.warned.get_or_insert(now);
-        now.saturating_duration_since(since) >= self.staging.patience / WARNINGS_IN_PATIENCE
-    }
-
-    /// Gives up the streaming connection.
-    pub(crate) fn give_up_stream(&mut self, link: &Arc<ClientLink>) {
-        if !std::mem::take(&mut self.stream) {
-            return;
+    /// Called when the client is asked to give way. Returns for how long its messages have been incomplete, if
+    /// that is longer than the patience and somebody waits. `began` is when the oldest incomplete message began that
+    /// holds room or is streamed, and `is_read` whether the client is read.
+    pub(crate) fn overdue(
+        &mut self,
+        began: Option<Instant>,
+        is_read: bool,
+        link: &Arc<ClientLink>,
+        now: Instant,
+    ) -> Option<Duration> {
+        let mut state = self.staging.state.lock();
+        if !self.holds() || self.waits || state.queue.is_empty() {
+            return None;
         }
-        link.usage.stream.store(false, Ordering::Relaxed);
-        self.set_counted(self.counted, link);
-        let mut table = self.staging.table.lock();
-        table.streams -= 1;
-        self.staging.serve(&mut table);
+        let patience = self.staging.patience;
+        let is_enough =
+            std::mem::take(&mut self.came) >= if self.streams { STREAM_PROGRESS } else { ROOM_PROGRESS };
+        // The bytes that arrive may belong to other messages than the one that holds the room.
+        let is_old = |began| now.saturating_duration_since(began) > patience * EXCUSED_FOR;
+        let progresses = is_enough && (self.streams || !began.is_some_and(is_old));
+        // It can complete nothing while it is not read.
+        let since = if began.is_none() || !is_read || progresses {
+            (self.excused, self.warned) = (Some(now), None);
+            now
+        } else {
+            began.max(self.excused).unwrap_or(now)
+        };
+        let stuck = now.saturating_duration_since(since);
+        if stuck < patience || began.is_none() {
+            state.client(link).since = Some(since);
+            return None;
+        }
+        Some(stuck)
     }
 
-    /// Excuses the client for its lack of progress until now.
-    pub(crate) fn excuse(&mut self, now: Instant, link: &Arc<ClientLink>) {
-        self.excused = Some(now);
-        self.warned = None;
-        self.hold_since(now, link);
-    }
-
-    /// Time before which lack of progress is not held against the client.
-    pub(crate) fn excused(&self) -> Option<Instant> {
-        self.excused
+    /// Whether an overdue client was warned a while ago that it will give way, so that it is disconnected now.
+    /// The first call warns it: it may not have been read until a moment ago.
+    pub(crate) fn gives_way(&mut self, now: Instant) -> bool {
+        let warned = *self.warned.get_or_insert(now);
+        let gives_way = now.saturating_duration_since(warned) >= self.staging.patience / WARNINGS_IN_PATIENCE;
+        add(&self.staging.gave_way, u64::from(gives_way));
+        gives_way
     }
 
     /// Releases everything when the client is gone.
     pub(crate) fn leave(&mut self, link: &Arc<ClientLink>) {
-        self.give_up_stream(link);
-        self.settle(0, link);
-        if std::mem::take(&mut self.known) {
-            self.staging.table.lock().holders.remove(&(Arc::as_ptr(link) as usize));
+        self.staging.staged.fetch_sub(std::mem::take(&mut self.staged), Ordering::Relaxed);
+        (self.counted, self.streams, self.waits) = (0, false, false);
+        let mut state = self.staging.state.lock();
+        if state.clients.contains_key(&address(link)) {
+            state.hold(link, 0, false);
+            state.clients.remove(&address(link));
+            state.serve(&self.staging);
         }
     }
 }
 
+/// The key of a client.
+fn address(link: &Arc<ClientLink>) -> usize {
+    Arc::as_ptr(link) as usize
+}
+
 /// Bytes of incomplete messages that a client may hold however much others do: messages of usual sizes are
 /// never held up, however they are split. A body in one frame waits in the read buffer until it is complete.
-const ALWAYS: usize = 16 * 1024;
-/// Bytes that must arrive on a streaming connection within the patience, so that a message of
+pub(crate) const ALWAYS: usize = 16 * 1024;
+/// Bytes that must arrive on a stream within the patience, so that a message of
 /// [`crate::session::STAGING_LIMIT`] does not occupy it for more than 16 times as long; hardly any network
 /// link is slower.
-const LANE_PROGRESS: usize = 64 * 1024;
+pub(crate) const STREAM_PROGRESS: usize = 64 * 1024;
 /// The same where room is held, which is scarcer for waiters: at this rate four times the patience suffices.
 /// A client whose rate is limited is not to blame for it.
-const ROOM_PROGRESS: usize = 256 * 1024;
+pub(crate) const ROOM_PROGRESS: usize = 256 * 1024;
 /// How many times the patience progress may excuse an incomplete message: by then the largest one would be
 /// complete.
-pub(crate) const EXCUSED_FOR: u32 = 5;
+const EXCUSED_FOR: u32 = 5;
 /// A client gives way only if it was warned the patience divided by this ago, and could be read both then and now.
 const WARNINGS_IN_PATIENCE: u32 = 8;
 /// How often the wait queue is attended to within the patience.

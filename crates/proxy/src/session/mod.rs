@@ -22,7 +22,7 @@ mod validate;
 mod whole;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use amqp::channel::{ChannelStep, ChannelTable};
@@ -98,8 +98,6 @@ pub struct ProxySession {
     spare: Vec<u8>,
     /// Bytes of incomplete messages.
     staged: usize,
-    /// The part of `staged` that is already counted in the total of all clients.
-    staged_counted: usize,
     /// The client's share of the room for incomplete messages.
     budget: BudgetShare,
     /// Bytes of frames whose channels wait for placement.
@@ -167,7 +165,6 @@ impl ProxySession {
             unproven: Vec::new(),
             spare: Vec::new(),
             staged: 0,
-            staged_counted: 0,
             held: 0,
             next_lease: 1,
             in_trouble_since: None,
@@ -210,7 +207,6 @@ impl ProxySession {
         self.output.hand_over();
         self.output.count(self.pool.counters());
         self.spare = Vec::new();
-        recount(self.pool.staged(), self.staged, &mut self.staged_counted);
         self.held_share.set(self.held);
         if !self.budget.settle(self.staged, &self.link) && self.life == Life::Open {
             // Handled as an event, because it may lead to a fault.
@@ -565,15 +561,6 @@ impl ProxySession {
 impl Drop for ProxySession {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-/// Updates a total over all sessions by the change of one session since it was `counted`.
-fn recount(all: &AtomicUsize, now: usize, counted: &mut usize) {
-    if now != *counted {
-        all.fetch_add(now, Ordering::Relaxed);
-        all.fetch_sub(*counted, Ordering::Relaxed);
-        *counted = now;
     }
 }
 

@@ -10,7 +10,7 @@ use super::channel::Content;
 use super::placement::UpstreamLink;
 use super::side::SidePlacement;
 use super::{Life, ProxySession};
-use crate::staging::{EXCUSED_FOR, Grant};
+use crate::staging::Grant;
 use crate::upstream::Role;
 
 impl ProxySession {
@@ -20,7 +20,7 @@ impl ProxySession {
             return Ok(());
         }
         if matches!(self.own, UpstreamLink::None) {
-            self.budget.line_up(self.staged, &self.link);
+            self.budget.line_up(&self.link);
             return self.take_grant();
         }
         // A client with its own connection needs no room here.
@@ -52,13 +52,12 @@ impl ProxySession {
         largest.map_or(Ok(()), |number| self.stream(number))
     }
 
-    /// The client needs its own connection for other purposes as well, so it no longer counts as a streaming
-    /// connection.
+    /// The client needs its own connection for other purposes as well, so it no longer counts as a stream.
     pub(super) fn keep_own(&mut self) {
         self.budget.give_up_stream(&self.link);
     }
 
-    /// Gives the streaming connection back when nothing is in flight on it: its channels return to shared
+    /// Gives the connection of a stream back when nothing is in flight on it: its channels return to shared
     /// connections, then the connection is given back. Called again with each event until that is done.
     pub(super) fn leave_stream(&mut self) -> Result<(), Fault> {
         if !self.budget.has_stream() || self.life != Life::Open || self.is_streaming() {
@@ -110,49 +109,35 @@ impl ProxySession {
         self.channels.iter().any(|(_, channel)| channel.streaming && channel.content != Content::None)
     }
 
-    /// Others wait for the room or the streaming connection that this client holds.
+    /// Others wait for the room or the stream that this client holds.
     ///
     /// # Errors
     /// 506 RESOURCE_ERROR when a message has been incomplete for longer than the patience.
     pub(super) fn give_way(&mut self, now: Instant) -> Result<(), Fault> {
-        let staging = self.budget.staging().clone();
-        let concerned = self.life == Life::Open && self.budget.holds() && !self.budget.waits();
-        if !concerned || !staging.is_pressed() {
+        if self.life != Life::Open {
             return Ok(());
         }
-        let stream = self.budget.has_stream();
-        let oldest = self.oldest();
-        let complete = if stream { !self.is_streaming() } else { oldest.is_none() };
-        // The bytes that arrive may belong to other messages.
-        let is_old = |began| now.saturating_duration_since(began) > staging.patience() * EXCUSED_FOR;
-        let progresses = self.budget.makes_progress() && (stream || !oldest.is_some_and(is_old));
-        // It can complete nothing while it is not read.
-        if complete || !self.has_room() || progresses {
-            self.budget.excuse(now, &self.link);
-            return Ok(());
-        }
-        let began = if stream { self.budget.excused() } else { oldest.max(self.budget.excused()) };
-        let Some(began) = began else { return Ok(()) };
-        let stuck = now.saturating_duration_since(began);
-        if stuck < staging.patience() {
-            self.budget.hold_since(began, &self.link);
-            return Ok(());
-        }
-        if !stream && !matches!(self.own, UpstreamLink::None) {
+        let (began, is_read) = (self.oldest(), self.has_room());
+        let Some(stuck) = self.budget.overdue(began, is_read, &self.link, now) else { return Ok(()) };
+        if !self.budget.has_stream() && !matches!(self.own, UpstreamLink::None) {
+            // It has come to need its own connection meanwhile.
             return self.stream_largest();
         }
-        // It may not have been read until a moment ago.
-        if !self.budget.is_warned(now) {
+        if !self.budget.gives_way(now) {
             return Ok(());
         }
-        staging.count_gave_way();
         let text = format!("message incomplete for {} s while others wait for room", stuck.as_secs());
         Err(Fault::new(ReplyCode::ResourceError, text))
     }
 
-    /// When the oldest incomplete message began.
+    /// When the oldest incomplete message began of those that are streamed, or else of those that hold room.
     fn oldest(&self) -> Option<Instant> {
-        let held = self.channels.iter().filter(|(_, channel)| !channel.partial.is_empty());
-        held.filter_map(|(_, channel)| channel.began).min()
+        let is_streaming = self.budget.has_stream();
+        let channels = self.channels.iter().map(|(_, channel)| channel);
+        let incomplete = channels.filter(|channel| match is_streaming {
+            true => channel.streaming && channel.content != Content::None,
+            false => !channel.partial.is_empty(),
+        });
+        incomplete.filter_map(|channel| channel.began).min()
     }
 }

@@ -6,6 +6,8 @@ use transport::Outbox;
 
 use super::*;
 use crate::PoolConfig;
+use crate::config::HELD_CLIENT_MAX;
+use crate::staging::ROOM_PROGRESS;
 
 /// A session whose upstream does not answer, so that its frames wait for placement.
 fn session() -> ProxySession {
@@ -176,7 +178,92 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     for secs in [1000, 2000, 3000, 4000] {
         assert_eq!(client.give_way(after(secs)), Ok(()));
     }
-    assert!(client.has_room() && client.budget.staging().is_pressed());
+    assert!(client.has_room() && client.pool.staging().counts().0 == 1);
+}
+
+#[tokio::test]
+async fn p2_nobody_gives_way_for_having_been_unread() {
+    let [mut holder, _stream, _waiting] = three_that_began();
+    let now = Instant::now();
+    let after = |secs| now + Duration::from_secs(secs);
+    // An upstream that answers nothing for long.
+    let unanswered = holder.pool.config().replay_client_max;
+    holder.link.kept.add(unanswered);
+    assert_eq!(holder.give_way(after(100)), Ok(()));
+    holder.link.kept.release(unanswered);
+    assert_eq!(holder.give_way(after(109)), Ok(()), "its time begins when it was read again");
+    assert_eq!(holder.give_way(after(111)), Ok(()), "it is warned");
+    assert!(holder.give_way(after(113)).is_err());
+}
+
+#[tokio::test]
+async fn p2_a_message_that_stays_incomplete_is_not_excused_by_others_for_ever() {
+    let [mut holder, _stream, _waiting] = three_that_began();
+    let now = Instant::now();
+    let mut give_way = |secs| {
+        holder.budget.count_came(ROOM_PROGRESS);
+        holder.give_way(now + Duration::from_secs(secs))
+    };
+    for secs in [10, 20, 30, 40, 49] {
+        assert_eq!(give_way(secs), Ok(()));
+    }
+    assert_eq!(give_way(60), Ok(()), "it is warned");
+    assert!(give_way(62).is_err());
+}
+
+#[tokio::test]
+async fn p2_a_client_with_a_connection_of_its_own_streams_instead_of_giving_way() {
+    let [mut holder, _stream, mut waiting] = three_that_began();
+    let mut more = Vec::new();
+    write_method(&mut more, 2, channel_methods::Open::default());
+    write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });
+    take(&mut holder, &more);
+    assert!(holder.staged > 0 && matches!(holder.own, UpstreamLink::Opening));
+    assert_eq!(holder.give_way(Instant::now() + Duration::from_secs(11)), Ok(()));
+    holder.flush();
+    assert_eq!(holder.staged, 0);
+    waiting.handle_nudge().unwrap();
+    assert!(waiting.has_room());
+}
+
+#[tokio::test]
+async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_room() {
+    let mut session = session();
+    let frames = STAGING_LIMIT as usize / FRAME - 1;
+    let most = STAGING_BUDGET / STAGING_LIMIT as usize;
+    for number in 1..=most as u16 + 1 {
+        assert!(matches!(session.own, UpstreamLink::None), "{} bytes", session.staged);
+        let mut begun = Vec::new();
+        write_method(&mut begun, number, channel_methods::Open::default());
+        write_method(&mut begun, number, basic::Publish { routing_key: "q", ..Default::default() });
+        write_content_header(&mut begun, number, STAGING_LIMIT, NO_PROPERTIES);
+        for _ in 0..frames {
+            write_frame(&mut begun, FrameKind::Body, number, |out| out.extend_from_slice(&[0; FRAME]));
+        }
+        batch(&mut session, &begun);
+    }
+    assert!(matches!(session.own, UpstreamLink::Opening) && session.staged < STAGING_BUDGET);
+}
+
+#[tokio::test]
+async fn s2_a_client_is_not_read_while_much_of_it_waits_for_a_connection() {
+    let pool = Pool::new(PoolConfig { held_total_max: 3 * FRAME, ..PoolConfig::new(Vec::new()) });
+    let mut large = Vec::new();
+    write_method(&mut large, 1, channel_methods::Open::default());
+    large.extend(beginning_of(FRAME as u64, 1));
+    let [mut first, mut second] = [0; 2].map(|_| session_of(pool.clone()));
+    batch(&mut first, &large);
+    batch(&mut second, &large);
+    assert!(first.has_room() && second.has_room());
+    batch(&mut first, &beginning_of(FRAME as u64, 1));
+    assert!(!first.has_room() && !second.has_room(), "more than all clients together may have");
+    assert!(session_of(pool).has_room(), "it has nothing yet");
+    let mut alone = session();
+    batch(&mut alone, &large[..large.len() - beginning_of(FRAME as u64, 1).len()]);
+    while alone.has_room() {
+        batch(&mut alone, &beginning_of(FRAME as u64, 1));
+        assert!(alone.held < HELD_CLIENT_MAX + 2 * FRAME);
+    }
 }
 
 #[tokio::test]

@@ -1,3 +1,4 @@
+use tokio::sync::OwnedSemaphorePermit;
 use transport::Outbox;
 
 use super::*;
@@ -31,7 +32,7 @@ impl Client {
 
     fn wait(&mut self) {
         assert!(!self.stop_in_message());
-        self.budget.line_up(STAGED, &self.link);
+        self.budget.line_up(&self.link);
     }
 
     fn grant(&mut self) -> Option<Grant> {
@@ -57,7 +58,7 @@ fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
 }
 
 fn bytes(staging: &Staging) -> usize {
-    staging.bytes.load(Ordering::Relaxed)
+    staging.state.lock().bytes
 }
 
 #[test]
@@ -70,7 +71,7 @@ fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
     assert!(small.settle(ALWAYS), "however much others hold");
     clients.iter_mut().for_each(Client::leave);
     assert_eq!(bytes(&staging), 0);
-    assert!(staging.table.lock().holders.is_empty());
+    assert!(staging.state.lock().clients.is_empty());
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn those_in_line_go_on_in_turn_when_room_comes() {
     assert!(!Client::new(&staging).stop_in_message(), "nobody comes before those in line");
     line[0].leave();
     assert_eq!(line[2].grant(), Some(Grant::Room));
-    assert!(!staging.is_pressed());
+    assert!(staging.state.lock().queue.is_empty());
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn no_room_is_lost_with_those_who_leave() {
     assert_eq!(line[4].grant(), Some(Grant::Room));
     line[1].leave();
     line[4].leave();
-    assert_eq!((staging.counts(), bytes(&staging), staging.is_pressed()), ((0, 0), 0, false));
+    assert_eq!((staging.counts(), bytes(&staging)), ((0, 0), 0));
 }
 
 #[test]
@@ -128,9 +129,9 @@ fn only_so_many_stream_for_want_of_room() {
 }
 
 #[test]
-fn nobody_gets_a_stream_without_a_place_for_its_connection() {
-    let places = Arc::new(Semaphore::new(0));
-    let staging = Staging::new(PIECE, 3, PATIENCE, places.clone());
+fn nobody_gets_a_stream_without_a_permit_for_its_connection() {
+    let permits = Arc::new(Semaphore::new(0));
+    let staging = Staging::new(PIECE, 3, PATIENCE, permits.clone());
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let mut line = many(&staging, 3);
@@ -139,7 +140,7 @@ fn nobody_gets_a_stream_without_a_place_for_its_connection() {
     // Released permits are found the next time the queue is served; the second streaming connection needs one
     // beyond the first's.
     for (free, streams) in [(1, 1), (2, 2)] {
-        places.add_permits(free - places.available_permits());
+        permits.add_permits(free - permits.available_permits());
         assert!(staging.press(Instant::now()));
         assert_eq!(staging.counts(), (3 - streams, streams));
     }
@@ -157,7 +158,7 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
     let ages = [30, 40, 20, 50, 5].map(Duration::from_secs);
     let before = now + Duration::from_secs(60);
     for (holder, age) in holders.iter_mut().zip(ages) {
-        holder.budget.hold_since(before - age, &holder.link);
+        staging.state.lock().client(&holder.link).since = Some(before - age);
     }
     assert!(!staging.press(before), "nobody waits");
     let mut line = many(&staging, 2);
@@ -171,6 +172,13 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
     assert!(staging.press(before));
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
     assert_eq!(asked, [true, true, true, true, false]);
+    // One of them has sent more meanwhile and waits as well: it could not complete anything.
+    assert!(!holders[1].settle(STAGED + 1));
+    let Client { link, budget } = &mut holders[1];
+    budget.line_up(link);
+    assert!(staging.press(before));
+    let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
+    assert_eq!(asked, [true, false, true, true, false]);
     assert!(line.iter().chain(&more).all(|client| client.link.take_events().is_empty()));
 }
 
@@ -186,9 +194,9 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
     // It has more of the same message.
     assert!(!line[0].settle(STAGED + 1));
     let first = &mut line[0];
-    first.budget.line_up(STAGED + 1, &first.link);
-    assert_eq!(line[0].budget.ticket.map(|((turn, _), _)| turn), Some(TicketRank::Again));
-    assert_eq!(staging.table.lock().line.values().next().map(|waiter| waiter.need), Some(1));
+    first.budget.line_up(&first.link);
+    let first = (address(&line[0].link), 1);
+    assert_eq!(staging.state.lock().queue.values().next(), Some(&first));
 }
 
 #[test]
@@ -201,21 +209,93 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
     }
     for client in &mut clients {
         assert!(!client.settle(STAGED + 1));
-        client.budget.line_up(STAGED + 1, &client.link);
+        client.budget.line_up(&client.link);
     }
     let [first, second] = &mut clients[..] else { unreachable!() };
     assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
     // Alone with more than the maximum, it continues read by read.
     for more in 2..5 {
         assert!(!first.settle(STAGED + more));
-        first.budget.line_up(STAGED + more, &first.link);
+        first.budget.line_up(&first.link);
         assert_eq!(first.grant(), Some(Grant::Room), "the one that has waited with its message comes first");
     }
     assert!(first.settle(0));
     assert_eq!(second.grant(), Some(Grant::Room));
     assert!(second.settle(0));
     assert_eq!((bytes(&staging), staging.counts()), (0, (0, 0)));
-    assert_eq!(staging.table.lock().held_in_line, 0);
+    assert_eq!(staging.state.lock().bytes_queued, 0);
+}
+
+/// A client that stops in the middle of its message, with the permit of its stream's connection.
+struct Stopped {
+    client: Client,
+    began: Instant,
+    connection: Option<OwnedSemaphorePermit>,
+}
+
+impl Stopped {
+    fn new(staging: &Arc<Staging>, now: Instant) -> Self {
+        let mut client = Client::new(staging);
+        if !client.stop_in_message() {
+            client.budget.line_up(&client.link);
+        }
+        Self { client, began: now, connection: None }
+    }
+
+    /// Collects its grant, and opens a connection if it may stream.
+    fn go_on(&mut self, permits: &Arc<Semaphore>, now: Instant) {
+        if self.client.budget.take_grant(&self.client.link, now) == Some(Grant::Stream) {
+            let permit = permits.clone().try_acquire_owned();
+            self.connection = Some(permit.expect("streams are granted as far as permits are free"));
+        }
+    }
+
+    fn gives_way(&mut self, now: Instant) -> bool {
+        let Client { link, budget } = &mut self.client;
+        matches!(link.take_events()[..], [Event::GiveWay])
+            && budget.overdue(Some(self.began), true, link, now).is_some()
+            && budget.gives_way(now)
+    }
+}
+
+#[test]
+fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_room_in_turn() {
+    const CLIENTS: usize = 15_000;
+    const CONNECTIONS: usize = 4096;
+    const STREAMS: usize = CONNECTIONS / 8;
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let most = 256 * 1024 * 1024;
+    let staging = Staging::new(most, STREAMS, PATIENCE, permits.clone());
+    let (begin, step) = (Instant::now(), PATIENCE / LOOKS_IN_PATIENCE);
+    let mut hostile: Vec<_> = (0..CLIENTS).map(|_| Stopped::new(&staging, begin)).collect();
+    let (mut polite, mut waits_since, mut served) = (None::<Client>, begin, 0);
+    for turn in 1..=60 {
+        let now = begin + step * turn;
+        hostile.iter_mut().for_each(|stopped| stopped.go_on(&permits, now));
+        assert!(permits.available_permits() >= CONNECTIONS - STREAMS, "the rest is for others");
+        assert!(bytes(&staging) <= most);
+        // A client that completes its message as soon as it is read again, then another one.
+        let client = polite.get_or_insert_with(|| {
+            waits_since = now;
+            let mut client = Client::new(&staging);
+            client.wait();
+            client
+        });
+        if client.grant().is_some() {
+            client.leave();
+            (polite, served) = (None, served + 1);
+        }
+        // Those before it leave after the patience and a warning, about 4,600 at a time.
+        assert!(now - waits_since <= PATIENCE * 6, "everyone's turn comes");
+        staging.press(now);
+        for stopped in hostile.iter_mut().filter_map(|stopped| stopped.gives_way(now).then_some(stopped)) {
+            // It is closed, and comes again at once.
+            stopped.client.leave();
+            stopped.connection = None;
+            *stopped = Stopped::new(&staging, now);
+        }
+    }
+    assert!(served >= 2 && staging.counts().1 == STREAMS, "{served} were served");
 }
 
 #[tokio::test]
@@ -230,7 +310,7 @@ async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
     }
     holder.leave();
     assert_eq!(waiter.grant(), Some(Grant::Room));
-    while staging.table.lock().attended {
+    while staging.state.lock().attended {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
