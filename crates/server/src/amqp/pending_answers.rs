@@ -29,7 +29,7 @@ pub(crate) struct AnswersWaitingForDisk {
 #[derive(Default)]
 struct PendingAnswer {
     bytes: Vec<u8>,
-    /// What they wait for; empty if nothing waits.
+    /// The writes that they wait for; empty if nothing waits.
     until: DiskPoint,
     /// A frame was refused because it has to wait for the answers.
     blocking: bool,

@@ -1,4 +1,4 @@
-//! What an answer waits for, and the answers that wait.
+//! The writes that an answer waits for, and the answers that wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl DiskPoint {
 }
 
 impl Store {
-    /// What of `point` is not on disk yet.
+    /// The part of `point` that is not on disk yet.
     pub fn missing(&self, point: DiskPoint) -> DiskPoint {
         DiskPoint {
             ticket: point.ticket.filter(|ticket| !self.catalogue().is_committed(*ticket)),
