@@ -25,9 +25,10 @@ setup:
 unit:
 	cargo test --workspace --locked --quiet
 
-# What many threads run through at once, in every order in which they can meet (crate sync).
+# What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
+# features that they have in the unit tests, and are not built again.
 loom:
-	cargo test --package transport --package broker --features transport/loom,broker/loom --test interleavings --locked --quiet
+	cargo test --workspace --features transport/loom,broker/loom --test interleavings --locked --quiet
 	cargo test --package server --features server/loom --lib --locked --quiet -- interleavings
 
 leveret:

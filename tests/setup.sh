@@ -24,8 +24,9 @@ scenarios() {
     step npm tests/{amqplib,websocket}/package{,-lock}.json -- node_packages
     step java tests/java/pom.xml tests/java/src/*.java -- java_driver
     step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{holding,hostile,load}/*.go -- go_driver
-    # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests.
-    cargo build --quiet --locked --package lapin-scenarios
+    # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests; with --package instead, features
+    # would be resolved for that package alone, and dependencies built twice.
+    cargo build --quiet --locked --workspace --bin lapin-scenarios
 }
 
 frameworks() {
