@@ -32,8 +32,6 @@ pub(crate) struct ClientLink {
     pub(crate) blocked_notify: bool,
     /// How many of the upstream connections that the client publishes on are blocked.
     blocked: AtomicUsize,
-    /// Set when the backlog has passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
-    overflowed: AtomicBool,
     /// Bytes of this client's frames that are kept until the broker answers.
     pub(crate) kept: Arc<ReplayBuffer>,
     /// Remembers the client's declarations; `None` for a departed client.
@@ -81,8 +79,6 @@ pub(crate) enum Event {
     DeliveriesOverflowed { channel: u16, lease: u64 },
     /// The last messages of this channel are not followed by anything that has a reply.
     Unproven { channel: u16, lease: u64 },
-    /// The client does not read other frames from a shared connection.
-    Overflowed,
     /// There is no room for the client's incomplete messages.
     NoRoom,
     /// Others wait for the room, or the stream, that the client has held for long.
@@ -108,7 +104,6 @@ impl ClientLink {
             cancel_notify: capabilities.consumer_cancel_notify,
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
-            overflowed: AtomicBool::new(false),
             declarer: None,
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
@@ -213,17 +208,11 @@ impl ClientLink {
         self.outbox.has_room_below(self.waiting.allowance())
     }
 
-    /// Passes on bytes that came from an upstream. A shared connection never waits for this client: past
-    /// [`CLIENT_BACKLOG_MAX`] the client is given up.
-    pub(crate) fn deliver(&self, mut bytes: Vec<u8>, shared: bool) {
-        let backlog = self.outbox.backlog();
-        if shared && backlog > CLIENT_BACKLOG_MAX {
-            if !self.overflowed.swap(true, Ordering::Relaxed) {
-                self.notify(Event::Overflowed);
-            }
-            return;
-        }
-        if backlog > ALWAYS {
+    /// Passes on bytes that came from an upstream. A shared connection never waits for this client: deliveries
+    /// end at its allowance, and no more answers come than to the unanswered methods in its replay buffer, because
+    /// the client is not read at its allowance ([`Self::may_ask`]).
+    pub(crate) fn deliver(&self, mut bytes: Vec<u8>) {
+        if self.outbox.backlog() > ALWAYS {
             // It will wait a while, and only the length is counted, not the capacity.
             bytes.shrink_to_fit();
         }
@@ -245,8 +234,3 @@ impl ClientLink {
         }
     }
 }
-
-/// Bytes that may wait for a client that shares its upstream connection. Apart from deliveries, shared
-/// connections bring replies, confirms and returned messages; and reading from a client stops long before, so
-/// only a client that pipelined requests without ever reading gets here.
-const CLIENT_BACKLOG_MAX: usize = 64 * 1024 * 1024;

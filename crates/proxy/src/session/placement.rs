@@ -307,9 +307,6 @@ impl ProxySession {
             }
             Event::NoRoom => return self.find_room(),
             Event::GiveWay => return self.give_way(Instant::now()),
-            Event::Overflowed => {
-                return Err(Fault::new(ReplyCode::ResourceError, "client does not read what it asked for"));
-            }
         }
         Ok(())
     }

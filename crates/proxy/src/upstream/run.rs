@@ -89,7 +89,7 @@ impl Run {
         if let Some(client) = &self.client
             && !self.bytes.is_empty()
         {
-            client.deliver(std::mem::take(&mut self.bytes), self.shared);
+            client.deliver(std::mem::take(&mut self.bytes));
         }
     }
 }
