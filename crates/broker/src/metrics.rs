@@ -9,7 +9,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Metrics {
             $($(#[$doc])* pub $name: SharedCounter,)*
-            published: [Published; 3],
+            published: [Published; FrontEnd::COUNT],
         }
 
         impl Metrics {
@@ -100,6 +100,11 @@ pub enum FrontEnd {
     Mqtt,
     /// STOMP, any version.
     Stomp,
+}
+
+impl FrontEnd {
+    /// The number of front ends.
+    pub const COUNT: usize = Self::Stomp as usize + 1;
 }
 
 /// Counters of the messages that clients of one front end have published.

@@ -3,15 +3,14 @@
 use std::io::Write as _;
 
 use parking_lot::Mutex;
+use server::ListenerKind;
 
 /// An announced listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Announced {
-    /// The name in the announcement: `web-mqtt`.
-    pub(crate) name: String,
+    pub(crate) kind: ListenerKind,
+    /// `unix:/path` for a Unix socket.
     pub(crate) url: String,
-    /// Whether it uses TLS, which the URL of a Unix socket does not show.
-    pub(crate) is_tls: bool,
 }
 
 /// The announced listeners, in order.
@@ -20,11 +19,11 @@ static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 /// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once.
 ///
 /// A closed standard output is no reason to stop serving.
-pub(crate) fn announce(name: &str, scheme: &str, url: &str) {
-    let is_tls = matches!(scheme, "amqps" | "mqtts" | "stomps" | "wss" | "https");
-    ANNOUNCED.lock().push(Announced { name: name.to_owned(), url: url.to_owned(), is_tls });
+pub(crate) fn announce(listener: Announced) {
+    let line = line(listener.kind.setting, &listener.url);
+    ANNOUNCED.lock().push(listener);
     let mut output = std::io::stdout().lock();
-    let _ = write!(output, "{}", line(name, url)).and_then(|()| output.flush());
+    let _ = output.write_all(line.as_bytes()).and_then(|()| output.flush());
 }
 
 /// Returns the announced listeners, in order.
@@ -32,7 +31,8 @@ pub(crate) fn announced() -> Vec<Announced> {
     ANNOUNCED.lock().clone()
 }
 
-fn line(name: &str, url: &str) -> String {
+fn line(setting: &str, url: &str) -> String {
+    let name = setting.replace('_', "-");
     // Padded to the width of `amqps`, so that the AMQP lines align.
     format!("{name:<5} listening on {url}\n")
 }
@@ -44,6 +44,6 @@ mod tests {
     #[test]
     fn the_line_is_the_one_scripts_read() {
         assert_eq!(line("amqp", "amqp://127.0.0.1:5672"), "amqp  listening on amqp://127.0.0.1:5672\n");
-        assert_eq!(line("web-mqtt", "ws://[::1]:1"), "web-mqtt listening on ws://[::1]:1\n");
+        assert_eq!(line("web_mqtt", "ws://[::1]:1"), "web-mqtt listening on ws://[::1]:1\n");
     }
 }

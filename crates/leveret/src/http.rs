@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use admin::{AdminListener, Source};
+use server::ListenerKind;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -27,15 +28,21 @@ impl HttpListeners {
     ///
     /// A listener cannot be bound; the first such failure is returned.
     pub(crate) async fn bind(config: &Config, tls: &Tls) -> Result<Self, ServeError> {
-        let http = bind_http("http", "http", &config.http).await?;
-        let https = bind_http("https", "https", &config.https).await?;
+        let http = bind_http(listener("http", "http", "http"), &config.http).await?;
+        let https = bind_http(listener("https", "https", "https"), &config.https).await?;
         let https = https.zip(tls.server.clone());
+        let prometheus = listener("prometheus", "http", "http/prometheus");
+        let prometheus = bind_http(prometheus, &config.prometheus).await?;
         Ok(Self {
             http,
             https: https.map(|(listener, tls)| listener.over_tls(tls, config.https_strict)),
-            prometheus: bind_http("prometheus", "http", &config.prometheus).await?,
+            prometheus,
         })
     }
+}
+
+fn listener(setting: &'static str, scheme: &'static str, rabbitmq_name: &'static str) -> ListenerKind {
+    ListenerKind { setting, scheme, rabbitmq_name, websocket: false, tls: scheme == "https" }
 }
 
 /// The running listeners.

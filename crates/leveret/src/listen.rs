@@ -1,50 +1,85 @@
-//! Binds and announces listeners.
+//! Binds, announces and serves listeners.
 
 use std::net::SocketAddr;
 
-use server::{Listener, Preface};
+use admin::WebSocketPorts;
+use broker::FrontEnd;
+use server::{Listener, ListenerKind, PROTOCOLS, Preface, Server};
 
-use crate::announce::announce;
+use crate::announce::{Announced, announce};
 use crate::config::{Config, ListenAddr};
-use crate::serve::{ServeError, trusted_proxies};
+use crate::relays::ServedRelays;
+use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
-/// Binds and announces the listener of the setting `key`, unless it is off.
+/// The bound listeners of the protocols of clients.
+pub(crate) struct ClientListeners(Vec<(FrontEnd, ListenerKind, Listener)>);
+
+impl ClientListeners {
+    /// Binds and announces the configured listeners.
+    ///
+    /// # Errors
+    ///
+    /// A listener cannot be bound; the first such failure is returned.
+    pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
+        let mut bound = Vec::new();
+        for protocol in &PROTOCOLS {
+            for kind in &protocol.listeners {
+                if let Some(listener) = bind(*kind, config.listen_address(kind.setting)).await? {
+                    bound.push((protocol.front_end, *kind, listener));
+                }
+            }
+        }
+        Ok(Self(bound))
+    }
+
+    /// The ports on which the page in the browser may connect.
+    pub(crate) fn websocket_ports(&self) -> WebSocketPorts {
+        let port = |tls: bool| {
+            let (.., listener) = self.0.iter().find(|(protocol, kind, _)| {
+                *protocol == FrontEnd::Amqp && kind.websocket && kind.tls == tls
+            })?;
+            match listener {
+                Listener::Tcp(listeners) => listeners.local_addresses().next().map(|address| address.port()),
+                Listener::Unix(..) => None,
+            }
+        };
+        WebSocketPorts { ws: port(false), wss: port(true) }
+    }
+
+    /// Starts accepting.
+    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &ServedRelays, tls: &Tls) {
+        for (protocol, kind, listener) in self.0 {
+            let tls = tls.server.clone().filter(|_| kind.tls);
+            let preface = Preface { proxies: trusted_proxies(config), tls };
+            if kind.websocket {
+                let websocket = websocket_config(config, relays.routes(protocol, config));
+                server.listen_websocket(listener, preface, websocket);
+            } else {
+                server.listen(protocol, listener, preface, relays.upstream(protocol).cloned());
+            }
+        }
+    }
+}
+
+/// Binds and announces a listener, unless it is off.
 ///
 /// # Errors
 ///
 /// It cannot be bound.
-pub(crate) async fn bind(
-    key: &'static str,
-    scheme: &str,
-    address: &ListenAddr,
-) -> Result<Option<Listener>, ServeError> {
+pub(crate) async fn bind(kind: ListenerKind, address: &ListenAddr) -> Result<Option<Listener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
         ListenAddr::Tcp { .. } | ListenAddr::Several(_) => Listener::bind_tcp(&address.places()).await,
         ListenAddr::Unix(path) => Listener::bind_unix(path).await,
     };
-    let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
-    let name = key.replace('_', "-");
+    let listener =
+        bound.map_err(|error| ServeError::Listen { key: kind.setting, address: address.clone(), error })?;
     match &listener {
-        Listener::Tcp(listeners) => announce_all(&name, scheme, listeners.local_addresses()),
-        Listener::Unix(..) => announce(&name, scheme, &address.to_string()),
+        Listener::Tcp(listeners) => announce_all(kind, listeners.local_addresses()),
+        Listener::Unix(..) => announce(Announced { kind, url: address.to_string() }),
     }
     Ok(Some(listener))
-}
-
-/// Calls `listen` for the listener without TLS and the one with it, if they are configured.
-pub(crate) fn serve_both(
-    (plain, over_tls): (Option<Listener>, Option<Listener>),
-    config: &Config,
-    tls: &Tls,
-    listen: impl Fn(Listener, Preface),
-) {
-    for (listener, tls) in [(plain, None), (over_tls, tls.server.clone())] {
-        if let Some(listener) = listener {
-            listen(listener, Preface { proxies: trusted_proxies(config), tls });
-        }
-    }
 }
 
 /// The same as `bind` for an HTTP listener.
@@ -53,8 +88,7 @@ pub(crate) fn serve_both(
 ///
 /// It cannot be bound.
 pub(crate) async fn bind_http(
-    key: &'static str,
-    scheme: &str,
+    kind: ListenerKind,
     address: &ListenAddr,
 ) -> Result<Option<admin::AdminListener>, ServeError> {
     let bound = match address {
@@ -62,15 +96,18 @@ pub(crate) async fn bind_http(
         ListenAddr::Tcp { .. } | ListenAddr::Several(_) => admin::AdminListener::tcp(&address.places()).await,
         ListenAddr::Unix(path) => admin::AdminListener::unix(path).await,
     };
-    let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
+    let listener =
+        bound.map_err(|error| ServeError::Listen { key: kind.setting, address: address.clone(), error })?;
     if let ListenAddr::Unix(_) = address {
-        announce(key, scheme, &address.to_string());
+        announce(Announced { kind, url: address.to_string() });
     }
-    announce_all(key, scheme, listener.local_addresses());
+    announce_all(kind, listener.local_addresses());
     Ok(Some(listener))
 }
 
 /// Announces each address on a line of its own.
-fn announce_all(name: &str, scheme: &str, bound: impl IntoIterator<Item = SocketAddr>) {
-    bound.into_iter().for_each(|address| announce(name, scheme, &format!("{scheme}://{address}")));
+fn announce_all(kind: ListenerKind, bound: impl IntoIterator<Item = SocketAddr>) {
+    for address in bound {
+        announce(Announced { kind, url: format!("{}://{address}", kind.scheme) });
+    }
 }

@@ -4,7 +4,6 @@
 //! crates.
 
 mod alarms;
-mod amqp;
 mod announce;
 mod cli;
 mod config;
@@ -28,7 +27,6 @@ mod reload;
 mod serve;
 mod signals;
 mod status;
-mod stomp;
 mod tls;
 
 use std::fmt;

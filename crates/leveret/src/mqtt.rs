@@ -1,59 +1,14 @@
-//! MQTT: the listeners, and the settings offered to clients.
+//! The settings offered to MQTT clients.
 
 use std::sync::Arc;
 
 use mqtt::server::MqttSettings;
-use server::{Listener, MqttConfig, Server};
+use server::MqttConfig;
 
 use crate::config::Config;
-use crate::listen::{bind, serve_both};
-use crate::relays::ServedRelays;
-use crate::serve::{ServeError, websocket_config};
-use crate::tls::Tls;
 
 /// Bytes of a packet in addition to its message, for topic and properties.
 const ROOM_FOR_PROPERTIES: u64 = 128 * 1024;
-
-/// The bound MQTT listeners.
-pub(crate) struct MqttListeners {
-    mqtt: Option<Listener>,
-    mqtts: Option<Listener>,
-    web_mqtt: Option<Listener>,
-    web_mqtts: Option<Listener>,
-}
-
-impl MqttListeners {
-    /// Binds and announces the configured listeners.
-    ///
-    /// # Errors
-    ///
-    /// A listener cannot be bound; the first such failure is returned.
-    pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
-        Ok(Self {
-            mqtt: bind("mqtt", "mqtt", &config.mqtt).await?,
-            mqtts: bind("mqtts", "mqtts", &config.mqtts).await?,
-            web_mqtt: bind("web_mqtt", "ws", &config.web_mqtt).await?,
-            web_mqtts: bind("web_mqtts", "wss", &config.web_mqtts).await?,
-        })
-    }
-
-    /// Starts accepting.
-    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &ServedRelays, tls: &Tls) {
-        if let Some(relay) = relays.mqtt() {
-            server.relay_mqtt(Arc::clone(relay));
-        }
-        serve_both((self.mqtt, self.mqtts), config, tls, |listener, preface| {
-            server.listen_mqtt(listener, preface);
-        });
-        serve_both((self.web_mqtt, self.web_mqtts), config, tls, |listener, preface| {
-            server.listen_websocket(
-                listener,
-                preface,
-                websocket_config(config, relays.web_mqtt_routes(config)),
-            );
-        });
-    }
-}
 
 /// The settings that MQTT clients of the embedded broker are offered.
 pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {

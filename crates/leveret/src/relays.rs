@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use broker::FrontEnd;
 use proxy_protocol::ProxyVersion;
 use server::{
-    ConnectionLimits, Listener, Preface, Relay, RelayConfig, RelayUpstream, Routes, Server, TextRule,
-    WebSocketConfig, Webroot,
+    ClientProtocol, ConnectionLimits, Listener, ListenerKind, PROTOCOLS, Preface, Relay, RelayConfig,
+    RelayUpstream, Routes, Server, WebSocketConfig, Webroot,
 };
 use transport::tls::ClientTls;
 
@@ -16,10 +17,8 @@ use crate::tls::Tls;
 
 /// The relays and the webroot.
 pub(crate) struct ServedRelays {
-    /// To the upstream's STOMP port.
-    stomp: Option<Arc<Relay>>,
-    /// To the upstream's MQTT port.
-    mqtt: Option<Arc<Relay>>,
+    /// To the upstream's ports for protocols that the pool does not speak.
+    upstream: Vec<(FrontEnd, Arc<Relay>)>,
     /// In the order of the setting.
     relays: Vec<Arc<Relay>>,
     webroot: Option<Arc<Webroot>>,
@@ -45,47 +44,38 @@ impl ServedRelays {
         let relays = relays.collect();
         let webroot = config.webroot.0.as_deref().map(Webroot::open).transpose();
         let webroot = webroot.map_err(ServeError::Webroot)?.map(Arc::new);
-        let stomp = config.upstream_stomp.0.as_ref().map(|url| Relay::new(stomp_relay(config, tls, url)));
-        let mqtt = config.upstream_mqtt.0.as_ref().map(|url| Relay::new(mqtt_relay(config, tls, url)));
-        Ok(Self { stomp, mqtt, relays, webroot })
+        let upstream = PROTOCOLS.iter().filter_map(|protocol| {
+            let setting = protocol.upstream_port?;
+            let url = config.upstream_port(setting)?;
+            Some((protocol.front_end, Relay::new(upstream_relay(config, tls, protocol, setting, url))))
+        });
+        Ok(Self { upstream: upstream.collect(), relays, webroot })
     }
 
-    /// The routes of `ws` and `wss`.
-    pub(crate) fn routes(&self, config: &Config) -> Routes {
-        let by_path = config.relay.0.iter().zip(&self.relays);
-        let by_path = by_path.filter_map(|(entry, relay)| Some((entry.path.clone()?, Arc::clone(relay))));
-        let relays = by_path
-            .chain(at(self.stomp.as_ref(), Routes::STOMP_BESIDE_AMQP))
-            .chain(at(self.mqtt.as_ref(), Routes::MQTT_BESIDE_AMQP))
-            .collect();
-        let mqtt = if config.upstream.is_empty() { Routes::MQTT_BESIDE_AMQP } else { &[] };
-        let stomp = if config.upstream.is_empty() { Routes::STOMP_BESIDE_AMQP } else { &[] };
-        let webroot = self.webroot.clone();
-        Routes { amqp: true, mqtt, stomp, relays, webroot, ..Routes::default() }
+    /// The routes of a protocol's own WebSocket listeners. Those of AMQP have all protocols, relays and files.
+    pub(crate) fn routes(&self, of: FrontEnd, config: &Config) -> Routes {
+        let mut routes = Routes::default();
+        let has_all = of == FrontEnd::Amqp;
+        if has_all {
+            let by_path = config.relay.0.iter().zip(&self.relays);
+            let by_path = by_path.filter_map(|(entry, relay)| Some((entry.path.clone()?, Arc::clone(relay))));
+            routes.relays = by_path.collect();
+            routes.webroot.clone_from(&self.webroot);
+        }
+        for protocol in PROTOCOLS.iter().filter(|protocol| has_all || protocol.front_end == of) {
+            let paths = if has_all { protocol.paths_beside_amqp } else { protocol.paths };
+            if let Some(relay) = self.upstream(protocol.front_end) {
+                routes.relays.extend(paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))));
+            } else if config.upstream.is_empty() || protocol.upstream_port.is_none() {
+                routes.protocols.extend(paths.iter().map(|path| (*path, protocol.front_end)));
+            }
+        }
+        routes
     }
 
-    /// The routes of `web_stomp` and `web_stomps`.
-    pub(crate) fn web_stomp_routes(&self, config: &Config) -> Routes {
-        let relays = at(self.stomp.as_ref(), Routes::WEB_STOMP).collect();
-        let stomp = if config.upstream.is_empty() { Routes::WEB_STOMP } else { &[] };
-        Routes { stomp, relays, ..Routes::default() }
-    }
-
-    /// The relay to the upstream's STOMP port, if there is one.
-    pub(crate) fn stomp(&self) -> Option<&Arc<Relay>> {
-        self.stomp.as_ref()
-    }
-
-    /// The routes of `web_mqtt` and `web_mqtts`.
-    pub(crate) fn web_mqtt_routes(&self, config: &Config) -> Routes {
-        let relays = at(self.mqtt.as_ref(), Routes::WEB_MQTT).collect();
-        let mqtt = if config.upstream.is_empty() { Routes::WEB_MQTT } else { &[] };
-        Routes { mqtt, relays, ..Routes::default() }
-    }
-
-    /// The relay to the upstream's MQTT port, if there is one.
-    pub(crate) fn mqtt(&self) -> Option<&Arc<Relay>> {
-        self.mqtt.as_ref()
+    /// The relay to the upstream's port for a protocol, if there is one.
+    pub(crate) fn upstream(&self, protocol: FrontEnd) -> Option<&Arc<Relay>> {
+        self.upstream.iter().find(|(own, _)| *own == protocol).map(|(_, relay)| relay)
     }
 
     /// Binds and announces the listeners of the relays that have their own.
@@ -96,8 +86,7 @@ impl ServedRelays {
     pub(crate) async fn listen(&self, config: &Config) -> Result<Vec<RelayListener>, ServeError> {
         let mut listeners = Vec::new();
         for (entry, relay) in config.relay.0.iter().zip(&self.relays) {
-            let scheme = if entry.tls.0 { "wss" } else { "ws" };
-            let Some(listener) = bind("relay", scheme, &entry.listen).await? else { continue };
+            let Some(listener) = bind(relay_listener(entry.tls.0), &entry.listen).await? else { continue };
             listeners.push(RelayListener { listener, relay: Arc::clone(relay), tls: entry.tls.0 });
         }
         Ok(listeners)
@@ -123,37 +112,32 @@ pub(crate) struct RelayListener {
     tls: bool,
 }
 
-/// Routes each of these paths to the relay, if there is one.
-fn at(relay: Option<&Arc<Relay>>, paths: &[&str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
-    relay.into_iter().flat_map(move |relay| paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))))
-}
+/// The setting of relays.
+pub(crate) const RELAY: &str = "relay";
 
-fn stomp_relay(config: &Config, tls: &Tls, url: &RelayUrl) -> RelayConfig {
-    RelayConfig {
-        subprotocols: Routes::STOMP_SUBPROTOCOLS.map(str::to_owned).to_vec(),
-        text: TextRule::Accept,
-        ..upstream_relay(config, tls, "upstream_stomp", url)
-    }
-}
-
-fn mqtt_relay(config: &Config, tls: &Tls, url: &RelayUrl) -> RelayConfig {
-    RelayConfig {
-        subprotocols: Routes::MQTT_SUBPROTOCOLS.map(str::to_owned).to_vec(),
-        ..upstream_relay(config, tls, "upstream_mqtt", url)
-    }
+/// The listener of a relay. RabbitMQ has none; the name of its protocol follows RabbitMQ's pattern.
+pub(crate) fn relay_listener(tls: bool) -> ListenerKind {
+    let (scheme, rabbitmq_name) = if tls { ("wss", "https/relay") } else { ("ws", "http/relay") };
+    ListenerKind { setting: RELAY, scheme, rabbitmq_name, websocket: true, tls }
 }
 
 /// Bytes pass unchanged in both directions; the client and the upstream settle the protocol version.
-fn upstream_relay(config: &Config, tls: &Tls, setting: &str, url: &RelayUrl) -> RelayConfig {
+fn upstream_relay(
+    config: &Config,
+    tls: &Tls,
+    protocol: &ClientProtocol,
+    setting: &str,
+    url: &RelayUrl,
+) -> RelayConfig {
     RelayConfig {
         name: setting.to_owned(),
         upstream: relay_upstream(url, tls.client.as_ref()),
         connect_timeout: config.upstream_timeout,
         proxy_protocol: outbound_header(config.upstream_proxy_protocol),
-        subprotocols: Vec::new(),
+        subprotocols: protocol.subprotocols.iter().map(ToString::to_string).collect(),
         origins: config.ws_origins.0.clone(),
         connections: ConnectionLimits::default(),
-        text: TextRule::Refuse,
+        text: protocol.relayed_text,
     }
 }
 

@@ -16,7 +16,6 @@ use server::{
 use tokio::sync::Notify;
 
 use crate::alarms::{self, Sampler};
-use crate::amqp::AmqpListeners;
 use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient,
 };
@@ -24,16 +23,16 @@ use crate::data_folder::{self, DataFolder, FillError};
 use crate::descriptors;
 use crate::http::{Http, HttpListeners};
 use crate::identities;
+use crate::listen::ClientListeners;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
-use crate::mqtt::{MqttListeners, mqtt_config};
+use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::ServedRelays;
 use crate::reload::Reloader;
 use crate::signals::{self, Caught, Drainer};
 use crate::status::Status;
-use crate::stomp::StompListeners;
 use crate::tls::Tls;
 
 /// Interval of the probes for whether the upstream is reachable.
@@ -70,22 +69,18 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     let sampler = start_sampler(&config, &server, &backend)?;
-    let amqp = AmqpListeners::bind(&config).await?;
-    let mqtt = MqttListeners::bind(&config).await?;
-    let stomp = StompListeners::bind(&config).await?;
+    let listeners = ClientListeners::bind(&config).await?;
     let relay_listeners = relays.listen(&config).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
     let status = Arc::new(Status::new(
         server.clone(),
         backend.clone(),
-        amqp.websocket_ports(),
+        listeners.websocket_ports(),
         levels.clone(),
         tls.server.clone(),
     ));
     let http_listeners = HttpListeners::bind(&config, &tls).await?;
-    amqp.serve(&server, &config, &relays, &tls);
-    mqtt.serve(&server, &config, &relays, &tls);
-    stomp.serve(&server, &config, &relays, &tls);
+    listeners.serve(&server, &config, &relays, &tls);
     relays.serve(relay_listeners, &server, &config, &tls);
     let reloader = Arc::new(Reloader {
         flags,

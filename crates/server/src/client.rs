@@ -15,28 +15,6 @@ use crate::websocket::Carriage;
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A protocol spoken with clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spoken {
-    /// AMQP 0-9-1.
-    Amqp,
-    /// MQTT.
-    Mqtt,
-    /// STOMP.
-    Stomp,
-}
-
-impl Spoken {
-    /// The protocol's name as a URL scheme.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Amqp => "amqp",
-            Self::Mqtt => "mqtt",
-            Self::Stomp => "stomp",
-        }
-    }
-}
-
 /// How a connection ended, for transports that report it in their own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -185,7 +163,7 @@ impl Waiter for OutboxWaiter {
 }
 
 /// A protocol's part of a client's connection. Its methods are called as those of [`Protocol`] are.
-pub(crate) trait ClientProtocol: Send + Sized + 'static {
+pub(crate) trait ProtocolState: Send + Sized + 'static {
     /// How its bytes travel in WebSocket messages.
     const CARRIAGE: Carriage;
 
@@ -211,9 +189,9 @@ pub(crate) trait ClientProtocol: Send + Sized + 'static {
 }
 
 /// The server's end of one client's connection, driven by [`transport::drive`].
-pub(crate) struct ClientConnection<P: ClientProtocol>(P);
+pub(crate) struct ClientConnection<P: ProtocolState>(P);
 
-impl<P: ClientProtocol> ClientConnection<P> {
+impl<P: ProtocolState> ClientConnection<P> {
     /// Its output goes to `outbox`.
     pub(crate) fn new(shared: &Arc<Shared>, newcomer: Newcomer, outbox: &Arc<Outbox>) -> Self {
         let since = newcomer.since;
@@ -243,7 +221,7 @@ impl<P: ClientProtocol> ClientConnection<P> {
     }
 }
 
-impl<P: ClientProtocol> Protocol for ClientConnection<P> {
+impl<P: ProtocolState> Protocol for ClientConnection<P> {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         let taken = self.0.take_input(input, now);
         let is_open = self.0.is_open();
@@ -287,7 +265,7 @@ impl<P: ClientProtocol> Protocol for ClientConnection<P> {
     }
 }
 
-impl<P: ClientProtocol> Drop for ClientConnection<P> {
+impl<P: ProtocolState> Drop for ClientConnection<P> {
     fn drop(&mut self) {
         self.0.end_session(Instant::now());
     }

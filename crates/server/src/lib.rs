@@ -4,6 +4,7 @@
 //! - [`Backend`]: the single entry to the backends, the embedded [`broker::Broker`] or the upstream
 //!   [`proxy::Pool`].
 //! - [`Preface`]: the PROXY protocol and TLS, which precede the client's protocol.
+//! - [`PROTOCOLS`]: the table of the protocols that clients speak.
 //! - [`WebSocketConfig`]: AMQP inside WebSockets, for browsers.
 //! - [`AccessLog`]: logs each connection's start, and its end with the reason.
 //! - [`Relay`]: any TCP server inside WebSockets.
@@ -29,6 +30,7 @@ mod metrics;
 mod mqtt;
 mod network;
 mod preface;
+mod protocols;
 mod registry;
 mod relay;
 mod server;
@@ -48,6 +50,7 @@ pub use metrics::{Confirms, Counter, ServerMetrics};
 pub use mqtt::MqttConfig;
 pub use network::Network;
 pub use preface::{Preface, TrustedProxies};
+pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{MAX_UNSPLIT_MESSAGE, Server, ServerConfig};

@@ -10,7 +10,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct ServerMetrics {
             $($(#[$doc])* pub $name: Counter,)*
-            confirms: [Confirms; 3],
+            confirms: [Confirms; FrontEnd::COUNT],
         }
     };
 }

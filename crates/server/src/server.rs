@@ -10,6 +10,7 @@ use amqp::FieldTable;
 use amqp::handshake::{Capabilities, ServerOffer};
 use amqp::sasl::Mechanism;
 use amqp::table::FieldValue;
+use broker::FrontEnd;
 use parking_lot::Mutex;
 use slab::Slab;
 use tokio::sync::Notify;
@@ -18,15 +19,15 @@ use transport::{Ended, Outbox, Peer, Stream, drive};
 
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
-use crate::amqp::connection::AmqpConnection;
 use crate::amqp::incomplete::Incomplete;
 use crate::backend::{Backend, Clock};
-use crate::client::{ClientConnection, ClientProtocol, Spoken};
+use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
 use crate::mqtt::{self, Hub, MqttConfig};
 use crate::preface::{Preface, PrefaceError};
+use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::websocket::{self, WebSocketConfig};
@@ -87,10 +88,6 @@ pub(crate) struct Shared {
     pub(crate) incomplete: Arc<Incomplete>,
     /// The sessions of MQTT clients, if they are served.
     mqtt: OnceLock<Arc<Hub>>,
-    /// The relay for MQTT clients, if the broker does not serve them itself.
-    mqtt_relay: OnceLock<Arc<Relay>>,
-    /// The relay for STOMP clients, if the broker does not serve them itself.
-    stomp_relay: OnceLock<Arc<Relay>>,
     counter: Arc<ConnectionCounter>,
     pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
@@ -180,8 +177,6 @@ impl Server {
             alarms: Arc::default(),
             registry: Arc::default(),
             mqtt: OnceLock::new(),
-            mqtt_relay: OnceLock::new(),
-            stomp_relay: OnceLock::new(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -191,9 +186,17 @@ impl Server {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Accepts AMQP clients from `listener`, each after its `preface`, until [`Server::drain`].
-    pub fn listen(&self, listener: Listener, preface: Preface) {
-        self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Amqp });
+    /// Accepts clients of a protocol from `listener`, each after its `preface`, until [`Server::drain`]. With a
+    /// `relay` they are joined to another server that speaks the protocol; MQTT without one requires
+    /// [`Server::start_mqtt`].
+    pub fn listen(
+        &self,
+        protocol: FrontEnd,
+        listener: Listener,
+        preface: Preface,
+        relay: Option<Arc<Relay>>,
+    ) {
+        self.accept_from(listener, Entrance { preface, websocket: None, protocol, relay });
     }
 
     /// Restores the sessions of MQTT clients and starts their expiry. Must be called within a runtime, before
@@ -209,36 +212,12 @@ impl Server {
         Ok(())
     }
 
-    /// Relays MQTT clients, over TCP and TLS, to a server that speaks MQTT. Called once, before
-    /// [`Server::listen_mqtt`].
-    pub fn relay_mqtt(&self, relay: Arc<Relay>) {
-        let _ = self.shared.mqtt_relay.set(relay);
-    }
-
-    /// Accepts MQTT clients from `listener`, each after its `preface`, until [`Server::drain`]. Requires
-    /// [`Server::start_mqtt`] or [`Server::relay_mqtt`].
-    pub fn listen_mqtt(&self, listener: Listener, preface: Preface) {
-        self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Mqtt });
-    }
-
-    /// Relays STOMP clients, over TCP and TLS, to a server that speaks STOMP. Called once, before
-    /// [`Server::listen_stomp`].
-    pub fn relay_stomp(&self, relay: Arc<Relay>) {
-        let _ = self.shared.stomp_relay.set(relay);
-    }
-
-    /// Accepts STOMP clients from `listener`, each after its `preface`, until [`Server::drain`].
-    pub fn listen_stomp(&self, listener: Listener, preface: Preface) {
-        self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Stomp });
-    }
-
     /// Accepts WebSocket clients for the routes of `config` from `listener`, each after its `preface`, until
     /// [`Server::drain`].
     pub fn listen_websocket(&self, listener: Listener, preface: Preface, config: WebSocketConfig) {
-        self.accept_from(
-            listener,
-            Entrance { preface, websocket: Some(Arc::new(config)), spoken: Spoken::Amqp },
-        );
+        let websocket = Some(Arc::new(config));
+        let protocol = FrontEnd::default();
+        self.accept_from(listener, Entrance { preface, websocket, protocol, relay: None });
     }
 
     fn accept_from(&self, listener: Listener, entrance: Entrance) {
@@ -399,7 +378,9 @@ struct Entrance {
     /// Set if clients use WebSocket; its routes then decide the protocol.
     websocket: Option<Arc<WebSocketConfig>>,
     /// The protocol that clients speak.
-    spoken: Spoken,
+    protocol: FrontEnd,
+    /// Set if clients are joined to another server that speaks it.
+    relay: Option<Arc<Relay>>,
 }
 
 /// A client that has connected and been counted.
@@ -417,7 +398,7 @@ pub(crate) struct Newcomer {
 
 impl Newcomer {
     /// Creates the server's end of the connection, and the outbox that collects its output.
-    pub(crate) fn into_client<P: ClientProtocol>(
+    pub(crate) fn into_client<P: ProtocolState>(
         self,
         shared: &Arc<Shared>,
     ) -> (ClientConnection<P>, Arc<Outbox>) {
@@ -437,7 +418,7 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
                 Newcomer { id, peer, transport, lease, since: Instant::now(), local, external: None };
             let shared = Arc::clone(shared);
             if entrance.preface.is_empty() {
-                enter(shared, entrance.websocket.clone(), stream, newcomer);
+                enter(shared, entrance, stream, newcomer);
             } else {
                 tokio::spawn(receive(shared, entrance.clone(), stream, newcomer));
             }
@@ -456,8 +437,8 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
 
 impl Entrance {
     fn transport(&self) -> Transport {
-        let Self { preface, websocket, spoken } = self;
-        Transport { spoken: *spoken, websocket: websocket.is_some(), tls: preface.tls.is_some() }
+        let Self { preface, websocket, protocol, .. } = self;
+        Transport { protocol: *protocol, websocket: websocket.is_some(), tls: preface.tls.is_some() }
     }
 
     /// The address that a connection is counted under. A load balancer or reverse proxy is not itself a client;
@@ -478,7 +459,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
         () = shared.drain_begun() => None,
     };
     let reason = match passed {
-        Some(Ok(Ok(Some(stream)))) => return enter(shared, entrance.websocket, stream, newcomer),
+        Some(Ok(Ok(Some(stream)))) => return enter(shared, &entrance, stream, newcomer),
         // The client was refused, and that has been logged.
         Some(Ok(Ok(None))) => return,
         Some(Ok(Err(error))) => error.to_string(),
@@ -489,23 +470,15 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
     shared.closed(shared.record(&newcomer), newcomer.id, newcomer.peer, 0, &reason);
 }
 
-/// Runs a connection that has passed its preface, in a separate task for each protocol: a task is as large as
-/// its largest state, and an idle connection keeps its task for as long as the client stays.
-fn enter(shared: Arc<Shared>, websocket: Option<Arc<WebSocketConfig>>, stream: Stream, newcomer: Newcomer) {
-    match websocket {
-        Some(config) => tokio::spawn(websocket::run(shared, config, stream, newcomer)),
-        None => match newcomer.transport.spoken {
-            Spoken::Amqp => tokio::spawn(run::<AmqpConnection>(shared, stream, newcomer)),
-            Spoken::Mqtt => match shared.mqtt_relay.get().cloned() {
-                Some(relay) => tokio::spawn(relay::run_plain(shared, relay, stream, newcomer)),
-                None => tokio::spawn(run::<crate::mqtt::MqttConnection>(shared, stream, newcomer)),
-            },
-            Spoken::Stomp => match shared.stomp_relay.get().cloned() {
-                Some(relay) => tokio::spawn(relay::run_plain(shared, relay, stream, newcomer)),
-                None => tokio::spawn(run::<crate::stomp::StompConnection>(shared, stream, newcomer)),
-            },
-        },
-    };
+/// Starts the task of a connection that has passed its preface.
+fn enter(shared: Arc<Shared>, entrance: &Entrance, stream: Stream, newcomer: Newcomer) {
+    if let Some(config) = entrance.websocket.clone() {
+        tokio::spawn(websocket::run(shared, config, stream, newcomer));
+    } else if let Some(relay) = entrance.relay.clone() {
+        tokio::spawn(relay::run_plain(shared, relay, stream, newcomer));
+    } else {
+        (ClientProtocol::of(entrance.protocol).start)(shared, stream, newcomer);
+    }
 }
 
 /// The PROXY protocol, the limits of the address that it names, and TLS.
@@ -527,7 +500,7 @@ async fn pass(
 }
 
 /// Runs a connection. Builds its state before the future, which would otherwise hold the arguments as well.
-fn run<P: ClientProtocol>(
+pub(crate) fn run<P: ProtocolState>(
     shared: Arc<Shared>,
     mut stream: Stream,
     newcomer: Newcomer,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::Broker;
+use broker::{Broker, FrontEnd};
 use transport::{Outbox, Peer};
 
 use crate::access::Transport;
 use crate::backend::{Backend, Clock};
-use crate::client::{ClientConnection, ClientProtocol, Spoken};
+use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
 
@@ -16,10 +16,10 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 pub(crate) const FRAME_MAX: u32 = 4096;
 
-/// A server without listeners, on which a user may have `per_user` connections; 0 is no limit.
-pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> Server {
-    let config = ServerConfig {
-        limits: ConnectionLimits { total: 0, per_ip: 0, per_user }.into(),
+/// Settings without limits on connections.
+pub(crate) fn config() -> ServerConfig {
+    ServerConfig {
+        limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 0 }.into(),
         channel_max: 255,
         frame_max: FRAME_MAX,
         heartbeat: 0,
@@ -33,8 +33,13 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
         consumer_timeout: CONSUMER_TIMEOUT,
         product: "Leveret".to_owned(),
         access_log: None,
-    };
-    Server::new(config, Backend::Broker(broker), clock, "test")
+    }
+}
+
+/// A server without listeners, on which a user may have `per_user` connections; 0 is no limit.
+pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> Server {
+    let limits = ConnectionLimits { total: 0, per_ip: 0, per_user }.into();
+    Server::new(ServerConfig { limits, ..config() }, Backend::Broker(broker), clock, "test")
 }
 
 /// Resident memory of this process, in bytes.
@@ -45,18 +50,18 @@ pub(crate) fn resident_bytes() -> u64 {
 }
 
 /// A connection from `peer`, accepted at `since`, with an outbox of its own, on which nothing has been received.
-pub(crate) fn connection<P: ClientProtocol>(
+pub(crate) fn connection<P: ProtocolState>(
     shared: &Arc<Shared>,
     id: u64,
     peer: Peer,
-    spoken: Spoken,
+    protocol: FrontEnd,
     since: Instant,
 ) -> (ClientConnection<P>, Arc<Outbox>) {
     let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
     let newcomer = Newcomer {
         id,
         peer,
-        transport: Transport { spoken, websocket: false, tls: false },
+        transport: Transport { protocol, websocket: false, tls: false },
         lease: ConnectionCounter::new(unlimited).enter(None).unwrap(),
         since,
         local: None,

@@ -60,23 +60,24 @@ pub(super) fn port(call: &Call) -> ApiAnswer {
 /// `GET /api/health/checks/protocol-listener/{protocol}`.
 pub(super) fn protocol(call: &Call) -> ApiAnswer {
     let asked = call.at("protocol");
-    let wanted = match asked.to_ascii_lowercase().as_str() {
-        "amqp" | "amqp091" | "amqp0.9.1" => "amqp".to_owned(),
-        "amqps" | "amqp091-tls" | "amqp/ssl" | "amqp+tls" => "amqp/ssl".to_owned(),
-        "mqtts" | "mqtt/ssl" | "mqtt+tls" => "mqtt/ssl".to_owned(),
-        "stomps" | "stomp/ssl" | "stomp+tls" => "stomp/ssl".to_owned(),
-        "web-mqtt" | "http/web-mqtt" => "http/web-mqtt".to_owned(),
-        "web-stomp" | "http/web-stomp" => "http/web-stomp".to_owned(),
-        other => other.to_owned(),
-    };
+    let wanted = asked.to_ascii_lowercase();
     let protocols: Vec<&str> =
         call.api.process.listeners().iter().map(|listener| listener.protocol).collect();
-    if protocols.contains(&wanted.as_str()) {
-        return Ok(Reply::json(json!({"status": "ok", "protocol": wanted})));
+    if let Some(protocol) = protocols.iter().find(|protocol| is_name_of(&wanted, protocol)) {
+        return Ok(Reply::json(json!({"status": "ok", "protocol": protocol})));
     }
     let reason = "No active listener";
     let body = json!({"status": "failed", "reason": reason, "missing": asked, "protocols": protocols});
     Err(ApiError::unhealthy(body))
+}
+
+/// Whether this is one of RabbitMQ's names of a listener's protocol.
+fn is_name_of(name: &str, protocol: &str) -> bool {
+    let is_tls_name = |plain: &str| name.strip_prefix(plain).is_some_and(|rest| matches!(rest, "s" | "+tls"));
+    name == protocol
+        || protocol.strip_suffix("/ssl").is_some_and(is_tls_name)
+        || protocol.strip_prefix("http/").is_some_and(|web| web.starts_with("web-") && web == name)
+        || matches!((protocol, name), ("amqp", "amqp091" | "amqp0.9.1") | ("amqp/ssl", "amqp091-tls"))
 }
 
 /// Checks that always succeed in Leveret.

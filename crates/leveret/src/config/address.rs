@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::settings::Config;
 use super::value::{Value, quoted};
 
 /// The address of a listener: `HOST:PORT`, several of them, `unix:/path`, or `off`.
@@ -40,6 +41,17 @@ impl ListenAddr {
         }
         let others = other.places();
         self.places().into_iter().any(|place| place.1 != 0 && others.contains(&place))
+    }
+}
+
+impl Config {
+    /// The address of the listener in the setting `key`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such listener; a test looks up those of all protocols.
+    pub(crate) fn listen_address(&self, key: &str) -> &ListenAddr {
+        self.of_type().find(|(own, _)| *own == key).map(|(_, address)| address).expect("a listener")
     }
 }
 

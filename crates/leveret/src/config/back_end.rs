@@ -17,8 +17,13 @@ impl UpstreamPort {
 impl Config {
     /// Whether the connection to any upstream port uses TLS.
     pub(crate) fn has_upstream_over_tls(&self) -> bool {
-        let ports = [&self.upstream_mqtt, &self.upstream_stomp];
-        self.upstream.iter().any(|upstream| upstream.tls) || ports.into_iter().any(UpstreamPort::is_over_tls)
+        let mut ports = self.of_type::<UpstreamPort>();
+        self.upstream.iter().any(|upstream| upstream.tls) || ports.any(|(_, port)| port.is_over_tls())
+    }
+
+    /// The port of the upstream in the setting `key`, if it is given.
+    pub(crate) fn upstream_port(&self, key: &str) -> Option<&RelayUrl> {
+        self.of_type::<UpstreamPort>().find(|(own, _)| *own == key)?.1.0.as_ref()
     }
 }
 

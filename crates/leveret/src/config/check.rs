@@ -1,46 +1,52 @@
-//! Checks settings of TLS, the PROXY protocol and relays that depend on each other.
+//! Checks settings that contradict each other.
 
-use server::Routes;
+use broker::FrontEnd;
+use server::{ClientProtocol, PROTOCOLS};
 
 use super::address::ListenAddr;
-use super::choice::{InboundHeader, VerifyClient};
 use super::layers::{ConfigError, Effective};
+use super::requirement::check_requirements;
 use super::settings::Config;
 
-/// The settings that are listeners.
-pub(super) fn listeners(config: &Config) -> [(&'static str, &ListenAddr); 15] {
-    [
-        ("amqp", &config.amqp),
-        ("amqps", &config.amqps),
-        ("ws", &config.ws),
-        ("wss", &config.wss),
-        ("mqtt", &config.mqtt),
-        ("mqtts", &config.mqtts),
-        ("web_mqtt", &config.web_mqtt),
-        ("web_mqtts", &config.web_mqtts),
-        ("stomp", &config.stomp),
-        ("stomps", &config.stomps),
-        ("web_stomp", &config.web_stomp),
-        ("web_stomps", &config.web_stomps),
-        ("http", &config.http),
-        ("https", &config.https),
-        ("prometheus", &config.prometheus),
-    ]
+impl Config {
+    /// Whether `ws` or `wss` is on.
+    pub(super) fn serves_websocket(&self) -> bool {
+        self.ws != ListenAddr::Off || self.wss != ListenAddr::Off
+    }
 }
 
-/// Refuses combinations in which a setting would have no effect, or lacks another that it needs.
-pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError> {
+/// Refuses settings that contradict each other, or have no effect without another.
+pub(super) fn check(effective: &Effective) -> Result<(), ConfigError> {
+    check_listeners(effective)?;
+    check_relays(effective)?;
     check_certificates(effective)?;
-    check_relayed_protocols(effective)?;
-    check_clients(effective)?;
-    check_upstream_tls(effective)
+    check_requirements(effective)?;
+    check_relayed_protocols(effective)
 }
 
-fn refuse(effective: &Effective, key: &'static str, reason: &str) -> Result<(), ConfigError> {
+fn refuse(effective: &Effective, key: &str, reason: impl AsRef<str>) -> Result<(), ConfigError> {
     Err(ConfigError::new(effective.place(key), reason))
 }
 
-/// The listeners with TLS need certificates, each with its key.
+/// At least one listener is on, and no two have the same address.
+fn check_listeners(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    let listeners: Vec<(&str, &ListenAddr)> = config.of_type().collect();
+    let own = listeners.iter().map(|(_, address)| *address);
+    let mut all = own.chain(config.relay.0.iter().map(|relay| &relay.listen));
+    if all.all(|listener| *listener == ListenAddr::Off) {
+        return refuse(effective, "amqp", "every listener is off, there is nothing to serve");
+    }
+    for (second, (key, address)) in listeners.iter().enumerate() {
+        let same = listeners[..second].iter().find(|(_, other)| other.overlaps(address));
+        let Some((other, _)) = same else { continue };
+        let (at_fault, other) = if effective.is_set(key) { (key, other) } else { (other, key) };
+        return refuse(effective, at_fault, format!("the same address as {other} ({address})"));
+    }
+    Ok(())
+}
+
+/// Each certificate has its key.
 fn check_certificates(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
     let (certificates, keys) = (config.tls_cert.0.len(), config.tls_key.0.len());
@@ -48,138 +54,49 @@ fn check_certificates(effective: &Effective) -> Result<(), ConfigError> {
         let key = if certificates < keys { "tls_cert" } else { "tls_key" };
         return refuse(effective, key, "as many certificates as keys are needed, in the same order");
     }
-    for (key, address) in [
-        ("amqps", &config.amqps),
-        ("wss", &config.wss),
-        ("mqtts", &config.mqtts),
-        ("web_mqtts", &config.web_mqtts),
-        ("stomps", &config.stomps),
-        ("web_stomps", &config.web_stomps),
-        ("https", &config.https),
-    ] {
-        if *address != ListenAddr::Off && certificates == 0 {
-            return refuse(effective, key, "needs tls_cert and tls_key");
-        }
-    }
-    if !config.https_strict.is_zero() && config.https == ListenAddr::Off {
-        return refuse(effective, "https_strict", "has no effect without https");
-    }
-    Ok(())
-}
-
-/// In front of an upstream, MQTT and STOMP need an address to relay to.
-fn check_relayed_protocols(effective: &Effective) -> Result<(), ConfigError> {
-    let config = &effective.config;
-    if config.upstream.is_empty() {
-        for (key, given) in [
-            ("upstream_mqtt", config.upstream_mqtt.0.is_some()),
-            ("upstream_stomp", config.upstream_stomp.0.is_some()),
-        ] {
-            if given {
-                return refuse(effective, key, "has no effect without an upstream");
-            }
-        }
-        return Ok(());
-    }
-    for (key, address) in [
-        ("stomp", &config.stomp),
-        ("stomps", &config.stomps),
-        ("web_stomp", &config.web_stomp),
-        ("web_stomps", &config.web_stomps),
-    ] {
-        if *address != ListenAddr::Off && config.upstream_stomp.0.is_none() {
-            let reason = "needs upstream_stomp: in front of an upstream STOMP is only relayed";
-            return refuse(effective, key, reason);
-        }
-    }
-    for (key, address) in [
-        ("mqtt", &config.mqtt),
-        ("mqtts", &config.mqtts),
-        ("web_mqtt", &config.web_mqtt),
-        ("web_mqtts", &config.web_mqtts),
-    ] {
-        if *address != ListenAddr::Off && config.upstream_mqtt.0.is_none() {
-            let reason = "needs upstream_mqtt: in front of an upstream MQTT is only relayed";
-            return refuse(effective, key, reason);
-        }
-    }
-    Ok(())
-}
-
-/// Clients' certificates and addresses are believed only with what they are checked against.
-fn check_clients(effective: &Effective) -> Result<(), ConfigError> {
-    let config = &effective.config;
-    let verifies = config.tls_verify_client != VerifyClient::Off;
-    let reads_header = config.proxy_protocol != InboundHeader::Off;
-    let has_external = config.upstream_external.0.is_some();
-    for (is_refused, key, reason) in [
-        (verifies && config.tls_client_ca.0.is_none(), "tls_verify_client", "needs tls_client_ca"),
-        (
-            !verifies && config.tls_client_ca.0.is_some(),
-            "tls_client_ca",
-            "has no effect while tls_verify_client is off",
-        ),
-        (
-            reads_header && config.trusted_proxies.is_empty(),
-            "proxy_protocol",
-            "needs trusted_proxies: whom to believe",
-        ),
-        (
-            !reads_header && !config.trusted_proxies.is_empty(),
-            "trusted_proxies",
-            "has no effect while proxy_protocol is off",
-        ),
-        (
-            has_external && config.upstream.is_empty(),
-            "upstream_external",
-            "has no effect without an upstream",
-        ),
-        (has_external && !verifies, "upstream_external", "needs tls_verify_client"),
-    ] {
-        if is_refused {
-            return refuse(effective, key, reason);
-        }
-    }
-    Ok(())
-}
-
-fn check_upstream_tls(effective: &Effective) -> Result<(), ConfigError> {
-    let config = &effective.config;
     if config.upstream_cert.0.is_some() != config.upstream_key.0.is_some() {
         let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };
         return refuse(effective, key, "a certificate and its key are needed together");
     }
-    if config.has_upstream_over_tls() {
+    Ok(())
+}
+
+/// In front of an upstream, protocols that the pool does not speak need an address to relay to.
+fn check_relayed_protocols(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    if config.upstream.is_empty() {
         return Ok(());
     }
-    for (key, given) in [
-        ("upstream_ca", config.upstream_ca.0.is_some()),
-        ("upstream_cert", config.upstream_cert.0.is_some()),
-        ("upstream_server_name", config.upstream_server_name.0.is_some()),
-        ("upstream_verify", !config.upstream_verify.0),
-    ] {
-        if given {
-            return refuse(effective, key, "has no effect without an upstream of amqps:// or tls://");
+    for protocol in &PROTOCOLS {
+        let Some(port) = protocol.upstream_port else { continue };
+        if config.upstream_port(port).is_some() {
+            continue;
+        }
+        for listener in &protocol.listeners {
+            if *config.listen_address(listener.setting) != ListenAddr::Off {
+                let name = protocol.name;
+                let reason = format!("needs {port}: in front of an upstream {name} is only relayed");
+                return refuse(effective, listener.setting, reason);
+            }
         }
     }
     Ok(())
 }
 
 /// Refuses relays that could not be reached, or that conflict with another path or listener.
-pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
+fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
     let fault = |reason: String| Err(ConfigError::new(effective.place("relay"), reason));
-    let no_websocket = config.ws == ListenAddr::Off && config.wss == ListenAddr::Off;
     let relays = &config.relay.0;
     for (at, relay) in relays.iter().enumerate() {
         let name = relay.name();
         if let Some(path) = &relay.path {
-            if Routes::is_amqp_path(path) {
+            if ClientProtocol::of(FrontEnd::Amqp).paths_beside_amqp.contains(&path.as_str()) {
                 return fault(format!(
                     "{path} is where AMQP is; give the relay another path, or a listener of its own"
                 ));
             }
-            if no_websocket {
+            if !config.serves_websocket() {
                 return fault(format!("{path} needs ws or wss, which are off"));
             }
             if relays[..at].iter().any(|other| other.path.as_ref() == Some(path)) {
@@ -190,21 +107,12 @@ pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
             return fault(format!("{name}: tls needs tls_cert and tls_key"));
         }
         let listen = &relay.listen;
-        let same = listeners(config).into_iter().find(|(_, address)| address.overlaps(listen));
+        let same = config.of_type::<ListenAddr>().find(|(_, address)| address.overlaps(listen));
         let same = same.map(|(key, _)| key);
         let twice = relays[..at].iter().any(|other| other.listen.overlaps(listen)).then_some("another relay");
         if let Some(other) = same.or(twice) {
             return fault(format!("the same address as {other} ({listen})"));
         }
-    }
-    if config.webroot.0.is_some()
-        && no_websocket
-        && relays.iter().all(|relay| relay.listen == ListenAddr::Off)
-    {
-        return Err(ConfigError::new(
-            effective.place("webroot"),
-            "has no effect without ws, wss or a relay that listens",
-        ));
     }
     Ok(())
 }

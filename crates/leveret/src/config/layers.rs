@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::address::{ListenAddr, mask_credentials};
-use super::check::{check_relays, check_transports, listeners};
+use super::address::mask_credentials;
+use super::check::check;
 use super::file;
 use super::settings::{Config, SETTINGS, Setting, flag, variable};
 
@@ -88,12 +88,12 @@ pub(crate) fn load(
         origin: Origin::Flag,
     }));
 
-    let mut effective = Effective { config: Config::defaults(), origins: BTreeMap::new() };
+    let mut effective = Effective { config: Config::defaults(false), origins: BTreeMap::new() };
     for given in layers {
         effective.apply(given)?;
     }
     effective.adjust_defaults();
-    effective.check()?;
+    check(&effective)?;
     Ok(effective)
 }
 
@@ -131,7 +131,7 @@ impl Effective {
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let settings = self.describe().map(|(setting, value, origin)| {
             serde_json::json!({
-                "key": setting.key, "value": value, "origin": origin, "live": setting.is_live(),
+                "key": setting.key, "value": value, "origin": origin, "live": setting.is_live,
             })
         });
         settings.collect()
@@ -145,7 +145,7 @@ impl Effective {
             if value == (setting.to_toml)(&self.config) {
                 continue;
             }
-            let live = setting.is_live();
+            let live = setting.is_live;
             if live {
                 (setting.copy)(&mut self.config, &wanted.config);
                 self.origins.remove(setting.key);
@@ -187,46 +187,19 @@ impl Effective {
 
     /// Applies the defaults for use with an upstream, if there is one.
     fn adjust_defaults(&mut self) {
-        if self.config.upstream.is_empty() {
-            return;
-        }
-        for setting in SETTINGS {
-            let Some(default) = setting.default_with_upstream else { continue };
-            if !self.origins.contains_key(setting.key) {
-                (setting.apply)(&mut self.config, &[default.to_owned()])
-                    .expect("a test reads every default of the declaration");
-            }
+        let defaults = self.defaults();
+        for setting in SETTINGS.iter().filter(|setting| !self.origins.contains_key(setting.key)) {
+            (setting.copy)(&mut self.config, &defaults);
         }
     }
 
-    /// Checks conditions that involve several settings.
-    fn check(&self) -> Result<(), ConfigError> {
-        let Config { relay, definitions, upstream, .. } = &self.config;
-        let place = |key| self.place(key);
-        let listeners = listeners(&self.config);
-        let own = listeners.iter().map(|(_, address)| *address);
-        let mut all = own.chain(relay.0.iter().map(|relay| &relay.listen));
-        if all.all(|listener| *listener == ListenAddr::Off) {
-            return Err(ConfigError::new(place("amqp"), "every listener is off, there is nothing to serve"));
-        }
-        if definitions.0.is_some() && !upstream.is_empty() {
-            return Err(ConfigError::new(
-                place("definitions"),
-                "with an upstream there is no broker to load them",
-            ));
-        }
-        for (second, (key, address)) in listeners.into_iter().enumerate() {
-            let same = listeners[..second].iter().find(|(_, other)| other.overlaps(address));
-            let Some((other, _)) = same else { continue };
-            let (at_fault, other) =
-                if *self.origin(key) == Origin::Default { (*other, key) } else { (key, *other) };
-            return Err(ConfigError::new(
-                place(at_fault),
-                format!("the same address as {other} ({address})"),
-            ));
-        }
-        check_relays(self)?;
-        check_transports(self)
+    /// The values that the settings have if no layer sets them.
+    pub(super) fn defaults(&self) -> Config {
+        Config::defaults(!self.config.upstream.is_empty())
+    }
+
+    pub(super) fn is_set(&self, key: &str) -> bool {
+        self.origins.contains_key(key)
     }
 
     /// The key as spelt in the layer it came from, for error lines.

@@ -10,6 +10,7 @@ mod layers;
 mod origins;
 mod reference;
 mod relay;
+mod requirement;
 mod settings;
 mod value;
 mod watermark;

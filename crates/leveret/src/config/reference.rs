@@ -31,7 +31,7 @@ fn row(text: &mut String, setting: &Setting) {
     let range =
         setting.range.map(|(least, most)| format!(" From `{least}` to `{most}`.")).unwrap_or_default();
     let meaning = setting.help.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-    let live = if setting.is_live() { " *Live.*" } else { "" };
+    let live = if setting.is_live { " *Live.*" } else { "" };
     let _ = writeln!(
         text,
         "| `--{} {}`{repeat} | `{}` | `{}` | {default} | {meaning}{range}{live} |",

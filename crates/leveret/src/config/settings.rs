@@ -3,6 +3,7 @@
 //! The declaration below generates the fields of [`Config`], the flags and their help, the keys of the file,
 //! the environment variables, and docs/configuration.md. ARCHITECTURE.md, "How to add something", lists the rest.
 
+use std::any::Any;
 use std::time::Duration;
 
 use server::AccessFormat;
@@ -17,6 +18,10 @@ use super::choice::{
 use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::RelayList;
+use super::requirement::{
+    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, EMBEDDED_BROKER, HTTPS, LOGIN_BY_CERTIFICATE,
+    PROXY_PROTOCOL, Requirement, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS, WEBSOCKET,
+};
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
@@ -42,12 +47,18 @@ pub(crate) struct Setting {
     pub(crate) default_with_upstream: Option<&'static str>,
     /// The minimum and the maximum, in the syntax of the setting.
     pub(crate) range: Option<(&'static str, &'static str)>,
+    /// The conditions under which it may differ from its default.
+    pub(super) requires: &'static [Requirement],
+    /// Whether SIGHUP changes it while clients are served (`crate::reload`); other settings change at the next start.
+    pub(crate) is_live: bool,
     /// Parses the texts of one layer into the configuration.
     pub(crate) apply: fn(&mut Config, &[String]) -> Result<(), String>,
     /// The value in the configuration as TOML, without secrets.
     pub(crate) to_toml: fn(&Config) -> String,
     /// Copies the value from the second configuration to the first.
     pub(crate) copy: fn(&mut Config, &Config),
+    /// The value itself.
+    value: fn(&Config) -> &dyn Any,
 }
 
 impl Setting {
@@ -59,11 +70,6 @@ impl Setting {
     /// The variable of the environment: `LEVERET_FRAME_MAX`.
     pub(crate) fn variable(&self) -> String {
         variable(self.key)
-    }
-
-    /// Whether SIGHUP changes it while clients are served; other settings change at the next start.
-    pub(crate) fn is_live(&self) -> bool {
-        LIVE.contains(&self.key)
     }
 }
 
@@ -77,6 +83,13 @@ pub(crate) fn variable(key: &str) -> String {
     format!("LEVERET_{}", key.to_uppercase())
 }
 
+impl Config {
+    /// The settings of one type with their keys, in the order of the declaration.
+    pub(crate) fn of_type<T: 'static>(&self) -> impl Iterator<Item = (&'static str, &T)> {
+        SETTINGS.iter().filter_map(|setting| Some((setting.key, (setting.value)(self).downcast_ref()?)))
+    }
+}
+
 macro_rules! settings {
     ($(
         $group:literal {
@@ -84,7 +97,9 @@ macro_rules! settings {
                 $(#[doc = $help:literal])+
                 $key:ident: $type:ty = $default:literal
                     $(, with upstream $default_with_upstream:literal)?
-                    $(, from $least:literal to $most:literal)?;
+                    $(, from $least:literal to $most:literal)?
+                    $(, requires $requirement:ident $(and $further:ident)*)?
+                    $(, applied $live:ident)?;
             )+
         }
     )+) => {
@@ -95,14 +110,17 @@ macro_rules! settings {
         }
 
         impl Config {
-            /// The defaults without an upstream.
+            /// The defaults, with an upstream or without.
             ///
             /// # Panics
             ///
             /// If a default in the declaration is not a value of its type; a test reads them all.
-            pub(crate) fn defaults() -> Self {
+            pub(crate) fn defaults(with_upstream: bool) -> Self {
                 Self {
-                    $($( $key: <$type as Value>::parse($default).expect(stringify!($key)), )+)+
+                    $($( $key: {
+                        let with = settings!(@optional $($default_with_upstream)?).filter(|_| with_upstream);
+                        <$type as Value>::parse(with.unwrap_or($default)).expect(stringify!($key))
+                    }, )+)+
                 }
             }
         }
@@ -118,7 +136,9 @@ macro_rules! settings {
                 tables: <$type as Value>::TABLES,
                 default: $default,
                 default_with_upstream: settings!(@optional $($default_with_upstream)?),
-                range: settings!(@optional $(($least, $most))?),
+                range: settings!(@range $($least, $most)?),
+                requires: &[$($requirement $(, $further)*)?],
+                is_live: settings!(@live $($live)?),
                 apply: |config, texts| {
                     let value = <$type as Value>::parse_all(texts)?;
                     $( within(&value, $least, $most)?; )?
@@ -127,11 +147,16 @@ macro_rules! settings {
                 },
                 to_toml: |config| config.$key.to_toml(),
                 copy: |config, other| config.$key.clone_from(&other.$key),
+                value: |config| &config.$key,
             }, )+)+
         ];
     };
-    (@optional) => { None };
-    (@optional $value:expr) => { Some($value) };
+    (@optional) => { None::<&'static str> };
+    (@optional $value:literal) => { Some($value) };
+    (@range) => { None };
+    (@range $least:literal, $most:literal) => { Some(($least, $most)) };
+    (@live) => { false };
+    (@live live) => { true };
 }
 
 settings! {
@@ -140,52 +165,52 @@ settings! {
         amqp: ListenAddr = "127.0.0.1:5672", with upstream "127.0.0.1:5673";
 
         /// AMQP 0-9-1 over TLS; needs `tls_cert` and `tls_key`.
-        amqps: ListenAddr = "off";
+        amqps: ListenAddr = "off", requires CERTIFICATE;
 
         /// AMQP 0-9-1 over WebSocket, for browsers, at `/` and `/ws/amqp`.
         ws: ListenAddr = "127.0.0.1:15670";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
-        wss: ListenAddr = "off";
+        wss: ListenAddr = "off", requires CERTIFICATE;
 
         /// MQTT 3.1, 3.1.1 and 5.0 for applications, on the embedded broker. With an upstream clients are relayed to
         /// `upstream_mqtt`.
         mqtt: ListenAddr = "127.0.0.1:1883", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
-        mqtts: ListenAddr = "off";
+        mqtts: ListenAddr = "off", requires CERTIFICATE;
 
         /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it, `/mqtt` and `/`. `ws` and `wss`
         /// have it at `/ws/mqtt`.
         web_mqtt: ListenAddr = "127.0.0.1:15675", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
-        web_mqtts: ListenAddr = "off";
+        web_mqtts: ListenAddr = "off", requires CERTIFICATE;
 
         /// STOMP 1.0 to 1.2 for applications, on the embedded broker.
         stomp: ListenAddr = "127.0.0.1:61613", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
-        stomps: ListenAddr = "off";
+        stomps: ListenAddr = "off", requires CERTIFICATE;
 
         /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-STOMP has it. `ws` and `wss` have it at
         /// `/ws/stomp`.
         web_stomp: ListenAddr = "127.0.0.1:15674", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
-        web_stomps: ListenAddr = "off";
+        web_stomps: ListenAddr = "off", requires CERTIFICATE;
 
         /// The dashboard (`/`), the management API (`/api`), health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page
         /// to try AMQP over WebSocket (`/messages`).
         http: ListenAddr = "127.0.0.1:15672", with upstream "127.0.0.1:15673";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`. RabbitMQ has its management there at port 15671.
-        https: ListenAddr = "off";
+        https: ListenAddr = "off", requires CERTIFICATE;
 
         /// For how long every answer of `https` tells browsers to come to this host by TLS only
         /// (Strict-Transport-Security); 0 tells nothing. It holds for all ports of the host's name, `http` and other
         /// servers' among them, and browsers remember it for that time.
-        https_strict: Duration = "0s", from "0s" to "20000h";
+        https_strict: Duration = "0s", from "0s" to "20000h", requires HTTPS;
 
         /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that are
         /// not to reach `http`; RabbitMQ has them at port 15692.
@@ -197,10 +222,10 @@ settings! {
         /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` then has to begin with a header; the
         /// address in it counts for limits, logs and users that may only come from this machine. Everybody else connects
         /// without, and is closed when sending one.
-        proxy_protocol: InboundHeader = "off";
+        proxy_protocol: InboundHeader = "off", requires TRUSTED_PROXIES;
 
         /// The addresses of the load balancers, such as `10.0.0.0/8`, or `unix` for Unix sockets; repeat it for several.
-        trusted_proxies: Networks = "off";
+        trusted_proxies: Networks = "off", requires PROXY_PROTOCOL;
     }
 
     "WebSocket" {
@@ -232,7 +257,7 @@ settings! {
 
         /// A folder whose files are served to requests that are no WebSocket, on `ws`, `wss` and the listeners of relays:
         /// with ranges and conditions, `index.html` for folders, no listings, no hidden files, and no links out of it.
-        webroot: FilePath = "off";
+        webroot: FilePath = "off", requires WEBSOCKET;
     }
 
     "TLS" {
@@ -246,10 +271,10 @@ settings! {
         /// Whether clients of TLS listeners show a certificate: `off`, `optional` or `required`. One that is shown has to
         /// come from `tls_client_ca`, and allows logging in with it (SASL EXTERNAL) at the embedded broker, and upstream if
         /// `upstream_external` knows it.
-        tls_verify_client: VerifyClient = "off";
+        tls_verify_client: VerifyClient = "off", requires CLIENT_AUTHORITIES;
 
         /// The authorities whose client certificates are accepted, as PEM. Read again on SIGHUP.
-        tls_client_ca: FilePath = "off";
+        tls_client_ca: FilePath = "off", requires CLIENT_VERIFICATION;
 
         /// Which part of a client's certificate is its user name for EXTERNAL: `distinguished_name` (such as
         /// `CN=worker,O=example`), `common_name`, `subject_alternative_name` (the first DNS name), `san_email` or
@@ -265,31 +290,31 @@ settings! {
 
         /// The upstream's MQTT port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `mqtt`, `mqtts`,
         /// `web_mqtt` and `web_mqtts` relay their clients: with an upstream, MQTT is not spoken here.
-        upstream_mqtt: UpstreamPort = "off";
+        upstream_mqtt: UpstreamPort = "off", requires UPSTREAM;
 
         /// The upstream's STOMP port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `stomp`, `stomps`,
         /// `web_stomp` and `web_stomps` relay their clients: with an upstream, STOMP is not spoken here.
-        upstream_stomp: UpstreamPort = "off";
+        upstream_stomp: UpstreamPort = "off", requires UPSTREAM;
 
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.
         upstream_timeout: Duration = "5s", from "100ms" to "10m";
 
         /// The authorities whose certificates an `amqps://` upstream may have, as PEM; `off` for those of the system.
         /// Read again on SIGHUP.
-        upstream_ca: FilePath = "off";
+        upstream_ca: FilePath = "off", requires UPSTREAM_OVER_TLS;
 
         /// A certificate to show to `amqps://` upstreams that ask for one, as PEM. Read again on SIGHUP.
-        upstream_cert: FilePath = "off";
+        upstream_cert: FilePath = "off", requires UPSTREAM_OVER_TLS;
 
         /// The private key of `upstream_cert`, as PEM, not encrypted. Read again on SIGHUP.
         upstream_key: FilePath = "off";
 
         /// The name that an `amqps://` upstream's certificate has to be for; `off` for the host of its URL.
-        upstream_server_name: HostName = "off";
+        upstream_server_name: HostName = "off", requires UPSTREAM_OVER_TLS;
 
         /// Whether the certificate of an `amqps://` upstream is verified. With `off` anybody on the way can read along,
         /// passwords included; start-up warns of it.
-        upstream_verify: Switch = "on";
+        upstream_verify: Switch = "on", requires UPSTREAM_OVER_TLS;
 
         /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It tells Leveret's own
         /// address, since every connection may come to carry another client; to `upstream_mqtt` and `upstream_stomp`, whose
@@ -299,7 +324,7 @@ settings! {
         /// A TOML file with what clients of TLS listeners that log in by certificate (SASL EXTERNAL) are upstream: for each
         /// identity, as `tls_login_from` has it, a table such as `["CN=worker,O=example"]` with the keys `user` and
         /// `password`. Others are refused, and without the file EXTERNAL is not offered. Read again on SIGHUP.
-        upstream_external: FilePath = "off";
+        upstream_external: FilePath = "off", requires UPSTREAM and LOGIN_BY_CERTIFICATE;
 
         /// How long a login the upstream accepted lets the same credentials in again without asking it.
         /// Also the longest time an old password keeps working after a change.
@@ -355,7 +380,7 @@ settings! {
         /// permissions, policies, limits, queues, exchanges and bindings.
         /// They are added to what the data folder holds. If that is empty, only the users and vhosts of the file exist;
         /// without a file, guest and `/`.
-        definitions: FilePath = "off";
+        definitions: FilePath = "off", requires EMBEDDED_BROKER;
 
         /// The folder where the embedded broker keeps what must survive a restart; one process at a time can use it. `auto`
         /// is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`. With
@@ -365,7 +390,7 @@ settings! {
         /// How much memory this process may use before clients that publish to the embedded broker are blocked: they are
         /// not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's memory, or of
         /// what the control group (container) of this process may use; or a size. Clients that only consume are never blocked.
-        memory_high_watermark: Watermark = "0.6";
+        memory_high_watermark: Watermark = "0.6", applied live;
 
         /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:
         /// persistent ones of durable queues are there anyway, the others are written under `data_dir`. They come back as
@@ -376,7 +401,7 @@ settings! {
 
         /// The free space on the file system of `data_dir` below which clients that publish are blocked in the same way,
         /// until there is 5% more. Has no effect without a data folder.
-        disk_free_limit: ByteSize = "50MB";
+        disk_free_limit: ByteSize = "50MB", applied live;
     }
 
     "Protocol" {
@@ -422,45 +447,45 @@ settings! {
 
     "Limits and time-outs" {
         /// The most client connections in all. Each needs a file descriptor.
-        max_connections: Limit = "65536";
+        max_connections: Limit = "65536", applied live;
 
         /// The most client connections from one IP address.
-        max_connections_per_ip: Limit = "unlimited";
+        max_connections_per_ip: Limit = "unlimited", applied live;
 
         /// The most client connections of one user.
-        max_connections_per_user: Limit = "unlimited";
+        max_connections_per_user: Limit = "unlimited", applied live;
 
         /// The most new client connections a second in all; as many may come at once.
-        max_connection_rate: Limit = "unlimited";
+        max_connection_rate: Limit = "unlimited", applied live;
 
         /// The most new client connections a second from one IP address.
-        max_connection_rate_per_ip: Limit = "unlimited";
+        max_connection_rate_per_ip: Limit = "unlimited", applied live;
 
         /// The most logins a second of one user.
-        max_connection_rate_per_user: Limit = "unlimited";
+        max_connection_rate_per_user: Limit = "unlimited", applied live;
 
         /// The most channels in all. A client that opens another is closed with 530 NOT_ALLOWED.
-        max_channels: Limit = "unlimited";
+        max_channels: Limit = "unlimited", applied live;
 
         /// The most channels of all connections from one IP address.
-        max_channels_per_ip: Limit = "unlimited";
+        max_channels_per_ip: Limit = "unlimited", applied live;
 
         /// The most channels of all connections of one user.
-        max_channels_per_user: Limit = "unlimited";
+        max_channels_per_user: Limit = "unlimited", applied live;
 
         /// The most bytes a second that are read from all clients together; as many may come at once. More is left unread
         /// until it is time, which is no error. Logging in is free.
-        max_receive_rate: RateLimit = "unlimited";
+        max_receive_rate: RateLimit = "unlimited", applied live;
 
         /// The most bytes a second that are read from one IP address.
-        max_receive_rate_per_ip: RateLimit = "unlimited";
+        max_receive_rate_per_ip: RateLimit = "unlimited", applied live;
 
         /// The most bytes a second that are read from one user.
-        max_receive_rate_per_user: RateLimit = "unlimited";
+        max_receive_rate_per_user: RateLimit = "unlimited", applied live;
 
         /// The effect of the limits above: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody,
         /// but counts (`leveret_limit_exceeded_total`) and logs what would have been refused.
-        limits_mode: LimitsMode = "enforce";
+        limits_mode: LimitsMode = "enforce", applied live;
 
         /// Bytes waiting to be written to one client above which Leveret produces no more for it until it has read.
         /// The rest of a message that has been begun is still added.
@@ -477,7 +502,7 @@ settings! {
         consumer_timeout: Duration = "30m", from "1s" to "10000h";
 
         /// How long shutting down waits for clients to take their last bytes and close.
-        drain_timeout: Duration = "10s", from "0s" to "1h";
+        drain_timeout: Duration = "10s", from "0s" to "1h", applied live;
 
         /// How long of that it waits for a client that has nothing under way, and only its connection to close.
         drain_idle_timeout: Duration = "2s", from "0s" to "1h";
@@ -486,7 +511,7 @@ settings! {
     "Process" {
         /// The events to log to standard error: a level (error, warn, info, debug, trace, off) or directives
         /// (info,proxy=debug).
-        log: LogFilter = "info";
+        log: LogFilter = "info", applied live;
 
         /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
         /// with addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (opened anew on SIGHUP),
@@ -501,34 +526,13 @@ settings! {
     }
 }
 
-/// The settings that SIGHUP changes while clients are served (`crate::reload`).
-const LIVE: &[&str] = &[
-    "memory_high_watermark",
-    "disk_free_limit",
-    "max_connections",
-    "max_connections_per_ip",
-    "max_connections_per_user",
-    "max_connection_rate",
-    "max_connection_rate_per_ip",
-    "max_connection_rate_per_user",
-    "max_channels",
-    "max_channels_per_ip",
-    "max_channels_per_user",
-    "max_receive_rate",
-    "max_receive_rate_per_ip",
-    "max_receive_rate_per_user",
-    "limits_mode",
-    "drain_timeout",
-    "log",
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_default_is_a_value_within_its_range() {
-        let mut config = Config::defaults();
+        let mut config = Config::defaults(false);
         for setting in SETTINGS {
             for default in [Some(setting.default), setting.default_with_upstream].into_iter().flatten() {
                 assert_eq!((setting.apply)(&mut config, &[default.to_owned()]), Ok(()), "{}", setting.key);
@@ -538,7 +542,7 @@ mod tests {
 
     #[test]
     fn both_ends_of_every_range_are_allowed() {
-        let mut config = Config::defaults();
+        let mut config = Config::defaults(false);
         for setting in SETTINGS {
             for bound in setting.range.iter().flat_map(|(least, most)| [least, most]) {
                 assert_eq!((setting.apply)(&mut config, &[(*bound).to_owned()]), Ok(()), "{}", setting.key);
@@ -556,8 +560,15 @@ mod tests {
     }
 
     #[test]
-    fn every_live_key_is_that_of_a_setting() {
-        assert_eq!(SETTINGS.iter().filter(|setting| setting.is_live()).count(), LIVE.len());
+    fn every_protocol_has_its_listeners_and_its_upstream_port_among_the_settings() {
+        let config = Config::defaults(false);
+        for protocol in &server::PROTOCOLS {
+            for listener in &protocol.listeners {
+                config.listen_address(listener.setting);
+            }
+            let ports: Vec<_> = config.of_type::<UpstreamPort>().map(|(key, _)| key).collect();
+            assert!(protocol.upstream_port.is_none_or(|port| ports.contains(&port)), "{}", protocol.name);
+        }
     }
 
     #[test]

@@ -7,32 +7,16 @@ use admin::{CertificateFile, ListenerInfo, TlsListener};
 use transport::tls::{Expiry, TlsInUse};
 
 use crate::announce::Announced;
+use crate::relays::RELAY;
 
-/// A listener from its announcement; `None` if RabbitMQ has no name for its protocol.
-pub(super) fn read(name: &str, url: &str) -> Option<ListenerInfo> {
-    let protocol = match name {
-        "amqp" => "amqp",
-        "amqps" => "amqp/ssl",
-        "mqtt" => "mqtt",
-        "mqtts" => "mqtt/ssl",
-        "stomp" => "stomp",
-        "stomps" => "stomp/ssl",
-        "ws" => "http/web-amqp",
-        "wss" => "https/web-amqp",
-        "web-mqtt" => "http/web-mqtt",
-        "web-mqtts" => "https/web-mqtt",
-        "web-stomp" => "http/web-stomp",
-        "web-stomps" => "https/web-stomp",
-        "http" => "http",
-        "https" => "https",
-        "prometheus" => "http/prometheus",
-        _ => return None,
-    };
-    Some(place(protocol, url))
+/// The listeners that RabbitMQ has, too: all but those of relays.
+pub(super) fn all(announced: &[Announced]) -> Vec<ListenerInfo> {
+    announced.iter().filter(|listener| listener.kind.setting != RELAY).map(view).collect()
 }
 
-fn place(protocol: &'static str, url: &str) -> ListenerInfo {
-    let place = url.split_once("://").map_or(url, |(_, place)| place);
+fn view(Announced { kind, url }: &Announced) -> ListenerInfo {
+    let protocol = kind.rabbitmq_name;
+    let place = url.split_once("://").map_or(url.as_str(), |(_, place)| place);
     match place.parse::<SocketAddr>() {
         Ok(address) => ListenerInfo { protocol, host: address.ip().to_string(), port: address.port() },
         // A Unix socket.
@@ -51,10 +35,10 @@ pub(super) fn over_tls(announced: &[Announced], in_use: &TlsInUse) -> Vec<TlsLis
         in_use.certificates.iter().map(|certificate| file(&certificate.path, &certificate.ends)).collect();
     let authorities =
         in_use.authorities.as_ref().map(|authorities| file(&authorities.path, &authorities.ends));
-    let over_tls = announced.iter().filter(|listener| listener.is_tls);
+    let over_tls = announced.iter().filter(|listener| listener.kind.tls);
     over_tls
-        .map(|Announced { name, url, .. }| TlsListener {
-            listener: read(name, url).unwrap_or_else(|| place("https/relay", url)),
+        .map(|listener| TlsListener {
+            listener: view(listener),
             certificates: certificates.clone(),
             authorities: authorities.clone(),
         })
@@ -63,28 +47,43 @@ pub(super) fn over_tls(announced: &[Announced], in_use: &TlsInUse) -> Vec<TlsLis
 
 #[cfg(test)]
 mod tests {
+    use broker::FrontEnd;
+    use server::{ClientProtocol, ListenerKind};
     use transport::tls::CertificateInfo;
 
     use super::*;
+    use crate::relays::relay_listener;
+
+    fn announced(kind: &ListenerKind, url: &str) -> Announced {
+        Announced { kind: *kind, url: url.to_owned() }
+    }
 
     #[test]
     fn a_listener_is_where_it_was_announced() {
-        let reported = |name, url| read(name, url).map(|info| (info.protocol, info.host, info.port));
-        assert_eq!(reported("amqps", "amqps://127.0.0.1:1"), Some(("amqp/ssl", "127.0.0.1".into(), 1)));
-        assert_eq!(reported("ws", "ws://[::1]:2"), Some(("http/web-amqp", "::1".into(), 2)));
-        assert_eq!(reported("http", "unix:/run/x"), Some(("http", "unix:/run/x".into(), 0)));
-        assert_eq!(reported("relay", "ws://127.0.0.1:1"), None);
-        assert_eq!(reported("https", "https://127.0.0.1:1"), Some(("https", "127.0.0.1".into(), 1)));
+        let [_, amqps, ws, _] = &ClientProtocol::of(FrontEnd::Amqp).listeners;
+        let listeners = [
+            announced(amqps, "amqps://127.0.0.1:1"),
+            announced(ws, "ws://[::1]:2"),
+            announced(ws, "unix:/run/x"),
+            announced(&relay_listener(false), "ws://127.0.0.1:1"),
+        ];
+        let reported: Vec<_> =
+            all(&listeners).into_iter().map(|info| (info.protocol, info.host, info.port)).collect();
+        let expected = [
+            ("amqp/ssl", "127.0.0.1".to_owned(), 1),
+            ("http/web-amqp", "::1".to_owned(), 2),
+            ("http/web-amqp", "unix:/run/x".to_owned(), 0),
+        ];
+        assert_eq!(reported, expected);
     }
 
     #[test]
     fn certificates_are_told_with_every_listener_over_tls_and_no_other() {
-        let announced =
-            |name: &str, url: &str, is_tls| Announced { name: name.into(), url: url.into(), is_tls };
+        let [amqp, amqps, ..] = &ClientProtocol::of(FrontEnd::Amqp).listeners;
         let listeners = [
-            announced("amqp", "amqp://127.0.0.1:1", false),
-            announced("amqps", "unix:/run/x", true),
-            announced("relay", "wss://127.0.0.1:2", true),
+            announced(amqp, "amqp://127.0.0.1:1"),
+            announced(amqps, "unix:/run/x"),
+            announced(&relay_listener(true), "wss://127.0.0.1:2"),
         ];
         let certificates = vec![CertificateInfo {
             path: "/a.pem".into(),

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use admin::{ApiProcess, ClientConnection, Counters, ListenerInfo, NodeInfo, TlsListener};
-use broker::{FrontEnd, Timestamp};
+use broker::Timestamp;
 use serde_json::{Map, Value, json};
-use server::{Backend, Clock, InUse, Limits, Resource, Scopes, Server};
+use server::{Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server};
 use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
@@ -102,7 +102,7 @@ impl ApiProcess for Manager {
     }
 
     fn listeners(&self) -> Vec<ListenerInfo> {
-        announced().iter().filter_map(|each| listeners::read(&each.name, &each.url)).collect()
+        listeners::all(&announced())
     }
 
     fn tls_listeners(&self) -> Vec<TlsListener> {
@@ -111,13 +111,13 @@ impl ApiProcess for Manager {
 
     fn counters(&self) -> Counters {
         let metrics = self.server.metrics();
-        let confirmed = |of| metrics.confirms(of).given.get();
+        let confirmed = |of: &ClientProtocol| metrics.confirms(of.front_end).given.get();
         Counters {
             connections_opened: metrics.connections_opened.get(),
             connections_closed: metrics.connections_closed.get(),
             channels_opened: metrics.channels_opened.get(),
             channels_closed: metrics.channels_closed.get(),
-            confirmed: [FrontEnd::Amqp, FrontEnd::Mqtt, FrontEnd::Stomp].map(confirmed).iter().sum(),
+            confirmed: PROTOCOLS.iter().map(confirmed).sum(),
             returned: metrics.messages_returned.get(),
         }
     }

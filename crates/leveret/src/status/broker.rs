@@ -2,10 +2,7 @@
 
 use admin::{Detail, Families, MetricKind, MetricsWriter};
 use broker::{Broker, FrontEnd, Metrics};
-
-/// The front ends, with RabbitMQ's names of their protocols. Versions of MQTT and STOMP are not distinguished.
-const FRONT_ENDS: [(FrontEnd, &str); 3] =
-    [(FrontEnd::Amqp, "amqp091"), (FrontEnd::Mqtt, "mqtt"), (FrontEnd::Stomp, "stomp")];
+use server::{ClientProtocol, PROTOCOLS};
 
 /// The type label: all queue types share one implementation here, and are reported as classic queues.
 const QUEUE_TYPE: (&str, &str) = ("queue_type", "rabbit_classic_queue");
@@ -34,13 +31,13 @@ pub(super) fn write_detailed(broker: Option<&Broker>, detail: &Detail, out: &mut
 pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, out: &mut MetricsWriter) {
     let name = "rabbitmq_global_messages_received_confirm_total";
     let mut family = out.family(name, "Messages received that are to be confirmed.", MetricKind::Counter);
-    for (front_end, protocol) in FRONT_ENDS {
-        family.sample(&[("protocol", protocol)], served.confirms(front_end).wanted.get());
+    for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
+        family.sample(&[("protocol", metrics_label)], served.confirms(front_end).wanted.get());
     }
     let name = "rabbitmq_global_messages_confirmed_total";
     let mut family = out.family(name, "Messages confirmed.", MetricKind::Counter);
-    for (front_end, protocol) in FRONT_ENDS {
-        family.sample(&[("protocol", protocol)], served.confirms(front_end).given.get());
+    for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
+        family.sample(&[("protocol", metrics_label)], served.confirms(front_end).given.get());
     }
     // Only AMQP returns unroutable messages.
     let returned = served.messages_returned.get();
@@ -49,10 +46,10 @@ pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, o
     out.family(name, help, MetricKind::Counter).sample(&[("protocol", "amqp091")], returned);
     let name = "rabbitmq_global_messages_unroutable_dropped_total";
     let mut family = out.family(name, "Unroutable messages dropped.", MetricKind::Counter);
-    for (front_end, protocol) in FRONT_ENDS {
+    for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
         let unroutable = broker.published(front_end).unroutable.get();
         let returned = if front_end == FrontEnd::Amqp { returned } else { 0 };
-        family.sample(&[("protocol", protocol)], unroutable.saturating_sub(returned));
+        family.sample(&[("protocol", metrics_label)], unroutable.saturating_sub(returned));
     }
 }
 
@@ -93,8 +90,8 @@ fn write_churn(metrics: &Metrics, prefix: &str, out: &mut MetricsWriter) {
 fn write_published(metrics: &Metrics, out: &mut MetricsWriter) {
     let mut family = |name: &str, help: &str, kind, value: &dyn Fn(&broker::Published) -> u64| {
         let mut family = out.family(name, help, kind);
-        for (front_end, protocol) in FRONT_ENDS {
-            family.sample(&[("protocol", protocol)], value(metrics.published(front_end)));
+        for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
+            family.sample(&[("protocol", metrics_label)], value(metrics.published(front_end)));
         }
     };
     let help = "Channels, or what stands for them, that have published.";

@@ -10,9 +10,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use broker::FrontEnd;
 use transport::Peer;
 
-use crate::client::Spoken;
+use crate::protocols::ClientProtocol;
 
 pub use self::line::AccessFormat;
 use self::line::{LogLine, Value};
@@ -38,14 +39,14 @@ pub(crate) struct AccessRecord {
 /// The protocol layers of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Transport {
-    pub(crate) spoken: Spoken,
+    pub(crate) protocol: FrontEnd,
     pub(crate) websocket: bool,
     pub(crate) tls: bool,
 }
 
 impl Transport {
-    fn protocol(self) -> Cow<'static, str> {
-        let name = self.spoken.name();
+    fn name(self) -> Cow<'static, str> {
+        let name = ClientProtocol::of(self.protocol).scheme();
         if self.websocket { format!("{name}+ws").into() } else { name.into() }
     }
 }
@@ -89,7 +90,7 @@ impl AccessRecord {
         let mut line = LogLine::new(self.log.format(), SystemTime::now(), event);
         line.add("connection", Value::Number(self.id));
         line.add("client", Value::Text(&self.peer.to_string()));
-        line.add("protocol", Value::Text(&self.transport.protocol()));
+        line.add("protocol", Value::Text(&self.transport.name()));
         line.add("tls", Value::Flag(self.transport.tls));
         if !self.user.is_empty() {
             line.add("user", Value::Text(&self.user));

@@ -17,7 +17,7 @@ use transport::Intent;
 
 use super::session::BackendSession;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
-use crate::client::{ClientProtocol, ConnectionCore, Ending};
+use crate::client::{ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
 use crate::websocket::Carriage;
 
@@ -412,7 +412,7 @@ impl AmqpConnection {
     }
 }
 
-impl ClientProtocol for AmqpConnection {
+impl ProtocolState for AmqpConnection {
     const CARRIAGE: Carriage = Carriage::AmqpFrames;
 
     fn new(core: ConnectionCore, now: Instant) -> Self {

@@ -21,12 +21,12 @@ use amqp::method::{Method, basic, channel, confirm, exchange, queue, tx};
 use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Credentials;
 use amqp::{FieldTable, FrameKind};
-use broker::{Broker, BrokerConfig};
+use broker::{Broker, BrokerConfig, FrontEnd};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::connection::AmqpConnection;
 use crate::backend::Clock;
-use crate::client::{ClientConnection, Spoken};
+use crate::client::ClientConnection;
 use crate::server::Shared;
 use crate::simulated::{self, CONSUMER_TIMEOUT, FRAME_MAX, HANDSHAKE_TIMEOUT};
 
@@ -51,7 +51,7 @@ struct Conversation {
 impl Conversation {
     fn connect(shared: &Arc<Shared>) -> Self {
         let now = Instant::now();
-        let (connection, outbox) = simulated::connection(shared, 1, Peer::Unix, Spoken::Amqp, now);
+        let (connection, outbox) = simulated::connection(shared, 1, Peer::Unix, FrontEnd::Amqp, now);
         Self { shared: Arc::clone(shared), connection, outbox, now, unconsumed: Vec::new() }
     }
 

@@ -17,7 +17,7 @@ use super::login::{self, MqttLogin};
 use super::subscribing::Request;
 use super::waiting::Then;
 use crate::alarms::Blocked;
-use crate::client::{ClientProtocol, ConnectionCore, Ending};
+use crate::client::{ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
 use crate::websocket::Carriage;
 
@@ -434,7 +434,7 @@ fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
 /// Cost of a packet before its content is handled, in nanoseconds.
 const PACKET: u32 = 200;
 
-impl ClientProtocol for MqttConnection {
+impl ProtocolState for MqttConnection {
     const CARRIAGE: Carriage = Carriage::Bytes;
 
     /// # Panics

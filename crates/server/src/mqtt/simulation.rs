@@ -17,7 +17,7 @@ use ::mqtt::packet::{
 };
 use ::mqtt::server::MqttSettings;
 use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
-use broker::{Broker, BrokerConfig};
+use broker::{Broker, BrokerConfig, FrontEnd};
 use store::disk::simulated::SimDisk;
 use store::journal::JournalSettings;
 use store::{Rounds, Store};
@@ -26,7 +26,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 use super::hub::Hub;
 use super::{MqttConfig, MqttConnection};
 use crate::backend::Clock;
-use crate::client::{ClientConnection, Spoken};
+use crate::client::ClientConnection;
 use crate::server::Shared;
 use crate::simulated::{self, server_of};
 
@@ -82,7 +82,7 @@ impl World {
     fn client(&mut self, version: MqttVersion) -> Client {
         let now = Instant::now();
         let (connection, outbox) =
-            simulated::connection(&self.shared, self.next_id, Peer::Unix, Spoken::Mqtt, now);
+            simulated::connection(&self.shared, self.next_id, Peer::Unix, FrontEnd::Mqtt, now);
         self.next_id += 1;
         Client { connection, outbox, version, now }
     }

@@ -13,7 +13,7 @@ use transport::{Intent, Outbox};
 
 use super::session::{StompSession, of_broker};
 use crate::backend::Backend;
-use crate::client::{ClientProtocol, ConnectionCore, Ending};
+use crate::client::{ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
 use crate::server::MAX_UNSPLIT_MESSAGE;
 use crate::websocket::Carriage;
@@ -314,7 +314,7 @@ fn full_queue() -> StompFault {
     )
 }
 
-impl ClientProtocol for StompConnection {
+impl ProtocolState for StompConnection {
     const CARRIAGE: Carriage = Carriage::Text;
 
     fn new(core: ConnectionCore, now: Instant) -> Self {

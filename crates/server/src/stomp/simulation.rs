@@ -7,14 +7,14 @@ mod sessions;
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{Broker, BrokerConfig};
+use broker::{Broker, BrokerConfig, FrontEnd};
 use stomp::{StompDecoder, StompVersion};
 use transport::{Outbox, Peer, Protocol};
 
 use super::connection::StompConnection;
 use crate::alarms::Resource;
 use crate::backend::{Backend, Clock};
-use crate::client::{ClientConnection, Spoken};
+use crate::client::ClientConnection;
 use crate::server::Shared;
 use crate::simulated::{self, HANDSHAKE_TIMEOUT};
 
@@ -42,7 +42,7 @@ impl Conversation {
         // Connection numbers identify the owners of exclusive queues.
         let id = 1 + shared.metrics.connections_opened.get();
         shared.metrics.connections_opened.add(1);
-        let (connection, outbox) = simulated::connection(shared, id, peer, Spoken::Stomp, now);
+        let (connection, outbox) = simulated::connection(shared, id, peer, FrontEnd::Stomp, now);
         Self { connection, outbox, now, version: StompVersion::V12, unconsumed: Vec::new() }
     }
 

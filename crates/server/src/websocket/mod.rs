@@ -1,7 +1,7 @@
 //! AMQP inside WebSockets, for browsers.
 //!
 //! - [`upgrade`]: the HTTP request, validated before any state is kept for it.
-//! - [`routes`]: the paths of AMQP, relays and files.
+//! - [`routes`]: the paths of protocols, relays and files.
 //! - [`adapter`]: the frames around an AMQP connection, and why it is done that way.
 //! - [`run()`]: a connection's lifetime, from its request to its last frame.
 //! - [`webroot`]: files for requests that are not upgrades.
@@ -30,9 +30,9 @@ use ::websocket::handshake::OriginRules;
 pub(crate) use adapter::{Carriage, MAX_WAITING_CONTROL};
 pub(crate) use pings::{PingAction, Pings};
 pub use routes::Routes;
-pub(crate) use run::{refuse, run};
+pub(crate) use run::{join, refuse, run};
 use transport::Peer;
-pub(crate) use upgrade::answer_refusal;
+pub(crate) use upgrade::{Granted, answer_refusal};
 pub use webroot::Webroot;
 
 use crate::network::Network;

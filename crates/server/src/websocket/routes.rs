@@ -2,21 +2,16 @@
 
 use std::sync::Arc;
 
+use broker::FrontEnd;
+
 use super::webroot::Webroot;
 use crate::relay::Relay;
-
-/// The paths of AMQP: websocket-tcp-relay's, and the one that browser clients use.
-const AMQP_PATHS: [&str; 2] = ["/", "/ws/amqp"];
 
 /// The protocols and files that a WebSocket listener serves, by path.
 #[derive(Debug, Clone, Default)]
 pub struct Routes {
-    /// AMQP at `/` and `/ws/amqp`.
-    pub amqp: bool,
-    /// Paths of MQTT.
-    pub mqtt: &'static [&'static str],
-    /// Paths of STOMP.
-    pub stomp: &'static [&'static str],
+    /// Protocols by their paths, in the order of [`crate::PROTOCOLS`].
+    pub protocols: Vec<(&'static str, FrontEnd)>,
     /// Relays by their paths.
     pub relays: Vec<(String, Arc<Relay>)>,
     /// The relay for all other paths.
@@ -27,49 +22,20 @@ pub struct Routes {
 
 /// The target of a path.
 pub(super) enum Route<'r> {
-    Amqp,
-    Mqtt,
-    Stomp,
+    Protocol(FrontEnd),
     Relay(&'r Arc<Relay>),
 }
 
 impl Routes {
-    /// Subprotocols that mean MQTT, in order of preference.
-    pub const MQTT_SUBPROTOCOLS: [&'static str; 2] = ["mqtt", "mqttv3.1"];
-
-    /// Subprotocols that mean STOMP, in order of preference.
-    pub const STOMP_SUBPROTOCOLS: [&'static str; 3] = ["v12.stomp", "v11.stomp", "v10.stomp"];
-
-    /// The paths of MQTT on listeners that also serve AMQP.
-    pub const MQTT_BESIDE_AMQP: &'static [&'static str] = &["/ws/mqtt"];
-
-    /// The paths of MQTT on its own listeners: that of RabbitMQ's Web-MQTT, those of other brokers, which are
-    /// also the defaults of clients and their examples (`/mqtt`, and `/` for a URL without a path), and the one
-    /// used beside AMQP.
-    pub const WEB_MQTT: &'static [&'static str] = &["/ws", "/mqtt", "/", "/ws/mqtt"];
-
-    /// The paths of STOMP on listeners that also serve AMQP.
-    pub const STOMP_BESIDE_AMQP: &'static [&'static str] = &["/ws/stomp"];
-
-    /// The paths of STOMP on its own listeners: that of RabbitMQ's Web-STOMP, and the one used beside AMQP.
-    pub const WEB_STOMP: &'static [&'static str] = &["/ws", "/ws/stomp"];
-
-    /// Whether this is a path of AMQP on listeners that serve it.
-    pub fn is_amqp_path(path: &str) -> bool {
-        AMQP_PATHS.contains(&path)
-    }
-
     pub(super) fn find(&self, path: &str) -> Option<Route<'_>> {
-        if self.amqp && Self::is_amqp_path(path) {
-            return Some(Route::Amqp);
-        }
-        if self.mqtt.contains(&path) {
-            return Some(Route::Mqtt);
-        }
-        if self.stomp.contains(&path) {
-            return Some(Route::Stomp);
+        if let Some((_, protocol)) = self.protocols.iter().find(|(own, _)| *own == path) {
+            return Some(Route::Protocol(*protocol));
         }
         let by_path = self.relays.iter().find(|(own, _)| own == path).map(|(_, relay)| relay);
         by_path.or(self.everywhere.as_ref()).map(Route::Relay)
+    }
+
+    pub(super) fn serves(&self, protocol: FrontEnd) -> bool {
+        self.protocols.iter().any(|(_, served)| *served == protocol)
     }
 }

@@ -16,9 +16,9 @@ use super::WebSocketConfig;
 use super::adapter::{Carriage, CarriedProtocol, WebSocket};
 use super::upgrade::{Granted, Judged, NotUpgraded, answer_refusal, request};
 use super::webroot;
-use crate::amqp::connection::AmqpConnection;
-use crate::client::{ClientConnection, ClientProtocol, Ending, Spoken};
+use crate::client::{ClientConnection, Ending, ProtocolState};
 use crate::limits::LimitReached;
+use crate::protocols::ClientProtocol;
 use crate::relay;
 use crate::server::{Listed, Newcomer, Shared, reason_of};
 
@@ -53,24 +53,16 @@ pub(crate) async fn run(
         let interval = config.ping_interval;
         return Box::pin(relay::run(shared, relay, stream, newcomer, answer, deflate, interval)).await;
     }
-    newcomer.transport.spoken = granted.spoken;
+    newcomer.transport.protocol = granted.protocol;
     let interval = config.ping_interval;
     drop(config);
     // Spawned separately: this task is as large as the upgrade, which is over.
-    match granted.spoken {
-        Spoken::Amqp => tokio::spawn(join::<AmqpConnection, _>(shared, stream, newcomer, granted, interval)),
-        Spoken::Mqtt => {
-            tokio::spawn(join::<crate::mqtt::MqttConnection, _>(shared, stream, newcomer, granted, interval))
-        }
-        Spoken::Stomp => tokio::spawn(join::<crate::stomp::StompConnection, _>(
-            shared, stream, newcomer, granted, interval,
-        )),
-    };
+    (ClientProtocol::of(granted.protocol).start_in_websocket)(shared, stream, newcomer, granted, interval);
 }
 
 /// Answers a request that was granted and runs its protocol. As in [`crate::server`], the future's state is
 /// built before it.
-pub(super) fn join<P, S>(
+pub(crate) fn join<P, S>(
     shared: Arc<Shared>,
     mut stream: S,
     newcomer: Newcomer,
@@ -78,7 +70,7 @@ pub(super) fn join<P, S>(
     ping_interval: Duration,
 ) -> impl Future<Output = ()> + Send + 'static
 where
-    P: ClientProtocol,
+    P: ProtocolState,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Newcomer { id, peer, .. } = newcomer;
@@ -179,7 +171,7 @@ async fn upgrade(
     None
 }
 
-impl<P: ClientProtocol> CarriedProtocol for ClientConnection<P> {
+impl<P: ProtocolState> CarriedProtocol for ClientConnection<P> {
     const CARRIAGE: Carriage = P::CARRIAGE;
 
     fn ending(&self) -> (CloseCode, String) {

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use broker::FrontEnd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use transport::{Peer, linger};
 use websocket::Deflate;
@@ -13,11 +14,8 @@ use websocket::handshake::{Head, MAX_HEAD, Status, Upgrade, UpgradeRefusal};
 use super::WebSocketConfig;
 use super::routes::{Route, Routes};
 use super::webroot::FileRequest;
-use crate::client::Spoken;
+use crate::protocols::{ClientProtocol, PROTOCOLS};
 use crate::relay::{Relay, RelayConfig};
-
-/// Subprotocols that mean AMQP, in order of preference.
-const AMQP_PROTOCOLS: [&str; 2] = ["amqp091", "amqp"];
 
 /// Bytes of the first read, which suffices for most requests.
 const FIRST_READ: usize = 1024;
@@ -33,13 +31,13 @@ pub(super) enum Judged {
 
 /// A request that was granted.
 #[derive(Debug)]
-pub(super) struct Granted {
+pub(crate) struct Granted {
     /// The HTTP response of the upgrade.
     pub(super) answer: Vec<u8>,
     /// The client's address as a trusted reverse proxy reports it.
     pub(super) client: Option<IpAddr>,
     /// The protocol, unless the connection is relayed.
-    pub(super) spoken: Spoken,
+    pub(super) protocol: FrontEnd,
     /// The relay, if the connection is relayed.
     pub(super) relay: Option<Arc<Relay>>,
     /// Compression, if negotiated.
@@ -116,25 +114,17 @@ fn validate(
         return Ok(Judged::File(request));
     }
     let upgrade = Upgrade::validate(head)?;
-    let leaves_open = upgrade.head.path == "/";
-    let own_origins = (&config.origins, "the setting ws_origins allows them");
-    let ((origins, setting), spoken, relay) = match config.routes.find(upgrade.head.path) {
-        Some(Route::Amqp)
-            if leaves_open && !config.routes.stomp.is_empty() && offers_stomp_alone(&upgrade) =>
-        {
-            (own_origins, Spoken::Stomp, None)
+    let routes = &config.routes;
+    let ((origins, setting), protocol, relay) = match routes.find(upgrade.head.path) {
+        Some(Route::Protocol(at_path)) => {
+            let origins = (&config.origins, "the setting ws_origins allows them");
+            (origins, spoken(&upgrade, at_path, routes), None)
         }
-        Some(Route::Amqp) if leaves_open && !config.routes.mqtt.is_empty() && offers_mqtt_alone(&upgrade) => {
-            (own_origins, Spoken::Mqtt, None)
-        }
-        Some(Route::Amqp) => (own_origins, Spoken::Amqp, None),
-        Some(Route::Mqtt) => (own_origins, Spoken::Mqtt, None),
-        Some(Route::Stomp) => (own_origins, Spoken::Stomp, None),
         Some(Route::Relay(relay)) => {
             let origins = (&relay.config().origins, "the relay's origins allow them");
-            (origins, Spoken::Amqp, Some(Arc::clone(relay)))
+            (origins, FrontEnd::default(), Some(Arc::clone(relay)))
         }
-        None if config.routes.amqp => {
+        None if routes.serves(FrontEnd::Amqp) => {
             return Err(UpgradeRefusal::new(Status::NotFound, "nothing here: AMQP is at / and /ws/amqp"));
         }
         None => return Err(UpgradeRefusal::new(Status::NotFound, "nothing here")),
@@ -149,18 +139,16 @@ fn validate(
             "frames may not come before the answer (RFC 6455, 4.1)",
         ));
     }
-    let protocol = match &relay {
-        None if spoken == Spoken::Mqtt => mqtt_subprotocol(&upgrade)?,
-        None if spoken == Spoken::Stomp => stomp_subprotocol(&upgrade)?,
-        None => subprotocol(&upgrade)?,
+    let subprotocol = match &relay {
+        None => subprotocol(&upgrade, ClientProtocol::of(protocol))?,
         Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
     };
     let reported = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
     let contradiction = |error: Contradiction| UpgradeRefusal::new(Status::BadRequest, error.to_string());
     let client = config.is_from_proxy(peer).then(reported).transpose().map_err(contradiction)?.flatten();
     let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
-    let answer = upgrade.accept(protocol, deflate);
-    Ok(Judged::Granted(Granted { answer, client, spoken, relay, deflate }))
+    let answer = upgrade.accept(subprotocol, deflate);
+    Ok(Judged::Granted(Granted { answer, client, protocol, relay, deflate }))
 }
 
 /// The subprotocol to answer with on a relay: one of its own, or the first one offered if it has none. A client
@@ -181,53 +169,42 @@ fn relayed_subprotocol<'u>(
     Ok(found)
 }
 
-/// Whether a client offers subprotocols of STOMP and none of AMQP, which decides if the path allows both.
-fn offers_stomp_alone(upgrade: &Upgrade<'_>) -> bool {
-    upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
-}
-
-/// Whether a client offers subprotocols of MQTT and none of AMQP.
-fn offers_mqtt_alone(upgrade: &Upgrade<'_>) -> bool {
-    upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
-}
-
-/// The MQTT subprotocol to answer with. Clients have to offer it (5.0, section 6; MQTT-6.0.0-3); those that
-/// offer nothing are admitted, as by RabbitMQ.
-fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, UpgradeRefusal> {
-    let found = upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS);
-    if found.is_none() && !upgrade.offered.is_empty() {
-        let text = format!("subprotocols here: {}", Routes::MQTT_SUBPROTOCOLS.join(", "));
-        return Err(UpgradeRefusal::new(Status::BadRequest, text));
+/// The protocol of a client at this path. At `/`, the path of URLs without one, a client that offers only
+/// subprotocols of another protocol of the listener speaks that.
+fn spoken(upgrade: &Upgrade<'_>, at_path: FrontEnd, routes: &Routes) -> FrontEnd {
+    let offers = |protocol| upgrade.prefer(ClientProtocol::of(protocol).subprotocols).is_some();
+    if upgrade.head.path != "/" || offers(at_path) {
+        return at_path;
     }
-    Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
+    let mut others = routes.protocols.iter().rev().map(|(_, other)| *other);
+    others.find(|other| offers(*other)).unwrap_or(at_path)
 }
 
-/// The STOMP subprotocol to answer with: the highest one offered, as in RabbitMQ. Clients need not offer any;
-/// CONNECT negotiates the version.
-fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, UpgradeRefusal> {
-    let found = upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS);
-    if found.is_none() && !upgrade.offered.is_empty() {
-        let text = format!("subprotocols here: {}", Routes::STOMP_SUBPROTOCOLS.join(", "));
-        return Err(UpgradeRefusal::new(Status::BadRequest, text));
-    }
-    Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
-}
-
-/// The AMQP subprotocol to answer with. A browser fails a connection that does not get one of those it offered,
-/// so any is accepted, unless it certainly means another protocol.
-fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, UpgradeRefusal> {
-    if let Some(known) = upgrade.prefer(&AMQP_PROTOCOLS) {
-        return Ok(upgrade.offered.iter().copied().find(|offered| *offered == known));
-    }
-    let is_other = |offered: &&str| {
-        Routes::MQTT_SUBPROTOCOLS.contains(offered) || Routes::STOMP_SUBPROTOCOLS.contains(offered)
+/// The subprotocol to answer with: the preferred one of those offered. Clients that offer nothing are admitted, as
+/// by RabbitMQ, although MQTT's have to (5.0, section 6; MQTT-6.0.0-3).
+///
+/// A browser fails a connection that does not get a subprotocol that it offered. AMQP has no standard one, so any is
+/// accepted for it, unless it certainly means another protocol.
+fn subprotocol<'u>(
+    upgrade: &Upgrade<'u>,
+    protocol: &ClientProtocol,
+) -> Result<Option<&'u str>, UpgradeRefusal> {
+    let is_amqp = protocol.front_end == FrontEnd::Amqp;
+    let mut offered = upgrade.offered.iter().copied();
+    let found = match upgrade.prefer(protocol.subprotocols) {
+        Some(known) => offered.find(|offered| *offered == known),
+        None if is_amqp => {
+            offered.find(|offered| PROTOCOLS.iter().all(|known| !known.subprotocols.contains(offered)))
+        }
+        None => None,
     };
-    let first = upgrade.offered.iter().copied().find(|offered| !is_other(offered));
-    if first.is_none() && !upgrade.offered.is_empty() {
-        return Err(UpgradeRefusal::new(
-            Status::BadRequest,
-            "only AMQP is spoken here: subprotocol amqp091, or none",
-        ));
+    if found.is_none() && !upgrade.offered.is_empty() {
+        let text = if is_amqp {
+            "only AMQP is spoken here: subprotocol amqp091, or none".to_owned()
+        } else {
+            format!("subprotocols here: {}", protocol.subprotocols.join(", "))
+        };
+        return Err(UpgradeRefusal::new(Status::BadRequest, text));
     }
-    Ok(first)
+    Ok(found)
 }

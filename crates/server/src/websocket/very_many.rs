@@ -16,7 +16,7 @@ use amqp::method::{Method, basic, channel, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Credentials;
 use amqp::{FieldTable, FrameKind};
-use broker::{Broker, BrokerConfig};
+use broker::{Broker, BrokerConfig, FrontEnd};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::yield_now;
@@ -31,10 +31,9 @@ use super::upgrade::{Judged, request};
 use crate::access::Transport;
 use crate::amqp::connection::AmqpConnection;
 use crate::backend::{Backend, Clock};
-use crate::client::Spoken;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
-use crate::simulated::resident_bytes;
+use crate::simulated::{self, resident_bytes};
 
 /// Bytes per session that docs/benchmarks.md promises, without its socket's share of the process.
 const ALLOWED_BYTES: u64 = 10 * 1024;
@@ -99,18 +98,12 @@ impl World {
             heartbeat: HEARTBEAT,
             max_message_size: 16 << 20,
             incomplete_limit: 256 << 20,
-            stomp_default_user: None,
-            outbox_limit: 1 << 20,
-            handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
-            drain_idle_timeout: Duration::from_secs(2),
-            consumer_timeout: Duration::from_secs(1800),
-            product: "Leveret".to_owned(),
-            access_log: None,
+            ..simulated::config()
         };
         let backend = Backend::Broker(Broker::new(BrokerConfig::default()));
         let origins = OriginRules::default();
-        let routes = Routes { amqp: true, ..Routes::default() };
+        let routes = Routes { protocols: vec![("/ws/amqp", FrontEnd::Amqp)], ..Routes::default() };
         let config_of_websockets = WebSocketConfig {
             origins,
             ping_interval: PING_INTERVAL,
@@ -137,7 +130,7 @@ impl World {
         let newcomer = Newcomer {
             id: number as u64,
             peer: Peer::Unix,
-            transport: Transport { spoken: Spoken::Amqp, websocket: true, tls: false },
+            transport: Transport { protocol: FrontEnd::Amqp, websocket: true, tls: false },
             lease: self.counter.enter(None).unwrap(),
             since: Instant::now(),
             local: None,

@@ -1,0 +1,78 @@
+//! The conditions that settings require of each other; the declaration of a setting names them.
+
+use super::address::ListenAddr;
+use super::choice::{InboundHeader, VerifyClient};
+use super::layers::{ConfigError, Effective};
+use super::settings::{Config, SETTINGS};
+
+/// A condition on the other settings, without which a setting has no effect or cannot be obeyed.
+pub(crate) struct Requirement {
+    is_met: fn(&Config) -> bool,
+    /// The complaint about a setting that is set all the same.
+    otherwise: &'static str,
+}
+
+pub(super) const CERTIFICATE: Requirement =
+    Requirement { is_met: |config| !config.tls_cert.0.is_empty(), otherwise: "needs tls_cert and tls_key" };
+
+pub(super) const HTTPS: Requirement = Requirement {
+    is_met: |config| config.https != ListenAddr::Off,
+    otherwise: "has no effect without https",
+};
+
+pub(super) const WEBSOCKET: Requirement = Requirement {
+    is_met: |config| {
+        config.serves_websocket() || config.relay.0.iter().any(|relay| relay.listen != ListenAddr::Off)
+    },
+    otherwise: "has no effect without ws, wss or a relay that listens",
+};
+
+pub(super) const PROXY_PROTOCOL: Requirement = Requirement {
+    is_met: |config| config.proxy_protocol != InboundHeader::Off,
+    otherwise: "has no effect while proxy_protocol is off",
+};
+
+pub(super) const TRUSTED_PROXIES: Requirement = Requirement {
+    is_met: |config| !config.trusted_proxies.is_empty(),
+    otherwise: "needs trusted_proxies: whom to believe",
+};
+
+pub(super) const CLIENT_AUTHORITIES: Requirement =
+    Requirement { is_met: |config| config.tls_client_ca.0.is_some(), otherwise: "needs tls_client_ca" };
+
+pub(super) const CLIENT_VERIFICATION: Requirement = Requirement {
+    is_met: |config| config.tls_verify_client != VerifyClient::Off,
+    otherwise: "has no effect while tls_verify_client is off",
+};
+
+pub(super) const LOGIN_BY_CERTIFICATE: Requirement =
+    Requirement { otherwise: "needs tls_verify_client", ..CLIENT_VERIFICATION };
+
+pub(super) const EMBEDDED_BROKER: Requirement = Requirement {
+    is_met: |config| config.upstream.is_empty(),
+    otherwise: "with an upstream there is no broker to load them",
+};
+
+pub(super) const UPSTREAM: Requirement = Requirement {
+    is_met: |config| !config.upstream.is_empty(),
+    otherwise: "has no effect without an upstream",
+};
+
+pub(super) const UPSTREAM_OVER_TLS: Requirement = Requirement {
+    is_met: Config::has_upstream_over_tls,
+    otherwise: "has no effect without an upstream of amqps:// or tls://",
+};
+
+/// Refuses a setting that differs from its default although a condition that it requires is not met.
+pub(super) fn check_requirements(effective: &Effective) -> Result<(), ConfigError> {
+    let (config, defaults) = (&effective.config, effective.defaults());
+    for setting in SETTINGS {
+        let unmet = setting.requires.iter().find(|required| !(required.is_met)(config));
+        if let Some(unmet) = unmet
+            && (setting.to_toml)(config) != (setting.to_toml)(&defaults)
+        {
+            return Err(ConfigError::new(effective.place(setting.key), unmet.otherwise));
+        }
+    }
+    Ok(())
+}
