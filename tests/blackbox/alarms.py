@@ -80,8 +80,8 @@ def test_publishers_go_on_when_consumers_have_made_room(tmp_path):
         consumer.close()
         wait_until(lambda: metric(server, 'leveret_alarm{kind="memory"}') == 0)
         assert metric(server, "leveret_blocked_connections") == 0
-        server.child.wait_line("low on memory: publishers are blocked")
-        server.child.wait_line("enough memory again")
+        server.child.wait_line("memory alarm set: publishers blocked")
+        server.child.wait_line("memory alarm cleared")
         server.stop()
 
 

@@ -143,7 +143,7 @@ def test_a_user_is_added_changed_and_removed(ctl, tmp_path):
         assert "is refused" in ctl.as_user("ann", "second").fails("authenticate_user")
     finally:
         ctl("delete_user", "ann")
-    assert ctl.fails("change_password", "ann", LEVERET_CTL_NEW_PASSWORD="x") == "there is no user 'ann'"
+    assert ctl.fails("change_password", "ann", LEVERET_CTL_NEW_PASSWORD="x") == "user 'ann' not found"
 
 
 def test_permissions_are_set_and_cleared(ctl, vhost):
@@ -173,7 +173,7 @@ def test_policies_are_set_and_cleared(server, ctl, vhost):
     ctl("clear_policy", "-p", vhost, "short")
     ctl("clear_operator_policy", "-p", vhost, "bound")
     assert ctl.rows("list_policies", "-p", vhost) == ctl.rows("list_operator_policies", "-p", vhost) == []
-    assert ctl.fails("set_policy", "p", ".*", "no json", code=2).startswith("definition: is no JSON")
+    assert ctl.fails("set_policy", "p", ".*", "no json", code=2).startswith("definition: is not JSON")
     assert "400" in ctl.fails("set_policy", "-p", vhost, "p", "(", '{"max-length": 5}')
 
 
@@ -208,4 +208,4 @@ def test_definitions_go_out_and_in_again(server, ctl, vhost, tmp_path):
     one = json.loads(ctl("export_definitions", "-p", vhost))
     assert [queue["name"] for queue in one["queues"]] == ["kept"] and "users" not in one
     file.write_text("{")
-    assert "is no JSON" in ctl.fails("import_definitions", file, code=2)
+    assert "is not JSON" in ctl.fails("import_definitions", file, code=2)

@@ -114,7 +114,7 @@ def test_a_drain_over_http_is_no_signal(tmp_path):
         late.expect(CONNECTION_CLOSE)
         ours.server.child.send(signal.SIGTERM)
         # As an orchestrator does that was told to drain first: it goes on, and is heard of.
-        ours.server.child.wait_line(r"draining; a second signal leaves at once")
+        ours.server.child.wait_line(r"shutting down; a second signal exits immediately")
         assert ours.server.child.running()
         late.send_method(0, CONNECTION_CLOSE_OK)
         assert ours.server.child.wait() == 0

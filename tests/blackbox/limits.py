@@ -137,7 +137,7 @@ def test_alarms_count_and_log_and_refuse_nobody(targets, tmp_path, target_name):
                 connection.channel().queue_declare("", exclusive=True)
         for limit in limits:
             assert exceeded(server, limit.replace("-", "_")) > 0, limit
-        server.child.wait_line("limit exceeded; limits_mode is alarm, so nothing is refused.*channel limit per user")
+        server.child.wait_line("limit exceeded, not enforced.*channel limit per user")
         assert metric(server, "leveret_connections_refused_total") == 0
         for connection in connections:
             connection.close()

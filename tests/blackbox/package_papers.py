@@ -72,7 +72,7 @@ def test_the_probe_tells_a_proxy_without_upstream(tmp_path):
         address = server.http.removeprefix("http://")
         assert run("health", "--http", address)[0] == 0
         code, _, error = run("health", "--ready", "--http", address)
-        assert code == 1 and "upstream not reachable" in error
+        assert code == 1 and "upstream unreachable" in error
         server.stop()
 
 

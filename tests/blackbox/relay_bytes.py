@@ -105,7 +105,7 @@ def test_an_upstream_that_breaks_off_is_1011(tmp_path):
         server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         server.close()
         _, code, reason = wire.read_to_close()
-        assert (code, reason) == (1011, "the connection to the server behind failed")
+        assert (code, reason) == (1011, "upstream connection failed")
 
 
 def test_a_client_that_goes_away_ends_the_upstream(tmp_path):

@@ -29,7 +29,7 @@ def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_pat
         connection = pika.BlockingConnection(parameters)
         # What cannot be used changes nothing.
         reload(server, file, "nonsense")
-        server.child.wait_line("upstream credentials stay as they were")
+        server.child.wait_line("upstream credentials not reloaded")
         pika.BlockingConnection(parameters).close()
         reload(server, file, entry("somebody"))
         with pytest.raises(pika.exceptions.AMQPConnectionError):
@@ -45,7 +45,7 @@ def entry(identity):
 
 def reload(server, file, text):
     file.write_text(text)
-    count = lambda: sum("TLS certificate read" in line for line in server.child.lines)
+    count = lambda: sum("TLS certificate loaded" in line for line in server.child.lines)
     before = count()
     server.child.send(signal.SIGHUP)
     # The last step of a reload that shows.

@@ -62,7 +62,7 @@ def test_an_authority_that_ends_soon_is_told_in_the_log(tmp_path, authority):
     verify = ["--tls-verify-client", "optional", "--tls-client-ca", clients.file]
     pair = authority.issue("server", days=90)
     with leveret(tmp_path / "server", "--amqps", "127.0.0.1:0", *verify, *tls(pair)) as ours:
-        ours.server.child.wait_line(r"WARN.*an authority of client certificates expires within 30 days.*clients\.pem")
+        ours.server.child.wait_line(r"WARN.*CA certificate for clients expires within 30 days.*clients\.pem")
         assert expiring(ours, 19, "days") == [] and expiring(ours, 21, "days") == [("amqp/ssl", "server.pem")]
 
 
@@ -83,7 +83,7 @@ def test_a_pool_checks_its_certificates_as_well(tmp_path, authority):
 def test_a_reload_is_seen_by_the_check_the_metric_and_in_the_log(tmp_path, authority):
     pair = authority.issue("server", days=29)
     with leveret(tmp_path / "server", "--amqps", "127.0.0.1:0", *tls(pair)) as ours:
-        ours.server.child.wait_line(r"WARN.*TLS certificate read, but it, or one of its chain, expires within 30 days")
+        ours.server.child.wait_line(r"WARN.*TLS certificate loaded, but it or its chain expires within 30 days")
         assert expiring(ours, 30, "days") == [("amqp/ssl", "server.pem")]
         before = expires(ours, pair)
         authority.issue("server", days=31)
@@ -91,7 +91,7 @@ def test_a_reload_is_seen_by_the_check_the_metric_and_in_the_log(tmp_path, autho
         wait_until(lambda: expiring(ours, 30, "days") == [])
         # The new one ends two days later, but for the moments between the two.
         assert 2 * DAY <= expires(ours, pair) - before < 2 * DAY + 3600
-        ours.server.child.wait_line(r"INFO.*TLS certificate read.*server\.pem")
+        ours.server.child.wait_line(r"INFO.*TLS certificate loaded.*server\.pem")
 
 
 def expires(management, pair):

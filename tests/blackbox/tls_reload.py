@@ -54,7 +54,7 @@ def test_sessions_go_on_and_new_ones_see_the_new_certificate(tmp_path, drivers):
             # What cannot be used changes nothing, for anybody.
             pair.key.write_text("no key")
             server.child.send(signal.SIGHUP)
-            server.child.wait_line("TLS stays as it was.*tls_key: ")
+            server.child.wait_line("TLS files not reloaded.*tls_key: ")
             for by, holder in holders.items():
                 connects(drivers[by], by, uri_of(new))
                 holder.say("still")
@@ -73,7 +73,7 @@ def replace(server, pair, other):
     before = len(child.lines)
     child.send(signal.SIGHUP)
     with child.changed:
-        told = lambda: any("TLS certificate read" in line for line in child.lines[before:])
+        told = lambda: any("TLS certificate loaded" in line for line in child.lines[before:])
         assert child.changed.wait_for(told, 60), child.tail()
 
 

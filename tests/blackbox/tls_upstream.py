@@ -74,7 +74,7 @@ def test_a_client_certificate_is_shown_to_an_upstream_that_asks(tmp_path, upstre
 def test_an_unknown_authority_is_named(tmp_path, upstream):
     other = Authority(tmp_path / "other", "other")
     with leveret(tmp_path, *upstream.flags(ca=other.file)) as server:
-        refused(server, "TLS: the server's certificate was not issued by an authority that is believed")
+        refused(server, "TLS: the server's certificate was not issued by a trusted authority")
 
 
 def test_a_certificate_for_another_host_is_named(tmp_path, upstream):
@@ -105,7 +105,7 @@ def test_an_expired_certificate_is_named(tmp_path):
     # Leveret's own listener stands in for the broker: it warns, and serves.
     files = ["--amqps", "127.0.0.1:0", "--tls-cert", pair.certificate, "--tls-key", pair.key]
     with leveret(tmp_path / "broker", *files) as broker:
-        broker.child.wait_line("WARN.*TLS certificate read, but")
+        broker.child.wait_line("WARN.*TLS certificate loaded, but")
         port = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
         flags = ["--upstream", f"amqps://localhost:{port}", "--upstream-ca", authority.file]
         with leveret(tmp_path / "proxy", *flags) as server:

@@ -220,7 +220,7 @@ def test_a_half_open_peer_is_found_and_given_up(tmp_path):
             dead.handshake()
             assert dead.expect_end() == 0
             assert dead.pings == 1
-            server.child.wait_line("client answers no WebSocket ping")
+            server.child.wait_line("WebSocket ping timed out")
 
 
 def test_a_peer_that_answers_pings_stays(tmp_path):

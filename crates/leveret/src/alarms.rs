@@ -105,7 +105,7 @@ impl Sampler {
         tracing::info!(
             memory_bytes = memory_limit,
             disk_free_bytes = levels.disk_limit(),
-            "publishers are blocked beyond these"
+            "memory and disk limits"
         );
         let watch = Watch { alarms, levels: Arc::clone(&levels), sources: System { folder, store } };
         let mut interval = watch.sample();
@@ -130,7 +130,7 @@ impl Sampler {
 fn give_memory_back() {
     #[cfg(feature = "jemalloc")]
     if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
-        tracing::warn!(%error, "freed memory may be given back late, and a memory alarm stand longer than it should");
+        tracing::warn!(%error, "no background thread in jemalloc: freed memory returns late");
     }
 }
 
@@ -155,10 +155,10 @@ impl<S: Sources> Watch<S> {
         let Some(used) = self.sources.memory_used() else { return false };
         if used > limit {
             if self.alarms.raise(Resource::Memory) {
-                tracing::warn!(used, limit, "low on memory: publishers are blocked");
+                tracing::warn!(used, limit, "memory alarm set: publishers blocked");
             }
         } else if used <= limit - margin(limit) && self.alarms.clear(Resource::Memory) {
-            tracing::info!(used, limit, "enough memory again");
+            tracing::info!(used, limit, "memory alarm cleared");
         }
         limit != NO_LIMIT && used.saturating_add(NEAR) > limit
     }
@@ -172,10 +172,10 @@ impl<S: Sources> Watch<S> {
         self.levels.disk_free.store(free, Ordering::Relaxed);
         if free < limit || needs_space {
             if self.alarms.raise(Resource::Disk) {
-                tracing::warn!(free, limit, needs_space, "low on disk: publishers are blocked");
+                tracing::warn!(free, limit, needs_space, "disk alarm set: publishers blocked");
             }
         } else if free >= limit.saturating_add(margin(limit)) && self.alarms.clear(Resource::Disk) {
-            tracing::info!(free, limit, "enough disk again");
+            tracing::info!(free, limit, "disk alarm cleared");
         }
         match free.checked_sub(limit) {
             Some(left) if left >= NEAR && !needs_space => INTERVAL,

@@ -45,7 +45,7 @@ pub(crate) fn fill(
     let load =
         |file: definitions::DefinitionsFile| file.load_into(broker, now).map_err(FillError::Definitions);
     let Some(path) = path else {
-        tracing::warn!("data_dir is off: everything is kept in memory, and gone with this process");
+        tracing::warn!("data_dir is off: all data is in memory and lost on exit");
         match file {
             Some(file) => load(file)?,
             None => broker.add_defaults(),
@@ -64,7 +64,7 @@ pub(crate) fn fill(
     }
     store.catalogue().commit_pending().map_err(|error| at_fault(&error))?;
     let running = rounds.start().map_err(|error| at_fault(&error))?;
-    tracing::info!(folder = %path.display(), messages, "definitions and persistent messages are kept");
+    tracing::info!(folder = %path.display(), messages, "recovered definitions and persistent messages");
     Ok(Some(DataFolder { pagers: None, running: Some(running), _lock: lock }))
 }
 
@@ -79,7 +79,7 @@ impl Drop for DataFolder {
     fn drop(&mut self) {
         drop(self.pagers.take());
         if let Some(Err(error)) = self.running.take().map(RunningStore::close) {
-            tracing::error!(%error, "the last changes cannot be written; nothing that was confirmed is lost");
+            tracing::error!(%error, "failed to write the last changes, none of which was confirmed");
         }
     }
 }

@@ -12,6 +12,6 @@ pub(crate) fn raise_limit() {
     }
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "cannot raise the open file limit");
     }
 }

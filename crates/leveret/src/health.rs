@@ -52,8 +52,8 @@ const BELIEVING: ClientTlsConfig =
 /// The endpoint at which a server with this listener is reached from the same machine.
 fn endpoint(listen: &ListenAddr, tls: bool) -> Result<Endpoint, String> {
     match listen {
-        ListenAddr::Off => Err("is off, there is nobody to ask".to_owned()),
-        ListenAddr::Tcp { port: 0, .. } => Err("is a port that the system chooses".to_owned()),
+        ListenAddr::Off => Err("is off".to_owned()),
+        ListenAddr::Tcp { port: 0, .. } => Err("is port 0, chosen by the system".to_owned()),
         ListenAddr::Several(several) => endpoint(&several[0], tls),
         ListenAddr::Unix(path) => Ok(Endpoint::Unix(path.clone())),
         ListenAddr::Tcp { host, port } => {

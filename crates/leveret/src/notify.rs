@@ -81,7 +81,7 @@ impl Notifier {
     fn notify(&self, state: &str) {
         let Some(manager) = &self.0 else { return };
         if let Err(error) = manager.socket.send_to_addr(state.as_bytes(), &manager.address) {
-            tracing::warn!(%error, state, "cannot tell the service manager");
+            tracing::warn!(%error, state, "failed to notify the service manager");
         }
     }
 }

@@ -35,8 +35,7 @@ impl ServedRelays {
             if !relay.upstream_verify.0 {
                 tracing::warn!(
                     relay = relay.name(),
-                    "upstream_verify is off: the certificate of the server behind is NOT VERIFIED; anybody on the way \
-                     can read along"
+                    "upstream_verify is off: the certificate of the relay's upstream is NOT VERIFIED"
                 );
             }
             Relay::new(relay_config(config, relay, tls, at))

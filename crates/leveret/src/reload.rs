@@ -62,7 +62,7 @@ impl Reloader {
         let read = config::load(&self.flags, &|name| std::env::var_os(name));
         let wanted = match read {
             Ok(wanted) => wanted,
-            Err(error) => return tracing::error!(%error, "SIGHUP: the configuration stays as it was"),
+            Err(error) => return tracing::error!(%error, "SIGHUP: configuration not reloaded"),
         };
         let mut effective = self.effective.lock();
         let changed = effective.take_live(&wanted);
@@ -71,11 +71,11 @@ impl Reloader {
             if change.live {
                 tracing::info!(key, value, "SIGHUP: setting changed");
             } else {
-                tracing::warn!(key, value, "SIGHUP: this setting changes at the next start only");
+                tracing::warn!(key, value, "SIGHUP: setting changes on restart only");
             }
         }
         if changed.is_empty() {
-            tracing::info!("SIGHUP: no setting has changed");
+            tracing::info!("SIGHUP: no setting changed");
         }
         let config = effective.config.clone();
         // Unlock before files are read: others need the settings.
@@ -101,6 +101,6 @@ fn read_identities(pool: &Pool, config: &Config) {
     let Some(path) = &config.upstream_external.0 else { return };
     match identities::read(path) {
         Ok(identities) => pool.set_identities(identities),
-        Err(reason) => tracing::error!(reason, "SIGHUP: upstream credentials stay as they were"),
+        Err(reason) => tracing::error!(reason, "SIGHUP: upstream credentials not reloaded"),
     }
 }

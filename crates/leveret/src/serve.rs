@@ -50,7 +50,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
-        tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
+        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
     }
 
     warn_of_open_listeners(&config);
@@ -116,7 +116,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
 async fn end_sessions(server: &Server, backend: &Backend, drain_timeout: Duration) {
     let left = server.drain(drain_timeout).await;
     if left > 0 {
-        tracing::warn!(connections = left, "drain_timeout is over; the remaining connections are cut");
+        tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
     }
     if let Backend::Upstream(pool) = backend {
         pool.drain(drain_timeout).await;
@@ -172,15 +172,13 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
 fn warn_of_open_listeners(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
-            "upstream_verify is off: certificates of upstreams over TLS are NOT VERIFIED; anybody on the way can read \
-             passwords and messages"
+            "upstream_verify is off: upstream certificates are NOT VERIFIED, passwords and messages can be intercepted"
         );
     }
     let maps_certificates = config.upstream_external.0.is_some();
     if !config.upstream.is_empty() && config.tls_verify_client != VerifyClient::Off && !maps_certificates {
         tracing::warn!(
-            "client certificates are verified, but are no login (EXTERNAL) with an upstream, which cannot verify them: \
-             see upstream_external"
+            "client certificates are verified, but not accepted as a login (EXTERNAL): upstream_external is off"
         );
     }
 }

@@ -105,11 +105,11 @@ struct Signals {
 impl Signals {
     async fn watch(mut self, drainer: Drainer) {
         let name = self.next().await;
-        tracing::info!(signal = name, "draining; a second signal leaves at once");
+        tracing::info!(signal = name, "shutting down; a second signal exits immediately");
         self.signalled.send_replace(true);
         drainer.ask();
         let name = self.next().await;
-        tracing::warn!(signal = name, "leaving at once");
+        tracing::warn!(signal = name, "exiting immediately");
         std::process::exit(LEFT_AT_ONCE);
     }
 

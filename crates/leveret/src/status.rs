@@ -95,7 +95,7 @@ impl Source for Status {
         }
         match &self.backend {
             Backend::Upstream(pool) if !pool.is_reachable() => {
-                Readiness::NotReady("upstream not reachable".to_owned())
+                Readiness::NotReady("upstream unreachable".to_owned())
             }
             Backend::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
                 Some(impairment) => Readiness::Impaired(impairment),

@@ -63,7 +63,7 @@ impl Tls {
             match client.reload() {
                 Ok(certificate) => {
                     certificate.iter().for_each(log_certificate);
-                    tracing::info!("files of TLS to the upstream read again");
+                    tracing::info!("upstream TLS files reloaded");
                 }
                 Err(error) => log_failure(&of_client(&error)),
             }
@@ -71,12 +71,12 @@ impl Tls {
         let relays: Vec<_> = self.relays.iter().flatten().collect();
         for relay in &relays {
             match relay.reload() {
-                Ok(_) => tracing::info!("files of TLS behind a relay read again"),
+                Ok(_) => tracing::info!("relay's upstream TLS files reloaded"),
                 Err(error) => log_failure(&format!("relay: {error}")),
             }
         }
         if self.server.is_none() && self.client.is_none() && relays.is_empty() {
-            tracing::info!("SIGHUP: no TLS is configured, there is nothing to read again");
+            tracing::info!("SIGHUP: no TLS files to reload");
         }
     }
 }
@@ -138,19 +138,19 @@ fn log_in_use(in_use: &TlsInUse) {
         && let Some(Expiry { text, .. }) = ends_soon(ends, SystemTime::now())
     {
         let path = path.display();
-        tracing::warn!(file = %path, expires = text, "an authority of client certificates expires within 30 days");
+        tracing::warn!(file = %path, expires = text, "CA certificate for clients expires within 30 days");
     }
 }
 
 fn log_certificate(certificate: &CertificateInfo) {
     if !certificate.in_time {
-        tracing::warn!(%certificate, "TLS certificate read, but this is not the time that it is valid in");
+        tracing::warn!(%certificate, "TLS certificate loaded, but not valid now");
     } else if let Some(Expiry { text, .. }) = ends_soon(&certificate.ends, SystemTime::now()) {
         tracing::warn!(
-            %certificate, expires = text, "TLS certificate read, but it, or one of its chain, expires within 30 days"
+            %certificate, expires = text, "TLS certificate loaded, but it or its chain expires within 30 days"
         );
     } else {
-        tracing::info!(%certificate, "TLS certificate read");
+        tracing::info!(%certificate, "TLS certificate loaded");
     }
 }
 
@@ -165,7 +165,7 @@ fn ends_soon(ends: &[Expiry], now: SystemTime) -> Option<&Expiry> {
 const WARNING: Duration = Duration::from_hours(30 * 24);
 
 fn log_failure(reason: &str) {
-    tracing::error!(reason, "TLS stays as it was");
+    tracing::error!(reason, "TLS files not reloaded");
 }
 
 #[cfg(test)]

@@ -232,7 +232,7 @@ impl Server {
                     Ok((stream, peer)) => accept(&shared, &entrance, stream, peer),
                     Err(error) if is_of_one_connection(&error) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept connections for now");
+                        tracing::warn!(%error, "accept failed");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -463,7 +463,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
         // The client was refused, and that has been logged.
         Some(Ok(Ok(None))) => return,
         Some(Ok(Err(error))) => error.to_string(),
-        Some(Err(_)) => "no handshake in time".to_owned(),
+        Some(Err(_)) => "handshake timed out".to_owned(),
         None => "server is shutting down".to_owned(),
     };
     shared.metrics.connections_closed.add(1);
@@ -523,7 +523,7 @@ pub(crate) fn reason_of(reason: Option<&str>, ended: Ended) -> String {
     match (reason, ended) {
         (Some(reason), _) => reason.to_owned(),
         (None, Ended::Finished | Ended::Eof) => "closed".to_owned(),
-        (None, Ended::WriteTimeout) => "client takes nothing".to_owned(),
+        (None, Ended::WriteTimeout) => "write timed out".to_owned(),
         (None, Ended::Io(error)) => error.to_string(),
     }
 }

@@ -32,10 +32,8 @@ pub(super) const PROXY_PROTOCOL: Requirement = Requirement {
     otherwise: "has no effect while proxy_protocol is off",
 };
 
-pub(super) const TRUSTED_PROXIES: Requirement = Requirement {
-    is_met: |config| !config.trusted_proxies.is_empty(),
-    otherwise: "needs trusted_proxies: whom to believe",
-};
+pub(super) const TRUSTED_PROXIES: Requirement =
+    Requirement { is_met: |config| !config.trusted_proxies.is_empty(), otherwise: "needs trusted_proxies" };
 
 pub(super) const CLIENT_AUTHORITIES: Requirement =
     Requirement { is_met: |config| config.tls_client_ca.0.is_some(), otherwise: "needs tls_client_ca" };

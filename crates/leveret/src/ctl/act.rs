@@ -132,7 +132,7 @@ fn trace(api: &Api, vhost: &str, tracing: bool) -> Result<(), Failure> {
 fn reason(text: &str) -> Result<String, String> {
     match text.chars().find(|each| !matches!(each, ' '..='~')) {
         None => Ok(text.to_owned()),
-        Some(other) => Err(format!("'{}' cannot be sent: printable ASCII only", other.escape_default())),
+        Some(other) => Err(format!("'{}' is not printable ASCII", other.escape_default())),
     }
 }
 

@@ -107,7 +107,7 @@ impl Api {
 
     /// Gets the resource; fails if it does not exist.
     pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.found(path)?.ok_or_else(|| Failure::Run(format!("{path}: there is no such thing")))
+        self.found(path)?.ok_or_else(|| Failure::Run(format!("{path}: not found")))
     }
 
     /// Gets the resource, or `None` if it does not exist.
@@ -166,9 +166,9 @@ impl Api {
         let value: Option<Value> = serde_json::from_slice(&answer.body).ok();
         match answer.status {
             200..=299 if answer.body.is_empty() => Ok(Reply::Done(Value::Null)),
-            200..=299 => {
-                value.map(Reply::Done).ok_or_else(|| Failure::Run(format!("{path}: the answer is no JSON")))
-            }
+            200..=299 => value
+                .map(Reply::Done)
+                .ok_or_else(|| Failure::Run(format!("{path}: the response is not JSON"))),
             401 => {
                 let reported =
                     value.as_ref().and_then(|reported| reported.get("reason")).and_then(Value::as_str);

@@ -203,7 +203,7 @@ fn columns(chosen: &[String], usual: &[&str]) -> Vec<Column> {
 fn rows(api: &Api, path: &str) -> Result<Vec<Value>, Failure> {
     match api.get(path)? {
         Value::Array(rows) => Ok(rows),
-        _ => Err(Failure::Run(format!("{path}: the answer is no list"))),
+        _ => Err(Failure::Run(format!("{path}: the response is not a list"))),
     }
 }
 
@@ -223,7 +223,7 @@ fn pages(api: &Api, path: &str, columns: &[Column]) -> Result<Vec<Value>, Failur
                     rows.extend(items);
                 }
             }
-            _ => return Err(Failure::Run(format!("{path}: the answer is no list"))),
+            _ => return Err(Failure::Run(format!("{path}: the response is not a list"))),
         }
         page += 1;
     }

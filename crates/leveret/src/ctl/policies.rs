@@ -85,5 +85,5 @@ impl PolicyName {
 pub(super) fn json_argument(name: &str, text: &str) -> Result<Value, Failure> {
     let fault = |reason: String| Failure::Usage(format!("{name}: {reason}"));
     let value: Value = serde_json::from_str(text).map_err(|error| fault(format!("is no JSON: {error}")))?;
-    if value.is_object() { Ok(value) } else { Err(fault("is no object of JSON".to_owned())) }
+    if value.is_object() { Ok(value) } else { Err(fault("is not a JSON object".to_owned())) }
 }

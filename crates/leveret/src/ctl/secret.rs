@@ -53,10 +53,10 @@ pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Fa
     let mut terminal = Terminal::open().ok_or_else(no_terminal)?;
     let password = terminal.ask(&format!("New password of {user}: "))?;
     if password.is_empty() {
-        return Err(Failure::Usage("an empty password lets nobody in".to_owned()));
+        return Err(Failure::Usage("the password is empty".to_owned()));
     }
     if terminal.ask("The same again: ")? != password {
-        return Err(Failure::Usage("the two passwords are not the same".to_owned()));
+        return Err(Failure::Usage("the passwords do not match".to_owned()));
     }
     Ok(password)
 }

@@ -78,7 +78,7 @@ pub(super) fn run(command: &UserCommand, api: &Api, output: &Output) -> Result<(
             let tags = tags_of(&user(api, &new.name)?);
             let password = new.read()?;
             api.put(&path(&["users", &new.name]), &json!({ "password": password, "tags": tags }))?;
-            output.done(&format!("user '{}' has another password", new.name))
+            output.done(&format!("password of user '{}' changed", new.name))
         }
         UserCommand::ClearPassword(User { name }) => {
             let tags = tags_of(&user(api, name)?);
@@ -136,12 +136,12 @@ fn set_tags(name: &str, tags: &[String], api: &Api, output: &Output) -> Result<(
         }
     }
     api.put(&path(&["users", name]), &changed)?;
-    output.done(&format!("user '{name}' has these tags: {}", tags.join(" ")))
+    output.done(&format!("tags of user '{name}' set: {}", tags.join(" ")))
 }
 
 fn user(api: &Api, name: &str) -> Result<Value, Failure> {
     let found = api.found(&path(&["users", name]))?;
-    found.ok_or_else(|| Failure::Run(format!("there is no user '{name}'")))
+    found.ok_or_else(|| Failure::Run(format!("user '{name}' not found")))
 }
 
 /// A user's tags separated by commas, as requests send them; servers return a list or a comma-separated string.

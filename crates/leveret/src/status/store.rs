@@ -11,7 +11,7 @@ pub(super) fn impairment(store: &Store) -> Option<String> {
     let failing = store.failing()?;
     let seconds = failing.since.elapsed().unwrap_or_default().as_secs();
     let cause = if failing.full { "no room" } else { "an error" };
-    Some(format!("nothing durable can be written for want of a working disk ({cause}) since {seconds} s"))
+    Some(format!("disk writes failing for {seconds} s ({cause})"))
 }
 
 pub(super) fn write(store: &Store, out: &mut MetricsWriter) {

@@ -169,11 +169,11 @@ impl Writer {
         match result.and(reported).and_then(|()| self.sink.flush()) {
             Ok(()) if self.failing => {
                 self.failing = false;
-                tracing::info!("access log can be written again");
+                tracing::info!("access log writable again");
             }
             Err(error) if !self.failing => {
                 self.failing = true;
-                tracing::error!(%error, "access log cannot be written; lines are missing");
+                tracing::error!(%error, "access log write failed, lines lost");
             }
             _ => {}
         }

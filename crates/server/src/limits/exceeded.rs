@@ -37,7 +37,7 @@ impl Exceeded {
         }
         let times = count.saturating_sub(tally.logged.swap(count, Ordering::Relaxed));
         if alarm_only {
-            tracing::warn!(limit = %reached, times, "limit exceeded; limits_mode is alarm, so nothing is refused");
+            tracing::warn!(limit = %reached, times, "limit exceeded, not enforced (limits_mode = alarm)");
         } else {
             tracing::warn!(limit = %reached, times, "limit exceeded");
         }

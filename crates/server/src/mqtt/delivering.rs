@@ -265,7 +265,10 @@ impl MqttClient {
             routing_key_to_topic(amqp.routing_key())
         };
         let Some(outgoing) = message::outgoing(topic, &properties) else {
-            tracing::debug!(key = amqp.routing_key(), "a routing key that is no topic name is not delivered");
+            tracing::debug!(
+                key = amqp.routing_key(),
+                "message not delivered: routing key is not a valid topic name"
+            );
             return None;
         };
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);

@@ -418,7 +418,7 @@ impl Hub {
             return;
         }
         if let Err(error) = self.try_will(owner, vhost, user, will, view, now) {
-            tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "a will could not be published");
+            tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "failed to publish a will");
         }
     }
 

@@ -89,7 +89,7 @@ fn separate_group(vhost: &Arc<VirtualHost>, filter: &str, before: &Arc<Queue>, n
     let durable = before.properties().durable;
     let declare = QueueDeclare { name: &name, durable, ..QueueDeclare::default() };
     if let Err(error) = vhost.declare_queue(NOBODY, &declare, now) {
-        return tracing::warn!(vhost = vhost.name(), queue = name, %error, "the queue of a shared subscription is missing");
+        return tracing::warn!(vhost = vhost.name(), queue = name, %error, "queue of a shared subscription not found");
     }
     let key = filter_to_binding_key(parsed.filter());
     bind(vhost, &name, &key);
@@ -108,7 +108,7 @@ fn bind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
     let binding =
         Binding { source: EXCHANGE, destination: queue, routing_key, arguments: Default::default() };
     if let Err(error) = vhost.bind_queue(NOBODY, &binding) {
-        tracing::warn!(vhost = vhost.name(), queue, routing_key, %error, "a session's queue could not be bound");
+        tracing::warn!(vhost = vhost.name(), queue, routing_key, %error, "failed to bind the queue of a session");
     }
 }
 

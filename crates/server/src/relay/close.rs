@@ -24,7 +24,7 @@ pub(super) const TEXT_REFUSED: WebSocketFault = WebSocketFault {
 pub(super) enum RelayEnd {
     /// The client closed.
     Client,
-    /// The client went away without a close frame.
+    /// The client closed the connection without a close frame.
     ClientGone,
     ClientFailed(io::Error),
     /// The client accepts no more of what is written to it.
@@ -46,15 +46,15 @@ impl fmt::Display for RelayEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client => f.write_str("closed by client"),
-            Self::ClientGone => f.write_str("client went away without a close frame"),
+            Self::ClientGone => f.write_str("client closed the connection without a close frame"),
             Self::ClientFailed(error) => write!(f, "client: {error}"),
-            Self::ClientStuck => f.write_str("client takes nothing"),
-            Self::ClientSilent => f.write_str("client answers no WebSocket ping"),
+            Self::ClientStuck => f.write_str("client: write timed out"),
+            Self::ClientSilent => f.write_str("WebSocket ping timed out"),
             Self::Fault(fault) => write!(f, "WebSocket closed by server: {fault}"),
             Self::Upstream => f.write_str("closed by upstream"),
-            Self::UpstreamLingered => f.write_str("closed by client; upstream did not end its side in time"),
+            Self::UpstreamLingered => f.write_str("closed by client; upstream close timed out"),
             Self::UpstreamFailed(error) => write!(f, "upstream: {error}"),
-            Self::Drain => f.write_str("server goes down"),
+            Self::Drain => f.write_str("server is shutting down"),
         }
     }
 }
@@ -64,8 +64,8 @@ impl RelayEnd {
     pub(super) fn close_frame(&self) -> Vec<u8> {
         let (code, text) = match self {
             Self::Fault(fault) => (fault.code, fault.reason),
-            Self::UpstreamFailed(_) => (CloseCode::INTERNAL, "the connection to the server behind failed"),
-            Self::Drain => (CloseCode::GOING_AWAY, "the server goes down"),
+            Self::UpstreamFailed(_) => (CloseCode::INTERNAL, "upstream connection failed"),
+            Self::Drain => (CloseCode::GOING_AWAY, "server is shutting down"),
             _ => (CloseCode::NORMAL, ""),
         };
         let mut frame = Vec::new();

@@ -36,8 +36,8 @@ impl fmt::Display for PlainRelayEnd {
         match self {
             Self::Closed => f.write_str("closed"),
             Self::Failed(side, error) => write!(f, "{side}: {error}"),
-            Self::Stuck(side) => write!(f, "{side} takes nothing"),
-            Self::Drain => f.write_str("server goes down"),
+            Self::Stuck(side) => write!(f, "{side}: write timed out"),
+            Self::Drain => f.write_str("server is shutting down"),
         }
     }
 }
@@ -211,6 +211,6 @@ mod tests {
         let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
         // More than the sockets buffer.
         let _ = client.write_all(&vec![0; 4 << 20]).await;
-        assert_eq!(relaying.await.unwrap(), "upstream takes nothing");
+        assert_eq!(relaying.await.unwrap(), "upstream: write timed out");
     }
 }

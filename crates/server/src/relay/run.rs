@@ -48,7 +48,7 @@ pub(crate) async fn run(
     let connecting = Box::pin(connect(&relay.config, peer, listener));
     let connected = tokio::select! {
         connected = connecting => connected.map_err(|error| refusal(&relay.config, &error)),
-        () = shared.drain_begun() => Err((Cow::Borrowed("server goes down"), going_down())),
+        () = shared.drain_begun() => Err((Cow::Borrowed("server is shutting down"), going_down())),
     };
     let upstream = match connected {
         Ok(upstream) => upstream,
@@ -98,12 +98,12 @@ async fn send(stream: &mut Stream, bytes: &[u8]) -> io::Result<()> {
 /// stranger and does not learn the upstream's address.
 fn refusal(config: &RelayConfig, error: &io::Error) -> (Cow<'static, str>, UpgradeRefusal) {
     let (status, text) = match error.kind() {
-        io::ErrorKind::TimedOut => (Status::GatewayTimeout, "the server behind does not answer"),
-        _ => (Status::BadGateway, "the server behind cannot be reached"),
+        io::ErrorKind::TimedOut => (Status::GatewayTimeout, "upstream timed out"),
+        _ => (Status::BadGateway, "upstream unreachable"),
     };
     (Cow::Owned(format!("{}: {error}", config.upstream)), UpgradeRefusal::new(status, text))
 }
 
 fn going_down() -> UpgradeRefusal {
-    UpgradeRefusal::new(Status::Unavailable, "the server goes down")
+    UpgradeRefusal::new(Status::Unavailable, "server is shutting down")
 }

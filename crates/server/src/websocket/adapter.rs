@@ -488,7 +488,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
             PingAction::None => {}
             PingAction::Ping => encode::ping(&mut self.control, None, b""),
             PingAction::PeerDead => {
-                self.reason = Some("client answers no WebSocket ping".to_owned());
+                self.reason = Some("WebSocket ping timed out".to_owned());
                 self.handle_eof();
             }
         }

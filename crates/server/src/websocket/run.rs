@@ -160,8 +160,8 @@ async fn upgrade(
         Some(Ok(Ok(validated))) => return Some(validated),
         Some(Ok(Err(error))) => error,
         _ if input.is_empty() => NotUpgraded::Unused,
-        Some(Err(_)) => refused(Status::RequestTimeout, "the request did not come in time"),
-        None => refused(Status::Unavailable, "the server goes down"),
+        Some(Err(_)) => refused(Status::RequestTimeout, "request timed out"),
+        None => refused(Status::Unavailable, "server is shutting down"),
     };
     if let NotUpgraded::Refused(refusal) = &error {
         answer_refusal(stream, refusal).await;

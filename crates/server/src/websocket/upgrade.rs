@@ -59,7 +59,7 @@ impl std::fmt::Display for NotUpgraded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Io(error) => error.fmt(f),
-            Self::Unused => f.write_str("client went away without a request"),
+            Self::Unused => f.write_str("client closed the connection without a request"),
             Self::Refused(refusal) => write!(f, "{} {}", refusal.status as u16, refusal.text),
         }
     }
@@ -130,7 +130,7 @@ fn validate(
         None => return Err(UpgradeRefusal::new(Status::NotFound, "nothing here")),
     };
     if !origins.allow(upgrade.origin) {
-        let text = format!("pages of this origin may not connect; {setting}");
+        let text = format!("origin not allowed; {setting}");
         return Err(UpgradeRefusal::new(Status::Forbidden, text));
     }
     if !is_alone {

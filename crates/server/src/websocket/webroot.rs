@@ -165,7 +165,7 @@ pub(super) async fn serve(
 }
 
 async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<FileBody>, UpgradeRefusal> {
-    let not_found = || UpgradeRefusal::new(Status::NotFound, "there is no such file");
+    let not_found = || UpgradeRefusal::new(Status::NotFound, "file not found");
     let path = file.path.ok_or_else(not_found)?;
     let validate = Arc::clone(webroot);
     // A disk may be slow, and other connections must not wait for it.

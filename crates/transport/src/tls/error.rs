@@ -90,14 +90,14 @@ fn fault(error: &CertificateError) -> String {
     match error {
         // An authority with the name of a trusted one, and another key.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            "was not issued by an authority that is believed".to_owned()
+            "was not issued by a trusted authority".to_owned()
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired".to_owned(),
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "is not valid yet".to_owned()
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            "is not made for this purpose (extended key usage)".to_owned()
+            "is not valid for this purpose (extended key usage)".to_owned()
         }
         other => format!("cannot be accepted: {other}"),
     }
@@ -105,7 +105,7 @@ fn fault(error: &CertificateError) -> String {
 
 fn alert_text(alert: AlertDescription) -> String {
     let known = match alert {
-        AlertDescription::UnknownCA => "it does not know the authority of our certificate",
+        AlertDescription::UnknownCA => "it does not trust the authority of our certificate",
         AlertDescription::CertificateExpired => "our certificate has expired",
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
             "it does not accept our certificate"

@@ -184,7 +184,7 @@ async fn a_client_tells_what_is_wrong_with_a_server() {
             &good,
             &stranger,
             "localhost",
-            "TLS: the server's certificate was not issued by an authority that is believed",
+            "TLS: the server's certificate was not issued by a trusted authority",
         ),
         (&expired, &client, "localhost", "TLS: the server's certificate has expired"),
     ] {
@@ -207,7 +207,7 @@ async fn a_required_certificate_has_to_be_there_and_good() {
     assert_eq!(accepted.unwrap_err(), "TLS: the client has no certificate");
     assert!(connected.is_err());
     let (accepted, _) = meet(&server, &with(Some(other.issue_for("client"))), "localhost").await;
-    let text = "TLS: the client's certificate was not issued by an authority that is believed";
+    let text = "TLS: the client's certificate was not issued by a trusted authority";
     assert_eq!(accepted.unwrap_err(), text);
     let (accepted, connected) = meet(&server, &with(Some(authority.issue_for("client"))), "localhost").await;
     assert!(accepted.is_ok() && connected.is_ok());
