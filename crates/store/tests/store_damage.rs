@@ -140,6 +140,39 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
 }
 
 #[test]
+fn a_second_repair_keeps_what_the_first_has_put_aside() {
+    let disk = SimDisk::new(4, ROOM);
+    let (store, mut rounds, _) = open(&disk).expect("a store");
+    fill(&store, &mut rounds, 40);
+    rounds.close().expect("closed");
+    drop((store, rounds));
+    let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
+    let mut before = Vec::new();
+    for fill in [7, 9] {
+        disk.damage("definitions.redb", |bytes| bytes[..4096].fill(fill));
+        before.push(read(&disk, "definitions.redb"));
+        let done = repair(&dynamic).expect("repaired");
+        let name = if fill == 7 { "definitions.redb.damaged" } else { "definitions.redb.damaged-2" };
+        assert!(done[0].ends_with(&format!("is now {name}")), "{done:?}");
+    }
+    assert!(read(&disk, "definitions.redb.damaged") == before[0]);
+    assert!(read(&disk, "definitions.redb.damaged-2") == before[1]);
+    // The same file of the journal loses its header, comes back from a backup, and loses it again.
+    let files = disk.files().into_iter();
+    let file =
+        files.filter(|file| file.starts_with("journal/") && is_in_use(&disk, file)).min().expect("a file");
+    let whole = read(&disk, &file);
+    for fill in [7, 9] {
+        let restored = disk.open(&file).expect("a file");
+        restored.write_at(&whole, 0).expect("written");
+        disk.damage(&file, |bytes| bytes[..4096].fill(fill));
+        repair(&dynamic).expect("repaired");
+    }
+    assert_eq!(read(&disk, &format!("{file}.damaged"))[0], 7);
+    assert_eq!(read(&disk, &format!("{file}.damaged-2"))[0], 9);
+}
+
+#[test]
 fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on() {
     for share in 0..8 {
         let disk = SimDisk::new(4, ROOM);

@@ -29,6 +29,8 @@ pub struct DefinitionsReport {
     pub damaged: bool,
     /// Whether it was beyond repair, and a new file was made of the readable definitions.
     pub rebuilt: bool,
+    /// The name of the damaged file, if a repair has put one aside.
+    pub put_aside: Option<String>,
 }
 
 /// Verifies all of the definitions' file, in a copy in memory.
@@ -83,8 +85,8 @@ pub fn repair(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> 
         Err(error) if !error.is_damage() => Err(error),
         Ok(_) => mend(disk),
         Err(_) => {
-            rebuild(&disk)?;
-            Ok(DefinitionsReport { damaged: true, rebuilt: true, ..check(&*disk)? })
+            let put_aside = rebuild(&disk)?;
+            Ok(DefinitionsReport { damaged: true, rebuilt: true, put_aside, ..check(&*disk)? })
         }
     }
 }
@@ -106,7 +108,7 @@ fn verify(mut database: Database) -> Result<DefinitionsReport, CatalogueError> {
         };
         entries.push((section, count));
     }
-    Ok(DefinitionsReport { exists: true, missing: false, entries, damaged, rebuilt: false })
+    Ok(DefinitionsReport { exists: true, entries, damaged, ..DefinitionsReport::default() })
 }
 
 /// Whether there is a file that is not empty.

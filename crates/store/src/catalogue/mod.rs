@@ -21,7 +21,6 @@ use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, 
 pub(crate) use check::entries;
 use check::is_missing;
 pub use check::{DefinitionsReport, check, repair};
-pub(crate) use rebuild::DAMAGED;
 pub use section::Section;
 
 use crate::disk::Disk;
@@ -399,7 +398,14 @@ impl std::fmt::Display for CatalogueError {
     }
 }
 
-impl std::error::Error for CatalogueError {}
+impl std::error::Error for CatalogueError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Database(error) => Some(error),
+            Self::Newer { .. } | Self::Missing => None,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

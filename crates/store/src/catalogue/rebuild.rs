@@ -10,25 +10,24 @@ use super::backend::{Backend, Doubt};
 use super::check::{copy, exists};
 use super::guard::guarded;
 use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, META, Section, prepare};
-use crate::disk::Disk;
+use crate::disk::{Disk, name_for_damaged};
 
-/// Replaces a damaged file, which is kept as [`DAMAGED`], or a missing one by a new file. Returns how many definitions
-/// that has.
+/// Replaces a damaged file, which is kept under another name, or a missing one by a new file. Returns the name of the
+/// damaged file; `None` if there was none.
 ///
 /// # Errors
 /// The disk's error.
-pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<u64, CatalogueError> {
+pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<Option<String>, CatalogueError> {
     disk.remove(REBUILT).map_err(redb::Error::Io)?;
     let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
     let backend = Backend::at(REBUILT, &doubt).map_err(redb::Error::Io)?;
     let target = prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?;
-    let kept = match source(&**disk)? {
+    match source(&**disk)? {
         Some(source) => transfer(&source, &target)?,
         None => begin_anew(&target)?,
-    };
+    }
     drop(target);
-    put_in_place(&**disk).map_err(redb::Error::Io)?;
-    Ok(kept)
+    Ok(put_in_place(&**disk).map_err(redb::Error::Io)?)
 }
 
 /// The damaged database, if it can be opened at all.
@@ -63,9 +62,9 @@ fn promised_len(file: &InMemoryBackend) -> Option<u64> {
     (len <= MOST_SALVAGED).then_some(len)
 }
 
-fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError> {
+fn transfer(source: &Database, target: &Database) -> Result<(), CatalogueError> {
     let write = target.begin_write()?;
-    let (mut kept, mut users) = (0, 0);
+    let mut users = 0;
     for section in Section::ALL {
         let mut found = Vec::new();
         // Definitions found before a damaged page are kept.
@@ -75,7 +74,6 @@ fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError>
         for (key, value) in found {
             new += u64::from(into.insert(&*key, &*value)?.is_none());
         }
-        kept += new;
         users += if section == Section::Users { new } else { 0 };
     }
     let known = guarded(|| {
@@ -90,7 +88,7 @@ fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError>
     }
     drop(meta);
     write.commit()?;
-    Ok(kept)
+    Ok(())
 }
 
 type RecoveredEntries = Vec<(Vec<u8>, Vec<u8>)>;
@@ -120,18 +118,20 @@ fn read_section(
 }
 
 /// For a file of which nothing can be read: the next start finds it without any commit, but assigns no id again.
-fn begin_anew(target: &Database) -> Result<u64, CatalogueError> {
+fn begin_anew(target: &Database) -> Result<(), CatalogueError> {
     let write = target.begin_write()?;
     write.open_table(META)?.insert(LAST_ID, UNUSED_ID)?;
     write.commit()?;
-    Ok(0)
+    Ok(())
 }
 
 /// The file exists at all times: without it a broker would begin with no definitions, and drop the messages.
-fn put_in_place(disk: &dyn Disk) -> io::Result<()> {
+fn put_in_place(disk: &dyn Disk) -> io::Result<Option<String>> {
+    let mut put_aside = None;
     disk.sync_folder("")?;
     if exists(disk)? {
-        let (damaged, kept) = (disk.open(FILE)?, disk.open(DAMAGED)?);
+        let name = name_for_damaged(disk, FILE)?;
+        let (damaged, kept) = (disk.open(FILE)?, disk.open(&name)?);
         let (len, mut at) = (damaged.len()?, 0);
         let mut bytes = vec![0; STEP];
         kept.set_len(len)?;
@@ -142,13 +142,13 @@ fn put_in_place(disk: &dyn Disk) -> io::Result<()> {
         }
         kept.sync()?;
         disk.sync_folder("")?;
+        put_aside = Some(name);
     }
     disk.rename(REBUILT, FILE)?;
-    disk.sync_folder("")
+    disk.sync_folder("")?;
+    Ok(put_aside)
 }
 
-/// Name under which a damaged file is kept.
-pub(crate) const DAMAGED: &str = "definitions.redb.damaged";
 const REBUILT: &str = "definitions.redb.rebuilt";
 /// Above any id that a queue ever had.
 const UNUSED_ID: u64 = 1 << 48;

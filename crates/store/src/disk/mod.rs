@@ -4,13 +4,24 @@ mod real;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulated;
 
-use std::io;
+use std::{io, iter};
 
 pub use real::RealDisk;
 
 /// Whether the error means that the disk or a quota is full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// A name for a damaged file that a repair puts aside: the file's own with `.damaged`, and a number behind it (`.damaged-2`
+/// and so on) if earlier repairs have put aside files of that name. Their contents may be all that is left of some data.
+pub(crate) fn name_for_damaged(disk: &dyn Disk, path: &str) -> io::Result<String> {
+    let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
+    let taken = disk.list(folder)?;
+    let numbered = (2_u32..).map(|number| format!(".damaged-{number}"));
+    let mut suffixes = iter::once(".damaged".to_owned()).chain(numbered);
+    let free = suffixes.find(|suffix| !taken.contains(&format!("{file}{suffix}")));
+    Ok(format!("{path}{}", free.unwrap_or_default()))
 }
 
 /// A data folder. Paths are relative to it, with `/` between folder and file.

@@ -55,11 +55,10 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
 pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     let mut done = Vec::new();
     match catalogue::repair(disk.clone())? {
-        DefinitionsReport { rebuilt: true, missing, entries, .. } => {
+        DefinitionsReport { rebuilt: true, put_aside, entries, .. } => {
             let definitions = entries.iter().filter(|(section, _)| *section != Section::StoreFiles);
             let kept: u64 = definitions.map(|(_, count)| count).sum();
-            let file = catalogue::DAMAGED;
-            let left = if missing { String::new() } else { format!("; the damaged file is now {file}") };
+            let left = put_aside.map(|file| format!("; the damaged file is now {file}")).unwrap_or_default();
             done.push(format!("definitions: made anew of the {kept} that can be read{left}"));
             let users = entries.iter().any(|(section, count)| *section == Section::Users && *count > 0);
             if !users {

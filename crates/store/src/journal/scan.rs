@@ -8,7 +8,7 @@ use super::pending::Extent;
 use super::record::{self, HEADER, JournalRecordKind, RecordHeader, RecordLocation};
 use super::recovery::OpenError;
 use super::segment::{self, DATA_START, FOLDER, FileUse, JournalFile, SegmentHeader, SharedFile};
-use crate::disk::Disk;
+use crate::disk::{Disk, name_for_damaged};
 
 /// Findings about a journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -350,7 +350,7 @@ impl Fix {
             }
             Self::PutAside { sequence } => {
                 let path = segment::path(*sequence);
-                disk.rename(&path, &format!("{path}.damaged"))?;
+                disk.rename(&path, &name_for_damaged(disk, &path)?)?;
                 disk.sync_folder(FOLDER)
             }
         }
