@@ -73,7 +73,15 @@ impl std::fmt::Display for LockError {
     }
 }
 
-impl std::error::Error for LockError {}
+impl std::error::Error for LockError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // The message is that of the inner error.
+            Self::Io(error) => error.source(),
+            Self::Taken { .. } => None,
+        }
+    }
+}
 
 const FILE: &str = "lock";
 /// Most bytes read of the other process's id.

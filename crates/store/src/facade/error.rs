@@ -66,4 +66,14 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl std::error::Error for StoreError {}
+impl std::error::Error for StoreError {
+    // The message is that of the inner error, so that one is not repeated as a source.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Definitions(error) => error.source(),
+            Self::Journal(error) => error.source(),
+            Self::Message(error) => error.source(),
+            Self::Segments(error) => error.source(),
+        }
+    }
+}

@@ -117,6 +117,6 @@ impl Hooks for Definitions {
 fn as_io(error: CatalogueError) -> io::Error {
     match error {
         CatalogueError::Database(redb::Error::Io(error)) => error,
-        error => io::Error::other(error.to_string()),
+        error => io::Error::other(error),
     }
 }

@@ -130,7 +130,14 @@ impl fmt::Display for ReadError {
     }
 }
 
-impl std::error::Error for ReadError {}
+impl std::error::Error for ReadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Disk(error) => Some(error),
+            Self::Gone | Self::Damaged { .. } => None,
+        }
+    }
+}
 
 fn place(file: &SharedFile, lsn: u64) -> RecordLocation {
     RecordLocation { lsn, incarnation: file.header.incarnation }

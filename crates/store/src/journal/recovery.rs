@@ -294,7 +294,14 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Disk(error) => Some(error),
+            Self::UnknownVersion { .. } | Self::Damaged(_) => None,
+        }
+    }
+}
 
 /// Each pass closes the gap before at least one file; more files than this do not lose all their records at once.
 const REPAIR_PASSES: usize = 16;

@@ -167,7 +167,14 @@ impl fmt::Display for RetireError {
     }
 }
 
-impl std::error::Error for RetireError {}
+impl std::error::Error for RetireError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Disk(error) => Some(error),
+            Self::Busy(_) => None,
+        }
+    }
+}
 
 /// Entries looked at under one lock of a queue, in well under a millisecond.
 const STEP: usize = 16 << 10;
