@@ -1,8 +1,12 @@
-//! A whole data folder of the current format, which every later version has to open: definitions, journal and queue
-//! segments.
+//! Whole data folders, which every later version has to open: definitions, journal and queue segments.
 //!
-//! A new version of the format gets a fixture beside the old ones, by
-//! `LEVERET_FIXTURE=write cargo test -p store --test data_folder_format`; existing ones are never written again.
+//! | fixture | journal | queue segments |
+//! |---|---|---|
+//! | `data_folder_1` | version 1 | version 2 |
+//! | `data_folder_2` | version 2 | version 2 |
+//!
+//! A new version of a format gets a fixture beside the old ones, which becomes the last in `FIXTURES`:
+//! `LEVERET_FIXTURE=write cargo test -p store --test data_folder_format` writes it. Existing ones are never written again.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -15,19 +19,41 @@ use store::journal::{Entry, JournalSettings, QueueId, Range};
 use store::{Recovered, Rounds, Store, StoreSettings, check};
 
 #[test]
-fn a_data_folder_of_version_1_holds_what_was_put_in() {
-    if std::env::var("LEVERET_FIXTURE").is_ok_and(|wanted| wanted == "write") && !path().exists() {
-        std::fs::create_dir_all(path().parent().expect("a folder")).expect("a folder");
-        std::fs::write(path(), to_text(&filled())).expect("written");
+fn a_data_folder_of_any_version_holds_what_was_put_in() {
+    for (fixture, journal, segments) in FIXTURES {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+        if std::env::var("LEVERET_FIXTURE").is_ok_and(|wanted| wanted == "write") && !path.exists() {
+            std::fs::write(&path, to_text(&filled())).expect("written");
+        }
+        let disk = from_text(&std::fs::read_to_string(path).expect("the fixture"));
+        assert_eq!(versions(&disk), (journal, segments), "{fixture}");
+        holds_what_was_put_in(&disk);
     }
-    let disk = from_text(&std::fs::read_to_string(path()).expect("the fixture"));
-    holds_what_was_put_in(&disk);
 }
 
 #[test]
 fn a_data_folder_of_today_holds_what_was_put_in() {
     let disk = from_text(&to_text(&filled()));
     holds_what_was_put_in(&disk);
+}
+
+#[test]
+fn the_last_fixture_has_the_versions_of_today() {
+    let (_, journal, segments) = FIXTURES[FIXTURES.len() - 1];
+    assert_eq!(versions(&filled()), (journal, segments), "a new version needs a new fixture");
+}
+
+/// The versions in the headers of the first file of the journal and of the first queue segment.
+fn versions(disk: &SimDisk) -> (u8, u8) {
+    let version = |folder: &str, at: u64| {
+        let path =
+            disk.files().into_iter().find(|file| file.starts_with(folder) && file.ends_with(".segment"));
+        let mut version = [0];
+        let file = disk.open(&path.expect("a segment")).expect("a file");
+        file.read_at(&mut version, at).expect("readable");
+        version[0]
+    };
+    (version("journal/", 8), version("queues/", 7))
 }
 
 fn holds_what_was_put_in(disk: &SimDisk) {
@@ -149,10 +175,8 @@ fn from_text(text: &str) -> SimDisk {
     disk
 }
 
-fn path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data_folder_1.txt")
-}
-
+/// The fixtures, with the versions of their journals and queue segments.
+const FIXTURES: [(&str, u8, u8); 2] = [("data_folder_1.txt", 1, 2), ("data_folder_2.txt", 2, 2)];
 const DEFINITIONS: [(Section, &[u8], &[u8]); 4] = [
     (Section::VirtualHosts, b"/", b"a virtual host"),
     (Section::Queues, b"/\0q", b"a queue"),
