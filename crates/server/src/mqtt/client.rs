@@ -6,8 +6,9 @@
 //! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its
 //! subscriptions, and its messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until
 //! they are acknowledged, and the topics of retained ones stay recorded until then ([`super::pending_retained`]). The
-//! receipt of a QoS 2 message from the client is recorded with the message's LSN in the message log: both are
-//! written in one round of the disk, and after a crash the record counts only if the message is there.
+//! receipt of a QoS 2 message from the client is noted with the LSNs at which the message is in the message log. The
+//! note is on disk before the message is, and after a crash it counts only if the message is there
+//! ([`super::received`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -278,7 +279,8 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Publishes a message, and records its receipt in the same round of the disk.
+    /// Publishes a message, and notes its receipt, while no round takes the gathered records: so the note is on disk
+    /// before the message is.
     fn publish_noted(
         &mut self,
         publish: &packet::PublishPacket<'_>,

@@ -87,8 +87,9 @@ impl MqttClient {
     }
 
     /// Writes the session if that has to precede sending. Messages from shared queues belong to the session
-    /// from then on: both changes reach the disk in one round, and if a crash cuts the round short, the
-    /// session's side does not count ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
+    /// from then on: the session is on disk before the queues' settlements are, and if a crash leaves it without them,
+    /// the messages do not count as the session's
+    /// ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
     /// Returns the changes to wait for.
     fn note(&mut self, noted: Noted, engine: &Engine) -> DiskPoint {
         let Noted { moved, exactly_once, settled_retained, .. } = noted;

@@ -160,8 +160,10 @@ impl Store {
         self.shelves.forget(id);
     }
 
-    /// While the guard is held no round begins: changes to definitions and messages get to the disk together,
-    /// definitions first. Hold it briefly, and never twice in one thread (ARCHITECTURE.md, "Lock order").
+    /// Orders definitions and messages on disk: all messages appended while the guard is held are written in one round,
+    /// and changes to definitions made meanwhile are on disk before it writes, perhaps already since the round before.
+    /// A crash may leave the definitions without the messages, but not the opposite. Hold it briefly, and never twice in
+    /// one thread (ARCHITECTURE.md, "Lock order").
     pub fn together(&self) -> RwLockReadGuard<'_, ()> {
         self.journal.together()
     }

@@ -9,7 +9,7 @@ use super::retire::{Mover, Retirement};
 use crate::catalogue::{Catalogue, CatalogueError};
 use crate::journal::{self, CommitOutcome, Committer, Hooks, Journal};
 
-/// Runs the rounds of a store: one by one, or in a thread. Records that gather meanwhile go to disk together.
+/// Runs the rounds of a store: one by one, or in a thread. Records that gather during a round are written by the next.
 pub struct Rounds {
     committer: Committer,
     mover: Mover,

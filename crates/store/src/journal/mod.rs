@@ -267,8 +267,11 @@ impl Journal {
         self.demand(self.pending.lock());
     }
 
-    /// While the guard is held no round begins: everything appended, and everything noted for [`Hooks::before_sync`],
-    /// is part of one round. Hold it briefly, and never twice in one thread.
+    /// While the guard is held no round takes the gathered records, so all records appended under it go to the same
+    /// round. Changes noted for [`Hooks::before_sync`] under it are durable before any of these records is written:
+    /// at the latest in that round, but already in the round before if that one was past its gathering. A crash may
+    /// thus leave the changes without the records, or with only the first of them, and never a record without the
+    /// changes. Hold it briefly, and never twice in one thread.
     pub fn together(&self) -> RwLockReadGuard<'_, ()> {
         self.rounds.read()
     }

@@ -77,7 +77,9 @@ fn check_segment(
     let bytes = envelope::read_range(&*file, 0, length).map_err(at(&path))?;
     let salt = match record::decode_segment_header(&bytes, queue) {
         PageHeader::Good(salt) => salt,
-        PageHeader::Newer(version) => return Err(PagesError::Newer { file: path, version }),
+        PageHeader::UnknownVersion(version) => {
+            return Err(PagesError::UnknownVersion { file: path, version });
+        }
         PageHeader::Bad => {
             let salt = index.as_ref().map(|index| index.salt).or_else(|| record::find_mark(&bytes, 0, None));
             let Some(salt) = salt else {

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Positions are a number of ranges, then for each the gap before it and its length less one. An index is written after
-//! its segment was synced, and not synced itself: without it the segment is read instead.
+//! its segment was synced. It is not synced itself: without it the segment is read instead. The exception is an index that
+//! a repair writes, which is what keeps the next start from refusing the damage that the repair has skipped.
 
 use super::envelope::{self, FileKind, Numbers, put};
 use super::error::{PagesError, at};

@@ -17,8 +17,8 @@ pub enum PagesError {
     },
     /// Bytes that were once durable are not as they were written.
     Damaged(Damage),
-    /// Written by a newer version of this program.
-    Newer {
+    /// Written in a version of the format that this program does not know.
+    UnknownVersion {
         /// The file.
         file: String,
         /// Its version.
@@ -68,8 +68,8 @@ impl fmt::Display for PagesError {
         match self {
             Self::Io { file, error } => write!(f, "{file}: {error}"),
             Self::Damaged(damage) => damage.fmt(f),
-            Self::Newer { file, version } => {
-                write!(f, "{file} was written by a newer version (format {version})")
+            Self::UnknownVersion { file, version } => {
+                write!(f, "{file}: version {version} of the format is not known to this program")
             }
             Self::OutOfOrder { position, last } => write!(f, "position {position} was appended after {last}"),
             Self::TooLong { bytes } => write!(f, "a message of {bytes} bytes is too long to be stored"),

@@ -6,10 +6,12 @@
 //! | file | holds | written |
 //! |---|---|---|
 //! | `<n>.segment` | up to 8 MiB of records, positions ascending (`record`) | appended to |
-//! | `<n>.index` | a sparse index, so that a start does not read bodies (`companions`) | once, when the segment is sealed |
+//! | `<n>.index` | a sparse index, so that a start does not read bodies (`companions`) | whole, when the segment is sealed or a start reads it |
 //! | `<n>.settled0`, `<n>.settled1` | which messages are live, and delivery counts | whole, in turn |
 //!
-//! A segment is sealed when it is full and never changes again; when all of its messages are settled it is removed whole.
+//! A segment is sealed when it is full, and no record is added to it any more; when all of its messages are settled it is
+//! removed whole. `segment` has the table of its states. A segment has an index only if all of its messages were live when
+//! it was sealed, or if a start had to read it and it was long, or damaged and repaired.
 //!
 //! Invariants:
 //! - Synced data is found after a crash, and messages persisted as settled stay settled.
@@ -92,7 +94,7 @@ impl Pages {
     /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes leftover files.
     ///
     /// # Errors
-    /// If files cannot be read, are of a newer version, or are damaged (unless damage is to be skipped).
+    /// If files cannot be read, are of an unknown version, or are damaged (unless damage is to be skipped).
     pub fn open(&self, queue: u64, repair: Repair) -> Result<(QueueSegments, RecoveredPages), PagesError> {
         self.queue(Durability::Durable, queue).recover(repair)
     }
@@ -131,7 +133,7 @@ impl Pages {
     /// nothing.
     ///
     /// # Errors
-    /// If files cannot be read, or are of a newer version. Damage is no error: it is in the report.
+    /// If files cannot be read, or are of an unknown version. Damage is no error: it is in the report.
     pub fn check(&self, queue: u64) -> Result<FolderReport, PagesError> {
         check::check(&self.files, &format!("{}/{queue}", Durability::Durable.folder()), queue)
     }

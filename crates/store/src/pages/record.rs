@@ -66,8 +66,8 @@ pub(super) fn segment_header(queue: u64, salt: u64) -> [u8; SEGMENT_HEADER] {
 pub(super) enum PageHeader {
     /// The salt.
     Good(u64),
-    /// Written by a version that is not known here.
-    Newer(u8),
+    /// Written in a version of the format that is not known here.
+    UnknownVersion(u8),
     /// Torn or damaged, or of another queue.
     Bad,
 }
@@ -80,7 +80,7 @@ pub(super) fn decode_segment_header(bytes: &[u8], queue: u64) -> PageHeader {
     match header[7] {
         VERSION if u64_at(header, 8) == queue => PageHeader::Good(u64_at(header, 16)),
         VERSION => PageHeader::Bad,
-        version => PageHeader::Newer(version),
+        version => PageHeader::UnknownVersion(version),
     }
 }
 

@@ -242,7 +242,9 @@ impl Opening<'_> {
         let header = envelope::read_range(file, 0, length.min(SEGMENT_HEADER as u64)).map_err(at(path))?;
         match record::decode_segment_header(&header, self.queue.queue) {
             PageHeader::Good(salt) => return Ok(Some(salt)),
-            PageHeader::Newer(version) => return Err(PagesError::Newer { file: path.to_owned(), version }),
+            PageHeader::UnknownVersion(version) => {
+                return Err(PagesError::UnknownVersion { file: path.to_owned(), version });
+            }
             PageHeader::Bad => {}
         }
         let durable = match indexed {
