@@ -61,7 +61,7 @@ reply_codes! {
 /// An error as it is sent to the peer: in `channel.close`, or in `connection.close` if [`Fault::is_hard`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// The reply code.
+    /// The reply code that is sent to the peer.
     pub code: ReplyCode,
     /// The explanation, without the code's name in front.
     pub text: Cow<'static, str>,

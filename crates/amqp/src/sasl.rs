@@ -56,7 +56,7 @@ impl fmt::Display for Mechanism {
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Takes over `bytes`.
+    /// Takes over `bytes` and overwrites them when it is dropped.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self(bytes.into())
     }
@@ -111,7 +111,7 @@ impl Credentials {
     }
 
     /// User name and password, by AMQPLAIN.
-    pub fn amqplain(username: impl Into<String>, password: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn amqplain(username: impl Into<String>, password: impl Into<Vec<u8>>) -> Self {
         Self::with_password(Mechanism::AmqPlain, username.into(), password.into())
     }
 
@@ -121,7 +121,7 @@ impl Credentials {
     }
 
     /// No proof at all.
-    pub fn anonymous() -> Self {
+    pub(crate) fn anonymous() -> Self {
         Self::with_password(Mechanism::Anonymous, String::new(), Vec::new())
     }
 

@@ -168,7 +168,7 @@ fn put_tagged<'a, F: Field<'a>>(writer: &mut Writer<'_>, letter: u8, field: &F) 
 pub struct FieldTable(Vec<(Box<str>, FieldValue)>);
 
 impl FieldTable {
-    /// An empty table.
+    /// Creates a table without entries.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
@@ -193,12 +193,12 @@ impl FieldTable {
         Some(self.0.remove(at).1)
     }
 
-    /// Entries in order.
+    /// The entries in the order of their insertion.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldValue)> {
         self.0.iter().map(|(name, value)| (&**name, value))
     }
 
-    /// Number of entries.
+    /// Number of entries, without those of nested tables.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -289,7 +289,7 @@ impl<'a> RawTable<'a> {
         check_entries(self.0, MAX_TABLE_DEPTH).unwrap_or_default()
     }
 
-    /// An owned copy.
+    /// Decodes the bytes into a table of its own.
     pub fn decode(&self) -> FieldTable {
         // `check` has validated every byte, so this cannot fail.
         read_entries(self.0).unwrap_or_default()

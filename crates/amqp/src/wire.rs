@@ -112,7 +112,7 @@ pub struct Writer<'o> {
 }
 
 impl<'o> Writer<'o> {
-    /// Appends to `out`.
+    /// Creates a writer that appends to `out`.
     pub fn new(out: &'o mut Vec<u8>) -> Self {
         Self { out, bits_used: 0 }
     }
@@ -124,7 +124,7 @@ impl<'o> Writer<'o> {
         self.out.extend_from_slice(bytes);
     }
 
-    /// Appends one field.
+    /// Appends one field in its wire format.
     #[inline]
     pub fn write<'a, F: Field<'a>>(&mut self, field: &F) {
         field.write(self);

@@ -135,7 +135,7 @@ impl PacketDecoder {
 
 /// The largest packet, in bytes, that is left in the input until the rest of it arrives. Larger ones are
 /// gathered, which costs a copy but keeps the reader's buffer small.
-pub const MAX_LEFT: usize = 8 * 1024;
+pub(crate) const MAX_LEFT: usize = 8 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -32,7 +32,7 @@ pub mod session;
 pub mod topic;
 pub mod wire;
 
-pub use decode::{DecodeStep, FixedHeader, MAX_HEADER_LEN, MAX_LEFT, PacketDecoder};
+pub use decode::{DecodeStep, FixedHeader, MAX_HEADER_LEN, PacketDecoder};
 pub use fault::MqttFault;
 pub use packet::{MqttVersion, Packet, QoS};
 pub use properties::{Holder, PacketProperties, Property, PropertyList};

@@ -10,7 +10,7 @@ macro_rules! reason_codes {
         pub enum ReasonCode { $($name = $code),* }
 
         impl ReasonCode {
-            /// Every code.
+            /// All reason codes, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
             /// The byte on the wire.
@@ -20,7 +20,7 @@ macro_rules! reason_codes {
 
             /// The code with this number. 0 is [`ReasonCode::Success`], which the specification also calls Normal
             /// disconnection and Granted QoS 0.
-            pub const fn from_code(code: u8) -> Option<Self> {
+            pub(crate) const fn from_code(code: u8) -> Option<Self> {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
@@ -85,7 +85,7 @@ impl ReasonCode {
     }
 
     /// The closest return code of a CONNACK of MQTT 3.1 and 3.1.1 (3.1.1, section 3.2.2.3).
-    pub const fn connect_return_code(self) -> u8 {
+    pub(crate) const fn connect_return_code(self) -> u8 {
         match self {
             Self::Success => 0,
             Self::UnsupportedProtocolVersion => 1,

@@ -3,7 +3,7 @@
 use crate::fault::MqttFault;
 
 /// The largest value of a variable byte integer, which has at most four bytes (section 1.5.5).
-pub const MAX_VARINT: u32 = 268_435_455;
+pub(crate) const MAX_VARINT: u32 = 268_435_455;
 
 /// The largest string or binary datum in bytes: its length field has two bytes.
 pub const MAX_STRING: usize = u16::MAX as usize;
@@ -14,7 +14,7 @@ pub const MAX_STRING: usize = u16::MAX as usize;
 /// # Errors
 /// It has more than four bytes, or more than necessary (MQTT-1.5.5-1).
 #[inline]
-pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, MqttFault> {
+pub(crate) fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, MqttFault> {
     let mut value = 0;
     for (at, byte) in input.iter().take(4).enumerate() {
         value |= u32::from(byte & 0x7f) << (7 * at);
@@ -33,7 +33,7 @@ pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, MqttFault> {
 
 /// Bytes that a variable byte integer takes on the wire.
 #[inline]
-pub const fn varint_len(value: u32) -> usize {
+pub(crate) const fn varint_len(value: u32) -> usize {
     match value {
         0..=127 => 1,
         128..=16_383 => 2,
@@ -44,7 +44,7 @@ pub const fn varint_len(value: u32) -> usize {
 
 /// Appends a variable byte integer; `value` is at most [`MAX_VARINT`].
 #[inline]
-pub fn put_varint(out: &mut Vec<u8>, mut value: u32) {
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u32) {
     debug_assert!(value <= MAX_VARINT);
     while value > 0x7f {
         out.push(value as u8 | 0x80);
@@ -54,14 +54,14 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u32) {
 }
 
 /// Appends binary data with its length. Data beyond [`MAX_STRING`] bytes is cut off.
-pub fn put_binary(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn put_binary(out: &mut Vec<u8>, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MAX_STRING)];
     out.extend_from_slice(&(bytes.len() as u16).to_be_bytes());
     out.extend_from_slice(bytes);
 }
 
 /// Appends a string with its length. Text beyond [`MAX_STRING`] bytes is cut off, at a character boundary.
-pub fn put_string(out: &mut Vec<u8>, text: &str) {
+pub(crate) fn put_string(out: &mut Vec<u8>, text: &str) {
     put_binary(out, &text.as_bytes()[..text.floor_char_boundary(MAX_STRING)]);
 }
 

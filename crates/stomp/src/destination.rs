@@ -28,7 +28,7 @@ pub enum Destination<'a> {
 }
 
 /// The exchange that `/topic` destinations use.
-pub const TOPIC_EXCHANGE: &str = "amq.topic";
+const TOPIC_EXCHANGE: &str = "amq.topic";
 
 /// Precedes a queue's name in the reply-to that is sent to a client.
 pub const REPLY_QUEUE_PREFIX: &str = "/reply-queue/";
@@ -95,7 +95,7 @@ impl<'a> Destination<'a> {
 pub struct PublishedTo<'a> {
     /// The exchange; empty for the default one.
     pub exchange: &'a str,
-    /// The routing key.
+    /// The routing key of the message.
     pub routing_key: &'a str,
 }
 

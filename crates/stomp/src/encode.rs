@@ -26,7 +26,7 @@ impl<'o> FrameWriter<'o> {
         Self { out, version: if is_plain { StompVersion::V10 } else { version } }
     }
 
-    /// Adds a header.
+    /// Adds a header line, with its name and value escaped.
     pub fn header(&mut self, name: &str, value: &str) -> &mut Self {
         escape::write(self.out, name, self.version, true);
         self.out.push(b':');

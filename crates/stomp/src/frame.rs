@@ -8,14 +8,14 @@ use smallvec::SmallVec;
 
 use crate::fault::StompFault;
 
-/// A decoded frame.
+/// A frame that has been decoded completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StompFrame<'a> {
     /// The command, such as `SEND`.
     pub command: &'a str,
-    /// The headers.
+    /// The headers in the order of the frame.
     pub headers: Headers<'a>,
-    /// The body.
+    /// The body, without the NUL that ends it.
     pub body: FrameBody<'a>,
 }
 

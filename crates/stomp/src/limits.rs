@@ -5,16 +5,16 @@
 pub const MAX_HEAD: usize = 64 * 1024;
 
 /// Bytes of one header line; names, keys and tokens are far shorter.
-pub const MAX_HEADER_LINE: usize = 16 * 1024;
+pub(crate) const MAX_HEADER_LINE: usize = 16 * 1024;
 
 /// Headers of one frame. RabbitMQ accepts 100 (since 3.12). The limit bounds the linear search for repeated headers.
-pub const MAX_HEADERS: usize = 128;
+pub(crate) const MAX_HEADERS: usize = 128;
 
 /// Transactions that one connection may have open. A client may begin one and never end it.
-pub const MAX_TRANSACTIONS: usize = 64;
+pub(crate) const MAX_TRANSACTIONS: usize = 64;
 
 /// Subscriptions of one connection; each takes a few hundred bytes and a consumer.
-pub const MAX_SUBSCRIPTIONS: usize = 16 * 1024;
+pub(crate) const MAX_SUBSCRIPTIONS: usize = 16 * 1024;
 
 /// Line ends between the headers and the NUL of a frame without a body; clients send one or two.
 pub(crate) const MAX_BLANK: u64 = 16;

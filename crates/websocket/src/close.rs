@@ -22,11 +22,11 @@ impl CloseCode {
     /// A kind of message that cannot be accepted, such as text where bytes are expected.
     pub const UNSUPPORTED: Self = Self(1003);
     /// Text that is not UTF-8.
-    pub const INVALID_DATA: Self = Self(1007);
+    pub(crate) const INVALID_DATA: Self = Self(1007);
     /// The peer broke a rule of this server.
     pub const POLICY: Self = Self(1008);
     /// A message that is too big.
-    pub const TOO_BIG: Self = Self(1009);
+    pub(crate) const TOO_BIG: Self = Self(1009);
     /// The server, or its backend, failed.
     pub const INTERNAL: Self = Self(1011);
     /// The server has reached a limit.
@@ -41,7 +41,7 @@ impl CloseCode {
         }
     }
 
-    /// The number.
+    /// The code as a number, as it is sent.
     pub const fn get(self) -> u16 {
         self.0
     }
@@ -56,7 +56,7 @@ impl fmt::Display for CloseCode {
 /// The body of a close frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloseFrame {
-    /// The close code.
+    /// The reason as a code (RFC 6455, section 7.4).
     pub code: CloseCode,
     /// The explanation for humans; often empty.
     pub reason: String,

@@ -63,7 +63,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// The bytes.
+    /// The payload, at most 125 bytes.
     pub fn payload(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -93,7 +93,7 @@ impl PartialEq for Control {
 
 impl Eq for Control {}
 
-/// Progress of [`FrameDecoder::decode`].
+/// The result of one call of [`FrameDecoder::decode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameDecodeStep {
     /// Bytes of the input that were consumed.

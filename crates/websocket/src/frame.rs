@@ -6,7 +6,7 @@ use crate::fault::WebSocketFault;
 pub const MAX_HEADER_LEN: usize = 14;
 
 /// Bytes of the longest payload of a control frame (5.5).
-pub const MAX_CONTROL_PAYLOAD: usize = 125;
+pub(crate) const MAX_CONTROL_PAYLOAD: usize = 125;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
@@ -37,7 +37,7 @@ pub enum Opcode {
 
 impl Opcode {
     /// Whether it may come between the frames of a message, unfragmented and short.
-    pub const fn is_control(self) -> bool {
+    pub(crate) const fn is_control(self) -> bool {
         self as u8 & 8 != 0
     }
 
@@ -65,7 +65,7 @@ pub struct FrameHeader {
     pub compressed: bool,
     /// The masking key; clients mask, servers do not.
     pub mask: Option<[u8; 4]>,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub len: u64,
 }
 

@@ -33,6 +33,6 @@ pub use decode::{
 };
 pub use deflate::Deflate;
 pub use fault::WebSocketFault;
-pub use frame::{FrameHeader, HeaderBytes, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
+pub use frame::{FrameHeader, HeaderBytes, MAX_HEADER_LEN, Opcode};
 pub use mask::mask;
 pub use utf8::{NotUtf8, Utf8};

@@ -13,7 +13,7 @@ use amqp::{
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets, by name.
 pub const TARGETS: [Target; 7] = [
     ("frame_stream", frame_stream),
     ("method", method),

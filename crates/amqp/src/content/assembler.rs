@@ -34,7 +34,7 @@ pub struct Content<'a, M> {
     pub method: M,
     /// Property flags and list as they are on the wire, not validated.
     pub properties: Cow<'a, [u8]>,
-    /// The whole body.
+    /// The body, complete: borrowed if it came in one frame.
     pub body: Cow<'a, [u8]>,
 }
 
@@ -48,7 +48,7 @@ pub enum Assembled<'a, M> {
 }
 
 impl<M> Assembler<M> {
-    /// An idle assembler.
+    /// Creates an assembler that waits for a method.
     pub const fn new() -> Self {
         Self(None)
     }

@@ -11,12 +11,12 @@ mod write;
 
 pub use assembler::{Assembled, Assembler, Content};
 pub use whole::Whole;
-pub use write::{body_frames, content_wire_len, max_properties_len, write_content};
+pub use write::{max_properties_len, write_content};
 
 use crate::error::{Fault, ReplyCode};
 
 /// The largest message that any configuration allows, in bytes; also RabbitMQ's bound.
-pub const MAX_MESSAGE_SIZE: u64 = 512 * 1024 * 1024;
+const MAX_MESSAGE_SIZE: u64 = 512 * 1024 * 1024;
 
 /// Validates an announced body size before anything is allocated for it. `limit` is the configured one, in bytes.
 ///

@@ -10,7 +10,7 @@ use crate::properties::ContentHeader;
 pub struct Whole<'a> {
     /// Property flags and list as they are on the wire, not validated.
     pub properties: &'a [u8],
-    /// The whole body.
+    /// The body, complete in one frame or empty.
     pub body: &'a [u8],
     /// Bytes of the header and body frame on the wire.
     pub wire_len: usize,

@@ -20,7 +20,7 @@ macro_rules! capabilities {
             }
 
             /// The table with the supported capabilities set to true.
-            pub fn to_table(self) -> FieldTable {
+            fn to_table(self) -> FieldTable {
                 let mut table = FieldTable::new();
                 $(if self.$name { table.insert($wire, FieldValue::Boolean(true)); })*
                 table

@@ -53,7 +53,7 @@ pub struct Opened {
     pub capabilities: Capabilities,
 }
 
-/// A server's `connection.close`.
+/// A `connection.close` of the server during the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerClose {
     /// The reply code on the wire; [`ReplyCode::from_code`] may know it.

@@ -44,7 +44,7 @@ pub enum ServerEvent {
 /// The request of an authenticated client to open its vhost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpenRequest {
-    /// The vhost's name.
+    /// Name of the virtual host that the client wants to open.
     pub virtual_host: String,
     /// The limits of this connection.
     pub negotiated: Negotiated,

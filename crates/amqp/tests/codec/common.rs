@@ -24,7 +24,7 @@ pub struct GoldenMethod {
     pub view: String,
 }
 
-/// Every method.
+/// All methods of the golden vectors.
 pub fn golden_methods() -> impl Iterator<Item = GoldenMethod> {
     golden_lines("method").map(|fields| GoldenMethod {
         name: fields[0].clone(),

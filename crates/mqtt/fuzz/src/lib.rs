@@ -13,7 +13,7 @@ use mqtt::{MqttFault, MqttVersion, Packet, PacketDecoder, QoS, ReasonCode};
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets, by name.
 pub const TARGETS: [Target; 4] =
     [("packets", packets), ("connection", connection), ("session", session), ("topics", topics)];
 

@@ -6,7 +6,7 @@ use crate::properties::{Holder, PacketProperties};
 use crate::reason::ReasonCode;
 use crate::wire::PacketReader;
 
-/// The four acknowledgements.
+/// The packet types that acknowledge a PUBLISH at QoS 1 and 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum AckKind {
@@ -19,7 +19,7 @@ pub enum AckKind {
 /// An acknowledgement of a message of QoS 1 or 2, or of another acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack<'a> {
-    /// The packet type.
+    /// Which of the four acknowledgements it is.
     pub kind: AckKind,
     /// The packet identifier of the message.
     pub packet_id: u16,

@@ -11,7 +11,7 @@ use crate::properties::{Holder, PacketProperties};
 use crate::topic;
 use crate::wire::{PacketReader, put_string, put_varint};
 
-/// A message.
+/// PUBLISH: a message in either direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishPacket<'a> {
     /// Whether it may have been sent before.
@@ -62,7 +62,7 @@ impl<'a> PublishPacket<'a> {
 
     /// Bytes of the packet without its first byte and Remaining Length.
     #[inline]
-    pub fn remaining_len(&self, version: MqttVersion) -> usize {
+    pub(crate) fn remaining_len(&self, version: MqttVersion) -> usize {
         let packet_id = if self.qos == QoS::AtMostOnce { 0 } else { 2 };
         let properties = if version.is_5() { self.properties.wire_len() } else { 0 };
         2 + self.topic.len() + packet_id + properties + self.payload.len()
@@ -77,7 +77,7 @@ impl<'a> PublishPacket<'a> {
 
     /// Appends everything but the payload, which the caller appends: large payloads need not be copied.
     #[inline]
-    pub fn encode_head(&self, version: MqttVersion, out: &mut Vec<u8>) {
+    pub(crate) fn encode_head(&self, version: MqttVersion, out: &mut Vec<u8>) {
         let len = self.remaining_len(version);
         out.reserve(5 + len - self.payload.len());
         out.push(0x30 | u8::from(self.dup) << 3 | self.qos.level() << 1 | u8::from(self.retain));

@@ -19,7 +19,7 @@ pub struct PacketProperties<'a> {
 }
 
 impl<'a> PacketProperties<'a> {
-    /// No properties.
+    /// The empty list of properties.
     pub const NONE: Self = Self { bytes: &[] };
 
     /// Validates `bytes`, a property list without its length.
@@ -80,14 +80,6 @@ impl<'a> PacketProperties<'a> {
         })
     }
 
-    /// The Subscription Identifiers: one in a SUBSCRIBE, any number in a PUBLISH.
-    pub fn subscription_identifiers(&self) -> impl Iterator<Item = u32> + use<'a> {
-        self.iter().filter_map(|property| match property {
-            Property::SubscriptionIdentifier(id) => Some(id),
-            _ => None,
-        })
-    }
-
     /// Bytes on the wire, including the length in front.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
@@ -115,17 +107,17 @@ pub struct PropertyList {
 }
 
 impl PropertyList {
-    /// An empty list.
+    /// Creates a list without properties.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends a property.
+    /// Appends a property in its wire format.
     pub fn push(&mut self, property: Property<'_>) {
         property.put(&mut self.bytes);
     }
 
-    /// [`Self::push`] for chaining.
+    /// Appends a property, as [`Self::push`] does, and returns the list.
     #[must_use]
     pub fn with(mut self, property: Property<'_>) -> Self {
         self.push(property);

@@ -26,7 +26,6 @@ fn properties_are_read_as_they_were_written() {
     let properties = PacketProperties::check(&bytes, Holder::Publish).expect("they are well-formed");
     assert_eq!(properties.iter().collect::<Vec<_>>(), written);
     assert_eq!(properties.user_properties().collect::<Vec<_>>(), [("name", "first"), ("name", "second")]);
-    assert_eq!(properties.subscription_identifiers().collect::<Vec<_>>(), [1, 268_435_455]);
     assert_eq!(properties.topic_alias(), Some(7));
     assert_eq!(properties.content_type(), Some("text/plain"));
     assert_eq!(properties.receive_maximum(), None);

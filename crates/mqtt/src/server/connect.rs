@@ -130,7 +130,7 @@ impl ServerConnection {
         dropped
     }
 
-    /// Refuses the client.
+    /// Refuses a client that waits for its CONNACK, and ends the connection.
     pub fn refuse(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<MqttEnd> {
         if self.core.phase == Phase::Deciding {
             let mut properties = PropertyList::new();

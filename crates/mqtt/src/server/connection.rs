@@ -195,7 +195,7 @@ impl ServerConnection {
         self.core.version
     }
 
-    /// The client's session.
+    /// The session state of the client.
     pub fn session(&self) -> &Session {
         &self.core.session
     }

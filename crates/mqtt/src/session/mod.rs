@@ -35,14 +35,6 @@ pub struct Subscription {
     pub identifier: Option<u32>,
 }
 
-impl Subscription {
-    /// Whether RETAIN is set in a message to the client: `stored` marks a retained message sent for a new
-    /// subscription, `published` is the flag of a message that was just published (section 3.3.1.3).
-    pub fn retain_flag(&self, stored: bool, published: bool) -> bool {
-        stored || (published && self.options.retain_as_published)
-    }
-}
-
 /// A message for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutgoingMessage {
@@ -50,7 +42,8 @@ pub struct OutgoingMessage {
     pub topic: Box<str>,
     /// The quality at which it is sent: the lower of the publisher's and the subscription's.
     pub qos: QoS,
-    /// See [`Subscription::retain_flag`].
+    /// Whether RETAIN is set: for a retained message that a new subscription matches, and for others if the subscription
+    /// asks to pass the publisher's flag on (section 3.3.1.3).
     pub retain: bool,
     /// Whether it may have been sent before on a connection that the session does not know, such as one before a restart:
     /// at QoS 1 DUP is then set from the first sending on (MQTT-3.3.1-1). At QoS 2 such a message is sent as a new one.

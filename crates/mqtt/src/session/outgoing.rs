@@ -22,7 +22,7 @@ pub struct InFlight {
     pub packet_id: u16,
     /// The tag by which the broker knows it.
     pub tag: u64,
-    /// Its progress.
+    /// How far its acknowledgement has come.
     pub stage: Stage,
 }
 
@@ -39,7 +39,7 @@ pub enum Stage {
 
 impl InFlight {
     /// Whether it is of QoS 2; a message that has left `Published` always is.
-    pub fn is_exactly_once(&self) -> bool {
+    pub(crate) fn is_exactly_once(&self) -> bool {
         !matches!(&self.stage, Stage::Published(message) if message.qos != QoS::ExactlyOnce)
     }
 }

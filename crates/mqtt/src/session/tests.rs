@@ -89,14 +89,6 @@ fn identifiers_in_use_are_passed_over() {
 }
 
 #[test]
-fn retain_is_kept_for_stored_messages_and_where_asked_for() {
-    let mut subscription = Subscription { options: SubscribeOptions::default(), identifier: None };
-    assert!(subscription.retain_flag(true, false) && !subscription.retain_flag(false, true));
-    subscription.options.retain_as_published = true;
-    assert!(subscription.retain_flag(false, true) && !subscription.retain_flag(false, false));
-}
-
-#[test]
 fn a_session_without_messages_is_small() {
     assert!(size_of::<Session>() <= 120, "{}", size_of::<Session>());
 }

@@ -10,7 +10,7 @@ use mqtt::{Holder, MqttVersion, Packet, PacketProperties, Property, PropertyList
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// A version.
+/// Generates any of the three versions.
 pub fn any_version() -> impl Strategy<Value = MqttVersion> {
     select(&[MqttVersion::V31, MqttVersion::V311, MqttVersion::V5][..])
 }

@@ -16,7 +16,7 @@ const BODY_LIMIT: u64 = 1000;
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets, by name.
 pub const TARGETS: [Target; 2] = [("frames", frames), ("connection", connection)];
 
 /// Frames do not depend on how a stream was cut into reads, and no body exceeds the limit.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::event::{AckMode, ConnectRequest, StompEnd, StompEvent, TransactionId};
-use super::form::MessageForm;
 use super::heart_beat::{Due, HeartBeat};
 use crate::decode::StompDecoder;
 use crate::encode::FrameWriter;
@@ -223,7 +222,7 @@ impl StompServerConnection {
     }
 
     /// Whether the client was accepted and the connection has not ended.
-    pub fn is_connected(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         self.core.phase == Phase::Connected
     }
 
@@ -235,11 +234,6 @@ impl StompServerConnection {
     /// The identifier of this session; empty until [`Self::accept`].
     pub fn session(&self) -> &Arc<str> {
         &self.core.session
-    }
-
-    /// The form of messages that are replies to the `/temp-queue` of this name.
-    pub fn form_of_replies(&self, name: &str) -> MessageForm {
-        MessageForm::of_replies(self.core.version, Arc::clone(&self.core.session), name)
     }
 }
 

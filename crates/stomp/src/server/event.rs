@@ -18,27 +18,27 @@ pub enum StompEvent<'a> {
     Ended(StompEnd),
 }
 
-/// CONNECT or STOMP.
+/// A CONNECT or STOMP frame: the client wants to log in.
 #[derive(Debug)]
 pub struct ConnectRequest<'a> {
-    /// The negotiated version.
+    /// The highest version that both sides support.
     pub version: StompVersion,
     /// All headers of the frame.
     pub headers: Headers<'a>,
 }
 
 impl ConnectRequest<'_> {
-    /// The user's name.
+    /// The header `login`: the user name.
     pub fn login(&self) -> Option<&str> {
         self.header("login")
     }
 
-    /// The user's password.
+    /// The header `passcode`: the user's password.
     pub fn passcode(&self) -> Option<&str> {
         self.header("passcode")
     }
 
-    /// The virtual host.
+    /// The header `host`: the virtual host to open.
     pub fn host(&self) -> Option<&str> {
         self.header("host")
     }
@@ -55,7 +55,7 @@ impl ConnectRequest<'_> {
 pub struct Request<'a> {
     /// All headers of the frame.
     pub headers: Headers<'a>,
-    /// The request itself.
+    /// The command and its arguments.
     pub kind: EventKind<'a>,
 }
 
@@ -99,7 +99,7 @@ pub enum EventKind<'a> {
     Disconnect,
 }
 
-/// A new subscription.
+/// A SUBSCRIBE, with the settings of the new subscription.
 #[derive(Debug)]
 pub struct SubscriptionRequest {
     /// Its number, unique on the connection.
@@ -123,7 +123,7 @@ pub enum AckMode {
     ClientIndividual,
 }
 
-/// ACK or NACK.
+/// An ACK or NACK of one message or several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settle {
     /// The number of the subscription that delivered the message.

@@ -259,7 +259,8 @@ fn messages_carry_their_subscription_and_the_name_of_their_delivery() {
         );
         assert_eq!(reported.contains(r#""ack":"#), has_ack, "{reported}");
     }
-    world.connection.form_of_replies("x").begin(&mut world.out, "/queue/r", 1, false).end(b"");
+    let replies = MessageForm::of_replies(StompVersion::V12, "session-s".into(), "x");
+    replies.begin(&mut world.out, "/queue/r", 1, false).end(b"");
     assert!(world.reported()[0].starts_with(r#"MESSAGE {"subscription": "/temp-queue/x""#));
 }
 

@@ -15,7 +15,7 @@ const LIMITS: DecoderLimits = DecoderLimits { message: 10_000 };
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets, by name.
 pub const TARGETS: [Target; 3] = [("frames", frames), ("deflated", deflated), ("request", request)];
 
 /// Payload, events and faults do not depend on how a stream was cut into reads, and the payload is never longer than

@@ -90,7 +90,7 @@ impl<'a> Head<'a> {
     }
 
     /// The elements of all headers of that name, each of which is a comma-separated list.
-    pub fn elements(&self, name: &str) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn elements(&self, name: &str) -> impl Iterator<Item = &'a str> {
         self.all(name).flat_map(|value| value.split(',')).map(str::trim).filter(|element| !element.is_empty())
     }
 

@@ -56,7 +56,7 @@ impl Status {
 /// The reason why a request is not upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpgradeRefusal {
-    /// The HTTP status.
+    /// The HTTP status of the response.
     pub status: Status,
     /// One line of explanation for humans.
     pub text: Cow<'static, str>,
