@@ -93,7 +93,7 @@ def test_what_is_published_arrives_and_is_confirmed(tmp_path, targets, window, b
 
 def test_a_wrong_password_is_told_and_the_right_one_then_works(window, server):
     connect(window, server, password="wrong")
-    window.wait_for_text("#connection-state", "^Wrong user or password: the server refused the login.$")
+    window.wait_for_text("#connection-state", "^The server refused the login: wrong user name or password.$")
     window.fill("#connect [name=password]", "guest")
     window.click("#connect-button")
     window.wait_for_text("#connection-state", "^Connected as guest")
@@ -101,11 +101,11 @@ def test_a_wrong_password_is_told_and_the_right_one_then_works(window, server):
 
 def test_what_else_goes_wrong_is_told_in_words(window, server):
     connect(window, server, vhost="nowhere")
-    window.wait_for_text("#connection-state", "^The server says: NOT_ALLOWED - vhost nowhere not found \\(530\\)\\.$")
+    window.wait_for_text("#connection-state", "^Server error: NOT_ALLOWED - vhost nowhere not found \\(530\\)\\.$")
     window.fill("#connect [name=vhost]", "/")
     window.fill("#connect [name=url]", "ws://127.0.0.1:1/")
     window.click("#connect-button")
-    window.wait_for_text("#connection-state", "^No connection to ws://127.0.0.1:1/\\. Either nobody listens there, or ")
+    window.wait_for_text("#connection-state", "^No connection to ws://127.0.0.1:1/\\. Either it has no listener, or ")
     window.fill("#connect [name=url]", "nonsense:")
     window.click("#connect-button")
     window.wait_for_text("#connection-state", "^nonsense: cannot be connected to")
@@ -121,7 +121,7 @@ def test_a_page_from_an_origin_that_is_not_allowed_is_told_so(tmp_path, window):
 def test_a_message_for_nobody_is_confirmed_and_told(window, server):
     connected(window, server)
     publish(window, "lost", key="elsewhere")
-    window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\), but it reached no queue: NO_ROUTE\\.$")
+    window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\), but not routed: NO_ROUTE\\.$")
 
 
 def test_a_mistake_ends_no_more_than_its_own_attempt(window, server):

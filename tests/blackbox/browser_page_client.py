@@ -94,7 +94,7 @@ def test_a_publish_settles_with_its_own_outcome(window, server):
         {"tag": 2, "returned": {"code": 312, "text": "NO_ROUTE"}},
         {"tag": 3, "returned": None},
         {"tag": 4, "returned": None},
-        "The server did not take the message.",
+        "The server rejected the message (basic.nack).",
         "no such property: colour",
     ]
 

@@ -30,7 +30,7 @@ def test_a_user_is_added_permitted_changed_and_deleted(visit, server):
     visit.press("Add a user")
     visit.answer("Add", name="ada", password="secret", tags="monitoring")
     await_row(visit, "ada")
-    assert row_of(visit, "User", "ada")["Tags"] == "monitoring"
+    assert row_of(visit, "Name", "ada")["Tags"] == "monitoring"
     assert ask(server, "GET", "whoami", user="ada", password="secret")["name"] == "ada"
     visit.go("users", "ada")
     visit.press("Set permissions")
@@ -85,7 +85,7 @@ def test_a_virtual_host_is_added_chosen_and_deleted(visit, server):
     press_in_row(visit, "<i>other</i>", "Choose")
     visit.wait("location.hash === '#/queues'")
     visit.settle()
-    assert [row["Queue"] for row in visit.rows()] == ["there"]
+    assert [row["Name"] for row in visit.rows()] == ["there"]
     # All, and then one of them, by the menu.
     choose = """
         const menu = document.getElementById("vhost");
@@ -97,7 +97,7 @@ def test_a_virtual_host_is_added_chosen_and_deleted(visit, server):
     assert {row["Virtual host"] for row in visit.rows()} == {"/", "<i>other</i>"}
     visit.window.evaluate(choose, "/")
     visit.wait("document.querySelectorAll('#view tbody tr').length === 1")
-    assert [row["Queue"] for row in visit.rows()] == ["here"]
+    assert [row["Name"] for row in visit.rows()] == ["here"]
     visit.go("vhosts")
     press_in_row(visit, "<i>other</i>", "Delete")
     visit.answer("Delete")
@@ -115,11 +115,11 @@ def test_a_connection_is_shown_and_closed(visit, server):
     channel.basic_consume(queue, lambda *_: None, consumer_tag="mine")
     visit.enter("connections")
     await_row(visit, "<b>the one</b>")
-    assert row_of(visit, "Connection", "<b>the one</b>")["Protocol"] == "AMQP 0-9-1"
+    assert row_of(visit, "Name", "<b>the one</b>")["Protocol"] == "AMQP 0-9-1"
     visit.go("channels")
     visit.wait("document.querySelector('#view tbody tr')")
     [row] = visit.rows()
-    assert (row["Mode"], row["Consumers"], row["User"]) == ("confirm", "1", "guest")
+    assert (row["Mode"], row["Consumers"], row["Prefetch"], row["User name"]) == ("C", "1", "7", "guest")
     visit.go("queues", "/", queue)
     visit.wait("document.querySelector('#view table tbody')?.textContent.includes('mine')")
     visit.go("connections")

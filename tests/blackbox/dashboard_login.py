@@ -16,7 +16,7 @@ def is_logged_out(visit):
 def test_a_wrong_password_is_told_and_the_right_one_then_works(visit):
     visit.open()
     visit.log_in(password="wrong")
-    visit.window.wait_for_text("#login-state", "^Wrong user or password")
+    visit.window.wait_for_text("#login-state", "^Login failed: wrong user name or password")
     assert is_logged_out(visit)
     assert visit.window.evaluate("return sessionStorage.length") == 0
     visit.log_in()
@@ -107,10 +107,10 @@ def test_only_what_a_user_may_see_is_offered(visit, server):
     assert not {"Policies", "Users", "Virtual hosts"} & set(places(visit))
     assert visit.text("#view h1") == "Queues"
     visit.go("users")
-    assert visit.text("#view h1") == "Nothing here"
+    assert visit.text("#view h1") == "Page not found"
     visit.open()
     visit.log_in("nobody", "n")
-    visit.window.wait_for_text("#login-state", "without a tag")
+    visit.window.wait_for_text("#login-state", "no tag such as")
     assert is_logged_out(visit)
 
 

@@ -38,7 +38,7 @@ def declare(server):
 
 
 def names(visit):
-    return [row["Queue"] for row in visit.rows()]
+    return [row["Name"] for row in visit.rows()]
 
 
 def await_first(visit, name):
@@ -71,7 +71,7 @@ def test_the_server_finds_and_sorts(visit):
     visit.window.wait_for_text("#view .where", "^\\d+ of 10,000 in all$")
     assert "queue-04711" in names(visit)
     visit.fill("Filter by name", "nowhere")
-    visit.window.wait_for_text("#view .paged > .hint", "^Nothing matches the filter\\.$")
+    visit.window.wait_for_text("#view .paged > .hint", "^No matches for the filter\\.$")
     visit.fill("Filter by name", "")
     await_first(visit, "queue-00000")
     visit.press("Ready")

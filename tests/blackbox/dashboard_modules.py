@@ -39,6 +39,68 @@ def test_numbers_are_told_in_few_words(page):
     ]
 
 
+def test_features_are_abbreviated_as_rabbitmq_does_and_say_what_they_mean(page):
+    script = """
+        const { attributes, features } = await import("/dashboard/format.js");
+        const given = { "x-max-length": 5, other: ["a"], "x-message-ttl": 60000 };
+        const queue = { durable: true, auto_delete: false, owner_pid_details: {}, arguments: given, policy: "limits" };
+        const exchange = { internal: true, auto_delete: true, arguments: { "alternate-exchange": "spare" } };
+        return [attributes(queue), features(queue), features(exchange), features({})];
+    """
+    assert page.run(script) == [
+        ["durable", "exclusive"],
+        [
+            ["D", "", "durable"],
+            ["Excl", "", "exclusive"],
+            ["TTL", "", "message TTL: 60000 ms"],
+            ["Lim", "", "max length: 5 messages"],
+            ["Args", "", 'other: ["a"]'],
+            ["limits", "good", "policy: limits"],
+        ],
+        [["AD", "", "auto-delete"], ["I", "", "internal"], ["AE", "", "alternate exchange: spare"]],
+        [],
+    ]
+
+
+def test_a_table_has_headings_of_groups_which_span_the_columns_that_are_shown(page):
+    script = """
+        const { Table } = await import("/dashboard/parts/table.js");
+        const column = (title, group, more = {}) => ({ title, group, text: (each) => each[title] ?? "–", ...more });
+        const columns = [column("vhost", "Overview"), column("name", "Overview", { isName: true }), column("ready", "Messages"),
+            column("total", "Messages"), column("ack", "Rates"), { title: "mode", badges: () => [["C", "", "confirm"], "x"] }];
+        const table = new Table({ caption: "", key: (each) => each.name, columns });
+        const texts = (row) => [...row.children].filter((each) => !each.hidden).map((each) => each.textContent);
+        const look = (item) => {
+            table.show([item]);
+            const [groups, titles] = table.element.querySelectorAll("thead tr");
+            const spans = [...groups.children].map((each) => each.scope === "colgroup" && !each.hidden && each.colSpan);
+            const [name] = table.element.querySelectorAll("tbody th[scope=row]");
+            return [texts(groups), spans, texts(titles), texts(name.parentNode), name.textContent];
+        };
+        const badges = (selector) => [...table.element.querySelectorAll(selector)].map((each) => [each.textContent, each.title]);
+        return [look({ vhost: "/", name: "a", ready: "1", total: "2" }), look({ vhost: "/", name: "a", total: "2", ack: "3" }),
+            badges("abbr.badge"), badges("span.badge")];
+    """
+    assert page.run(script) == [
+        [
+            ["Overview", "Messages", ""],
+            [2, 2, False, 1],
+            ["vhost", "name", "ready", "total", "mode"],
+            ["/", "a", "1", "2", "Cx"],
+            "a",
+        ],
+        [
+            ["Overview", "Messages", "Rates", ""],
+            [2, 1, 1, 1],
+            ["vhost", "name", "total", "ack", "mode"],
+            ["/", "a", "2", "3", "Cx"],
+            "a",
+        ],
+        [["C", "confirm"]],
+        [["x", ""]],
+    ]
+
+
 def test_metrics_are_read_with_their_labels(page):
     script = r"""
         const { Metrics } = await import("/dashboard/metrics.js");

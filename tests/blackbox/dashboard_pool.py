@@ -67,7 +67,7 @@ def test_clients_are_listed_and_can_be_closed(tmp_path, targets, window):
         visit.settle()
         visit.wait("document.querySelector('#view tbody tr')")
         [row] = visit.rows()
-        assert (row["Client"], row["User"], row["Virtual host"]) == ("<b>ada</b>", "guest", "/")
+        assert (row["Client"], row["User name"], row["Virtual host"]) == ("<b>ada</b>", "guest", "/")
         visit.window.evaluate("document.querySelector('#view tbody a').click()")
         visit.close_connection("enough")
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="enough"):
@@ -121,8 +121,8 @@ def test_limits_are_shown_with_what_is_in_use(tmp_path, targets, window):
         refreshed(visit)
         visit.wait("[...document.querySelectorAll('#view .bar .what')].some((each) => each.textContent === '4 of 3')")
         assert bars(visit)["Connections in all"][1], "it is full, and says so"
-        rows = {row["Limit"]: row for row in visit.rows()}
-        told = lambda limit: [rows[limit][column] for column in ("In use", "Most", "Exceeded")]
+        rows = {row["Name"]: row for row in visit.rows()}
+        told = lambda limit: [rows[limit][column] for column in ("In use", "Limit", "Exceeded")]
         assert told("Connections in all") == ["4", "3", "1"]
         assert told("Channels from one address") == ["4", "no limit", "0"]
         assert len(rows) == 12
@@ -164,7 +164,7 @@ def test_a_drain_is_asked_for_twice_and_then_done_by_keyboard_alone(tmp_path, ta
         assert window.evaluate("return document.activeElement.textContent") == "Drain"
         window.press([ENTER])
         visit.wait("document.querySelector('dialog[open]')")
-        assert "every client is told to go" in visit.text("dialog")
+        assert "every client is disconnected" in visit.text("dialog")
         window.press([ESCAPE])
         visit.wait("!document.querySelector('dialog')")
         assert window.evaluate("return document.activeElement.textContent") == "Drain"

@@ -40,9 +40,9 @@ def add_argument(visit, name, kind, value, within="dialog"):
 
 
 def publish(visit, text):
-    visit.fill("Message", text)
+    visit.fill("Payload", text)
     visit.press("Publish")
-    visit.window.wait_for_text("#view form .state", "^Published: ")
+    visit.window.wait_for_text("#view form .state", "^Message published\\.$")
 
 
 def await_figure(visit, title, figure):
@@ -86,11 +86,17 @@ def test_a_queue_is_declared_filled_looked_into_emptied_and_deleted(visit, serve
     visit.answer("Purge")
     visit.window.wait_for_text("#notice", "^Queue orders is purged\\.$")
     await_figure(visit, "Ready", "0")
+    visit.go("queues")
+    [row] = [row for row in visit.rows() if row["Name"] == "orders"]
+    assert (row["Type"], row["Features"], row["Ready"], row["Total"]) == ("classic", "DLim", "0", "0")
+    titles = "return [...document.querySelectorAll('#view abbr')].map((each) => each.title)"
+    assert {"durable", "max length: 100 messages"} <= set(visit.window.evaluate(titles))
+    visit.go("queues", "/", "orders")
     visit.press("Delete")
     visit.answer("Delete")
     visit.wait("location.hash === '#/queues'")
     visit.settle()
-    assert "orders" not in [row["Queue"] for row in visit.rows()]
+    assert "orders" not in [row["Name"] for row in visit.rows()]
     assert visit.violations() == []
 
 
@@ -127,7 +133,7 @@ def test_a_queue_that_is_gone_is_told(visit, server):
     visit.enter("queues")
     declare(visit, "shortlived")
     ask(server, "DELETE", "queues/%2F/shortlived")
-    visit.window.wait_for_text("#view .problem", "^This is not there \\(any more\\)\\.$")
+    visit.window.wait_for_text("#view .problem", "^Not found\\. It may have been deleted\\.$")
 
 
 def test_exchanges_and_bindings_are_made_and_removed(visit, server):
@@ -142,13 +148,13 @@ def test_exchanges_and_bindings_are_made_and_removed(visit, server):
     visit.answer("Bind", type="queue", destination="bound", key="sports.#")
     visit.wait("document.querySelector('#view tbody tr td')?.closest('tr').textContent.includes('sports.#')")
     [row] = visit.rows()
-    assert (row["To"], row["Kind"], row["Routing key"]) == ("bound", "queue", "sports.#")
+    assert (row["To"], row["Type"], row["Routing key"]) == ("bound", "queue", "sports.#")
     visit.fill("Routing key", "sports.chess")
     publish(visit, "e4")
     visit.fill("Routing key", "politics")
-    visit.fill("Message", "lost")
+    visit.fill("Payload", "lost")
     visit.press("Publish")
-    visit.window.wait_for_text("#view form .state", "^Published, but it reached no queue\\.$")
+    visit.window.wait_for_text("#view form .state", "^Message published, but not routed\\.$")
     visit.go("bindings")
     mine = [row for row in visit.rows() if row["From exchange"] == "news"]
     assert [row["To"] for row in mine] == ["bound"]
@@ -163,7 +169,7 @@ def test_exchanges_and_bindings_are_made_and_removed(visit, server):
     visit.answer("Delete")
     visit.wait("location.hash === '#/exchanges'")
     visit.settle()
-    assert "news" not in [row["Exchange"] for row in visit.rows()]
+    assert "news" not in [row["Name"] for row in visit.rows()]
 
 
 def test_no_name_becomes_a_part_of_the_page(visit, server):
@@ -175,7 +181,7 @@ def test_no_name_becomes_a_part_of_the_page(visit, server):
         visit.press("Bind to an exchange")
         visit.answer("Bind", source="amq.topic", key=HOSTILE[0])
     visit.go("queues")
-    assert set(HOSTILE) <= {row["Queue"] for row in visit.rows()}
+    assert set(HOSTILE) <= {row["Name"] for row in visit.rows()}
     visit.go("bindings")
     visit.go("picture")
     visit.wait("document.querySelector('#view svg.diagram .node')")
@@ -198,7 +204,7 @@ def test_a_name_that_is_a_step_in_a_path_asks_for_nothing_else(visit):
     visit.enter("queues")
     visit.press("Declare a queue")
     visit.fill_dialog("Declare", {"name": ".."})
-    visit.window.wait_for_text("dialog .problem", 'A browser cannot ask for the name "\\.\\."')
+    visit.window.wait_for_text("dialog .problem", 'A browser cannot request the name "\\.\\."')
 
 
 def test_the_picture_shows_what_leads_where(visit, server):

@@ -47,15 +47,15 @@ def await_cells(visit, row, *columns):
 
 def test_what_flows_is_told(flow, visit):
     visit.enter("queues")
-    await_cells(visit, "billed", "In", "Out", "Acknowledged")
-    await_cells(visit, "kept", "In")
-    assert {row["Queue"]: row["Out"] for row in visit.rows()}["kept"] in ("–", "0/s")
+    await_cells(visit, "billed", "incoming", "deliver / get", "ack")
+    await_cells(visit, "kept", "incoming")
+    assert {row["Name"]: row["deliver / get"] for row in visit.rows()}["kept"] in ("–", "0/s")
     visit.go("exchanges")
-    await_cells(visit, "orders", "In", "Out")
+    await_cells(visit, "orders", "rate in", "rate out")
     visit.go("channels")
-    visit.wait(f"[...document.querySelectorAll('#view td[data-label=Published]')].some((each) => {FLOWS}.test(each.textContent))")
+    visit.wait(f"[...document.querySelectorAll('#view td[data-label=publish]')].some((each) => {FLOWS}.test(each.textContent))")
     visit.go("queues", "/", "billed")
-    for title in ("In", "Out", "Acknowledged"):
+    for title in ("Publish", "Deliver / get", "Consumer ack"):
         figure = f"""[...document.querySelectorAll("#view .card")].some((each) =>
             each.querySelector("h3").textContent === args[0] && {FLOWS}.test(each.querySelector(".figure").textContent))"""
         visit.wait(figure, title)

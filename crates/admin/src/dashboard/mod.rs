@@ -30,7 +30,7 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
 pub(crate) const COLOURS: &str = "/dashboard/colours.css";
 
 #[rustfmt::skip]
-static FILES: [File; 41] = [
+static FILES: [File; 42] = [
     File { path: "/", kind: HTML, text: include_str!("static/index.html") },
     File { path: "/dashboard/api.js", kind: SCRIPT, text: include_str!("static/api.js") },
     File { path: "/dashboard/base.css", kind: CSS, text: include_str!("static/base.css") },
@@ -48,6 +48,7 @@ static FILES: [File; 41] = [
     File { path: "/dashboard/sampler.js", kind: SCRIPT, text: include_str!("static/sampler.js") },
     File { path: "/dashboard/session.js", kind: SCRIPT, text: include_str!("static/session.js") },
     File { path: "/dashboard/vhosts.js", kind: SCRIPT, text: include_str!("static/vhosts.js") },
+    File { path: "/dashboard/parts/columns.js", kind: SCRIPT, text: include_str!("static/parts/columns.js") },
     File { path: "/dashboard/parts/diagram.js", kind: SCRIPT, text: include_str!("static/parts/diagram.js") },
     File { path: "/dashboard/parts/dialog.js", kind: SCRIPT, text: include_str!("static/parts/dialog.js") },
     File { path: "/dashboard/parts/fields.js", kind: SCRIPT, text: include_str!("static/parts/fields.js") },

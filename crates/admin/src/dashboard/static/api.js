@@ -88,7 +88,7 @@ export function exchangePart(exchange) {
 function address(parts, query) {
   const path = parts.map((part) => {
     // Every browser takes these, however they are written, for steps through the path: another thing would be meant.
-    if (part === "." || part === "..") throw new ApiError(400, `A browser cannot ask for the name "${part}".`);
+    if (part === "." || part === "..") throw new ApiError(400, `A browser cannot request the name "${part}".`);
     return encodeURIComponent(part);
   });
   const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
@@ -102,7 +102,7 @@ async function reach(url, options, signal) {
   } catch (error) {
     // Who gave up on purpose wants to know just that.
     if (signal?.aborted) throw signal.reason;
-    const why = error.name === "TimeoutError" ? "The server does not answer." : "The server cannot be reached.";
+    const why = error.name === "TimeoutError" ? "The server did not respond in time." : "Could not connect to server.";
     throw new ApiError(0, why);
   }
 }
@@ -115,14 +115,14 @@ function reason(response, text) {
   } catch {
     // Then it is no JSON, and the status has to do.
   }
-  return `The server answers ${response.status} ${response.statusText}.`;
+  return `The server responded ${response.status} ${response.statusText}.`;
 }
 
 function parsed(text) {
   try {
     return JSON.parse(text);
   } catch {
-    throw new ApiError(0, "The server's answer is not to be understood.");
+    throw new ApiError(0, "The server's response is not valid JSON.");
   }
 }
 

@@ -62,15 +62,49 @@ export function exchangeName(name) {
   return name === "" ? "(AMQP default)" : name;
 }
 
-/** What sets a queue or exchange apart, as short words. */
+/** Attributes of queues and exchanges: the field of the API, its abbreviation in RabbitMQ's UI, and its meaning. */
+const ATTRIBUTES = [
+  ["durable", "D", "durable"],
+  ["auto_delete", "AD", "auto-delete"],
+  ["internal", "I", "internal"],
+  ["exclusive", "Excl", "exclusive"],
+];
+/** Likewise the optional arguments of queues and exchanges, with the unit of their value. */
+const ARGUMENTS = [
+  ["alternate-exchange", "AE", "alternate exchange"],
+  ["x-message-ttl", "TTL", "message TTL", " ms"],
+  ["x-expires", "Exp", "deleted when unused for", " ms"],
+  ["x-max-length", "Lim", "max length", " messages"],
+  ["x-max-length-bytes", "Lim B", "max length", " bytes"],
+  ["x-overflow", "Ovfl", "overflow behaviour"],
+  ["x-dead-letter-exchange", "DLX", "dead letter exchange"],
+  ["x-dead-letter-routing-key", "DLK", "dead letter routing key"],
+  ["x-max-priority", "Pri", "maximum priority"],
+  ["x-single-active-consumer", "SAC", "single active consumer"],
+];
+
+/** The attributes of a queue or exchange in words. */
+export function attributes(thing) {
+  return attributesOf(thing).map(([, , meaning]) => meaning);
+}
+
+/** Features as in RabbitMQ's lists: badges with an abbreviation and its meaning as the title, and the policy's name. */
 export function features(thing) {
-  const words = [];
-  if (thing.durable) words.push("durable");
-  if (thing.exclusive || thing.owner_pid_details) words.push("exclusive");
-  if (thing.auto_delete) words.push("auto-delete");
-  if (thing.internal) words.push("internal");
-  for (const key of Object.keys(thing.arguments ?? {})) words.push(key);
-  return words;
+  const { arguments: given = {}, policy } = thing;
+  const told = (key) => value(given[key]);
+  const known = ARGUMENTS.filter(([key]) => Object.hasOwn(given, key));
+  const others = Object.keys(given).filter((key) => !known.some(([each]) => each === key));
+  return [
+    ...attributesOf(thing).map(([, short, meaning]) => [short, "", meaning]),
+    ...known.map(([key, short, meaning, unit = ""]) => [short, "", `${meaning}: ${told(key)}${unit}`]),
+    ...(others.length > 0 ? [["Args", "", others.map((key) => `${key}: ${told(key)}`).join(", ")]] : []),
+    ...(policy ? [[policy, "good", `policy: ${policy}`]] : []),
+  ];
+}
+
+function attributesOf(thing) {
+  const is = { ...thing, exclusive: thing.exclusive || thing.owner_pid_details };
+  return ATTRIBUTES.filter(([key]) => is[key]);
 }
 
 /** A value of an argument or header: JSON, but for texts, which stand for themselves. */

@@ -185,7 +185,7 @@ class App {
   async #tell(error) {
     // A 401 may mean this one thing only, or that the password was changed meanwhile.
     if (error.status === 401 && !this.#sampler.isProxy && (await resume()) === null) return leave();
-    const words = error.status === 404 ? "This is not there (any more)." : error.message;
+    const words = error.status === 404 ? "Not found. It may have been deleted." : error.message;
     setText(this.#problem, words);
     setAttribute(this.#problem, "hidden", false);
   }
@@ -201,7 +201,7 @@ class App {
       vhosts: () => vhosts.names,
       /** The path of a list that is about one virtual host or all. */
       vhostPath: (kind) => vhosts.path(kind),
-      vhostColumn: (sort) => vhosts.column(sort),
+      vhostColumn: (sort, group) => vhosts.column(sort, group),
       chooseVhost: (name) => {
         vhosts.choose(name);
         go(["queues"]);

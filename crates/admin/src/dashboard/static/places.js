@@ -52,6 +52,6 @@ export function viewOf(context) {
   const place = placesOf(context.session, context.sampler.isProxy).find((each) => each.part === part);
   if (place?.all && names.length === 0) return place.all(context);
   if (place?.one && names.length === place.names) return place.one(context);
-  const words = el("p", {}, "There is no such place. The menu leads to those that there are.");
-  return { title: "Nothing here", element: words, refresh: async () => {} };
+  const words = el("p", {}, "There is no such page. Choose one from the menu.");
+  return { title: "Page not found", element: words, refresh: async () => {} };
 }

@@ -7,7 +7,7 @@ import { readMetrics } from "./metrics.js";
 
 /** Counters of the API's message_stats that become lines. */
 const RATES = ["publish", "confirm", "deliver_get", "ack", "return_unroutable"];
-const QUEUED = ["messages_ready", "messages_unacknowledged"];
+const QUEUED = ["messages_ready", "messages_unacknowledged", "messages"];
 const PROXIED = {
   sent: "leveret_upstream_sent_messages_total",
   received: "leveret_upstream_received_messages_total",

@@ -5,8 +5,8 @@ import { Api, ApiError, basic } from "./api.js";
 
 const KEY = "leveret.authorization";
 
-/** A server tells no stranger which of these it was. */
-const LOGIN_REFUSED = "Wrong user or password, or a user without a tag such as management or administrator.";
+/** The server does not say which of these it was. */
+const LOGIN_REFUSED = "Login failed: wrong user name or password, or no tag such as management or administrator.";
 
 /** What a tag of RabbitMQ lets its user see; an administrator sees everything, a monitor what a manager does. */
 const IMPLIED = {

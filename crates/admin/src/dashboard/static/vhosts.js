@@ -43,9 +43,9 @@ export class Vhosts {
   }
 
   /** The column of a list that tells them apart, where there is more than one. */
-  column(sort) {
+  column(sort, group) {
     const isOne = this.chosen !== "" || this.names.length < 2;
-    return isOne ? [] : [{ title: "Virtual host", sort, text: (each) => each.vhost }];
+    return isOne ? [] : [{ title: "Virtual host", sort, group, text: (each) => each.vhost ?? "" }];
   }
 
   /** The path of a list: of the chosen one or of all. */

@@ -33,7 +33,7 @@ async function fillInAddress() {
   const secure = location.protocol === "https:" || ws === null;
   const port = secure ? wss : ws;
   if (port === null) {
-    show("connection", "bad", `This server has no ${secure ? "wss" : "ws"} listener with a port; switch one on.`);
+    show("connection", "bad", `This server has no ${secure ? "wss" : "ws"} listener on a TCP port.`);
   } else if (field.value === "") {
     field.value = `${secure ? "wss" : "ws"}://${location.hostname}:${port}/`;
   }
@@ -55,7 +55,7 @@ async function connect() {
     session = { connection, user, vhost, publisher: null, receiver: null };
     connection.closed.then(ended);
     connection.onblocked = (reason) =>
-      reason === null ? showConnected() : show("connection", "wait", `The server takes no messages now: ${reason}.`);
+      reason === null ? showConnected() : show("connection", "wait", `The server has blocked publishing: ${reason}.`);
     showConnected();
     showSession();
   } catch (error) {
@@ -85,7 +85,7 @@ async function publish() {
     const properties = { contentType: "text/plain", timestamp: new Date() };
     const { tag, returned } = await channel.publish(exchange, key, body, { mandatory: true, properties });
     const milliseconds = Math.round(performance.now() - since);
-    if (returned) show("publish", "wait", `Confirmed (no. ${tag}), but it reached no queue: ${returned.text}.`);
+    if (returned) show("publish", "wait", `Confirmed (no. ${tag}), but not routed: ${returned.text}.`);
     else show("publish", "good", `Confirmed (no. ${tag}) after ${milliseconds} ms.`);
   } catch (error) {
     // Of a connection that has ended, the connection's own line tells.
@@ -171,9 +171,9 @@ function show(what, state, text) {
 /** An error in words for a person. */
 function words(error) {
   if (error.code === 403 && error.message.includes("Login was refused")) {
-    return "Wrong user or password: the server refused the login.";
+    return "The server refused the login: wrong user name or password.";
   }
-  return error.code ? `The server says: ${error.message} (${error.code}).` : error.message;
+  return error.code ? `Server error: ${error.message} (${error.code}).` : error.message;
 }
 
 /** An event's handler that keeps the form from being sent anywhere. */

@@ -7,7 +7,7 @@ import { amend, here } from "../router.js";
 import { Table } from "./table.js";
 
 const SIZE = 50;
-const NONE = "There are none.";
+const NONE = "None.";
 /** Milliseconds without a key before the filter is used. */
 const PAUSE = 250;
 
@@ -58,7 +58,7 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
     table.markSorted(state.sort, state.reverse);
     setAttribute(scroll, "hidden", answer.items.length === 0);
     setAttribute(nothing, "hidden", answer.items.length > 0);
-    setText(nothing, state.name && answer.total > 0 ? "Nothing matches the filter." : empty);
+    setText(nothing, state.name && answer.total > 0 ? "No matches for the filter." : empty);
     pager.update(answer);
   }
 

@@ -15,9 +15,9 @@ const MOST_BYTES = 50_000;
 export function publishForm(api, vhost, exchange, { key = "", fixed = false, done = () => {} } = {}) {
   const parts = [
     fixed ? null : field({ name: "key", label: "Routing key", value: key }),
-    field({ name: "payload", label: "Message", type: "textarea", value: "" }),
+    field({ name: "payload", label: "Payload", type: "textarea", value: "" }),
     field({ name: "type", label: "Content type", value: "text/plain", suggestions: ["application/json"] }),
-    field({ name: "persistent", label: "Persistent: kept over a restart", type: "checkbox", value: true }),
+    field({ name: "persistent", label: "Persistent: survives a restart", type: "checkbox", value: true }),
     field({ name: "headers", label: "Headers", type: "arguments" }),
   ].filter(Boolean);
   const state = el("p", { class: "state", role: "status" });
@@ -36,15 +36,15 @@ export function publishForm(api, vhost, exchange, { key = "", fixed = false, don
       },
     });
     done();
-    return routed ? ["good", "Published: it is in its queue."] : ["wait", "Published, but it reached no queue."];
+    return routed ? ["good", "Message published."] : ["wait", "Message published, but not routed."];
   });
   return section("Publish message", form);
 }
 
 const ACK_MODES = [
-  ["ack_requeue_true", "look at them, and put them back"],
-  ["ack_requeue_false", "take them away"],
-  ["reject_requeue_false", "reject them: to the dead letters, if there is a place for them"],
+  ["ack_requeue_true", "Nack message requeue true: it stays in the queue"],
+  ["ack_requeue_false", "Automatic ack: it is removed"],
+  ["reject_requeue_false", "Reject requeue false: it is dead-lettered or removed"],
 ];
 
 /** A form that gets messages of a queue, and what it got. */
@@ -67,7 +67,7 @@ export function getForm(api, vhost, queue, { done = () => {} } = {}) {
     });
     setChildren(got, messages.map(message));
     done();
-    if (messages.length === 0) return ["wait", "The queue has no message that is ready."];
+    if (messages.length === 0) return ["wait", "Queue is empty."];
     return ["good", `${messages.length === 1 ? "One message" : `${count(messages.length)} messages`} below.`];
   });
   return section("Get messages", form, got);
@@ -89,7 +89,7 @@ function message(each) {
     "li",
     {},
     head,
-    el("pre", { tabindex: 0, "aria-label": "The message" }, each.payload),
+    el("pre", { tabindex: 0, "aria-label": "Payload" }, each.payload),
     facts.length ? el("dl", { class: "facts small" }, ...facts) : null,
   );
 }

@@ -8,8 +8,9 @@ const BLANK = new Set(["", "–"]);
 /**
  * Columns are `{ title, text(item) }`, with `href(item)` for a link, `badges(item)` in place of a text, `action(item)`
  * for a button (`isHarmless`, if so) and `label(item)` for what it is done to (null for no button), `number` for the
- * right side, and `sort`, the API's name for it, where the list can be sorted by it. `key(item)` tells rows apart.
- * `sorted(column)` is called when a heading is used.
+ * right side, `sort`, the API's name for it, where the list can be sorted by it, `group` for the heading that it shares
+ * with its neighbours, and `isName` for the column that names the row, if that is not the first. `key(item)` tells rows
+ * apart. `sorted(column)` is called when a heading is used.
  */
 export class Table {
   #columns;
@@ -19,16 +20,22 @@ export class Table {
   #headings = new Map();
   #rows = new Map();
   #titles = [];
+  /** The headings of groups, and the columns that each is over. */
+  #groups = [];
+  /** The index of the column that names the row. */
+  #named;
 
   constructor({ caption, columns, key, sorted = () => {} }) {
     this.#columns = columns;
     this.#key = key;
+    this.#named = Math.max(0, columns.findIndex(({ isName }) => isName));
+    const groups = columns.some(({ group }) => group) ? this.#groupRow(columns) : null;
     const head = el("tr", { role: "row" }, ...columns.map((column) => this.#heading(column, sorted)));
     this.element = el(
       "table",
       { class: "list", role: "table" },
       el("caption", { class: "unseen" }, caption),
-      el("thead", { role: "rowgroup" }, head),
+      el("thead", { role: "rowgroup" }, groups, head),
       this.#body,
     );
   }
@@ -50,10 +57,15 @@ export class Table {
   #hideBlankColumns() {
     const rows = [...this.#body.children];
     this.#titles.forEach((heading, at) => {
-      const isBlank = at > 0 && rows.length > 0 && rows.every((row) => BLANK.has(row.children[at].textContent));
+      const isBlank = at !== this.#named && rows.length > 0 && rows.every((row) => BLANK.has(row.children[at].textContent));
       setAttribute(heading, "hidden", isBlank);
       for (const row of rows) setAttribute(row.children[at], "hidden", isBlank);
     });
+    for (const { heading, columns } of this.#groups) {
+      const shown = columns.filter((at) => !this.#titles[at].hidden).length;
+      setAttribute(heading, "colspan", Math.max(1, shown));
+      setAttribute(heading, "hidden", shown === 0);
+    }
   }
 
   /** Marks the column that the list is sorted by. */
@@ -72,19 +84,30 @@ export class Table {
     return heading;
   }
 
+  /** One heading over each run of columns of the same group. */
+  #groupRow(columns) {
+    columns.forEach(({ group }, at) => {
+      if (at === 0 || columns[at - 1].group !== group) {
+        const heading = el("th", { scope: "colgroup", role: "columnheader" }, group);
+        this.#groups.push({ heading, columns: [] });
+      }
+      this.#groups.at(-1).columns.push(at);
+    });
+    return el("tr", { role: "row" }, ...this.#groups.map(({ heading }) => heading));
+  }
+
   #row() {
-    const cells = this.#columns.map(cell);
+    const cells = this.#columns.map((column, at) => cell(column, at === this.#named));
     const element = el("tr", { role: "row" }, ...cells.map((each) => each.element));
     return { element, update: (item) => cells.forEach((each) => each.update(item)) };
   }
 }
 
-function cell(column, at) {
+function cell(column, isName) {
   const { title, number, action } = column;
-  // The first cell names its row.
-  const element = el(at === 0 ? "th" : "td", {
-    scope: at === 0 ? "row" : null,
-    role: at === 0 ? "rowheader" : "cell",
+  const element = el(isName ? "th" : "td", {
+    scope: isName ? "row" : null,
+    role: isName ? "rowheader" : "cell",
     class: number ? "number" : action ? "does" : null,
     "data-label": title,
   });
@@ -119,10 +142,10 @@ function badges(element, { badges }) {
   };
 }
 
-/** A short word in a frame; of a pair, the second part is its tone. */
+/** A short word in a frame: a text, or a text, its tone and, for an abbreviation, its meaning. */
 export function badge(word) {
-  const [text, tone = ""] = Array.isArray(word) ? word : [word];
-  return el("span", { class: `badge ${tone}` }, text);
+  const [text, tone = "", title = null] = Array.isArray(word) ? word : [word];
+  return el(title ? "abbr" : "span", { class: `badge ${tone}`, title }, text);
 }
 
 function actions(element, { action, title, label, isHarmless }) {

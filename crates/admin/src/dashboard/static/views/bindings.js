@@ -23,7 +23,7 @@ export function bindings({ api, vhostPath, vhostColumn, vhost, vhosts, refreshNo
         text: (each) => each.destination,
         href: (each) => to([`${each.destination_type}s`, each.vhost, each.destination]),
       },
-      { title: "Kind", badges: (each) => [each.destination_type] },
+      { title: "Type", badges: (each) => [each.destination_type] },
       ...vhostColumn(),
       { title: "Routing key", text: (each) => each.routing_key },
       { title: "Arguments", text: (each) => argumentsOf(each) },
@@ -39,7 +39,7 @@ export function bindings({ api, vhostPath, vhostColumn, vhost, vhosts, refreshNo
   const add = button("Add a binding", async () => {
     if (await addBinding(api, { vhost: vhost() || "/", vhosts: vhosts() })) slow.changed();
   });
-  const hint = el("p", { class: "hint" }, "Read when this page opens, and by Refresh.");
+  const hint = el("p", { class: "hint" }, "Updated when this page opens and by Refresh.");
   const element = el("div", { class: "stack" }, hint, slow.element);
   const actions = [add, button("Refresh", slow.changed, { class: "quiet" })];
   return { title: "Bindings", actions, element, refresh: slow.refresh };
@@ -68,7 +68,7 @@ export function addBinding(api, { vhost, vhosts, source, destination, type }) {
       const to = { vhost, type, destination, source, ...typed };
       const path = ["bindings", to.vhost, "e", to.source, to.type === "queue" ? "q" : "e", to.destination];
       await api.post(path, { routing_key: to.key, arguments: to.arguments });
-      return `${to.source} now leads to ${to.destination}.`;
+      return `${to.destination} is bound to ${to.source}.`;
     },
   });
 }
@@ -77,7 +77,7 @@ export function addBinding(api, { vhost, vhosts, source, destination, type }) {
 export function removeBinding(api, { vhost, source, destination, destination_type: type, properties_key: key, ...rest }) {
   return ask({
     title: "Remove this binding?",
-    words: `${source} no longer leads to ${type} ${destination} with routing key "${rest.routing_key}".`,
+    words: `${type} ${destination} is unbound from ${source} with routing key "${rest.routing_key}".`,
     confirm: "Remove",
     danger: true,
     action: async () => {

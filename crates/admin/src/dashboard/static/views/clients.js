@@ -9,7 +9,7 @@ export function clients({ api }) {
   const rows = list({
     caption: "Clients",
     filter: "Filter by name",
-    empty: "No client is connected.",
+    empty: "No clients.",
     key: (client) => client.name,
     columns: [
       {
@@ -18,7 +18,7 @@ export function clients({ api }) {
         text: (each) => each.connection_name ?? each.name,
         href: (each) => to(["connections", each.name]),
       },
-      { title: "User", sort: "user", text: (each) => each.user ?? "" },
+      { title: "User name", sort: "user", text: (each) => each.user ?? "" },
       { title: "Virtual host", sort: "vhost", text: (each) => each.vhost ?? "" },
       { title: "Protocol", sort: "protocol", badges: (each) => spoken(each) },
       { title: "Connected for", sort: "connected_at", number: true, text: (each) => age(each.connected_at) },

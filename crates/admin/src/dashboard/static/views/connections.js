@@ -1,32 +1,38 @@
 // Connections and channels: lists, and one connection, which can be closed.
 
 import { button, el } from "../dom.js";
-import { bytes, count, duration, rate, rateOf } from "../format.js";
+import { bytes, count, duration, rateOf } from "../format.js";
+import { countColumn, rateColumn } from "../parts/columns.js";
 import { ask } from "../parts/dialog.js";
 import { facts, section } from "../parts/figures.js";
 import { list } from "../parts/list.js";
 import { go, to } from "../router.js";
 
-export function connections({ api, vhostPath }) {
+const USER_NAME = { title: "User name", sort: "user", group: "Overview", text: (each) => each.user ?? "" };
+
+export function connections({ api, vhostPath, vhostColumn }) {
   const rows = list({
     caption: "Connections",
     filter: "Filter by name",
-    empty: "No client is connected.",
+    empty: "No connections.",
     key: (connection) => connection.name,
     columns: [
+      ...vhostColumn("vhost", "Overview"),
       {
-        title: "Connection",
+        title: "Name",
         sort: "name",
+        group: "Overview",
+        isName: true,
         text: (each) => title(each),
         href: (each) => to(["connections", each.name]),
       },
-      { title: "User", sort: "user", text: (each) => each.user ?? "" },
-      { title: "Virtual host", sort: "vhost", text: (each) => each.vhost ?? "" },
-      { title: "Protocol", sort: "protocol", badges: (each) => spoken(each) },
-      { title: "State", sort: "state", badges: (each) => [stateBadge(each.state)] },
-      { title: "Channels", sort: "channels", number: true, text: (each) => count(each.channels) },
-      { title: "From client", sort: "recv_oct_details.rate", number: true, text: (each) => flow(each, "recv_oct") },
-      { title: "To client", sort: "send_oct_details.rate", number: true, text: (each) => flow(each, "send_oct") },
+      USER_NAME,
+      { title: "State", sort: "state", group: "Overview", badges: (each) => [stateBadge(each.state)] },
+      { title: "SSL / TLS", sort: "ssl", group: "Details", text: (each) => (each.ssl ? "yes" : "no") },
+      { title: "Protocol", sort: "protocol", group: "Details", badges: (each) => spoken({ ...each, ssl: false }) },
+      countColumn("Channels", "channels", "Details"),
+      flowColumn("From client", "recv_oct"),
+      flowColumn("To client", "send_oct"),
     ],
     fetch: ({ page, size, query, signal }) => api.list(vhostPath("connections"), { page, size, query, signal }),
   });
@@ -42,9 +48,9 @@ export function connection({ api, place, sampler }) {
   const channelRows = list({
     caption: "Channels of this connection",
     isPart: true,
-    empty: "It has opened no channel.",
+    empty: "No channels.",
     key: (channel) => channel.name,
-    columns: channelColumns().filter(({ title }) => title !== "User" && title !== "Virtual host"),
+    columns: channelColumns(),
     fetch: ({ page, size, query, signal }) => api.list(["connections", id, "channels"], { page, size, query, signal }),
   });
   const element = el(
@@ -57,14 +63,14 @@ export function connection({ api, place, sampler }) {
   const refresh = async (signal) => {
     const [told] = await Promise.all([api.get(["connections", id], {}, signal), channelRows.refresh(signal)]);
     about.update([
-      ["User", told.user],
+      ["User name", told.user],
       ["Virtual host", told.vhost],
       ["Protocol", spoken(told).join(", ")],
       ["State", told.state],
-      ["Client's address", `${told.peer_host}:${told.peer_port}`],
+      ["Client address", `${told.peer_host}:${told.peer_port}`],
       ["Connected for", told.connected_at ? duration(Date.now() - told.connected_at) : null],
       ["Heartbeat", told.timeout ? `${told.timeout} s` : null],
-      ["Largest frame", told.frame_max ? bytes(told.frame_max) : null],
+      ["Frame max", told.frame_max ? bytes(told.frame_max) : null],
       ["From client", bytes(told.recv_oct)],
       ["To client", bytes(told.send_oct)],
     ]);
@@ -79,7 +85,7 @@ export function connection({ api, place, sampler }) {
 async function closeConnection(api, id, back) {
   const isDone = await ask({
     title: "Close this connection?",
-    words: `${id} is told the reason; most clients connect again.`,
+    words: `${id} receives the reason. Most clients reconnect.`,
     fields: [{ name: "reason", label: "Reason", value: "Closed via the dashboard" }],
     confirm: "Close connection",
     danger: true,
@@ -93,50 +99,46 @@ async function closeConnection(api, id, back) {
   if (isDone) go([back]);
 }
 
-export function channels({ api, vhostPath }) {
+export function channels({ api, vhostPath, vhostColumn }) {
   const rows = list({
     caption: "Channels",
     filter: "Filter by name",
-    empty: "No channel is open.",
+    empty: "No channels.",
     key: (channel) => channel.name,
-    columns: channelColumns(),
+    columns: channelColumns({ before: vhostColumn("vhost", "Overview"), after: [USER_NAME] }),
     fetch: ({ page, size, query, signal }) => api.list(vhostPath("channels"), { page, size, query, signal }),
   });
   return { title: "Channels", element: rows.element, refresh: rows.refresh };
 }
 
-function channelColumns() {
+/** `before` and `after` the name are columns of what is the same for all channels of one connection. */
+function channelColumns({ before = [], after = [] } = {}) {
   return [
+    ...before,
     {
       title: "Channel",
       sort: "name",
+      group: "Overview",
+      isName: true,
       text: (each) => each.name,
       href: (each) => (each.connection_details?.name ? to(["connections", each.connection_details.name]) : null),
     },
-    { title: "User", sort: "user", text: (each) => each.user ?? "" },
-    { title: "Virtual host", sort: "vhost", text: (each) => each.vhost ?? "" },
-    { title: "Mode", badges: (each) => modes(each) },
-    { title: "Consumers", sort: "consumer_count", number: true, text: (each) => count(each.consumer_count) },
-    { title: "Prefetch", sort: "prefetch_count", number: true, text: (each) => count(each.prefetch_count) },
-    {
-      title: "Unacknowledged",
-      sort: "messages_unacknowledged",
-      number: true,
-      text: (each) => count(each.messages_unacknowledged),
-    },
-    {
-      title: "Published",
-      sort: "message_stats.publish_details.rate",
-      number: true,
-      text: (each) => rate(rateOf(each.message_stats, "publish")),
-    },
-    {
-      title: "Delivered",
-      sort: "message_stats.deliver_get_details.rate",
-      number: true,
-      text: (each) => rate(rateOf(each.message_stats, "deliver_get")),
-    },
+    ...after,
+    { title: "Mode", group: "Overview", badges: (each) => modes(each) },
+    { title: "State", sort: "state", group: "Overview", badges: (each) => [stateBadge(each.state)] },
+    countColumn("Consumers", "consumer_count", "Details"),
+    { title: "Prefetch", sort: "prefetch_count", group: "Details", number: true, text: (each) => prefetch(each) },
+    countColumn("Unacked", "messages_unacknowledged", "Details"),
+    rateColumn("publish", "publish"),
+    rateColumn("confirm", "confirm"),
+    rateColumn("deliver / get", "deliver_get"),
+    rateColumn("ack", "ack"),
   ];
+}
+
+/** The limit of each consumer and, if there is one, that of the whole channel; nothing if there is no limit. */
+function prefetch({ prefetch_count: each, global_prefetch_count: all }) {
+  return [each && count(each), all && `${count(all)} (global)`].filter(Boolean).join(", ");
 }
 
 function title(connection) {
@@ -153,13 +155,13 @@ export function stateBadge(state = "unknown") {
 
 function modes(channel) {
   const words = [];
-  if (channel.confirm) words.push("confirm");
-  if (channel.transactional) words.push("tx");
+  if (channel.confirm) words.push(["C", "", "confirm"]);
+  if (channel.transactional) words.push(["T", "", "transactional"]);
   return words;
 }
 
-/** Bytes a second, or all of them since the start where the server does not tell how many in a second. */
-function flow(connection, counter) {
-  const value = rateOf(connection, counter);
-  return value === undefined ? bytes(connection[counter]) : `${bytes(Math.round(value))}/s`;
+/** A column with bytes per second. */
+function flowColumn(title, counter) {
+  const text = (each) => `${bytes(Math.round(rateOf(each, counter)))}/s`;
+  return { title, sort: `${counter}_details.rate`, group: "Network", number: true, text };
 }

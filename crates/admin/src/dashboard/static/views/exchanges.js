@@ -2,7 +2,8 @@
 
 import { button, el } from "../dom.js";
 import { exchangePart } from "../api.js";
-import { exchangeName, features, known, rate, rateOf } from "../format.js";
+import { attributes, exchangeName, features, known, rate, rateOf } from "../format.js";
+import { rateColumn } from "../parts/columns.js";
 import { ask } from "../parts/dialog.js";
 import { facts, section } from "../parts/figures.js";
 import { list } from "../parts/list.js";
@@ -13,6 +14,7 @@ import { addBinding, removeBinding } from "./bindings.js";
 import { argumentsOf } from "./queue.js";
 
 const TYPES = ["direct", "fanout", "topic", "headers"];
+const DEFAULT_BINDINGS = "Every queue is implicitly bound to it, with the queue's name as the routing key.";
 
 export function exchanges({ api, vhostPath, vhostColumn, vhost, vhosts, sampler }) {
   const rows = list({
@@ -20,27 +22,19 @@ export function exchanges({ api, vhostPath, vhostColumn, vhost, vhosts, sampler 
     filter: "Filter by name",
     key: (exchange) => JSON.stringify([exchange.vhost, exchange.name]),
     columns: [
+      ...vhostColumn("vhost", "Overview"),
       {
-        title: "Exchange",
+        title: "Name",
         sort: "name",
+        group: "Overview",
+        isName: true,
         text: (each) => exchangeName(each.name),
         href: (each) => to(["exchanges", each.vhost, each.name]),
       },
-      ...vhostColumn("vhost"),
-      { title: "Type", sort: "type", badges: (each) => [each.type] },
-      { title: "Features", badges: (each) => exchangeFeatures(each) },
-      {
-        title: "In",
-        sort: "message_stats.publish_in_details.rate",
-        number: true,
-        text: (each) => rate(rateOf(each.message_stats, "publish_in")),
-      },
-      {
-        title: "Out",
-        sort: "message_stats.publish_out_details.rate",
-        number: true,
-        text: (each) => rate(rateOf(each.message_stats, "publish_out")),
-      },
+      { title: "Type", sort: "type", group: "Overview", badges: (each) => [each.type] },
+      { title: "Features", group: "Overview", badges: (each) => features(each) },
+      rateColumn("rate in", "publish_in"),
+      rateColumn("rate out", "publish_out"),
     ],
     fetch: ({ page, size, query, signal }) => api.list(vhostPath("exchanges"), { page, size, query, signal }),
   });
@@ -59,7 +53,7 @@ export function exchange({ api, place, refreshNow, slowly }) {
     { class: "stack" },
     section("Details", about.element),
     isDefault
-      ? section("Bindings", el("p", { class: "hint" }, "Every queue is bound to it by its own name, for good."))
+      ? section("Bindings", el("p", { class: "hint" }, DEFAULT_BINDINGS))
       : section("Bindings", bindings.element, button("Bind a queue or exchange", bind, { class: "quiet" })),
     publishForm(api, vhost, name, { done: refreshNow }),
   );
@@ -74,11 +68,11 @@ export function exchange({ api, place, refreshNow, slowly }) {
     about.update([
       ["Virtual host", told.vhost],
       ["Type", told.type],
-      ["Features", features({ ...told, arguments: {} }).join(", ")],
+      ["Features", attributes(told).join(", ")],
       ["Arguments", argumentsOf(told)],
       ["Policy", told.policy],
-      ["In", known(rate(rateOf(told.message_stats, "publish_in")))],
-      ["Out", known(rate(rateOf(told.message_stats, "publish_out")))],
+      ["Rate in", known(rate(rateOf(told.message_stats, "publish_in")))],
+      ["Rate out", known(rate(rateOf(told.message_stats, "publish_out")))],
     ]);
   }
 
@@ -87,17 +81,11 @@ export function exchange({ api, place, refreshNow, slowly }) {
   return { title: "Exchange", subject: exchangeName(name), actions, element, refresh };
 }
 
-function exchangeFeatures(exchange) {
-  const words = features(exchange);
-  if (exchange.policy) words.push([`policy ${exchange.policy}`, "good"]);
-  return words;
-}
-
 function bindingRows({ api, vhost, name, refreshNow, slowly }) {
   const rows = list({
     caption: "Bindings",
     isPart: true,
-    empty: "It leads nowhere.",
+    empty: "No bindings.",
     key: (binding) => JSON.stringify([binding.destination_type, binding.destination, binding.properties_key]),
     columns: [
       {
@@ -105,7 +93,7 @@ function bindingRows({ api, vhost, name, refreshNow, slowly }) {
         text: (each) => each.destination,
         href: (each) => to([`${each.destination_type}s`, vhost, each.destination]),
       },
-      { title: "Kind", badges: (each) => [each.destination_type] },
+      { title: "Type", badges: (each) => [each.destination_type] },
       { title: "Routing key", text: (each) => each.routing_key },
       { title: "Arguments", text: (each) => argumentsOf(each) },
       {
@@ -127,8 +115,8 @@ async function declareExchange(api, vhost, vhosts, types) {
       { name: "vhost", label: "Virtual host", type: "select", options: vhosts, value: vhost },
       { name: "name", label: "Name", required: true },
       { name: "type", label: "Type", type: "select", options: types, value: "direct" },
-      { name: "durable", label: "Durable: kept over a restart", type: "checkbox", value: true },
-      { name: "autoDelete", label: "Auto-delete: gone with its last binding", type: "checkbox" },
+      { name: "durable", label: "Durable: survives a restart", type: "checkbox", value: true },
+      { name: "autoDelete", label: "Auto-delete: deleted with its last binding", type: "checkbox" },
       { name: "internal", label: "Internal: clients cannot publish to it", type: "checkbox" },
       { name: "arguments", label: "Arguments", type: "arguments", suggestions: ["alternate-exchange"] },
     ],
@@ -152,8 +140,8 @@ async function declareExchange(api, vhost, vhosts, types) {
 async function remove(api, vhost, name) {
   const isDone = await ask({
     title: "Delete this exchange?",
-    words: `Exchange ${name} goes, with its bindings. Clients that publish to it get an error.`,
-    fields: [{ name: "unused", label: "Only if it leads nowhere", type: "checkbox" }],
+    words: `Exchange ${name} is deleted with its bindings. Clients that publish to it get an error.`,
+    fields: [{ name: "unused", label: "Only if it has no bindings", type: "checkbox" }],
     confirm: "Delete",
     danger: true,
     action: async ({ unused }) => {

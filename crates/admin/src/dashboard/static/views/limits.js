@@ -21,7 +21,7 @@ const SCOPES = [
 ];
 const OF_THE_POOL = [
   ["connections", "Upstream connections", count],
-  ["replay_bytes", "Kept until confirmed", bytes],
+  ["replay_bytes", "Unconfirmed bytes", bytes],
 ];
 
 const MODES = {
@@ -37,9 +37,9 @@ export function limits({ api, session, sampler }) {
     caption: "Client limits",
     key: (each) => each.title,
     columns: [
-      { title: "Limit", text: (each) => each.title },
+      { title: "Name", text: (each) => each.title },
       { title: "In use", number: true, text: (each) => (each.value === undefined ? "–" : each.words(each.value)) },
-      { title: "Most", number: true, text: (each) => (each.most === null ? "no limit" : each.words(each.most)) },
+      { title: "Limit", number: true, text: (each) => (each.most === null ? "no limit" : each.words(each.most)) },
       { title: "Exceeded", number: true, text: (each) => count(each.exceeded) },
     ],
   });
@@ -125,15 +125,15 @@ function drain(api) {
   return ask({
     title: "Drain this server?",
     words: [
-      "Nobody new is let in, every client is told to go (320 CONNECTION_FORCED), and what was published is handed on. " +
-        "Then the server ends.",
-      "It serves again when somebody, or the service manager, starts it.",
+      "New clients are refused, every client is disconnected (320 CONNECTION_FORCED) once its published messages are " +
+        "handed over, and the server stops.",
+      "It serves again when it is started by an operator or the service manager.",
     ],
     confirm: "Drain",
     danger: true,
     action: async () => {
       await api.post(["leveret", "drain"]);
-      return "The server drains, and ends when its clients have gone.";
+      return "The server drains, and stops when all clients have disconnected.";
     },
   });
 }

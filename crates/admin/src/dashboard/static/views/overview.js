@@ -8,13 +8,14 @@ import { sparkCard } from "../parts/sparkline.js";
 import { to } from "../router.js";
 
 const FLOWS = [
-  ["publish", "Published", "first"],
-  ["deliver_get", "Delivered", "second"],
-  ["ack", "Acknowledged", "third"],
+  ["publish", "Publish", "first"],
+  ["deliver_get", "Deliver / get", "second"],
+  ["ack", "Consumer ack", "third"],
 ];
 const WAITING = [
   ["messages_ready", "Ready", "first"],
-  ["messages_unacknowledged", "Unacknowledged", "second"],
+  ["messages_unacknowledged", "Unacked", "second"],
+  ["messages", "Total", "third"],
 ];
 
 export function overview({ sampler }) {
@@ -35,7 +36,7 @@ export function overview({ sampler }) {
     "div",
     { class: "stack" },
     section("Message rates", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
-    section("Queued messages", el("div", { class: "cards two" }, ...waiting.map((card) => card.element))),
+    section("Queued messages", el("div", { class: "cards three" }, ...waiting.map((card) => card.element))),
     section("Global counts", things.element),
     spoken.element,
     node.element,
@@ -53,7 +54,7 @@ export function overview({ sampler }) {
       ["Product", [told.product_name, told.product_version ?? told.rabbitmq_version].filter(Boolean).join(" ")],
       ["Cluster", told.cluster_name],
       ["Node", told.node],
-      ["Up for", nodes[0]?.uptime === undefined ? null : duration(nodes[0].uptime)],
+      ["Uptime", nodes[0]?.uptime === undefined ? null : duration(nodes[0].uptime)],
     ]);
   };
   return { title: "Overview", element, refresh };

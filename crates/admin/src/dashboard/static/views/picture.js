@@ -14,12 +14,12 @@ const QUEUES = 15;
 export function picture({ api, vhostPath, refreshNow }) {
   const canvas = el("div", { class: "canvas" });
   const words = el("ul", { class: "plain" });
-  const inWords = el("details", {}, el("summary", {}, "The same in words"), words);
+  const inWords = el("details", {}, el("summary", {}, "As text"), words);
   // The rows are drawn rather than listed; the filter and the pages are those of a list.
   const rows = list({
     caption: "Queues in the picture",
     filter: "Queues by name",
-    empty: "There is no queue to draw.",
+    empty: "No queues.",
     size: QUEUES,
     key: (queue) => JSON.stringify([queue.vhost, queue.name]),
     columns: [],

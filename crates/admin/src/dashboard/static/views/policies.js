@@ -1,4 +1,4 @@
-// The policies of a virtual host: what holds for all queues or exchanges of which the name matches.
+// The policies of a virtual host: settings of all queues or exchanges whose names match a pattern.
 
 import { button } from "../dom.js";
 import { count, value } from "../format.js";
@@ -22,13 +22,13 @@ export function policies({ api, session, vhostPath, vhostColumn, vhost, vhosts, 
   const mayChange = session.may("policymaker");
   const rows = list({
     caption: "Policies",
-    empty: "There is no policy.",
+    empty: "No policies.",
     key: (policy) => JSON.stringify([policy.vhost, policy.name]),
     columns: [
-      { title: "Policy", text: (each) => each.name },
+      { title: "Name", text: (each) => each.name },
       ...vhostColumn(),
       { title: "Pattern", text: (each) => each.pattern },
-      { title: "Applies to", badges: (each) => [each["apply-to"]] },
+      { title: "Apply to", badges: (each) => [each["apply-to"]] },
       { title: "Definition", text: (each) => definition(each) },
       { title: "Priority", number: true, text: (each) => count(each.priority) },
       ...(mayChange ? [{ title: "Delete", label: (each) => each.name, action: (each) => remove(each) }] : []),
@@ -40,13 +40,13 @@ export function policies({ api, session, vhostPath, vhostColumn, vhost, vhosts, 
   async function add() {
     const isDone = await ask({
       title: "Set a policy",
-      words: "One of the same name is replaced.",
+      words: "A policy with the same name is replaced.",
       fields: [
         { name: "vhost", label: "Virtual host", type: "select", options: vhosts(), value: vhost() || "/" },
         { name: "name", label: "Name", required: true },
         { name: "pattern", label: "Pattern", required: true, hint: "A regular expression for names, such as ^orders\\." },
-        { name: "applyTo", label: "Applies to", type: "select", options: APPLIES, value: "queues" },
-        { name: "priority", label: "Priority", type: "number", value: "0", hint: "The highest that matches holds." },
+        { name: "applyTo", label: "Apply to", type: "select", options: APPLIES, value: "queues" },
+        { name: "priority", label: "Priority", type: "number", value: "0", hint: "The highest of those that match applies." },
         { name: "definition", label: "Definition", type: "arguments", suggestions: KEYS },
       ],
       confirm: "Set policy",
@@ -66,7 +66,7 @@ export function policies({ api, session, vhostPath, vhostColumn, vhost, vhosts, 
   async function remove(policy) {
     const isDone = await ask({
       title: "Delete this policy?",
-      words: `What policy ${policy.name} says no longer holds.`,
+      words: `Policy ${policy.name} no longer applies.`,
       confirm: "Delete",
       danger: true,
       action: async () => {

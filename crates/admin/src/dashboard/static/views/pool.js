@@ -10,16 +10,16 @@ import { protocols } from "./overview.js";
 const FLOWS = [
   ["sent", "To the upstream", "first"],
   ["received", "From the upstream", "second"],
-  ["spared", "Round trips spared", "third"],
+  ["spared", "Round trips saved", "third"],
 ];
 
 const TROUBLES = [
-  ["connect_failures_total", "Failed attempts to connect"],
+  ["connect_failures_total", "Failed connection attempts"],
   ["connections_lost_total", "Connections lost"],
-  ["recovered_channels_total", "Channels that went on elsewhere"],
-  ["replayed_messages_total", "Messages sent again"],
-  ["unconfirmed_channels_total", "Channels that may have lost messages"],
-  ["moved_consumers_total", "Slow consumers moved aside"],
+  ["recovered_channels_total", "Channels recovered"],
+  ["replayed_messages_total", "Messages republished"],
+  ["unconfirmed_channels_total", "Channels closed with unconfirmed messages"],
+  ["moved_consumers_total", "Consumers moved to a dedicated connection"],
   ["refused_logins_total", "Logins refused"],
 ];
 
@@ -29,10 +29,10 @@ export function pool({ sampler }) {
   const sharing = sharingFigures();
   const savings = tiles([
     { key: "handshakes", title: "Handshakes avoided" },
-    { key: "handshakesShare", title: "of all logins" },
-    { key: "leases", title: "Channels opened without asking" },
-    { key: "leasesShare", title: "of all channels" },
-    { key: "trips", title: "Round trips spared" },
+    { key: "handshakesShare", title: "Share of all logins" },
+    { key: "leases", title: "Channels opened without a round trip" },
+    { key: "leasesShare", title: "Share of all channels" },
+    { key: "trips", title: "Round trips saved" },
   ]);
   const troubles = tiles(TROUBLES.map(([key, title]) => ({ key, title })));
   const spoken = protocols();
@@ -108,10 +108,10 @@ function sharingFigures() {
   const connections = bar("Upstream connections");
   const figures = tiles([
     { key: "ratio", title: "Clients per connection" },
-    { key: "own", title: "Connections of one client alone" },
+    { key: "own", title: "Dedicated connections" },
     { key: "channels", title: "Channels in use" },
-    { key: "resting", title: "Channels at rest" },
-    { key: "kept", title: "Kept until confirmed" },
+    { key: "resting", title: "Idle channels" },
+    { key: "kept", title: "Unconfirmed bytes" },
   ]);
   const element = section("Sharing", el("div", { class: "bars" }, clients.element, connections.element), figures.element);
   const update = (metrics) => {

@@ -1,7 +1,7 @@
 // One queue: how it is, what leads into it, and what can be done with it.
 
 import { button, el } from "../dom.js";
-import { bytes, count, duration, exchangeName, features, known, rate, rateOf, value } from "../format.js";
+import { attributes, bytes, count, duration, exchangeName, known, rate, rateOf, value } from "../format.js";
 import { LATELY, Series, levelsBefore, ratesBefore } from "../history.js";
 import { ask } from "../parts/dialog.js";
 import { facts, section } from "../parts/figures.js";
@@ -13,12 +13,13 @@ import { addBinding, removeBinding } from "./bindings.js";
 
 const LEVELS = [
   ["messages_ready", "Ready", "first"],
-  ["messages_unacknowledged", "Unacknowledged", "second"],
+  ["messages_unacknowledged", "Unacked", "second"],
+  ["messages", "Total", "third"],
 ];
 const FLOWS = [
-  ["publish", "In", "first"],
-  ["deliver_get", "Out", "second"],
-  ["ack", "Acknowledged", "third"],
+  ["publish", "Publish", "first"],
+  ["deliver_get", "Deliver / get", "second"],
+  ["ack", "Consumer ack", "third"],
 ];
 
 export function queue({ api, place, refreshNow, slowly }) {
@@ -33,7 +34,7 @@ export function queue({ api, place, refreshNow, slowly }) {
   const element = el(
     "div",
     { class: "stack" },
-    section("Queued messages", el("div", { class: "cards two" }, ...levels.map((each) => each.element))),
+    section("Queued messages", el("div", { class: "cards three" }, ...levels.map((each) => each.element))),
     flowing,
     section("Details", about.element),
     section("Consumers", consumers.element),
@@ -80,12 +81,12 @@ function describe(queue) {
     ["Virtual host", queue.vhost],
     ["Type", queue.type],
     ["State", queue.state],
-    ["Features", features({ ...queue, arguments: {} }).join(", ")],
+    ["Features", attributes(queue).join(", ")],
     ["Arguments", argumentsOf(queue)],
     ["Policy", queue.policy],
-    ["Owner", queue.owner_pid_details?.name],
-    ["Size of its messages", known(bytes(queue.message_bytes ?? queue.message_bytes_ready))],
-    ["Of them on disk only", queue.messages_paged_out ? count(queue.messages_paged_out) : null],
+    ["Exclusive owner", queue.owner_pid_details?.name],
+    ["Message body bytes", known(bytes(queue.message_bytes ?? queue.message_bytes_ready))],
+    ["Messages paged out", queue.messages_paged_out ? count(queue.messages_paged_out) : null],
     ["Memory", known(bytes(queue.memory))],
     ["Idle for", idle(queue.idle_since)],
   ];
@@ -102,7 +103,7 @@ function consumerRows(queue) {
   return list({
     caption: "Consumers",
     isPart: true,
-    empty: "Nobody consumes from it.",
+    empty: "No consumers.",
     key: (consumer) => JSON.stringify([consumer.channel_details?.name, consumer.consumer_tag]),
     columns: [
       { title: "Consumer tag", text: (each) => each.consumer_tag },
@@ -112,8 +113,8 @@ function consumerRows(queue) {
         href: (each) =>
           each.channel_details?.connection_name ? to(["connections", each.channel_details.connection_name]) : null,
       },
-      { title: "Acknowledges", text: (each) => (each.ack_required ? "yes" : "no") },
-      { title: "Prefetch", number: true, text: (each) => count(each.prefetch_count) },
+      { title: "Ack required", text: (each) => (each.ack_required ? "yes" : "no") },
+      { title: "Prefetch count", number: true, text: (each) => count(each.prefetch_count) },
     ],
     // They come with the queue, and are cut into pages here.
     fetch: async ({ page, size }) => {
@@ -130,7 +131,7 @@ function bindingRows({ api, vhost, name, refreshNow, slowly }) {
   const rows = list({
     caption: "Bindings",
     isPart: true,
-    empty: "Nothing leads here.",
+    empty: "No bindings.",
     key: (binding) => JSON.stringify([binding.source, binding.properties_key]),
     columns: [
       {
@@ -159,7 +160,7 @@ export function argumentsOf(thing) {
 async function purge(api, vhost, name, refreshNow) {
   const isDone = await ask({
     title: "Purge this queue?",
-    words: `All ready messages of ${name} are thrown away. There is no way back.`,
+    words: `All ready messages of ${name} are deleted. This cannot be undone.`,
     confirm: "Purge",
     danger: true,
     action: async () => {
@@ -173,9 +174,9 @@ async function purge(api, vhost, name, refreshNow) {
 async function remove(api, vhost, name) {
   const isDone = await ask({
     title: "Delete this queue?",
-    words: `Queue ${name} goes, with its messages and bindings. There is no way back.`,
+    words: `Queue ${name} is deleted with its messages and bindings. This cannot be undone.`,
     fields: [
-      { name: "unused", label: "Only if nobody consumes from it", type: "checkbox" },
+      { name: "unused", label: "Only if it has no consumers", type: "checkbox" },
       { name: "empty", label: "Only if it has no messages", type: "checkbox" },
     ],
     confirm: "Delete",

@@ -7,17 +7,17 @@ export function upstreams({ api }) {
   const rows = list({
     caption: "Upstream connections",
     filter: "Filter by name",
-    empty: "None is open: the first client opens one.",
+    empty: "No upstream connections. The first client opens one.",
     key: (connection) => connection.name,
     columns: [
-      { title: "Connection", sort: "name", text: (each) => each.name },
+      { title: "Name", sort: "name", text: (each) => each.name },
       { title: "Address", sort: "address", text: (each) => each.address },
-      { title: "User", sort: "user", text: (each) => each.user },
+      { title: "User name", sort: "user", text: (each) => each.user },
       { title: "Virtual host", sort: "vhost", text: (each) => each.vhost },
       { title: "State", badges: (each) => states(each) },
       { title: "Clients", sort: "clients", number: true, text: (each) => count(each.clients) },
       { title: "Channels", sort: "channels", number: true, text: (each) => count(each.channels) },
-      { title: "At rest", sort: "resting_channels", number: true, text: (each) => count(each.resting_channels) },
+      { title: "Idle channels", sort: "resting_channels", number: true, text: (each) => count(each.resting_channels) },
       { title: "Waiting", sort: "waiting_bytes", number: true, text: (each) => bytes(each.waiting_bytes) },
       { title: "Open for", sort: "age_seconds", number: true, text: (each) => duration(each.age_seconds * 1000) },
     ],
@@ -28,7 +28,7 @@ export function upstreams({ api }) {
 
 function states({ open, own, blocked }) {
   const words = [open ? ["open", "good"] : ["closing", "wait"]];
-  words.push(own ? "one client's own" : "shared");
+  words.push(own ? "dedicated" : "shared");
   if (blocked) words.push(["blocked", "bad"]);
   return words;
 }

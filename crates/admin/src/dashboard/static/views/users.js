@@ -14,9 +14,9 @@ export function users({ api, refreshNow }) {
     caption: "Users",
     key: (user) => user.name,
     columns: [
-      { title: "User", text: (each) => each.name, href: (each) => to(["users", each.name]) },
+      { title: "Name", text: (each) => each.name, href: (each) => to(["users", each.name]) },
       { title: "Tags", badges: (each) => tagsOf(each) },
-      { title: "Password", text: (each) => (each.password_hash ? "set" : "none") },
+      { title: "Has password", text: (each) => (each.password_hash ? "yes" : "no") },
     ],
     fetch: ({ page, size, signal }) => api.list(["users"], { page, size, signal }),
   });
@@ -44,13 +44,13 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
   const rows = list({
     caption: "Permissions",
     isPart: true,
-    empty: "This user may enter no virtual host.",
+    empty: "No permissions in any virtual host.",
     key: (permission) => permission.vhost,
     columns: [
       { title: "Virtual host", text: (each) => each.vhost },
-      { title: "Configure", text: (each) => each.configure },
-      { title: "Write", text: (each) => each.write },
-      { title: "Read", text: (each) => each.read },
+      { title: "Configure regexp", text: (each) => each.configure },
+      { title: "Write regexp", text: (each) => each.write },
+      { title: "Read regexp", text: (each) => each.read },
       { title: "Remove", label: (each) => `the permissions in ${each.vhost}`, action: (each) => removePermission(each) },
     ],
     fetch: ({ page, size, signal }) => api.list(["users", name, "permissions"], { page, size, signal }),
@@ -60,10 +60,12 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
   async function permit() {
     const isDone = await ask({
       title: "Set permissions",
-      words: "Regular expressions for names; an empty one permits nothing.",
+      words: "Regular expressions for names. An empty one matches nothing.",
       fields: [
         { name: "vhost", label: "Virtual host", type: "select", options: vhosts(), value: vhost() || "/" },
-        ...["configure", "write", "read"].map((kind) => ({ name: kind, label: `May ${kind}`, value: ".*" })),
+        { name: "configure", label: "Configure regexp", value: ".*" },
+        { name: "write", label: "Write regexp", value: ".*" },
+        { name: "read", label: "Read regexp", value: ".*" },
       ],
       confirm: "Set permissions",
       action: async ({ vhost, ...permissions }) => {
@@ -77,7 +79,7 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
   async function removePermission({ vhost }) {
     const isDone = await ask({
       title: "Remove these permissions?",
-      words: `User ${name} may no longer enter ${vhost}.`,
+      words: `User ${name} loses access to virtual host ${vhost}.`,
       confirm: "Remove",
       danger: true,
       action: () => api.delete(["permissions", vhost, name]),
@@ -88,7 +90,7 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
   async function change() {
     await ask({
       title: "Change this user",
-      words: "Both are set, the password as well.",
+      words: "Replaces both the password and the tags.",
       fields: credentials(tagsOf(told).join(",")),
       confirm: "Change",
       action: async ({ password, tags }) => {
@@ -127,7 +129,7 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
 function credentials(tags) {
   return [
     { name: "password", label: "Password", type: "password", required: true },
-    { name: "tags", label: "Tags, by commas", value: tags, suggestions: TAGS, hint: TAGS.join(", ") },
+    { name: "tags", label: "Tags, separated by commas", value: tags, suggestions: TAGS, hint: TAGS.join(", ") },
   ];
 }
 

@@ -1,7 +1,7 @@
 // The virtual hosts: a list, adding one, deleting one, and choosing the one that everything else is about.
 
 import { button } from "../dom.js";
-import { count } from "../format.js";
+import { countColumn } from "../parts/columns.js";
 import { ask } from "../parts/dialog.js";
 import { list } from "../parts/list.js";
 
@@ -10,10 +10,12 @@ export function virtualHosts({ api, refreshNow, chooseVhost, vhostsChanged }) {
     caption: "Virtual hosts",
     key: (vhost) => vhost.name,
     columns: [
-      { title: "Virtual host", text: (each) => each.name },
+      { title: "Name", text: (each) => each.name },
       { title: "Choose", label: (each) => each.name, isHarmless: true, action: (each) => chooseVhost(each.name) },
       { title: "Description", text: (each) => each.description ?? each.metadata?.description ?? "" },
-      { title: "Messages", number: true, text: (each) => count(each.messages ?? 0) },
+      countColumn("Ready", "messages_ready"),
+      countColumn("Unacked", "messages_unacknowledged"),
+      countColumn("Total", "messages"),
       { title: "Delete", label: (each) => each.name, action: (each) => remove(each) },
     ],
     fetch: ({ page, size, signal }) => api.list(["vhosts"], { page, size, signal }),
@@ -38,7 +40,7 @@ export function virtualHosts({ api, refreshNow, chooseVhost, vhostsChanged }) {
   async function remove({ name }) {
     const isDone = await ask({
       title: "Delete this virtual host?",
-      words: `Virtual host ${name} goes, with all its exchanges, queues and messages. There is no way back.`,
+      words: `Virtual host ${name} is deleted with all its exchanges, queues and messages. This cannot be undone.`,
       confirm: "Delete",
       danger: true,
       action: async () => {

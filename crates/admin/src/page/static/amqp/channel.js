@@ -148,7 +148,7 @@ export class Channel {
         this.#settle(values, ({ resolve, returned }, tag) => resolve({ tag, returned }));
         return;
       case "basic.nack":
-        this.#settle(values, ({ reject }) => reject(new AmqpError("The server did not take the message.")));
+        this.#settle(values, ({ reject }) => reject(new AmqpError("The server rejected the message (basic.nack).")));
         return;
       case "basic.cancel":
         tell(this.#consumers.get(values.consumerTag)?.oncancel);

@@ -63,7 +63,7 @@ export class Connection {
       return Promise.reject(new AmqpError(`${url} cannot be connected to: ${error.message}`));
     }
     const connection = new Connection(socket, url);
-    const timer = setTimeout(() => connection.#fail("The server does not answer."), OPEN_TIMEOUT);
+    const timer = setTimeout(() => connection.#fail("The server did not respond in time."), OPEN_TIMEOUT);
     connection.#handshake({ user, password, vhost, name, heartbeat }).then(
       () => connection.#opened.resolve(connection),
       (error) => connection.#fail(error.message, error.code),
@@ -138,7 +138,7 @@ export class Connection {
     this.#heartbeat = setInterval(() => {
       silentHalves = this.#heardSince ? 0 : silentHalves + 1;
       this.#heardSince = false;
-      if (silentHalves >= 4) this.#fail("The server has fallen silent.");
+      if (silentHalves >= 4) this.#fail("Missed heartbeats from the server.");
       else this.#socket.send(beat);
     }, seconds * 500);
   }
@@ -156,7 +156,7 @@ export class Connection {
         if (this.#error !== undefined) return;
       }
     } catch (error) {
-      this.#fail(`This is not understood: ${error.message}.`);
+      this.#fail(`The server's data is malformed: ${error.message}.`);
     }
   }
 
@@ -208,7 +208,7 @@ export class Connection {
       code !== 1006
         ? `The server closed the connection: ${reason || "no reason given"} (WebSocket code ${code}).`
         : !this.#heard
-          ? `No connection to ${url}. Either nobody listens there, or pages from ${location.origin} are not among the server's ws_origins.`
+          ? `No connection to ${url}. Either it has no listener, or pages from ${location.origin} are not among the server's ws_origins.`
           : "The connection was lost.";
     this.#fail(message);
   }
