@@ -23,14 +23,14 @@ pub struct MetricsWriter {
 pub enum MetricKind {
     /// Only ever rises, except when the process restarts. The family's name ends in `_total`.
     Counter,
-    /// Rises and falls.
+    /// A value that rises and falls.
     Gauge,
 }
 
-/// A sample's value.
+/// The value of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
-    /// A count.
+    /// A count, or a whole number of units.
     Whole(u64),
     /// A measure, such as seconds.
     Real(f64),

@@ -36,7 +36,7 @@ pub(crate) fn write(out: &mut MetricsWriter, started: Started, wanted: &WantedMe
 
 fn write_usage(out: &mut MetricsWriter, prefix: &str) {
     if let Some(bytes) = read("status").as_deref().and_then(resident_bytes) {
-        out.gauge(&format!("{prefix}_process_resident_memory_bytes"), "Resident memory.", bytes);
+        out.gauge(&format!("{prefix}_process_resident_memory_bytes"), "Resident memory in bytes.", bytes);
     }
     if let Some(open) = open_files() {
         out.gauge(&format!("{prefix}_process_open_fds"), "Open file descriptors.", open);
@@ -46,23 +46,23 @@ fn write_usage(out: &mut MetricsWriter, prefix: &str) {
 /// Dashboards made for RabbitMQ read the uptime from a metric with Erlang in its name.
 fn write_limits(out: &mut MetricsWriter, prefix: &str, started: Started) {
     if let Some(most) = read("limits").as_deref().and_then(max_open_files) {
-        let help = "The most file descriptors that may be open.";
+        let help = "Maximum number of open file descriptors.";
         out.gauge(&format!("{prefix}_process_max_fds"), help, most);
         // A socket is a file descriptor, and has no limit of its own.
-        let help = "The most sockets that may be open.";
+        let help = "Maximum number of open sockets.";
         out.gauge(&format!("{prefix}_process_max_tcp_sockets"), help, most);
     }
     let uptime = Started::now().0 - started.0;
-    out.gauge(&format!("{prefix}_erlang_uptime_seconds"), "How long this process has been serving.", uptime);
+    out.gauge(&format!("{prefix}_erlang_uptime_seconds"), "Uptime of the server in seconds.", uptime);
 }
 
 fn write_own(out: &mut MetricsWriter, started: Started) {
-    out.family("leveret_build_info", "The version that runs.", MetricKind::Gauge)
+    out.family("leveret_build_info", "Version of the running server.", MetricKind::Gauge)
         .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
-    out.gauge("leveret_start_time_seconds", "When this process started, since 1970.", started.0);
+    out.gauge("leveret_start_time_seconds", "Start time in seconds since the epoch.", started.0);
     if let Some((seconds, threads)) = read("stat").as_deref().and_then(cpu_and_threads) {
-        out.counter("leveret_process_cpu_seconds_total", "Processor time used, user and system.", seconds);
-        out.gauge("leveret_process_threads", "Threads.", threads);
+        out.counter("leveret_process_cpu_seconds_total", "User and system CPU time in seconds.", seconds);
+        out.gauge("leveret_process_threads", "Number of OS threads.", threads);
     }
 }
 

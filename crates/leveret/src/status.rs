@@ -62,7 +62,7 @@ impl Status {
     /// Writes all metrics that are not per object.
     fn write_all(&self, out: &mut MetricsWriter) {
         let draining = u64::from(self.draining.load(Ordering::Relaxed));
-        out.gauge("leveret_draining", "Whether this process is shutting down.", draining);
+        out.gauge("leveret_draining", "1 while the server is shutting down.", draining);
         server::write(&self.server, out);
         certificates::write(self.tls.as_deref(), out);
         match &self.backend {

@@ -11,9 +11,9 @@ pub(super) fn write(broker: &Broker, out: &mut MetricsWriter) {
     let metrics = broker.metrics();
     write_own(metrics, out);
     write_paging(&broker.held(), out);
-    out.gauge("rabbitmq_queues", "Queues that exist.", metrics.queues.get());
-    out.gauge("rabbitmq_consumers", "Consumers that exist.", metrics.consumers.get());
-    out.gauge("rabbitmq_global_consumers", "Consumers that exist.", metrics.consumers.get());
+    out.gauge("rabbitmq_queues", "Queues declared.", metrics.queues.get());
+    out.gauge("rabbitmq_consumers", "Consumers currently connected.", metrics.consumers.get());
+    out.gauge("rabbitmq_global_consumers", "Consumers currently connected.", metrics.consumers.get());
     write_churn(metrics, "rabbitmq", out);
     write_published(metrics, out);
     write_delivered(metrics, out);
@@ -30,12 +30,12 @@ pub(super) fn write_detailed(broker: Option<&Broker>, detail: &Detail, out: &mut
 /// Writes the confirms requested and sent, and the unroutable messages returned and dropped.
 pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, out: &mut MetricsWriter) {
     let name = "rabbitmq_global_messages_received_confirm_total";
-    let mut family = out.family(name, "Messages received that are to be confirmed.", MetricKind::Counter);
+    let mut family = out.family(name, "Messages received with confirms enabled.", MetricKind::Counter);
     for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
         family.sample(&[("protocol", metrics_label)], served.confirms(front_end).wanted.get());
     }
     let name = "rabbitmq_global_messages_confirmed_total";
-    let mut family = out.family(name, "Messages confirmed.", MetricKind::Counter);
+    let mut family = out.family(name, "Messages confirmed to publishers.", MetricKind::Counter);
     for &ClientProtocol { front_end, metrics_label, .. } in &PROTOCOLS {
         family.sample(&[("protocol", metrics_label)], served.confirms(front_end).given.get());
     }
@@ -55,31 +55,36 @@ pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, o
 
 fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {
     for (name, value) in metrics.iter() {
-        let (name, kind) = match name {
+        let words = name.replace('_', " ");
+        let (name, help, kind) = match name {
             "queues" | "exchanges" | "bindings" | "consumers" => {
-                (format!("leveret_broker_{name}"), MetricKind::Gauge)
+                let help = format!("Number of {words} in the embedded broker.");
+                (format!("leveret_broker_{name}"), help, MetricKind::Gauge)
             }
-            _ => (format!("leveret_broker_{name}_total"), MetricKind::Counter),
+            _ => {
+                let help = format!("Count of {words} in the embedded broker.");
+                (format!("leveret_broker_{name}_total"), help, MetricKind::Counter)
+            }
         };
-        out.family(&name, "A number of the embedded broker.", kind).sample(&[], value);
+        out.family(&name, &help, kind).sample(&[], value);
     }
 }
 
 /// Writes how much of the queues is in memory, and how much only on disk.
 fn write_paging(held: &broker::PagingStatus, out: &mut MetricsWriter) {
-    let help = "Memory that ready messages take.";
+    let help = "Memory in bytes used by ready messages.";
     out.gauge("leveret_broker_resident_bytes", help, held.resident);
-    let help = "Memory above which ready messages of long queues leave it for the disk.";
+    let help = "Memory in bytes used by ready messages above which long queues are paged out to disk.";
     out.gauge("leveret_broker_paging_watermark_bytes", help, held.watermark);
-    let help = "Ready messages that are on disk only.";
+    let help = "Ready messages that are paged out to disk.";
     out.gauge("leveret_broker_paged_messages", help, held.paged_messages);
-    let help = "Bytes of the bodies of ready messages that are on disk only.";
+    let help = "Bytes of the bodies of ready messages that are paged out to disk.";
     out.gauge("leveret_broker_paged_bytes", help, held.paged_bytes);
 }
 
 fn write_churn(metrics: &Metrics, prefix: &str, out: &mut MetricsWriter) {
     for (name, help, counter) in [
-        ("declared", "Declarations of queues.", &metrics.queues_declared),
+        ("declared", "Queue declarations, including those of existing queues.", &metrics.queues_declared),
         ("created", "Queues created.", &metrics.queues_created),
         ("deleted", "Queues deleted.", &metrics.queues_deleted),
     ] {
@@ -94,10 +99,10 @@ fn write_published(metrics: &Metrics, out: &mut MetricsWriter) {
             family.sample(&[("protocol", metrics_label)], value(metrics.published(front_end)));
         }
     };
-    let help = "Channels, or what stands for them, that have published.";
+    let help = "Publishers currently connected: channels, MQTT and STOMP sessions that have published.";
     family("rabbitmq_global_publishers", help, MetricKind::Gauge, &|published| published.publishers.get());
     let name = "rabbitmq_global_messages_received_total";
-    family(name, "Messages received.", MetricKind::Counter, &|published| {
+    family(name, "Messages received from publishers.", MetricKind::Counter, &|published| {
         published.routed.get() + published.unroutable.get()
     });
     let name = "rabbitmq_global_messages_routed_total";
@@ -111,30 +116,22 @@ fn write_delivered(metrics: &Metrics, out: &mut MetricsWriter) {
     let got = metrics.messages_got.get();
     let got_auto = metrics.messages_got_auto_ack.get();
     for (name, help, value) in [
-        ("delivered_total", "Messages delivered.", delivered + got),
+        ("delivered_total", "Messages delivered to consumers or fetched with basic.get.", delivered + got),
         (
             "delivered_consume_auto_ack_total",
-            "Messages delivered to consumers that do not acknowledge.",
+            "Messages delivered to consumers with automatic acknowledgement.",
             delivered_auto,
         ),
         (
             "delivered_consume_manual_ack_total",
-            "Messages delivered to consumers that acknowledge.",
+            "Messages delivered to consumers with manual acknowledgement.",
             delivered.saturating_sub(delivered_auto),
         ),
-        ("delivered_get_auto_ack_total", "Messages got that are not acknowledged.", got_auto),
-        (
-            "delivered_get_manual_ack_total",
-            "Messages got that are to be acknowledged.",
-            got.saturating_sub(got_auto),
-        ),
-        ("get_empty_total", "Attempts to get a message from an empty queue.", metrics.gets_empty.get()),
-        (
-            "redelivered_total",
-            "Messages delivered not for the first time.",
-            metrics.messages_redelivered.get(),
-        ),
-        ("acknowledged_total", "Messages acknowledged.", metrics.messages_acked.get()),
+        ("delivered_get_auto_ack_total", "Messages fetched with automatic ack.", got_auto),
+        ("delivered_get_manual_ack_total", "Messages fetched with manual ack.", got.saturating_sub(got_auto)),
+        ("get_empty_total", "basic.get operations that found an empty queue.", metrics.gets_empty.get()),
+        ("redelivered_total", "Messages redelivered to consumers.", metrics.messages_redelivered.get()),
+        ("acknowledged_total", "Messages acknowledged by consumers.", metrics.messages_acked.get()),
     ] {
         let name = format!("rabbitmq_global_messages_{name}");
         out.family(&name, help, MetricKind::Counter).sample(&[QUEUE_TYPE], value);
@@ -152,12 +149,12 @@ fn write_dead_lettered(metrics: &Metrics, out: &mut MetricsWriter) {
         ("expired", "Messages dead-lettered because they expired.", &metrics.messages_dead_lettered_expired),
         (
             "maxlen",
-            "Messages dead-lettered because there were too many.",
+            "Messages dead-lettered because of a queue length limit.",
             &metrics.messages_dead_lettered_maxlen,
         ),
         (
             "delivery_limit",
-            "Messages dead-lettered because they came back too often.",
+            "Messages dead-lettered because they exceeded the delivery limit.",
             &metrics.messages_dead_lettered_delivery_limit,
         ),
     ] {

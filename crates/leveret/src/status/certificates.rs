@@ -13,7 +13,7 @@ fn write_of(listeners: &[TlsListener], out: &mut MetricsWriter) {
     if listeners.is_empty() {
         return;
     }
-    let help = "When a certificate of a listener ends, or the first of its chain, in seconds since 1970.";
+    let help = "Expiration time of the listener's certificate, or of the first in its chain to expire, in seconds since the epoch.";
     let mut family = out.family("leveret_certificate_expires_seconds", help, MetricKind::Gauge);
     for TlsListener { listener, certificates, .. } in listeners {
         let port = listener.port.to_string();

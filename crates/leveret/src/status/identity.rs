@@ -9,7 +9,7 @@ const CLUSTER: &str = "leveret@localhost";
 
 pub(super) fn write(out: &mut MetricsWriter) {
     let version = env!("CARGO_PKG_VERSION");
-    out.family("rabbitmq_build_info", "The version that runs.", MetricKind::Gauge).sample(
+    out.family("rabbitmq_build_info", "Version of the running server.", MetricKind::Gauge).sample(
         &[
             ("rabbitmq_version", version),
             ("prometheus_plugin_version", version),
@@ -21,7 +21,7 @@ pub(super) fn write(out: &mut MetricsWriter) {
         1_u64,
     );
     let node = node_name();
-    out.family("rabbitmq_identity_info", "The server these metrics are of.", MetricKind::Gauge).sample(
+    out.family("rabbitmq_identity_info", "Identity of the node and cluster.", MetricKind::Gauge).sample(
         &[
             ("rabbitmq_node", node.as_str()),
             ("rabbitmq_cluster", CLUSTER),

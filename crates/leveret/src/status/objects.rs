@@ -38,7 +38,7 @@ pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     for connection in server.open_connections() {
         *counts.entry((protocol(&connection), transport(&connection))).or_default() += 1;
     }
-    let help = "Client connections with a session, by protocol and transport.";
+    let help = "Client connections with an open session, by protocol and transport.";
     let mut family = out.family("leveret_protocol_connections", help, MetricKind::Gauge);
     for ((protocol, transport), count) in counts {
         family.sample(&[("protocol", &protocol), ("transport", transport)], count);
@@ -113,31 +113,31 @@ struct QueueFamily {
 const QUEUE_FAMILIES: [QueueFamily; 5] = [
     QueueFamily {
         name: "messages_ready",
-        help: "Messages that wait for a consumer.",
+        help: "Messages ready to be delivered to consumers.",
         part_of: &[Families::QueueMessages],
         value: |queue| queue.ready,
     },
     QueueFamily {
         name: "messages_unacked",
-        help: "Messages delivered and not acknowledged.",
+        help: "Messages delivered to consumers but not yet acknowledged.",
         part_of: &[Families::QueueMessages],
         value: |queue| queue.unacknowledged,
     },
     QueueFamily {
         name: "messages",
-        help: "Messages, delivered or not.",
+        help: "Sum of ready and unacknowledged messages.",
         part_of: &[Families::QueueMessages],
         value: |queue| queue.ready + queue.unacknowledged,
     },
     QueueFamily {
         name: "consumers",
-        help: "Consumers of a queue.",
+        help: "Consumers on a queue.",
         part_of: &[Families::Queues, Families::QueueConsumers],
         value: |queue| queue.consumers,
     },
     QueueFamily {
         name: "messages_ready_bytes",
-        help: "Bytes of the bodies of messages that wait for a consumer.",
+        help: "Bytes of the bodies of ready messages.",
         part_of: &[Families::Queues],
         value: |queue| queue.ready_bytes,
     },
@@ -170,7 +170,7 @@ fn write_connections(
         family("outgoing_bytes_total", "Bytes sent to a client.", MetricKind::Counter, OpenConnection::sent);
     }
     if detail.wants(&[Families::Connections]) {
-        family("channels", "Channels of a connection.", MetricKind::Gauge, |connection| {
+        family("channels", "Channels open on a connection.", MetricKind::Gauge, |connection| {
             connection.channel_count() as u64
         });
     }
@@ -192,16 +192,16 @@ fn write_channels(connections: &[&Arc<OpenConnection>], prefix: &str, out: &mut 
             }
         }
     };
-    family("channel_consumers", "Consumers of a channel.", |channel| channel.consumers as u64);
-    family("channel_messages_unacked", "Deliveries on a channel that are not acknowledged.", |channel| {
+    family("channel_consumers", "Consumers on a channel.", |channel| channel.consumers as u64);
+    family("channel_messages_unacked", "Messages on a channel not yet acknowledged.", |channel| {
         channel.unacknowledged as u64
     });
     family(
         "consumer_prefetch",
-        "Deliveries that a new consumer of a channel may leave open; 0 is no limit.",
+        "Prefetch limit in messages of each new consumer on a channel; 0 is no limit.",
         |channel| u64::from(channel.prefetch),
     );
-    family("channel_prefetch", "Deliveries that a channel may leave open; 0 is no limit.", |channel| {
+    family("channel_prefetch", "Prefetch limit of a channel in messages; 0 is no limit.", |channel| {
         u64::from(channel.global_prefetch)
     });
 }
@@ -212,7 +212,7 @@ pub(super) fn write_names(broker: Option<&Broker>, detail: &Detail, out: &mut Me
     let vhosts: Vec<_> =
         broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name())).collect();
     if detail.wants(&[Families::VirtualHosts]) {
-        let help = "Whether a virtual host is running.";
+        let help = "1 if the virtual host is running.";
         let mut family = out.family("rabbitmq_cluster_vhost_status", help, MetricKind::Gauge);
         for vhost in &vhosts {
             family.sample(&[("vhost", vhost.name())], 1_u64);
@@ -220,11 +220,13 @@ pub(super) fn write_names(broker: Option<&Broker>, detail: &Detail, out: &mut Me
     }
     if detail.wants(&[Families::Exchanges]) {
         let name = "rabbitmq_cluster_exchange_name";
-        write_exchanges(&vhosts, name, "Exchanges that exist.", out, |_| Box::new(|_| 1));
+        write_exchanges(&vhosts, name, "Exchanges declared; the value is always 1.", out, |_| {
+            Box::new(|_| 1)
+        });
     }
     if detail.wants(&[Families::ExchangeBindings]) {
         let name = "rabbitmq_cluster_exchange_bindings";
-        write_exchanges(&vhosts, name, "Bindings from an exchange.", out, |vhost| {
+        write_exchanges(&vhosts, name, "Bindings whose source is the exchange.", out, |vhost| {
             let counts = binding_counts(vhost);
             Box::new(move |exchange| counts.get(exchange).copied().unwrap_or(0))
         });

@@ -17,32 +17,34 @@ pub(super) fn impairment(store: &Store) -> Option<String> {
 pub(super) fn write(store: &Store, out: &mut MetricsWriter) {
     let failing = store.failing();
     let because = |full| u64::from(failing.as_ref().is_some_and(|failing| failing.full == full));
-    let help = "Whether the data folder cannot be written for this cause: nothing persistent is confirmed meanwhile.";
+    let help =
+        "1 while writes to the data folder fail for this cause and nothing persistent is confirmed, else 0.";
     out.family("leveret_store_failing", help, MetricKind::Gauge)
         .sample(&[("cause", "full")], because(true))
         .sample(&[("cause", "error")], because(false));
     let since = failing.and_then(|failing| failing.since.duration_since(UNIX_EPOCH).ok());
-    let help = "Since when that is so, in seconds since 1970; 0 while all is well.";
+    let help =
+        "Time since when writes to the data folder fail, in seconds since the epoch; 0 while they succeed.";
     out.gauge("leveret_store_failing_since_seconds", help, since.map_or(0, |since| since.as_secs()));
     let journal = store.journal();
     let figures = journal.figures();
     let count = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
     for (name, help, figure) in [
-        ("leveret_store_failures_total", "Attempts to write or sync that failed.", &figures.failures),
-        ("leveret_store_syncs_total", "Groups of records written and synced.", &figures.rounds),
+        ("leveret_store_failures_total", "Failed attempts to write or sync the journal.", &figures.failures),
+        ("leveret_store_syncs_total", "Journal writes followed by a sync.", &figures.rounds),
         ("leveret_store_journal_bytes_total", "Bytes written to the journal.", &figures.bytes),
         (
             "leveret_store_unreadable_messages_total",
-            "Messages whose records were found damaged, and that are given up on disk.",
+            "Messages discarded because their records on disk are damaged.",
             &figures.unreadable,
         ),
     ] {
         out.counter(name, help, count(figure));
     }
-    let help = "Transactions that wrote declarations, deletions and other changes of definitions.";
+    let help = "Committed transactions of definitions, such as declarations and deletions.";
     out.counter("leveret_store_definition_commits_total", help, store.catalogue().commits());
     let pending = journal.pending_bytes() as u64;
-    out.gauge("leveret_store_pending_bytes", "Bytes that wait to be written to the journal.", pending);
+    out.gauge("leveret_store_pending_bytes", "Bytes waiting to be written to the journal.", pending);
     let segments = journal.segments().len() as u64;
-    out.gauge("leveret_store_journal_segments", "Segments of the journal that are still needed.", segments);
+    out.gauge("leveret_store_journal_segments", "Journal segments in use.", segments);
 }
