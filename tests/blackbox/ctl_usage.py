@@ -82,7 +82,7 @@ def test_a_new_password_is_typed_twice_and_is_not_empty(server):
     with at_terminal(server, "add_user", "typed") as (child, terminal):
         terminal.expects("New password of typed: ")
         terminal.types("s3x\x7fcret\n")
-        terminal.expects("The same again: ")
+        terminal.expects("Repeat the password: ")
         terminal.types("s3cret\n")
         assert child.communicate(timeout=PATIENCE) == ("user 'typed' added\n", "")
         assert terminal.shows() and "cret" not in terminal.seen
@@ -161,7 +161,7 @@ def test_a_unix_socket_is_spoken_to(tmp_path):
         try:
             while not child.stdout.readline().startswith("http "):
                 assert child.poll() is None
-            assert "no alarm stands" in Ctl(f"unix:{path}")("ping")
+            assert "no alarm is in effect" in Ctl(f"unix:{path}")("ping")
         finally:
             child.kill()
 

@@ -480,15 +480,15 @@ def test_ctl_switches_it_as_rabbitmqctl_does(sites):
     """At a RabbitMQ, too; the rest of the virtual host stays as it is."""
     for site in sites:
         assert site.api.status("PUT", "vhosts/ctl", {"description": "d", "tags": "a,b"}) == 201
-        assert site.ctl("trace_on", "-p", "ctl") == "virtual host 'ctl' is traced\n"
+        assert site.ctl("trace_on", "-p", "ctl") == "tracing enabled in virtual host 'ctl'\n"
         assert site.ctl.rows("list_vhosts", "name", "tracing", "description") == [
             ["/", "false", "Default virtual host"], ["ctl", "true", "d"],
         ]  # fmt: skip
         assert site.api.get("vhosts/ctl")["tags"] == ["a", "b"]
-        assert site.ctl("trace_off", "-p", "ctl") == "virtual host 'ctl' is not traced\n"
-        assert site.ctl("trace_on") == "virtual host '/' is traced\n"
+        assert site.ctl("trace_off", "-p", "ctl") == "tracing disabled in virtual host 'ctl'\n"
+        assert site.ctl("trace_on") == "tracing enabled in virtual host '/'\n"
         assert site.ctl.rows("list_vhosts", "name", "tracing") == [["/", "true"], ["ctl", "false"]]
-        assert site.ctl("trace_off") == "virtual host '/' is not traced\n"
+        assert site.ctl("trace_off") == "tracing disabled in virtual host '/'\n"
         assert site.ctl.fails("trace_on", "-p", "nope") == "/api/vhosts/nope: not found"
         assert site.api.ask("GET", "vhosts/nope")[0] == 404, "it is not made"
         assert site.api.status("DELETE", "vhosts/ctl") == 204

@@ -12,11 +12,11 @@ use crate::Source;
 /// A file as it is served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct File {
-    /// URL path.
+    /// Path of its URL, with the leading slash.
     pub(crate) path: &'static str,
     /// Its content type, one of those below.
     pub(crate) kind: &'static str,
-    /// The file's content.
+    /// Content of the file, sent as it is.
     pub(crate) text: &'static str,
 }
 

@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::login::User;
 use super::parts;
 
-/// An authorised request.
+/// A request whose user is known and has the tag that the route requires.
 pub(super) struct Call {
     pub(super) api: Arc<Api>,
     pub(super) user: User,
@@ -32,10 +32,10 @@ pub(super) struct Call {
 /// The outcome of a request.
 pub(super) type ApiAnswer = Result<Reply, ApiError>;
 
-/// A successful response.
+/// The response to a request that succeeded.
 pub(super) struct Reply {
     pub(super) status: StatusCode,
-    /// Encoded JSON.
+    /// The body as encoded JSON, if there is one.
     pub(super) body: Option<Vec<u8>>,
     pub(super) location: Option<String>,
     /// The methods of the path, in a response to OPTIONS.
@@ -45,7 +45,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// 200.
+    /// 200 with this body.
     pub(super) fn json(body: impl Into<Value>) -> Self {
         Self::text(body.into().to_string().into_bytes())
     }
@@ -202,7 +202,7 @@ pub(super) fn text<'b>(
     match body.get(key) {
         None | Some(Value::Null) => Ok(default),
         Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(ApiError::bad_request(format!("{key} is not a text: {other}"))),
+        Some(other) => Err(ApiError::bad_request(format!("{key} is not a string: {other}"))),
     }
 }
 
@@ -242,6 +242,8 @@ pub(super) fn raw(arguments: &[u8]) -> Result<RawTable<'_>, ApiError> {
 pub(super) fn short<'t>(what: &str, text: &'t str) -> Result<&'t str, ApiError> {
     match text.len() {
         0..=255 => Ok(text),
-        longer => Err(ApiError::bad_request(format!("{what} has {longer} bytes, but 255 are the most"))),
+        longer => {
+            Err(ApiError::bad_request(format!("{what} has {longer} bytes, more than the limit of 255")))
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::process::{CertificateFile, TlsListener};
 /// `GET /api/health/checks/certificate-expiration/{within}/{unit}`: succeeds if no listener has a certificate,
 /// including its chain and the authorities for client certificates, that expires within that time.
 pub(super) fn expiration(call: &Call) -> ApiAnswer {
-    let within = seconds(call.at("within"), call.at("unit")).map_err(ApiError::bad_request)?;
+    let within = seconds(call.at("within"), call.at("unit"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs);
     let end = i64::try_from(now).unwrap_or(i64::MAX).saturating_add(within);
     let expired = expired(call.api.process.node_name(), &call.api.process.tls_listeners(), end);
@@ -23,15 +23,18 @@ pub(super) fn expiration(call: &Call) -> ApiAnswer {
 }
 
 /// Converts the time to seconds as RabbitMQ does: a month is a twelfth of a year of 365 days.
-fn seconds(within: &str, unit: &str) -> Result<i64, &'static str> {
+fn seconds(within: &str, unit: &str) -> Result<i64, ApiError> {
     const DAY: i64 = 24 * 60 * 60;
-    let within: i64 = within.parse().map_err(|_| "Invalid expiration value.")?;
+    let within: i64 = within.parse().map_err(|_| ApiError::bad_request("Invalid expiration value."))?;
     let unit = match unit.to_ascii_lowercase().as_str() {
         "days" => DAY,
         "weeks" => 7 * DAY,
         "months" => 365 * DAY / 12,
         "years" => 365 * DAY,
-        _ => return Err("Time unit not recognised. Supported units: days, weeks, months, years."),
+        _ => {
+            let reason = "Time unit not recognised. Supported units: days, weeks, months, years.";
+            return Err(ApiError::bad_request(reason));
+        }
     };
     Ok(within.saturating_mul(unit))
 }
@@ -81,7 +84,11 @@ mod tests {
             ("soon", "days", Err("Invalid expiration value.")),
             ("1.5", "days", Err("Invalid expiration value.")),
         ] {
-            assert_eq!(seconds(within, unit), seconds_of_it, "{within} {unit}");
+            assert_eq!(
+                seconds(within, unit),
+                seconds_of_it.map_err(ApiError::bad_request),
+                "{within} {unit}"
+            );
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) async fn wait(api: &Api, until: DiskPoint) -> Result<(), ApiError> {
     let woken = Arc::new(Woken::default());
     tokio::time::timeout(DISK_TIME, wait_for(store, until, &woken))
         .await
-        .map_err(|_| ApiError::not_yet("the change holds, but is not on disk: it may be gone after a crash"))
+        .map_err(|_| ApiError::not_yet("the change is in effect but not on disk, and may be lost in a crash"))
 }
 
 async fn wait_for(store: &Store, until: DiskPoint, woken: &Arc<Woken>) {

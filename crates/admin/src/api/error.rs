@@ -7,7 +7,7 @@ use broker::{BrokerError, DefinitionsError};
 use serde_json::{Value, json};
 
 /// The reason why a request is refused.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct ApiError {
     status: StatusCode,
     error: &'static str,
@@ -36,7 +36,7 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "not_authorised", reason)
     }
 
-    /// 400.
+    /// 400 for a request that is not valid.
     pub(super) fn bad_request(reason: impl Into<Value>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
     }
@@ -49,13 +49,13 @@ impl ApiError {
 
     /// 403 for a page of another origin.
     pub(super) fn foreign() -> Self {
-        Self::new(StatusCode::FORBIDDEN, "forbidden", "requests of other origins are not taken")
+        Self::new(StatusCode::FORBIDDEN, "forbidden", "requests from other origins are not accepted")
     }
 
     /// 403 for a client that is not on this machine.
     pub(super) fn remote() -> Self {
-        let reason = "without a broker of its own the API answers on the loopback interface and Unix sockets only, \
-            and nobody through a proxy";
+        let reason = "in front of an upstream the API is served on the loopback interface and Unix sockets only, \
+            and not through a proxy";
         Self::new(StatusCode::FORBIDDEN, "forbidden", reason)
     }
 
@@ -65,7 +65,7 @@ impl ApiError {
         Self { body: Some(body), ..refused }
     }
 
-    /// 503.
+    /// 503 for a request that cannot be served at present.
     pub(super) fn not_yet(reason: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
     }
@@ -85,23 +85,23 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found", reason)
     }
 
-    /// 405.
+    /// 405 for a method that the path does not have.
     pub(super) fn method_not_allowed(allow: String) -> Self {
         let refused = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method Not Allowed");
         Self { allow: Some(allow), ..refused }
     }
 
-    /// 408.
+    /// 408 for a body that does not arrive in time.
     pub(super) fn too_slow() -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the body did not come in time")
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the request body did not arrive in time")
     }
 
-    /// 413.
+    /// 413 for a body over the limit of its route.
     pub(super) fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "the body is too large")
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "the request body is too large")
     }
 
-    /// 500.
+    /// 500 for a failure whose cause is logged.
     pub(super) fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "see the log")
     }

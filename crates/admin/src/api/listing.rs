@@ -266,7 +266,7 @@ fn rank(value: &Value) -> u8 {
 
 const DEFAULT_PAGE_SIZE: usize = 100;
 
-/// As in RabbitMQ.
+/// Rows of the largest page, as in RabbitMQ.
 const MAX_PAGE_SIZE: usize = 500;
 
 #[cfg(test)]

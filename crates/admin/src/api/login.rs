@@ -45,7 +45,7 @@ pub(super) enum Who {
     Policymaker,
     /// Tag `monitoring` or `administrator`.
     Monitoring,
-    /// Tag `administrator`.
+    /// Users with the tag `administrator`.
     Administrator,
 }
 

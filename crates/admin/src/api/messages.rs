@@ -39,7 +39,9 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
     }
     // An AMQP client would wait, but a waiting request would block others.
     if call.api.process.blocks_publishers() || !authorised.vhost().has_room() {
-        return Err(ApiError::not_yet("publishers are kept waiting for want of memory, disk space or speed"));
+        return Err(ApiError::not_yet(
+            "publishers are blocked: out of memory, out of disk space, or the disk is too slow",
+        ));
     }
     let mut publisher = publisher(&authorised);
     let publish = Publish {
@@ -68,7 +70,7 @@ fn payload(body: &mut Map<String, Value>) -> Result<Bytes, ApiError> {
     let payload = match body.remove("payload") {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(payload)) => payload,
-        Some(_) => return Err(ApiError::bad_request("payload is not a text")),
+        Some(_) => return Err(ApiError::bad_request("payload is not a string")),
     };
     match text(body, "payload_encoding", "")? {
         "string" => Ok(Bytes::from(payload)),

@@ -10,7 +10,7 @@ pub trait Process: Send + Sync + 'static {
     /// The current time of the broker's clock.
     fn now(&self) -> Timestamp;
 
-    /// The product's version.
+    /// Version of the product, such as `1.0.0`.
     fn version(&self) -> &str;
 
     /// The node's name, as in `leveret@localhost`.
@@ -79,7 +79,7 @@ pub trait ClientConnection: Send + Sync {
     /// The name of the logged-in user.
     fn user(&self) -> &str;
 
-    /// Its virtual host.
+    /// Name of the virtual host that it has opened.
     fn vhost(&self) -> &str;
 
     /// All other facts about the connection.
@@ -102,9 +102,9 @@ pub struct ConnectionInfo {
     pub peer_host: String,
     /// The client's port; 0 for a Unix socket.
     pub peer_port: u16,
-    /// The local address.
+    /// The address of the server's end of the connection.
     pub host: String,
-    /// The local port.
+    /// The port of the server's end of the connection.
     pub port: u16,
     /// Whether it uses TLS.
     pub tls: bool,
@@ -137,7 +137,7 @@ pub struct ConnectionInfo {
 /// Properties and counters of a channel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ChannelInfo {
-    /// The channel's number.
+    /// Number of the channel within its connection, from 1.
     pub number: u16,
     /// Prefetch count for new consumers; 0 is no limit.
     pub prefetch: u16,
@@ -147,7 +147,7 @@ pub struct ChannelInfo {
     pub confirms: bool,
     /// Whether the channel is in transaction mode.
     pub transactional: bool,
-    /// Number of consumers.
+    /// Number of consumers on the channel.
     pub consumers: u64,
     /// Number of unacknowledged deliveries.
     pub unacknowledged: u64,
@@ -160,9 +160,9 @@ pub struct ChannelInfo {
 pub struct ListenerInfo {
     /// RabbitMQ's name of the protocol: `amqp`, `amqp/ssl`, `http`, …
     pub protocol: &'static str,
-    /// The bound address.
+    /// The address that it is bound to.
     pub host: String,
-    /// The bound port.
+    /// The TCP port that it is bound to.
     pub port: u16,
 }
 
@@ -180,7 +180,7 @@ pub struct TlsListener {
 /// A file with certificates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CertificateFile {
-    /// Its path.
+    /// Path of the file, as configured.
     pub path: String,
     /// Expiry of each certificate: in seconds since 1970, and as text (`2026-01-31 9:05:00`).
     pub ends: Vec<(i64, String)>,
@@ -189,7 +189,7 @@ pub struct CertificateFile {
 /// The machine and its resources.
 #[derive(Debug, Clone, Default)]
 pub struct NodeInfo {
-    /// As in `leveret@localhost`.
+    /// The node's name, such as `leveret@localhost`.
     pub name: String,
     /// Bytes of memory in use.
     pub memory_used: Option<u64>,
@@ -212,15 +212,15 @@ pub struct NodeInfo {
 /// Counters since the process started.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counters {
-    /// Connections accepted.
+    /// Connections accepted since the start.
     pub connections_opened: u64,
     /// Connections that have ended.
     pub connections_closed: u64,
-    /// Channels opened.
+    /// Channels opened since the start.
     pub channels_opened: u64,
     /// Channels that have ended.
     pub channels_closed: u64,
-    /// Messages confirmed.
+    /// Messages confirmed to publishers since the start.
     pub confirmed: u64,
     /// Messages returned as unroutable.
     pub returned: u64,

@@ -18,7 +18,7 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.len() <= MOST_BYTES => Ok(Some(text.as_str())),
         Some(Value::String(_)) => Err(ApiError::bad_request(format!("{key} is longer than 255 bytes"))),
-        Some(other) => Err(ApiError::bad_request(format!("{key} is not a text: {other}"))),
+        Some(other) => Err(ApiError::bad_request(format!("{key} is not a string: {other}"))),
     };
     let byte = |key: &str| match given.get(key) {
         None | Some(Value::Null) => Ok(None),

@@ -106,7 +106,7 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
         // Do not hold a permit while waiting.
         drop(permit);
         let room = tokio::time::timeout_at(deadline, api.answers.room()).await;
-        room.map_err(|_| ApiError::not_yet("too many answers wait for their readers"))?;
+        room.map_err(|_| ApiError::not_yet("too many responses are waiting for their clients to read them"))?;
     }
 }
 
@@ -192,7 +192,7 @@ async fn read<'a>(
         Err(_) => Err(ApiError::too_slow()),
         Ok(Ok(collected)) => Ok((collected.to_bytes(), room)),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large()),
-        Ok(Err(_)) => Err(ApiError::bad_request("the body ended early")),
+        Ok(Err(_)) => Err(ApiError::bad_request("the request body is incomplete")),
     }
 }
 

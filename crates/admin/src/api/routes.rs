@@ -24,7 +24,7 @@ pub(super) struct Route {
 /// The backend that a path requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Back {
-    /// The embedded broker.
+    /// The embedded broker, not an upstream.
     Broker,
     /// The embedded broker or an upstream.
     Any,

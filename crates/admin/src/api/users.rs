@@ -96,7 +96,7 @@ fn tags(body: &Map<String, Value>) -> Result<Value, ApiError> {
     match body.get("tags") {
         Some(Value::Array(tags)) if tags.iter().all(Value::is_string) => Ok(Value::Array(tags.clone())),
         Some(Value::String(_)) => text(body, "tags", "").map(Value::from),
-        _ => Err(ApiError::bad_request("tags is neither a text nor a list of texts")),
+        _ => Err(ApiError::bad_request("tags is neither a string nor a list of strings")),
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
     let tags = match body.get("tags") {
         None | Some(Value::Null) => json!([]),
         Some(tags @ (Value::Array(_) | Value::String(_))) => tags.clone(),
-        Some(_) => return Err(ApiError::bad_request("tags is neither a text nor a list of texts")),
+        Some(_) => return Err(ApiError::bad_request("tags is neither a string nor a list of strings")),
     };
     let description = text(&body, "description", "")?;
     let mut definition = json!({"name": name, "description": description, "tags": tags});

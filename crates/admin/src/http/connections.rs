@@ -20,7 +20,7 @@ pub(super) struct OpenConnections {
 /// The requests that a connection may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admitted {
-    /// Anything.
+    /// Requests of every kind are served.
     Usual,
     /// Only health and metrics, which must be served under any load.
     Probes,

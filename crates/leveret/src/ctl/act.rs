@@ -105,11 +105,11 @@ pub(super) fn run(command: &ActCommand, api: &Api, output: &Output) -> Result<()
         }
         ActCommand::TraceOn(Vhost { vhost }) => {
             trace(api, vhost, true)?;
-            output.done(&format!("virtual host '{vhost}' is traced"))
+            output.done(&format!("tracing enabled in virtual host '{vhost}'"))
         }
         ActCommand::TraceOff(Vhost { vhost }) => {
             trace(api, vhost, false)?;
-            output.done(&format!("virtual host '{vhost}' is not traced"))
+            output.done(&format!("tracing disabled in virtual host '{vhost}'"))
         }
     }
 }

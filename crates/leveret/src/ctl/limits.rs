@@ -93,7 +93,7 @@ fn set(api: &Api, place: &[&str], known: &[&str], limits: &str) -> Result<(), Fa
             return Err(fault(&format!("is none of {}", known.join(", "))));
         }
         if value.as_i64().is_none() {
-            return Err(fault("is no whole number"));
+            return Err(fault("is not an integer"));
         }
     }
     for (name, value) in limits {

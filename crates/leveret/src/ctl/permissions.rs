@@ -85,13 +85,13 @@ pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Re
         PermissionCommand::SetTopic(TopicPermissions { vhost, user, exchange, write, read }) => {
             let value = json!({ "exchange": exchange, "write": write, "read": read });
             api.put(&path(&["topic-permissions", &vhost.vhost, user]), &value)?;
-            output.done(&format!("topics of '{user}' at exchange '{exchange}' set"))
+            output.done(&format!("topic permissions of '{user}' for exchange '{exchange}' set"))
         }
         PermissionCommand::ClearTopic(OfTopics { vhost, user, exchange }) => {
             let mut parts = vec!["topic-permissions", &vhost.vhost, user];
             parts.extend(exchange.as_deref());
             api.delete(&path(&parts))?;
-            output.done(&format!("topics of '{user}' in virtual host '{}' cleared", vhost.vhost))
+            output.done(&format!("topic permissions of '{user}' in virtual host '{}' cleared", vhost.vhost))
         }
     }
 }

@@ -53,9 +53,9 @@ pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Fa
     let mut terminal = Terminal::open().ok_or_else(no_terminal)?;
     let password = terminal.ask(&format!("New password of {user}: "))?;
     if password.is_empty() {
-        return Err(Failure::Usage("the password is empty".to_owned()));
+        return Err(Failure::Usage("an empty password is not accepted".to_owned()));
     }
-    if terminal.ask("The same again: ")? != password {
+    if terminal.ask("Repeat the password: ")? != password {
         return Err(Failure::Usage("the passwords do not match".to_owned()));
     }
     Ok(password)

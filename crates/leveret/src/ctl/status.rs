@@ -22,7 +22,7 @@ pub(super) fn run(command: &StatusCommand, api: &Api, output: &Output) -> Result
         StatusCommand::Status => status(api, output),
         StatusCommand::Ping => {
             api.get(&path(&["health", "checks", "alarms"]))?;
-            output.done("the server answers, and no alarm stands")
+            output.done("the server responds, and no alarm is in effect")
         }
     }
 }
