@@ -1,6 +1,6 @@
 """Whether the source keeps the rules of CONTRIBUTING.md that no compiler knows: unique type names, the field's words, sentences
-that have a subject, file lengths, comment widths, and an ARCHITECTURE.md that names what exists. Prints each breach with its
-place; the exit code is 1 if there is one.
+that have a subject, comments that say something, errors that are types, no `pub` without a user, file lengths, comment widths,
+and an ARCHITECTURE.md that names what exists. Prints each breach with its place; the exit code is 1 if there is one.
 
     python3 tests/tidy.py [FOLDER]
 """
@@ -14,6 +14,16 @@ from pathlib import Path
 MOST_LINES = 800
 # Columns of a line that is a comment; code is rustfmt's affair.
 MOST_COLUMNS = 128
+
+# A doc comment of no more words says no more than the name of its item, unless it refers to something else.
+TERSE = 3
+
+# Rules that not all crates keep yet, with the crates that do.
+KEPT_BY = {
+    "docs": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "websocket"},
+    "errors": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "store", "sync", "websocket"},
+    "pub": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "sync", "transport", "websocket"},
+}
 
 # Words of a private language, and what a RabbitMQ or Rust engineer says instead. Matched in identifiers and in comments.
 BANNED = {
@@ -46,8 +56,14 @@ TEST_MODULE = re.compile(
 )
 INLINE_TESTS = re.compile(r"^#\[cfg\([^\]]*\btest\b[^\]]*\]\n(?:pub(?:\([^)]*\))?\s+)?mod \w+ \{\n.*?^\}", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"^\s*//[/!]?\s?(.*)$")
+DOC = re.compile(r"^\s*///\s?(.*)$")
+ATTRIBUTE = re.compile(r"^\s*#\[")
+PUBLIC = re.compile(r"^\s*pub\s")
+# Types are left out: other crates may use one without its name, as the type of a value.
+PUBLIC_VALUE = re.compile(r"^\s*pub\s+(?:(?:async|const|unsafe)\s+)*(?:fn|const|static)\s+(?:mut\s+)?(\w+)")
 STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")
 WORD = re.compile(r"[A-Za-z][a-z]*")
+NAME = re.compile(r"[A-Za-z_]\w*")
 # A path of the repository, or an item of a crate, as ARCHITECTURE.md writes them.
 NAMED_PATH = re.compile(r"`((?:crates|tests|docs|packaging)/[\w./-]+)`")
 NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
@@ -68,7 +84,15 @@ def check(root):
         yield from lengths(place, text)
         yield from words(place, text)
         yield from sentences(place, text)
-    yield from homonyms(root, files)
+    production = {path: text for path, text in production_of(root, files)}
+    for path, text in production.items():
+        crate, place = path.relative_to(root).parts[1], path.relative_to(root)
+        if crate in KEPT_BY["docs"]:
+            yield from terse_docs(place, text)
+        if crate in KEPT_BY["errors"]:
+            yield from errors_of_text(place, text)
+    yield from unused_public(root, files, production)
+    yield from homonyms(root, production)
     yield from names_of_architecture(root, files)
 
 
@@ -114,11 +138,8 @@ def paragraphs(text):
 def homonyms(root, files):
     """A type name means one thing in a crate, and a public one means one thing in all."""
     of_crates, public = collections.defaultdict(list), collections.defaultdict(dict)
-    tests = test_modules(files)
     for path, text in files.items():
-        crate, folder = path.relative_to(root).parts[1:3]
-        if folder != "src" or any(path == test or test in path.parents for test in tests):
-            continue
+        crate = path.relative_to(root).parts[1]
         for visibility, name, number in types_of(text):
             place = f"{path.relative_to(root)}:{number}"
             of_crates[crate, name].append(place)
@@ -134,12 +155,69 @@ def homonyms(root, files):
 
 
 def types_of(text):
-    text = INLINE_TESTS.sub(lambda tests: "\n" * tests.group().count("\n"), text)
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         found = TYPE.match(line)
         if found and not ASSOCIATED.match(line) and not any("cfg(test" in before for before in lines[max(0, number - 3) : number - 1]):
             yield (found[1] or "").strip(), found[2], number
+
+
+def terse_docs(place, text):
+    """A doc comment of a public item says more than its name, or refers to something by its name."""
+    lines = [*text.split("\n"), ""]
+    for number, line in enumerate(lines):
+        # The last line of a comment, and the item behind its attributes.
+        if not DOC.match(line) or DOC.match(lines[number + 1]):
+            continue
+        item = next((each for each in lines[number + 1 :] if not ATTRIBUTE.match(each)), "")
+        begin = number
+        while begin > 0 and DOC.match(lines[begin - 1]):
+            begin -= 1
+        comment = " ".join(DOC.match(each)[1] for each in lines[begin : number + 1])
+        if PUBLIC.match(item) and "`" not in comment and len(comment.split()) <= TERSE:
+            yield f"{place}:{begin + 1}: '{comment}' says no more than the name: its unit, or when it is called?"
+
+
+def errors_of_text(place, text):
+    """Errors are types: no `Result<_, String>`, over however many lines it is written."""
+    code = "\n".join("" if COMMENT.match(line) else STRING.sub('""', line) for line in text.split("\n"))
+    for match in re.finditer(r"\bResult<", code):
+        depth, parts = 1, [""]
+        for at in range(match.end(), len(code)):
+            depth += (code[at] in "<([") - (code[at] in ")]" or code[at] == ">" and code[at - 1] != "-")
+            if depth == 0:
+                break
+            parts = [*parts, ""] if code[at] == "," and depth == 1 else [*parts[:-1], parts[-1] + code[at]]
+        if len(parts) > 1 and parts[1].strip() == "String":
+            yield f"{place}:{code.count(chr(10), 0, match.start()) + 1}: an error that is a text; errors are types"
+
+
+def unused_public(root, files, production):
+    """A public function or constant is named by another crate, or by tests and benches outside of `src`."""
+    outside = [*files.items(), *((path, path.read_text()) for path in sorted(root.glob("tests/*/**/*.rs")) if "target" not in path.parts)]
+    users = collections.defaultdict(set)
+    for path, text in outside:
+        parts = path.relative_to(root).parts
+        # A program is a user of the library beside it.
+        own = parts[1] if parts[0] == "crates" and parts[2] == "src" and path.name != "main.rs" else None
+        for name in set(NAME.findall("\n".join("" if COMMENT.match(line) else line for line in text.split("\n")))):
+            users[name].add(own)
+    for path, text in production.items():
+        crate = path.relative_to(root).parts[1]
+        if crate not in KEPT_BY["pub"]:
+            continue
+        for number, line in enumerate(text.split("\n"), 1):
+            found = PUBLIC_VALUE.match(line)
+            if found and users[found[1]] <= {crate}:
+                yield f"{path.relative_to(root)}:{number}: no other crate uses {found[1]}: pub(crate), private, or dead"
+
+
+def production_of(root, files):
+    """The files under `src` that are not for tests alone, with inline tests blanked."""
+    tests = test_modules(files)
+    for path, text in files.items():
+        if path.relative_to(root).parts[2] == "src" and not any(path == test or test in path.parents for test in tests):
+            yield path, INLINE_TESTS.sub(lambda found: "\n" * found.group().count("\n"), text)
 
 
 def test_modules(files):

@@ -9,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import tidy
 
 LIB = "crates/one/src/lib.rs"
+# A crate that keeps the rules that not all crates keep yet.
+STRICT = "crates/amqp/src/lib.rs"
 
 BREACHES = {
     "a type name twice in a crate": ({LIB: "pub struct Plan;\nmod x;\n", "crates/one/src/x.rs": "struct Plan;\n"}, "a second Plan in one crate"),
@@ -21,6 +23,10 @@ BREACHES = {
     "a count without a number": ({LIB: "/// It takes so many bytes.\n"}, "'so many'"),
     "a file that is too long": ({LIB: "\n" * 800}, "801 lines"),
     "a comment that is too wide": ({LIB: f"// {'x' * 130}\n"}, "133 columns"),
+    "a comment that repeats a name": ({STRICT: "/// The plan.\n#[derive(Debug)]\npub struct Plan;\n"}, "'The plan.'"),
+    "a text as an error": ({STRICT: "fn a() -> Result<Vec<(u8, String)>, String> {}\n"}, "errors are types"),
+    "one over several lines": ({STRICT: "fn a(\n) -> Result<\n    u8,\n    String,\n> {}\n"}, "errors are types"),
+    "a public function without a user": ({STRICT: "pub const fn unused() {}\n", LIB: "// unused\n"}, "no other crate uses unused"),
     "a path that is gone": ({LIB: "", "ARCHITECTURE.md": "See `crates/one/src/gone.rs`.\n"}, "gone.rs does not exist"),
     "a function that is gone": ({LIB: "fn here() {}\n", "ARCHITECTURE.md": "See `one::gone`.\n"}, "there is no one::gone"),
 }
@@ -42,6 +48,21 @@ mod tests {
 mod model;
 """,
     "crates/one/src/model.rs": "struct Plan;\n",
+    STRICT: """\
+/// See [`Plan`].
+pub type OtherPlan = Result<HashMap<String, String>, std::io::Error>;
+/// A plan.
+pub(crate) fn plan(done: impl Fn(u8) -> String) -> Result<String, PlanError> {}
+/// Executes the whole plan.
+pub fn execute() {}
+pub fn measure() {}
+#[cfg(test)]
+mod tests {
+    fn plan() -> Result<(), String> {}
+}
+""",
+    "crates/amqp/benches/plan.rs": "fn main() { measure() }\n",
+    "crates/two/src/lib.rs": "fn all() { execute() }\n",
     "ARCHITECTURE.md": "`crates/one/src/lib.rs` has `one::Plan` and `one::replan()`.\n",
 }
 
