@@ -8,7 +8,7 @@
 pub struct ArgumentSpec {
     /// Such as `x-max-length`. Without `x-` it is the key in policies, for those that have one.
     pub name: &'static str,
-    /// The valid values.
+    /// The values that are accepted, and the texts that refuse others.
     pub value: ArgumentValue,
     /// Whether RabbitMQ checks the value when a queue is declared.
     pub is_checked: bool,
