@@ -122,6 +122,7 @@ check: $(DENY)
 	cargo fmt --all --check
 	python3 tests/tidy.py
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	cargo clippy --package leveret --all-targets --no-default-features --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 

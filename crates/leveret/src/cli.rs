@@ -25,6 +25,7 @@ pub(crate) enum Command {
     /// Serve clients: as a broker, or in front of one with --upstream
     Serve(Flags),
     /// Measure AMQP 0-9-1 brokers and proxies
+    #[cfg(feature = "bench")]
     Bench(Box<bench::Arguments>),
     /// Check or print the configuration
     #[command(subcommand)]

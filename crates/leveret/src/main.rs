@@ -56,6 +56,7 @@ fn main() -> ExitCode {
     };
     let result = match command_line.command {
         Command::Serve(flags) => serve(flags),
+        #[cfg(feature = "bench")]
         Command::Bench(arguments) => return benchmark(*arguments),
         Command::Config(command) => configuration(&command),
         Command::Ctl(arguments) => ctl::run(&arguments),
@@ -139,6 +140,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
 /// running all along.
 const RESERVED_THREADS: usize = 1;
 
+#[cfg(feature = "bench")]
 fn benchmark(arguments: bench::Arguments) -> ExitCode {
     match bench::run(arguments) {
         Ok(bench::Outcome::Met) => ExitCode::SUCCESS,
