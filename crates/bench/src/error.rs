@@ -5,6 +5,7 @@ use std::io;
 
 use crate::expect::ExpectError;
 use crate::uri::UriError;
+use crate::websockets::error::MemberError;
 
 /// The reason why a run could not be started or finished.
 #[derive(Debug)]
@@ -122,6 +123,8 @@ pub enum ClientError {
     TimedOut(&'static str),
     /// A thread of the load generator panicked; a defect of this crate.
     Panicked(&'static str),
+    /// A connection of a WebSocket fleet could not be opened.
+    Member(Box<MemberError>),
 }
 
 impl ClientError {
@@ -139,6 +142,7 @@ impl fmt::Display for ClientError {
             Self::Protocol(text) => write!(f, "protocol error: {text}"),
             Self::TimedOut(what) => write!(f, "no answer in time: {what}"),
             Self::Panicked(what) => write!(f, "the {what} thread panicked"),
+            Self::Member(cause) => write!(f, "protocol error: {cause}"),
         }
     }
 }
@@ -147,6 +151,7 @@ impl std::error::Error for ClientError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io { cause, .. } => Some(cause),
+            Self::Member(cause) => Some(cause.as_ref()),
             _ => None,
         }
     }

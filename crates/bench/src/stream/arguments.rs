@@ -185,7 +185,7 @@ impl StreamArguments {
             Length::Timed { warmup, measure } => Some((warmup + measure).as_secs_f64()),
             Length::Messages(_) => None,
         };
-        let rate = self.rate.clone().map(|rate| rate.over(round)).transpose().map_err(Error::Usage)?;
+        let rate = self.rate.clone().map(|rate| rate.over(round)).transpose()?;
         let queue_type = self.queue_type.iter().map(|kind| format!("x-queue-type={kind}"));
         let queue_arguments: Vec<String> = queue_type.chain(self.queue_arguments.iter().cloned()).collect();
         let mut workload = Workload {

@@ -9,6 +9,7 @@ use amqp::{FieldTable, FieldValue, RawTable};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::usage::check;
 
 /// Properties, as given on the command line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -62,14 +63,13 @@ impl MessageProperties {
             }
             properties.named.push((name, value.into()));
         }
-        table(&properties.headers).map_err(Error::Usage)?;
+        properties.headers.iter().try_for_each(|header| check_name("", header))?;
         Ok(properties)
     }
 
     /// Encodes flags and property list, as in a content header.
     pub(crate) fn encode(&self, persistent: bool) -> Vec<u8> {
-        // Parsed headers can always be encoded.
-        let headers = table(&self.headers).map(|table| table.encode()).unwrap_or_default();
+        let headers = table(&self.headers).encode();
         let mut properties = Properties::default();
         if persistent {
             properties = properties.with_delivery_mode(PERSISTENT);
@@ -103,18 +103,18 @@ impl MessageProperties {
 /// Bytes of the longest short string.
 const SHORT_STRING: usize = 255;
 
-/// Encodes arguments: numbers and booleans are sent as such, everything else as text.
-///
-/// # Errors
-/// A name that is too long.
-pub(crate) fn table(pairs: &[(String, String)]) -> Result<FieldTable, String> {
+/// Converts arguments with valid names: numbers and booleans are sent as such, everything else as text.
+pub(crate) fn table(pairs: &[(String, String)]) -> FieldTable {
     pairs.iter().map(field).collect()
 }
 
-fn field((name, value): &(String, String)) -> Result<(&str, FieldValue), String> {
-    if name.is_empty() || name.len() > SHORT_STRING {
-        return Err(format!("{name:?} is no name of an argument or header"));
-    }
+/// Checks that a name fits into a field table; a usage error begins with `option`.
+fn check_name(option: &str, (name, _): &(String, String)) -> Result<(), Error> {
+    let fits = (1..=SHORT_STRING).contains(&name.len());
+    check(fits, &format!("{option}{name:?} is no name of an argument or header"))
+}
+
+fn field((name, value): &(String, String)) -> (&str, FieldValue) {
     let value = match value.as_str() {
         "true" => FieldValue::Boolean(true),
         "false" => FieldValue::Boolean(false),
@@ -124,7 +124,7 @@ fn field((name, value): &(String, String)) -> Result<(&str, FieldValue), String>
             _ => FieldValue::text(text),
         },
     };
-    Ok((name.as_str(), value))
+    (name.as_str(), value)
 }
 
 /// Parses `x-max-length=5`, given as the option with this name.
@@ -136,7 +136,7 @@ pub(crate) fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, Strin
         Ok((name.to_owned(), value.to_owned()))
     };
     let pairs = texts.iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
-    table(&pairs).map_err(|why| Error::Usage(format!("{option}: {why}")))?;
+    pairs.iter().try_for_each(|pair| check_name(&format!("{option}: "), pair))?;
     Ok(pairs)
 }
 
@@ -178,7 +178,7 @@ mod tests {
         let properties = Properties::decode(&bytes).unwrap();
         assert_eq!((properties.content_type, properties.kind), (Some("text/x=y"), Some("t")));
         assert_eq!((properties.priority, properties.delivery_mode), (Some(7), Some(PERSISTENT)));
-        let headers = table(&parse(&texts).unwrap().headers).unwrap();
+        let headers = table(&parse(&texts).unwrap().headers);
         assert_eq!(headers.get("n"), Some(&FieldValue::I64(5)));
         assert_eq!(headers.get("b"), Some(&FieldValue::Boolean(true)));
         assert_eq!(headers.get("s"), Some(&FieldValue::text("x")));

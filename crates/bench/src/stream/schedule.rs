@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::error::Error;
+
 /// The rate of messages over time: `1000` per second, `0..5000` (a ramp over the whole round), or pieces such
 /// as `1000:5,1000..5000:10,0:1`, which repeat if the last has a length.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,13 +30,13 @@ impl Schedule {
     ///
     /// # Errors
     /// There is such a ramp and the round has no length.
-    pub(crate) fn over(mut self, round: Option<f64>) -> Result<Self, String> {
+    pub(crate) fn over(mut self, round: Option<f64>) -> Result<Self, Error> {
         if let Some(last) = self.pieces.last_mut()
             && last.from != last.to
             && last.seconds.is_none()
         {
-            last.seconds =
-                Some(round.ok_or("--rate: a ramp needs a length, as in 0..100:10, in rounds of --messages")?);
+            let needed = "--rate: a ramp needs a length, as in 0..100:10, in rounds of --messages";
+            last.seconds = Some(round.ok_or_else(|| Error::Usage(needed.into()))?);
             let rate = last.to;
             self.pieces.push(Piece { from: rate, to: rate, seconds: None });
         }
@@ -94,9 +96,9 @@ impl Piece {
 }
 
 impl FromStr for Schedule {
-    type Err = String;
+    type Err = ScheduleError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, ScheduleError> {
         let number = |part: &str| part.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
         let piece = |part: &str| {
             let (rates, seconds) = match part.split_once(':') {
@@ -107,19 +109,44 @@ impl FromStr for Schedule {
             Some(Piece { from: number(from)?, to: number(to)?, seconds })
         };
         let pieces: Option<Vec<Piece>> = text.split(',').map(piece).collect();
-        let pieces = pieces
-            .ok_or_else(|| format!("{text:?} is none of RATE, RATE..RATE and RATE[..RATE]:SECONDS,..."))?;
-        let (last, before) = pieces.split_last().ok_or("no rate at all")?;
+        let unknown = || ScheduleError::Form(text.to_owned());
+        let pieces = pieces.ok_or_else(unknown)?;
+        let (last, before) = pieces.split_last().ok_or_else(unknown)?;
         if before.iter().any(|piece| piece.seconds.is_none()) {
-            return Err("only the last piece may be without a length".into());
+            return Err(ScheduleError::EndlessPiece);
         }
         let any = pieces.iter().any(|piece| piece.from > 0.0 || piece.to > 0.0);
         if !any || last.seconds.is_none() && last.to == 0.0 {
-            return Err("a rate must be above 0, at some time and at the end".into());
+            return Err(ScheduleError::NoRate);
         }
         Ok(Self { text: text.to_owned(), pieces })
     }
 }
+
+/// A text that is no schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScheduleError {
+    /// It is not written as one.
+    Form(String),
+    /// A piece before the last has no length.
+    EndlessPiece,
+    /// The rate is 0 all the time, or for ever at the end.
+    NoRate,
+}
+
+impl fmt::Display for ScheduleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Form(text) => {
+                write!(f, "{text:?} is none of RATE, RATE..RATE and RATE[..RATE]:SECONDS,...")
+            }
+            Self::EndlessPiece => f.write_str("only the last piece may be without a length"),
+            Self::NoRate => f.write_str("a rate must be above 0, at some time and at the end"),
+        }
+    }
+}
+
+impl std::error::Error for ScheduleError {}
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

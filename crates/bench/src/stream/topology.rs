@@ -129,8 +129,7 @@ impl<'w> Topology<'w> {
 }
 
 fn encoded(pairs: &[(String, String)]) -> Vec<u8> {
-    // The plan has validated them.
-    table(pairs).map(|table| table.encode()).unwrap_or_default()
+    table(pairs).encode()
 }
 
 /// Names with numbers from `first` on, at `%d` or else at the end; a single name without `%d` stays as it is.

@@ -79,7 +79,7 @@ impl Watched {
                 if self.remote.is_some() {
                     return refuse("more than one address to ask".into());
                 }
-                let endpoint = Endpoint::parse(key, value).map_err(Error::Usage)?;
+                let endpoint = Endpoint::parse(key, value)?;
                 if let Err(why) = endpoint.usage() {
                     return refuse(format!("{endpoint}: {why}"));
                 }

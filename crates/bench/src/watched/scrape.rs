@@ -1,7 +1,7 @@
 //! CPU time and memory that a broker reports over HTTP: as Prometheus metrics, or by RabbitMQ's management API.
 
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::Usage;
+use crate::error::Error;
 
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,10 +36,11 @@ enum SampleKind {
 impl Endpoint {
     /// Parses `http://user:password@host:port/path`; without a path, the usual one. Errors do not repeat the
     /// URL, since it may contain a password.
-    pub(super) fn parse(key: &str, url: &str) -> Result<Self, String> {
+    pub(super) fn parse(key: &str, url: &str) -> Result<Self, Error> {
         let kind = if key == "management" { SampleKind::Management } else { SampleKind::Prometheus };
-        let rest =
-            url.strip_prefix("http://").ok_or(format!("--system: {key}: it does not start with http://"))?;
+        let rest = url
+            .strip_prefix("http://")
+            .ok_or_else(|| Error::Usage(format!("--system: {key}: it does not start with http://")))?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (login, authority) = match authority.rsplit_once('@') {
             Some((login, authority)) => (Some(STANDARD.encode(login)), authority),
@@ -61,21 +63,20 @@ impl Endpoint {
     }
 
     /// Requests the figures.
-    pub(super) fn usage(&self) -> Result<Usage, String> {
-        let body = self.get().map_err(|error| error.to_string())?;
+    pub(super) fn usage(&self) -> io::Result<Usage> {
+        let body = self.get()?;
         let usage = match self.kind {
             SampleKind::Prometheus => of_metrics(&body),
             SampleKind::Management => of_nodes(&body),
         };
         if usage == Usage::default() {
-            Err("neither CPU time nor memory in the answer".into())
+            Err(bad("neither CPU time nor memory in the answer"))
         } else {
             Ok(usage)
         }
     }
 
-    fn get(&self) -> std::io::Result<String> {
-        let bad = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, text.to_owned());
+    fn get(&self) -> io::Result<String> {
         let address =
             self.authority.to_socket_addrs()?.next().ok_or_else(|| bad("the host has no address"))?;
         let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
@@ -95,6 +96,10 @@ impl Endpoint {
         }
         Ok(body.to_owned())
     }
+}
+
+fn bad(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text.to_owned())
 }
 
 /// Without the password.
@@ -175,7 +180,7 @@ mod tests {
         assert_eq!(parse("prometheus", "http://h:1/x"), "http://h:1/x");
         assert_eq!(parse("management", "http://u:secret@h"), "http://h:15672/api/nodes");
         assert_eq!(parse("management", "http://h:1/prefix/"), "http://h:1/prefix/api/nodes");
-        let error = Endpoint::parse("management", "https://u:secret@h").unwrap_err();
+        let error = Endpoint::parse("management", "https://u:secret@h").unwrap_err().to_string();
         assert!(!error.contains("secret"), "{error}");
     }
 }

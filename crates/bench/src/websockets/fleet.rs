@@ -46,7 +46,7 @@ pub(super) async fn measure(
     let fleet = Fleet::new(system, settings).await?;
     // The first connection is not counted: it makes the server allocate things that it allocates only once.
     let first = member::open(Arc::clone(&fleet.shared), u32::MAX, Role::Ordinary).await;
-    let first = first.map_err(ClientError::Protocol)?;
+    let first = first.map_err(Box::new).map_err(ClientError::Member)?;
     drop(first);
     sleep(LATE).await;
     let mut study =
@@ -151,7 +151,7 @@ impl FleetStudy {
                     Some(Ok(Ok(member))) => {
                         self.members.spawn(member.run());
                     }
-                    Some(Ok(Err(why))) => drop(stopped.get_or_insert(why)),
+                    Some(Ok(Err(why))) => drop(stopped.get_or_insert_with(|| why.to_string())),
                     Some(Err(panicked)) => drop(stopped.get_or_insert(panicked.to_string())),
                 },
                 _ = look.tick(), if shared.settings.memory_limit.is_some() => {
@@ -210,7 +210,7 @@ impl FleetStudy {
         let bystanders = Arc::clone(shared);
         let bystanders = thread::spawn(move || look_on(bystanders, opened));
         let opened = all_open.await.map_err(|_| ClientError::Panicked("bystanders"))?;
-        opened.map_err(ClientError::Protocol)?;
+        opened?;
         self.forget();
         sleep(WATCH).await;
         let before = self.latencies();
@@ -249,18 +249,18 @@ impl FleetStudy {
 }
 
 /// Opens the bystanders, signals `opened`, and runs them.
-fn look_on(shared: Arc<FleetState>, opened: oneshot::Sender<Result<(), String>>) {
+fn look_on(shared: Arc<FleetState>, opened: oneshot::Sender<Result<(), ClientError>>) {
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         // If the study has ended, the receiver is gone.
-        Err(error) => return drop(opened.send(Err(error.to_string()))),
+        Err(error) => return drop(opened.send(Err(ClientError::io("starting the runtime")(error)))),
     };
     runtime.block_on(async {
         let mut members = JoinSet::new();
         for number in 0..BYSTANDERS {
             match member::open(Arc::clone(&shared), u32::MAX - 1 - number, Role::Bystander).await {
                 Ok(member) => drop(members.spawn(member.run())),
-                Err(why) => return drop(opened.send(Err(why))),
+                Err(why) => return drop(opened.send(Err(ClientError::Member(Box::new(why))))),
             }
         }
         drop(opened.send(Ok(())));

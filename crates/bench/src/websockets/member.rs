@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep_until, timeout};
 
 use super::arguments::WebSocketsSettings;
+use super::error::MemberError;
 use super::session::{Met, WebSocketSession, message_kind, session};
 use super::target::Target;
 use super::wire::Wire;
@@ -68,11 +69,11 @@ pub(super) enum Role {
 /// Opens the connection with this number.
 ///
 /// # Errors
-/// The reason why it cannot be opened, as text.
-pub(super) async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Result<Member, String> {
+/// It cannot be opened, or not in time.
+pub(super) async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Result<Member, MemberError> {
     match timeout(OPENING_TIMEOUT, Member::open(shared, number, role)).await {
         Ok(opened) => opened,
-        Err(_) => Err("it was not subscribed in time".to_owned()),
+        Err(_) => Err(MemberError::TimedOut),
     }
 }
 
@@ -90,7 +91,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Result<Self, String> {
+    async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Result<Self, MemberError> {
         let heartbeat = shared.settings.heartbeat;
         let source = shared.settings.source(shared.address, number);
         let wire = Wire::open(&shared.target, shared.address, source).await?;
@@ -116,7 +117,9 @@ impl Member {
             out.clear();
             match member.session.handle(&mut member.wire.payload, &mut out)? {
                 Some(Met::Subscribed) => break,
-                Some(Met::Delivery(_)) => return Err("a message that nobody has published".to_owned()),
+                Some(Met::Delivery(_)) => {
+                    return Err(MemberError::Unexpected("a message that nobody has published"));
+                }
                 None if out.is_empty() => member.wire.receive().await?,
                 None => {}
             }
@@ -148,18 +151,18 @@ impl Member {
         if let Some(why) = ended
             && let Ok(mut lost) = self.shared.lost.lock()
         {
-            lost.0.get_or_insert(why);
+            lost.0.get_or_insert_with(|| why.to_string());
             lost.1 += 1;
         }
     }
 
     /// Handles the messages received.
-    fn take(&mut self) -> Result<(), String> {
+    fn take(&mut self) -> Result<(), MemberError> {
         let mut out = Vec::new();
         while let Some(met) = self.session.handle(&mut self.wire.payload, &mut out)? {
-            let Met::Delivery(body) = met else { return Err("subscribed twice".to_owned()) };
+            let Met::Delivery(body) = met else { return Err(MemberError::Unexpected("subscribed twice")) };
             let sent = std::str::from_utf8(&body).ok().and_then(|text| text.trim().parse::<u64>().ok());
-            let sent = sent.ok_or("a message that is not ours")?;
+            let sent = sent.ok_or(MemberError::Unexpected("a message that is not ours"))?;
             self.shared.received.fetch_add(1, Relaxed);
             if let Ok(mut latencies) = self.shared.latencies.lock() {
                 latencies.record(self.shared.nanos().saturating_sub(sent));
@@ -172,7 +175,7 @@ impl Member {
     }
 
     /// Sends the messages and heartbeats that are due.
-    async fn act(&mut self) -> Result<(), String> {
+    async fn act(&mut self) -> Result<(), MemberError> {
         let now = Instant::now();
         let mut out = Vec::new();
         if self.next_heartbeat.is_some_and(|due| due <= now) {
@@ -190,7 +193,7 @@ impl Member {
         self.send(&out).await
     }
 
-    async fn send(&mut self, out: &[u8]) -> Result<(), String> {
+    async fn send(&mut self, out: &[u8]) -> Result<(), MemberError> {
         if out.is_empty() {
             return Ok(());
         }

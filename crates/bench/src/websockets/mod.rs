@@ -5,6 +5,7 @@
 //! heartbeats. At the end all connections are dropped at once, and ten others measure whether they are affected.
 
 pub mod arguments;
+pub(crate) mod error;
 mod fleet;
 mod kernel;
 mod member;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use websocket::MessageKind;
 
+use super::error::MemberError;
 use super::target::{CarriedProtocol, Target};
 
 /// An event of a session.
@@ -27,7 +28,7 @@ pub(super) trait WebSocketSession: Send {
     ///
     /// # Errors
     /// The server refuses, or violates the protocol.
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, String>;
+    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError>;
     /// Publishes to the client's own topic.
     fn publish(&mut self, body: &[u8], out: &mut Vec<u8>);
     /// Appends a heartbeat.

@@ -8,6 +8,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use websocket::handshake::ClientRequest;
 use websocket::{DecoderLimits, FrameDecoder, MessageKind, Role, WebSocketEvent, encode};
 
+use super::error::MemberError;
 use super::target::Target;
 
 /// Bytes of one read: far more than a message of this study.
@@ -27,13 +28,13 @@ impl Wire {
     /// Connects from `source`, if that is given, and upgrades.
     ///
     /// # Errors
-    /// The reason why there is no connection or no upgrade, as text.
+    /// There is no connection, or no upgrade.
     pub(super) async fn open(
         target: &Target,
         address: SocketAddr,
         source: Option<SocketAddr>,
-    ) -> Result<Self, String> {
-        let stream = connect(address, source).await.map_err(|error| format!("cannot connect: {error}"))?;
+    ) -> Result<Self, MemberError> {
+        let stream = connect(address, source).await.map_err(MemberError::Connect)?;
         let mut wire = Self {
             stream,
             decoder: FrameDecoder::new(Role::Client, DecoderLimits::NONE),
@@ -51,7 +52,7 @@ impl Wire {
         wire.write(&request.bytes()).await?;
         loop {
             let input = wire.read().await?;
-            match request.validate(&input).map_err(|error| error.to_string())? {
+            match request.validate(&input).map_err(MemberError::Upgrade)? {
                 Some(accepted) => {
                     wire.decode(&input[accepted.len..])?;
                     return Ok(wire);
@@ -62,7 +63,7 @@ impl Wire {
     }
 
     /// Sends a message.
-    pub(super) async fn send(&mut self, kind: MessageKind, payload: &[u8]) -> Result<(), String> {
+    pub(super) async fn send(&mut self, kind: MessageKind, payload: &[u8]) -> Result<(), MemberError> {
         let mut frame = Vec::with_capacity(payload.len() + websocket::MAX_HEADER_LEN);
         // An unpredictable key is unnecessary, since this payload is harmless to intermediaries.
         encode::message(&mut frame, Some([0x5a; 4]), kind, payload);
@@ -72,40 +73,39 @@ impl Wire {
     /// Waits for more payload or a control frame.
     ///
     /// # Errors
-    /// The reason, as text: the server closed the connection, or violated the protocol.
-    pub(super) async fn receive(&mut self) -> Result<(), String> {
+    /// The server closed the connection, or violated the protocol.
+    pub(super) async fn receive(&mut self) -> Result<(), MemberError> {
         let input = self.read().await?;
         self.decode(&input)
     }
 
     /// The remaining input, followed by the next read. Cancel-safe.
-    async fn read(&mut self) -> Result<Vec<u8>, String> {
+    async fn read(&mut self) -> Result<Vec<u8>, MemberError> {
         loop {
-            let lost = |error: io::Error| format!("connection lost: {error}");
-            self.stream.readable().await.map_err(lost)?;
+            self.stream.readable().await.map_err(MemberError::Lost)?;
             let mut buffer = [0; READ];
             match self.stream.try_read(&mut buffer) {
-                Ok(0) => return Err("the server closed the connection".to_owned()),
+                Ok(0) => return Err(MemberError::EndOfStream),
                 Ok(bytes) => {
                     let mut input = std::mem::take(&mut self.left);
                     input.extend_from_slice(&buffer[..bytes]);
                     return Ok(input);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(lost(error)),
+                Err(error) => return Err(MemberError::Lost(error)),
             }
         }
     }
 
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.stream.write_all(bytes).await.map_err(|error| format!("connection lost: {error}"))
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), MemberError> {
+        self.stream.write_all(bytes).await.map_err(MemberError::Lost)
     }
 
-    fn decode(&mut self, input: &[u8]) -> Result<(), String> {
+    fn decode(&mut self, input: &[u8]) -> Result<(), MemberError> {
         let mut taken = 0;
         loop {
             let step = self.decoder.decode(&input[taken..], &mut self.payload);
-            let step = step.map_err(|fault| format!("the server broke the protocol: {fault}"))?;
+            let step = step.map_err(MemberError::WebSocket)?;
             taken += step.taken;
             match step.event {
                 None => break,
@@ -115,10 +115,7 @@ impl Wire {
                     // If the socket has no room for it, the server is not reading.
                     let _ = self.stream.try_write(&pong);
                 }
-                Some(WebSocketEvent::Close(Some(close))) => {
-                    return Err(format!("closed by the server: {} {}", close.code, close.reason));
-                }
-                Some(WebSocketEvent::Close(None)) => return Err("closed by the server".to_owned()),
+                Some(WebSocketEvent::Close(close)) => return Err(MemberError::Closed(close)),
                 Some(
                     WebSocketEvent::MessageStart(_)
                     | WebSocketEvent::MessageEnd

@@ -12,6 +12,8 @@ use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 
 use super::{Met, WebSocketSession};
 use crate::client::{check_close, expect_method};
+use crate::error::ClientError;
+use crate::websockets::error::MemberError;
 use crate::websockets::target::Target;
 
 /// The largest frame that is requested, as clients in browsers do.
@@ -44,7 +46,7 @@ impl AmqpSession {
     }
 
     /// Continues the handshake; returns whether it consumed anything.
-    fn open(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<bool, String> {
+    fn open(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<bool, MemberError> {
         let Some(handshake) = &mut self.handshake else { return Ok(false) };
         let taken = handshake.handle_input(input);
         input.drain(..taken);
@@ -55,9 +57,11 @@ impl AmqpSession {
                 self.handshake = None;
                 write_method(out, CHANNEL, channel::Open::default());
             }
-            Some(ClientEvent::Refused(close)) => return Err(close.to_string()),
-            Some(ClientEvent::Failed(failure)) => return Err(failure.to_string()),
-            Some(ClientEvent::Challenge(_)) => return Err("PLAIN was answered with a challenge".to_owned()),
+            Some(ClientEvent::Refused(close)) => return Err(MemberError::Refused(close.to_string())),
+            Some(ClientEvent::Failed(failure)) => return Err(MemberError::Login(failure)),
+            Some(ClientEvent::Challenge(_)) => {
+                return Err(MemberError::Unexpected("PLAIN was answered with a challenge"));
+            }
         }
         Ok(taken > 0)
     }
@@ -88,19 +92,19 @@ impl WebSocketSession for AmqpSession {
         }
     }
 
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, String> {
+    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError> {
         while self.handshake.is_some() {
             if !self.open(input, out)? {
                 return Ok(None);
             }
         }
-        while let Some(frame) = Frame::parse(input, FRAME_MAX).map_err(|fault| fault.to_string())? {
+        while let Some(frame) = Frame::parse(input, FRAME_MAX).map_err(ClientError::from)? {
             let met = match frame.kind {
                 // Bodies are small: one frame.
                 FrameKind::Body => Some(Met::Delivery(frame.payload.to_vec())),
                 FrameKind::Method => {
-                    let method = expect_method(&frame).map_err(|error| error.to_string())?;
-                    check_close(&method).map_err(|error| error.to_string())?;
+                    let method = expect_method(&frame)?;
+                    check_close(&method)?;
                     self.next_step(&method, out)
                 }
                 FrameKind::Header | FrameKind::Heartbeat => None,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Met, WebSocketSession};
+use crate::websockets::error::MemberError;
 use crate::websockets::target::Target;
 
 const CONNECT: u8 = 0x10;
@@ -47,7 +48,7 @@ impl WebSocketSession for MqttSession {
         out.append(&mut std::mem::take(&mut self.connect));
     }
 
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, String> {
+    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError> {
         while let Some((content_at, end)) = extent(input)? {
             let content = &input[content_at..end];
             let met = match (input[0], content) {
@@ -58,9 +59,9 @@ impl WebSocketSession for MqttSession {
                     packet(SUBSCRIBE, &subscribe, out);
                     None
                 }
-                (CONNACK, [_, code]) => return Err(format!("the login was refused with code {code}")),
+                (CONNACK, [_, code]) => return Err(MemberError::MqttLogin(*code)),
                 (SUBACK, [_, _, 0]) => Some(Met::Subscribed),
-                (SUBACK, _) => return Err("the subscription was refused".to_owned()),
+                (SUBACK, _) => return Err(MemberError::Unexpected("the subscription was refused")),
                 (PUBLISH, [high, low, rest @ ..]) => {
                     let topic = usize::from(u16::from_be_bytes([*high, *low]));
                     Some(Met::Delivery(rest.get(topic..).unwrap_or_default().to_vec()))
@@ -107,7 +108,7 @@ fn packet(first: u8, content: &[u8], out: &mut Vec<u8>) {
 }
 
 /// The bounds of the content of the first packet, if it is complete.
-fn extent(input: &[u8]) -> Result<Option<(usize, usize)>, String> {
+fn extent(input: &[u8]) -> Result<Option<(usize, usize)>, MemberError> {
     let mut length = 0;
     for at in 0..MAX_LENGTH_BYTES {
         let Some(&byte) = input.get(1 + at) else { return Ok(None) };
@@ -117,5 +118,5 @@ fn extent(input: &[u8]) -> Result<Option<(usize, usize)>, String> {
             return Ok((input.len() >= begin + length).then_some((begin, begin + length)));
         }
     }
-    Err("a packet's length of more than four bytes".to_owned())
+    Err(MemberError::Unexpected("a packet's length of more than four bytes"))
 }

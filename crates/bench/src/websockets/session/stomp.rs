@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::{Met, WebSocketSession};
+use crate::websockets::error::MemberError;
 use crate::websockets::target::Target;
 
 pub(super) struct StompSession {
@@ -28,7 +29,7 @@ impl WebSocketSession for StompSession {
         out.extend(std::mem::take(&mut self.connect).into_bytes());
     }
 
-    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, String> {
+    fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError> {
         loop {
             // Line ends between frames are heartbeats.
             let beats = input.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
@@ -48,7 +49,10 @@ impl WebSocketSession for StompSession {
                 Some("MESSAGE") => return Ok(Some(Met::Delivery(body.as_bytes().to_vec()))),
                 _ => {
                     let message = head.lines().find_map(|line| line.strip_prefix("message:"));
-                    return Err(message.unwrap_or("a frame that nothing asked for").to_owned());
+                    return Err(match message {
+                        Some(message) => MemberError::Refused(message.to_owned()),
+                        None => MemberError::Unexpected("a frame that nothing asked for"),
+                    });
                 }
             }
         }
