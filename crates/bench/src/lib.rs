@@ -38,7 +38,6 @@ pub mod stats;
 mod strategies;
 pub mod stream;
 pub mod study;
-mod table;
 pub mod uri;
 mod usage;
 pub mod watched;

@@ -8,6 +8,7 @@ use crate::machine::Machine;
 use crate::metric::{Fate, LatencyPoint, Metric};
 use crate::stats::Summary;
 use crate::stream::workload::Workload;
+use crate::study::report::Measured;
 
 /// All results of one run of `bench stream`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -38,17 +39,7 @@ pub struct StreamSystem {
     /// Each round, in order.
     pub rounds: Vec<Round>,
     /// The main figures over all rounds.
-    pub summary: Vec<NamedSummary>,
-}
-
-/// A figure over all rounds.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct NamedSummary {
-    /// The metric's name, as in expectations.
-    pub metric: String,
-    /// Location and spread; seconds, bytes, cores, or messages per second.
-    #[serde(flatten)]
-    pub summary: Summary,
+    pub summary: Vec<Measured>,
 }
 
 /// One round on one system.
@@ -210,20 +201,12 @@ impl StreamSystem {
 
     /// Location and spread of a figure over the rounds; `None` unless some round measured it.
     pub fn summary_of(&self, metric: Metric) -> Option<Summary> {
-        Summary::of(self.rounds.iter().filter_map(|round| round.figure(metric)))
+        Summary::of(self.values_of(metric))
     }
 
-    /// One value for all rounds: the sum of counts, the worst of extremes, the median of all other figures.
+    /// One value for all rounds, see [`Summary::figure`].
     pub fn figure(&self, metric: Metric) -> Option<f64> {
-        let summary = self.summary_of(metric)?;
-        Some(match metric {
-            Metric::Count(_) => summary.mean * summary.count as f64,
-            Metric::Latency(LatencyPoint::Max) | Metric::ConfirmLatency(LatencyPoint::Max) | Metric::Rss => {
-                summary.max
-            }
-            Metric::Latency(LatencyPoint::Min) | Metric::ConfirmLatency(LatencyPoint::Min) => summary.min,
-            _ => summary.median,
-        })
+        self.summary_of(metric).map(|summary| summary.figure(metric))
     }
 
     /// Fills [`StreamSystem::summary`] from the rounds.
@@ -234,11 +217,7 @@ impl StreamSystem {
             .chain(points.map(Metric::Latency))
             .chain(points.map(Metric::ConfirmLatency))
             .chain([Metric::Cpu, Metric::CpuPerMessage, Metric::Rss]);
-        self.summary = metrics
-            .filter_map(|metric| {
-                Some(NamedSummary { metric: metric.to_string(), summary: self.summary_of(metric)? })
-            })
-            .collect();
+        self.summary = metrics.filter_map(|metric| Measured::of(metric, self.values_of(metric))).collect();
     }
 }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::metric::{LatencyPoint, Metric};
+
 /// Location and spread of one figure over the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -46,6 +48,18 @@ impl Summary {
             mad: median_of_sorted(&deviations),
             ci95: t_quantile(sorted.len() - 1) * stddev / n.sqrt(),
         })
+    }
+
+    /// One value for all rounds: the sum of counts, the worst of extremes, the median of all other figures.
+    pub(crate) fn figure(&self, metric: Metric) -> f64 {
+        match metric {
+            Metric::Count(_) => self.mean * self.count as f64,
+            Metric::Latency(LatencyPoint::Max) | Metric::ConfirmLatency(LatencyPoint::Max) | Metric::Rss => {
+                self.max
+            }
+            Metric::Latency(LatencyPoint::Min) | Metric::ConfirmLatency(LatencyPoint::Min) => self.min,
+            _ => self.median,
+        }
     }
 }
 

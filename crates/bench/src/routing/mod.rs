@@ -9,7 +9,6 @@ pub mod fit;
 mod keys;
 mod level;
 pub(crate) mod page;
-mod plot;
 pub mod report;
 mod session;
 mod table;
@@ -18,21 +17,19 @@ mod table;
 mod tests;
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::path::Path;
 
 use crate::error::{ClientError, Error};
 use crate::machine::Machine;
+use crate::study::files::{self, make_folder};
 use crate::study::report::SystemAbout;
-use crate::study::svg;
 use crate::study::systems::System;
 pub use arguments::{RoutingArguments, RoutingPlan};
 use arguments::{RoutingStudy, StudiedExchange};
 use level::{LevelOutcome, LevelTask};
-use report::{Figure, RoutingReport, Series};
+use report::{RoutingReport, Series};
 use session::ConfirmedChannel;
-pub(crate) use table::render;
 
 /// The channel that all requests use.
 const CHANNEL: u16 = 1;
@@ -185,39 +182,16 @@ fn in_turn(
 /// # Errors
 /// A failure of the file system.
 pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error> {
-    let failed = |path: &Path| {
-        let path = path.to_string_lossy().into_owned();
-        move |cause: io::Error| Error::Report { path, cause }
-    };
-    fs::create_dir_all(folder).map_err(failed(folder))?;
-    let write = |name: String, text: String| {
-        let path = folder.join(name);
-        fs::write(&path, text).map_err(failed(&path))
-    };
-    for (kind, figure, panels) in panels(report) {
-        for (system, series) in &panels {
+    make_folder(folder)?;
+    let write = |name: String, text: String| files::write(&folder.join(name), &text);
+    for plot in page::plots(report) {
+        let page::Plot { kind, figure, systems } = &plot;
+        for (system, series) in systems {
             let name = format!("{}-{}-{system}.txt", kind.name(), figure.name());
-            write(name, report::data_text(series, figure))?;
+            write(name, report::data_text(series, *figure))?;
         }
-        let svg = plot::svg(&format!("{} exchange", kind.name()), figure, &panels).map_err(io::Error::other);
-        let svg = svg::alone(&svg.map_err(failed(folder))?);
+        let svg = plot.chart().svg_file().map_err(io::Error::other).map_err(files::failed(folder))?;
         write(format!("{}-{}.svg", kind.name(), figure.name()), svg)?;
     }
     Ok(())
-}
-
-/// The panels of a plot, side by side: a system's name and its levels.
-type Panels<'r> = Vec<(&'r str, Vec<&'r Series>)>;
-
-/// Every plot: exchange type, figure, and a panel for each system.
-fn panels(report: &RoutingReport) -> Vec<(StudiedExchange, Figure, Panels<'_>)> {
-    let mut kinds: Vec<StudiedExchange> = report.series.iter().map(|series| series.exchange).collect();
-    kinds.dedup();
-    let levels = |kind: StudiedExchange, system: &SystemAbout| {
-        let of = |series: &&Series| series.exchange == kind && series.system == system.name;
-        report.series.iter().filter(of).collect()
-    };
-    let panels =
-        |kind| report.systems.iter().map(|system| (system.name.as_str(), levels(kind, system))).collect();
-    kinds.iter().flat_map(|&kind| Figure::ALL.map(|figure| (kind, figure, panels(kind)))).collect()
 }

@@ -1,31 +1,84 @@
-//! The report as a section of a page, and as cells.
+//! The report as it is shown, and as cells.
 
 use super::arguments::{BindingLevel, StudiedExchange};
 use super::report::{Figure, FigureGrowth, RoutingReport, Series};
-use super::{panels, plot, table};
+use super::table;
 use crate::metric::{LatencyPoint, Metric};
-use crate::study::grid::Grid;
-use crate::study::page::Section;
-use crate::study::report::{Axis, CellReport, Compared, Measured, StudyReport};
+use crate::study::chart::{Chart, ChartLine, Panel, ordered_colour};
+use crate::study::report::{Axis, CellReport, Measured, StudyReport};
+use crate::study::section::{Section, facts};
 
-/// Renders the section of a page: log-log plots, verdicts, tables.
-pub(crate) fn section(report: &RoutingReport) -> Result<Section, String> {
-    let mut plots = Vec::new();
-    for (kind, figure, panels) in panels(report) {
-        plots.push(plot::svg(&format!("{} exchange", kind.name()), figure, &panels)?);
-    }
-    let mut facts = vec![report.settings.to_string()];
-    facts.extend(
-        report.systems.iter().map(|system| format!("{}: {} at {}", system.name, system.server, system.uri)),
-    );
-    Ok(Section {
-        machine: report.machine.to_string(),
-        facts,
-        verdicts: report.expectations.clone(),
-        plots,
-        tables: table::tables(report).iter().map(Grid::of).collect(),
+/// The results as they are shown: log-log plots, verdicts, tables.
+pub(crate) fn section(report: &RoutingReport) -> Section {
+    Section {
+        machine: report.machine.clone(),
+        facts: facts(report.settings.to_string(), &report.systems),
+        charts: plots(report).into_iter().map(|plot| plot.chart()).collect(),
+        tables: table::tables(report),
         notes: report.notes.clone(),
-    })
+        verdicts: report.expectations.clone(),
+    }
+}
+
+/// A figure of an exchange type, and the levels of each system.
+pub(super) struct Plot<'r> {
+    pub(super) kind: StudiedExchange,
+    pub(super) figure: Figure,
+    pub(super) systems: Vec<(&'r str, Vec<&'r Series>)>,
+}
+
+/// Every plot.
+pub(super) fn plots(report: &RoutingReport) -> Vec<Plot<'_>> {
+    let mut kinds: Vec<StudiedExchange> = report.series.iter().map(|series| series.exchange).collect();
+    kinds.dedup();
+    let plot = |(kind, figure): (StudiedExchange, Figure)| {
+        let levels = |system: &str| {
+            report.series.iter().filter(|series| series.exchange == kind && series.system == system).collect()
+        };
+        let names = report.systems.iter().map(|system| system.name.as_str());
+        Plot { kind, figure, systems: names.map(|name| (name, levels(name))).collect() }
+    };
+    kinds.iter().flat_map(|&kind| Figure::ALL.map(|figure| (kind, figure))).map(plot).collect()
+}
+
+impl Plot<'_> {
+    /// A panel for each system, with a line for each level.
+    pub(super) fn chart(&self) -> Chart {
+        let series = || self.systems.iter().flat_map(|(_, series)| series);
+        let mut queues: Vec<u64> =
+            series().flat_map(|level| &level.points).map(|point| point.queues).collect();
+        let mut bindings: Vec<u64> = series().map(|level| level.bindings).collect();
+        for counts in [&mut queues, &mut bindings] {
+            counts.sort_unstable();
+            counts.dedup();
+        }
+        let line = |level: &&Series| {
+            let points = level.points.iter().filter_map(|point| {
+                let (place, value) =
+                    (queues.binary_search(&point.queues).ok()?, self.figure.micros(point) / 1e6);
+                Some((place, value, value..value))
+            });
+            let number = bindings.binary_search(&level.bindings).unwrap_or_default();
+            ChartLine {
+                name: level.bindings.to_string(),
+                colour: ordered_colour(number, bindings.len()),
+                points: points.collect(),
+            }
+        };
+        let panel = |(system, series): &(&str, Vec<&Series>)| Panel {
+            title: format!("{system}: {} exchange, by bindings per queue", self.kind.name()),
+            lines: series.iter().map(line).collect(),
+        };
+        Chart {
+            places: queues.iter().map(u64::to_string).collect(),
+            x_label: "queues".into(),
+            y_label: format!("time {}", self.figure.unit()),
+            metric: Metric::Latency(LatencyPoint::Mean),
+            panels: self.systems.iter().map(panel).collect(),
+            bounds: None,
+            logarithmic: true,
+        }
+    }
 }
 
 /// The scenario name of cells about a figure over all numbers of queues.
@@ -86,17 +139,7 @@ pub(crate) fn cells(report: &RoutingReport) -> Vec<CellReport> {
 
 /// The cells as a study report, to evaluate expectations.
 pub(super) fn as_study(report: &RoutingReport) -> StudyReport {
-    StudyReport {
-        study: "routing".into(),
-        title: String::new(),
-        compared: Compared::Systems,
-        machine: report.machine.clone(),
-        parameters: Vec::new(),
-        systems: report.systems.clone(),
-        cells: cells(report),
-        notes: Vec::new(),
-        expectations: Vec::new(),
-    }
+    StudyReport::of_cells(report.machine.clone(), report.systems.clone(), cells(report))
 }
 
 #[cfg(test)]
@@ -132,5 +175,23 @@ mod tests {
         assert!(met("direct create, 1 bindings per queue@8: mean<51ms"));
         assert!(!met("direct create, 4 bindings per queue@8: mean<51ms"));
         assert!(!met("growth_with_bindings<9"), "two levels tell nothing");
+    }
+
+    #[test]
+    fn a_plot_has_a_panel_for_each_system_and_a_line_for_each_level() {
+        let (one, two) = (series(0, |_| 12.5), series(3, |queues| 99.0 + queues as f64));
+        let systems = vec![("a", vec![&one, &two]), ("b", vec![&one])];
+        let plot = Plot { kind: StudiedExchange::Direct, figure: Figure::Create, systems };
+        let svg = plot.chart().svg_file().unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+        assert!(svg.contains(crate::study::draw::STYLE));
+        for text in
+            ["a: direct exchange", "b: direct exchange", "bindings per queue", "time per queue created"]
+        {
+            assert!(svg.contains(text), "{text}");
+        }
+        assert_eq!(svg.matches("<circle").count(), 3 * 8);
+        let nothing = Plot { systems: vec![("a", vec![])], ..plot };
+        assert_eq!(nothing.chart().svg().unwrap(), "");
     }
 }

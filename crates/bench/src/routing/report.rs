@@ -89,12 +89,12 @@ impl Figure {
         }
     }
 
-    /// The unit of its values, for axes.
+    /// The unit that its values are times of, for axes.
     pub fn unit(self) -> &'static str {
         match self {
-            Self::Create => "µs per queue created with its bindings",
-            Self::Publish => "µs per message routed to all queues",
-            Self::Delete => "µs per queue deleted with its bindings",
+            Self::Create => "per queue created with its bindings",
+            Self::Publish => "per message routed to all queues",
+            Self::Delete => "per queue deleted with its bindings",
         }
     }
 
@@ -224,7 +224,7 @@ fn summarise(growths: impl Iterator<Item = Growth>) -> Option<Growths> {
 /// The data of one figure as text for gnuplot: a block for each level, a line for each number of queues with
 /// the microseconds.
 pub(super) fn data_text(series: &[&Series], figure: Figure) -> String {
-    let mut out = format!("# queues  {}\n", figure.unit());
+    let mut out = format!("# queues  µs {}\n", figure.unit());
     for level in series {
         out += &format!("\n\n# level {} ({} bindings per queue)\n", level.level, level.bindings);
         for point in &level.points {

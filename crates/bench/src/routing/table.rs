@@ -1,54 +1,17 @@
-//! The report as text for a terminal.
-
-use std::fmt::Write;
-
-use comfy_table::{Cell, Row, Table};
+//! The tables of the study.
 
 use super::arguments::RoutingStudy;
 use super::report::{Bulk, Figure, FigureGrowth, Growths, RoutingReport, Series};
 use crate::latency::Percentiles;
 use crate::metric::{duration, grouped};
-use crate::table::{new_table, number};
-
-/// Renders the whole report: machine, parameters, tables, notes.
-pub(crate) fn render(report: &RoutingReport) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(out, "{}", report.machine);
-    let _ = writeln!(out, "{}", report.settings);
-    for system in &report.systems {
-        let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);
-    }
-    if !report.series.is_empty() {
-        let _ =
-            writeln!(out, "\nMicroseconds at the most queues of each level:\n\n{}", figures(&report.series));
-        let _ = writeln!(
-            out,
-            "\nGrowth, as the power of the number; the line in the middle, and the steepest:\n\n{}",
-            growth(&report.growth)
-        );
-    }
-    if !report.bulk.is_empty() {
-        let _ = writeln!(out, "\n{}", bulk(&report.bulk));
-    }
-    if !report.notes.is_empty() {
-        out.push('\n');
-    }
-    for note in &report.notes {
-        let _ = writeln!(out, "* {note}");
-    }
-    for verdict in &report.expectations {
-        let _ = writeln!(out, "\n{verdict}");
-    }
-    out
-}
+use crate::study::grid::Grid;
 
 /// All tables of the report.
-pub(super) fn tables(report: &RoutingReport) -> Vec<Table> {
+pub(super) fn tables(report: &RoutingReport) -> Vec<Grid> {
     let mut tables = Vec::new();
     if !report.series.is_empty() {
-        tables.push(growth(&report.growth));
         tables.push(figures(&report.series));
+        tables.push(growth(&report.growth));
     }
     if !report.bulk.is_empty() {
         tables.push(bulk(&report.bulk));
@@ -56,8 +19,8 @@ pub(super) fn tables(report: &RoutingReport) -> Vec<Table> {
     tables
 }
 
-fn figures(series: &[Series]) -> Table {
-    let mut table = new_table(&[
+fn figures(series: &[Series]) -> Grid {
+    let mut table = Grid::new(&[
         "exchange",
         "bindings/queue",
         "queues",
@@ -70,19 +33,20 @@ fn figures(series: &[Series]) -> Table {
         "per binding",
         "bytes/binding",
     ]);
+    table.caption = Some("Microseconds at the most queues of each level");
     for series in series {
         let Some(point) = series.points.last() else { continue };
         let [create, publish, delete] = Figure::ALL.map(|figure| figure.micros(point));
-        let mut row = vec![Cell::new(series.exchange.name())];
-        row.extend([series.bindings, point.queues].map(|count| number(grouped(count as f64))));
-        row.push(Cell::new(&series.system));
+        let mut row = vec![series.exchange.name().to_owned()];
+        row.extend([series.bindings, point.queues].map(|count| grouped(count as f64)));
+        row.push(series.system.clone());
         let bindings = series.bindings as f64;
         let values =
             [create, create / bindings, publish, publish / point.queues as f64, delete, delete / bindings];
-        row.extend(values.map(|value| number(micros(value))));
+        row.extend(values.map(micros));
         let memory = point.rss_bytes.map(|rss| grouped(rss as f64 / (bindings * point.queues as f64)));
-        row.push(number(memory.unwrap_or_default()));
-        table.add_row(Row::from(row));
+        row.push(memory.unwrap_or_default());
+        table.rows.push(row);
     }
     table
 }
@@ -93,8 +57,9 @@ fn micros(value: f64) -> String {
     if decimals == 0 { grouped(value) } else { format!("{value:.decimals$}") }
 }
 
-fn growth(growth: &[FigureGrowth]) -> Table {
-    let mut table = new_table(&["exchange", "figure", "system", "with queues", "with bindings", "verdict"]);
+fn growth(growth: &[FigureGrowth]) -> Grid {
+    let mut table = Grid::new(&["exchange", "figure", "system", "with queues", "with bindings", "verdict"]);
+    table.caption = Some("Growth, as the power of the number; the line in the middle, and the steepest");
     for figure in growth {
         let fits = [figure.with_queues, figure.with_bindings];
         let medians = fits.into_iter().flatten().map(|growths| growths.median);
@@ -102,14 +67,11 @@ fn growth(growth: &[FigureGrowth]) -> Table {
             Some(larger) => larger.verdict(),
             None => "too few points",
         };
-        let mut row = vec![
-            Cell::new(figure.exchange.name()),
-            Cell::new(figure.figure.name()),
-            Cell::new(&figure.system),
-        ];
-        row.extend(fits.map(|fit| number(exponent(fit))));
-        row.push(Cell::new(verdict));
-        table.add_row(Row::from(row));
+        let mut row =
+            vec![figure.exchange.name().to_owned(), figure.figure.name().to_owned(), figure.system.clone()];
+        row.extend(fits.map(exponent));
+        row.push(verdict.to_owned());
+        table.rows.push(row);
     }
     table
 }
@@ -118,8 +80,8 @@ fn exponent(growths: Option<Growths>) -> String {
     growths.map_or(String::new(), |g| format!("{:.2} (to {:.2})", g.median.exponent, g.steepest.exponent))
 }
 
-fn bulk(results: &[Bulk]) -> Table {
-    let mut table = new_table(&[
+fn bulk(results: &[Bulk]) -> Grid {
+    let mut table = Grid::new(&[
         "study",
         "exchange",
         "system",
@@ -135,18 +97,18 @@ fn bulk(results: &[Bulk]) -> Table {
             RoutingStudy::Exclusive => "exclusive queues",
             RoutingStudy::Deletion | RoutingStudy::Scaling => "bindings of a queue",
         };
-        let longest = |p: Option<Percentiles>| number(p.map_or(String::new(), |p| duration(p.max)));
-        table.add_row(Row::from(vec![
-            Cell::new(what),
-            Cell::new(result.exchange.name()),
-            Cell::new(&result.system),
-            number(grouped(result.count as f64)),
-            number(duration(result.make_seconds)),
-            number(duration(result.gone_seconds)),
+        let longest = |p: Option<Percentiles>| p.map_or(String::new(), |p| duration(p.max));
+        table.rows.push(vec![
+            what.to_owned(),
+            result.exchange.name().to_owned(),
+            result.system.clone(),
+            grouped(result.count as f64),
+            duration(result.make_seconds),
+            duration(result.gone_seconds),
             longest(result.confirms_before),
             longest(result.confirms_during),
-            number(result.confirms_during.map_or(String::new(), |p| grouped(p.count as f64))),
-        ]));
+            result.confirms_during.map_or(String::new(), |p| grouped(p.count as f64)),
+        ]);
     }
     table
 }

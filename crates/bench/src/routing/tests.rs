@@ -1,5 +1,7 @@
 //! The whole study against a broker that accepts every request.
 
+use std::fs;
+
 use clap::Parser;
 
 use super::*;
@@ -44,7 +46,7 @@ fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
             }
         }
         assert_eq!((report.growth.len(), report.notes.len()), (4 * 3 * 2, 0));
-        let text = render(&report);
+        let text = page::section(&report).to_string();
         assert!(text.contains("a: Fake at amqp://") && text.contains("Growth, as"), "{text}");
     }
 }
@@ -91,5 +93,5 @@ fn deletion_is_timed_while_another_connection_publishes() {
     let result = &report.bulk[0];
     assert_eq!((report.bulk.len(), result.count), (1, 2_000));
     assert!(result.confirms_before.unwrap().count > 0 && result.confirms_during.unwrap().count > 0);
-    assert!(render(&report).contains("bindings of a queue"));
+    assert!(page::section(&report).to_string().contains("bindings of a queue"));
 }

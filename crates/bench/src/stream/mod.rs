@@ -13,6 +13,7 @@ mod producer;
 mod round;
 pub mod schedule;
 mod shared;
+pub(crate) mod table;
 mod topology;
 mod window;
 pub mod workload;

@@ -1,51 +1,54 @@
-//! The report as a section of a page, and as cells.
+//! The report as it is shown, and as cells.
 
+use super::table;
 use crate::metric::{Fate, LatencyPoint, Metric};
 use crate::report::{StreamReport, StreamSystem};
-use crate::study::chart::{Chart, ChartLine};
-use crate::study::grid::Grid;
-use crate::study::page::Section;
+use crate::study::chart::{Chart, ChartLine, Panel, colour};
 use crate::study::report::{Axis, CellReport, Measured};
-use crate::table;
+use crate::study::section::Section;
 
-/// Renders the section of a page: rates over time, distributions of latency, tables.
-pub(crate) fn section(report: &StreamReport) -> Result<Section, String> {
-    let mut charts = vec![over_time(report)];
-    charts.push(distribution(report, "latency", "from publish to delivery", Metric::Latency));
-    charts.push(distribution(report, "confirms", "from publish to confirm", Metric::ConfirmLatency));
-    let charts = charts.into_iter().flatten();
-    let mut facts = vec![table::describe(&report.workload)];
-    facts.extend(report.systems.iter().map(|s| format!("{}: {} at {}", s.name, s.server, s.uri)));
-    Ok(Section {
-        machine: report.machine.to_string(),
-        facts,
-        verdicts: report.expectations.clone(),
-        plots: charts.map(|chart| chart.svg()).collect::<Result<_, _>>()?,
-        tables: vec![Grid::of(&table::figures(report)), Grid::of(&table::fates(report))],
+/// The results as they are shown: rates over time, distributions of latency, tables.
+pub(crate) fn section(report: &StreamReport) -> Section {
+    let charts = [
+        over_time(report),
+        distribution(report, "latency", "from publish to delivery", Metric::Latency),
+        distribution(report, "confirms", "from publish to confirm", Metric::ConfirmLatency),
+    ];
+    let system = |s: &StreamSystem| format!("{}: {} at {}", s.name, s.server, s.uri);
+    let workload = table::describe(&report.workload);
+    Section {
+        machine: report.machine.clone(),
+        facts: std::iter::once(workload).chain(report.systems.iter().map(system)).collect(),
+        charts: charts.into_iter().flatten().collect(),
+        tables: vec![table::figures(report), table::fates(report)],
         notes: report.notes.clone(),
-    })
+        verdicts: report.expectations.clone(),
+    }
 }
 
 /// Messages per second in each part of a round: median, minimum and maximum over the rounds.
 fn over_time(report: &StreamReport) -> Option<Chart> {
     let parts = report.systems.iter().flat_map(|s| &s.rounds).map(|round| round.timeline.len()).max()?;
     let seconds = report.systems.first()?.rounds.first()?.seconds;
-    let line = |(colour, system): (usize, &StreamSystem)| {
+    let line = |(number, system): (usize, &StreamSystem)| {
         let points = (0..parts).filter_map(|part| {
             let values = system.rounds.iter().filter_map(|round| round.timeline.get(part).copied());
             let s = crate::stats::Summary::of(values)?;
             Some((part, s.median, s.min..s.max))
         });
-        ChartLine { name: system.name.clone(), colour, points: points.collect() }
+        ChartLine { name: system.name.clone(), colour: colour(number), points: points.collect() }
     };
     (parts > 1).then(|| Chart {
-        title: "rate over the measured time".into(),
         places: (1..=parts).map(|part| format!("{:.1}", seconds * part as f64 / parts as f64)).collect(),
         x_label: "seconds".into(),
         y_label: "messages per second".into(),
         metric: Metric::Rate,
-        lines: report.systems.iter().enumerate().map(line).collect(),
+        panels: vec![Panel {
+            title: "rate over the measured time".into(),
+            lines: report.systems.iter().enumerate().map(line).collect(),
+        }],
         bounds: None,
+        logarithmic: false,
     })
 }
 
@@ -56,23 +59,23 @@ fn distribution(
     what: &str,
     of: fn(LatencyPoint) -> Metric,
 ) -> Option<Chart> {
-    let line = |(colour, system): (usize, &StreamSystem)| {
+    let line = |(number, system): (usize, &StreamSystem)| {
         let points = LatencyPoint::REPORTED.iter().enumerate().filter_map(|(place, point)| {
             let s = system.summary_of(of(*point))?;
             Some((place, s.median, s.min..s.max))
         });
-        ChartLine { name: system.name.clone(), colour, points: points.collect() }
+        ChartLine { name: system.name.clone(), colour: colour(number), points: points.collect() }
     };
     let lines: Vec<ChartLine> = report.systems.iter().enumerate().map(line).collect();
     let lines: Vec<ChartLine> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
     (!lines.is_empty()).then(|| Chart {
-        title: format!("{title}: percentiles"),
         places: LatencyPoint::REPORTED.iter().map(|point| Metric::Latency(*point).to_string()).collect(),
         x_label: what.into(),
         y_label: "time".into(),
         metric: Metric::Latency(LatencyPoint::P50),
-        lines,
+        panels: vec![Panel { title: format!("{title}: percentiles"), lines }],
         bounds: None,
+        logarithmic: false,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::report::StreamReport;
 use crate::routing::arguments::StudiedExchange;
 use crate::routing::report::RoutingReport;
-use crate::table::describe;
+use crate::stream::table::describe;
 use crate::websockets::report::WebSocketsReport;
 
 /// Compare two runs of the same study, as written by --json or --output; or of several studies, each with the
@@ -181,10 +181,7 @@ fn joined(mut a: StudyReport, mut b: StudyReport) -> StudyReport {
         run.cells.iter_mut().for_each(|cell| lettered(letter, &mut cell.system));
         run.notes.iter_mut().for_each(|note| lettered(letter, note));
     }
-    let facts = |run: &StudyReport| {
-        run.parameters.iter().map(|p| format!("{} {}", p.name, p.value)).collect::<Vec<_>>().join("; ")
-    };
-    let facts = [&a, &b].map(facts);
+    let facts = [&a, &b].map(StudyReport::parameters_text);
     a.notes.extend(differences([&a.machine, &b.machine], facts));
     a.title += ": two runs";
     a.systems.extend(b.systems);

@@ -91,9 +91,9 @@ fn digits(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::grid::render;
     use super::super::grid::tests::report;
     use super::super::report::StudyReport;
+    use super::super::section::section;
     use super::*;
 
     #[test]
@@ -126,6 +126,9 @@ mod tests {
     fn what_is_written_as_json_is_read_back_the_same() {
         let report = report();
         let read: StudyReport = serde_json::from_str(&encode(&report).unwrap()).unwrap();
-        assert_eq!((render(&read), read.cells.len()), (render(&report), report.cells.len()));
+        assert_eq!(
+            (section(&read).to_string(), read.cells.len()),
+            (section(&report).to_string(), report.cells.len())
+        );
     }
 }

@@ -1,61 +1,44 @@
-//! Tables of a study, as text for a terminal and for pages.
+//! Tables, as text for a terminal and for pages, and those of a study of cells.
 
-use std::fmt::Write;
+use std::fmt;
 
-use comfy_table::{Cell, Row, Table};
+use comfy_table::presets::ASCII_MARKDOWN;
+use comfy_table::{Cell, CellAlignment, Table};
 
 use super::report::{Axis, CellReport, StudyReport};
 use crate::metric::Metric;
-use crate::table::{new_table, number};
 
-/// A table; the first column is text, the others are numbers.
+/// A table.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Grid {
+    /// The subject of the table, where its header does not tell.
+    pub(crate) caption: Option<&'static str>,
     pub(crate) header: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
 }
 
 impl Grid {
-    /// Copies the contents of a terminal table.
-    pub(crate) fn of(table: &Table) -> Self {
-        let texts = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
-        Self {
-            header: table.header().map(texts).unwrap_or_default(),
-            rows: table.row_iter().map(texts).collect(),
-        }
+    /// An empty table.
+    pub(crate) fn new(header: &[&str]) -> Self {
+        Self { caption: None, header: header.iter().map(|&name| name.into()).collect(), rows: Vec::new() }
     }
 }
 
-/// Renders the whole report: machine, parameters, tables, notes, verdicts.
-pub(crate) fn render(report: &StudyReport) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(out, "{}\n{}", report.title, report.machine);
-    let parameters = report.parameters.iter().map(|p| format!("{} {}", p.name, p.value));
-    let _ = writeln!(out, "{}", parameters.collect::<Vec<_>>().join("; "));
-    for system in &report.systems {
-        let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);
-    }
-    for axis in report.axes() {
-        let grid = of_axis(report, axis);
-        let mut table = new_table(&grid.header.iter().map(String::as_str).collect::<Vec<_>>());
-        for row in grid.rows {
-            let cells = row.into_iter().enumerate();
-            let cell = |(at, text)| if at == 0 { Cell::new(text) } else { number(text) };
-            table.add_row(Row::from(cells.map(cell).collect::<Vec<_>>()));
+/// A table that is also Markdown, under its caption. Numbers are aligned to the right.
+impl fmt::Display for Grid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(caption) = self.caption {
+            writeln!(f, "{caption}:\n")?;
         }
-        let _ = writeln!(out, "\n{table}");
+        let cell = |text: &String| match text.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
+            true => Cell::new(text).set_alignment(CellAlignment::Right),
+            false => Cell::new(text),
+        };
+        let mut table = Table::new();
+        table.load_preset(ASCII_MARKDOWN).set_header(&self.header);
+        table.add_rows(self.rows.iter().map(|row| row.iter().map(cell).collect::<Vec<_>>()));
+        write!(f, "{table}")
     }
-    if !report.notes.is_empty() {
-        out.push('\n');
-    }
-    for note in &report.notes {
-        let _ = writeln!(out, "* {note}");
-    }
-    for verdict in &report.expectations {
-        let _ = writeln!(out, "{verdict}");
-    }
-    out
 }
 
 /// All cells along an axis: medians, the spread of the rate, and its ratio to the first system's.
@@ -90,7 +73,7 @@ pub(crate) fn of_axis(report: &StudyReport, axis: Axis) -> Grid {
         }
         row
     });
-    Grid { header, rows: rows.collect() }
+    Grid { caption: None, header, rows: rows.collect() }
 }
 
 fn ratio(cell: &CellReport, base: Option<&CellReport>) -> String {
@@ -121,6 +104,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::metric::{Fate, LatencyPoint};
+    use crate::study::section::section;
 
     /// Two systems, one of which slows down with the round trip.
     pub(crate) fn report() -> StudyReport {
@@ -157,7 +141,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_table_has_a_row_for_each_cell_with_medians_spread_and_ratio() {
-        let text = render(&report());
+        let text = section(&report()).to_string();
         let row = text.lines().find(|line| line.contains("50") && line.contains("proxy")).unwrap();
         for part in ["300/s", "270/s", "330/s", "153.00", "2.00 ms", "300/s ± 74.5"] {
             assert!(row.contains(part), "{part} in {row}");

@@ -10,6 +10,7 @@ pub(crate) mod chart;
 pub(crate) mod companion;
 pub(crate) mod compare;
 pub(crate) mod crew;
+pub(crate) mod draw;
 pub(crate) mod expect;
 pub(crate) mod files;
 pub(crate) mod grid;
@@ -17,9 +18,8 @@ pub(crate) mod meter;
 pub(crate) mod page;
 pub mod report;
 pub(crate) mod results;
-pub(crate) mod svg;
+pub(crate) mod section;
 pub mod systems;
-pub(crate) mod websockets;
 
 use crate::error::Error;
 use crate::machine::Machine;
@@ -95,12 +95,12 @@ pub(crate) fn run(
         study: name.into(),
         title: title.into(),
         compared,
-        machine: Machine::describe(),
         parameters,
-        systems: systems.iter().map(describe).collect::<Result<_, Error>>()?,
-        cells: Vec::new(),
-        notes: Vec::new(),
-        expectations: Vec::new(),
+        ..StudyReport::of_cells(
+            Machine::describe(),
+            systems.iter().map(describe).collect::<Result<_, Error>>()?,
+            Vec::new(),
+        )
     };
     let mut pressure = vec![Pressure::default(); systems.len()];
     let all = (cells.len() * common.rounds * systems.len()) as f64;

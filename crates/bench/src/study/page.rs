@@ -2,25 +2,12 @@
 
 use std::fmt::Write;
 
-use super::chart::{Chart, charts};
-use super::grid::{Grid, of_axis};
-use super::report::StudyReport;
-use super::svg;
+use super::chart::Chart;
+use super::draw::{self, DrawError};
+use super::grid::Grid;
+use super::section::Section;
 use crate::expect::Verdict;
-
-/// The part of a page about one study.
-#[derive(Debug)]
-pub(crate) struct Section {
-    /// The machine that it ran on.
-    pub(crate) machine: String,
-    /// The parameters and the systems.
-    pub(crate) facts: Vec<String>,
-    pub(crate) verdicts: Vec<Verdict>,
-    /// The plots as SVG.
-    pub(crate) plots: Vec<String>,
-    pub(crate) tables: Vec<Grid>,
-    pub(crate) notes: Vec<String>,
-}
+use crate::machine::Machine;
 
 /// A page under construction.
 #[derive(Debug)]
@@ -49,29 +36,31 @@ impl Page {
         let _ = writeln!(self.body, "<nav><ul>{links}</ul></nav>");
     }
 
-    /// Adds the machine that everything was measured on.
-    pub(crate) fn machine(&mut self, text: &str) {
-        self.paragraph(text);
-        text.clone_into(&mut self.machine);
+    /// Adds the machine that everything was measured on, unless it is the one already shown.
+    pub(crate) fn machine(&mut self, machine: &Machine) {
+        let text = machine.to_string();
+        if text != self.machine {
+            let _ = writeln!(self.body, "<p>{}</p>", escaped(&text));
+            self.machine = text;
+        }
     }
 
     /// Adds one study; with its name and title if it is one of several.
-    pub(crate) fn section(&mut self, heading: Option<(&str, &str)>, section: Section) {
+    pub(crate) fn section(
+        &mut self,
+        heading: Option<(&str, &str)>,
+        section: Section,
+    ) -> Result<(), DrawError> {
         if let Some((name, title)) = heading {
             let _ = writeln!(self.body, "<h2 id=\"{name}\">{}</h2>", escaped(title));
         }
-        if section.machine != self.machine {
-            self.paragraph(&section.machine);
-        }
+        self.machine(&section.machine);
         self.list(section.facts);
-        self.verdicts(&section.verdicts);
+        self.list(section.verdicts.iter().map(Verdict::to_string));
         self.list(section.notes);
-        self.plots(section.plots);
+        self.plots(&section.charts)?;
         section.tables.iter().for_each(|grid| self.table(grid));
-    }
-
-    fn paragraph(&mut self, text: &str) {
-        let _ = writeln!(self.body, "<p>{}</p>", escaped(text));
+        Ok(())
     }
 
     fn list(&mut self, items: impl IntoIterator<Item = String>) {
@@ -89,18 +78,18 @@ impl Page {
         };
         let rows: String = grid.rows.iter().map(|cells| row("td", cells) + "\n").collect();
         let head = row("th", &grid.header);
-        let _ = writeln!(self.body, "<div class=t><table><thead>{head}<tbody>{rows}</table></div>");
+        let caption = grid.caption.map_or(String::new(), |text| format!("<caption>{}", escaped(text)));
+        let _ = writeln!(self.body, "<div class=t><table>{caption}<thead>{head}<tbody>{rows}</table></div>");
     }
 
     /// Adds plots side by side, as many as fit.
-    fn plots(&mut self, svgs: impl IntoIterator<Item = String>) {
+    fn plots(&mut self, charts: &[Chart]) -> Result<(), DrawError> {
         self.body += "<div class=p>";
-        svgs.into_iter().for_each(|svg| self.body += &svg);
+        for chart in charts {
+            self.body += &chart.svg()?;
+        }
         self.body += "</div>\n";
-    }
-
-    fn verdicts(&mut self, verdicts: &[Verdict]) {
-        self.list(verdicts.iter().map(Verdict::to_string));
+        Ok(())
     }
 
     /// Returns the whole document.
@@ -111,23 +100,9 @@ impl Page {
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
              <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}{}</style></head>\n\
              <body>\n{body}</body></html>\n",
-            svg::STYLE
+            draw::STYLE
         )
     }
-}
-
-/// Renders the section of a study of cells.
-pub(crate) fn section(report: &StudyReport) -> Result<Section, String> {
-    let parameters = report.parameters.iter().map(|p| format!("{}: {}", p.name, p.value));
-    let systems = report.systems.iter().map(|s| format!("{}: {} at {}", s.name, s.server, s.uri));
-    Ok(Section {
-        machine: report.machine.to_string(),
-        facts: parameters.chain(systems).collect(),
-        verdicts: report.expectations.clone(),
-        plots: charts(report).iter().map(Chart::svg).collect::<Result<_, _>>()?,
-        tables: report.axes().into_iter().map(|axis| of_axis(report, axis)).collect(),
-        notes: report.notes.clone(),
-    })
 }
 
 /// Escapes text for HTML.
@@ -140,7 +115,7 @@ const STYLE: &str = "\
 body{font:15px/1.45 sans-serif;max-width:1480px;margin:2em auto;padding:0 1em;color:#222223;background:#fefefe}\
 h1{font-size:1.5em}h2{font-size:1.25em;margin-top:2em}a{color:inherit}\
 .t{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;font-size:13px}\
-th,td{padding:.2em .6em;border-bottom:1px solid #ddddde;text-align:left;white-space:nowrap}\
+caption{text-align:left;white-space:nowrap}th,td{padding:.2em .6em;border-bottom:1px solid #ddddde;text-align:left;white-space:nowrap}\
 td+td,th+th{text-align:right;font-variant-numeric:tabular-nums}\
 .p{display:flex;flex-wrap:wrap;gap:8px}.p svg{break-inside:avoid;max-width:100%;height:auto}\
 @media screen and (prefers-color-scheme:dark){body{color:#d8dce2;background:#14171c}th,td{border-color:#3a3f48}}\
@@ -150,12 +125,13 @@ td+td,th+th{text-align:right;font-variant-numeric:tabular-nums}\
 #[cfg(test)]
 mod tests {
     use super::super::grid::tests::report;
+    use super::super::section::section;
     use super::*;
 
     #[test]
     fn a_page_holds_everything_and_asks_for_nothing() {
         let mut page = Page::new("A <study>");
-        page.section(None, section(&report()).unwrap());
+        page.section(None, section(&report())).unwrap();
         let html = page.finish();
         assert_eq!(html.matches("<svg").count(), 4);
         assert_eq!(html.matches("<table").count(), 1);

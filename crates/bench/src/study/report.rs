@@ -126,7 +126,8 @@ pub struct Measured {
     /// Location and spread; seconds, bytes, cores, or a number per second.
     #[serde(flatten)]
     pub summary: Summary,
-    /// Each round, in order.
+    /// Each round, in order; empty in a stream's results of earlier versions.
+    #[serde(default)]
     pub values: Vec<f64>,
 }
 
@@ -145,21 +146,34 @@ impl CellReport {
         self.figures.iter().find(|measured| measured.metric == name).map(|measured| measured.summary)
     }
 
-    /// One value for all rounds: the sum of counts, the worst of extremes, the median of all other figures.
+    /// One value for all rounds, see [`Summary::figure`].
     pub fn figure(&self, metric: Metric) -> Option<f64> {
-        let summary = self.summary(metric)?;
-        Some(match metric {
-            Metric::Count(_) => summary.mean * summary.count as f64,
-            Metric::Latency(LatencyPoint::Max) | Metric::ConfirmLatency(LatencyPoint::Max) | Metric::Rss => {
-                summary.max
-            }
-            Metric::Latency(LatencyPoint::Min) | Metric::ConfirmLatency(LatencyPoint::Min) => summary.min,
-            _ => summary.median,
-        })
+        self.summary(metric).map(|summary| summary.figure(metric))
     }
 }
 
 impl StudyReport {
+    /// A report of cells that were computed from another form of results.
+    pub(crate) fn of_cells(machine: Machine, systems: Vec<SystemAbout>, cells: Vec<CellReport>) -> Self {
+        Self {
+            study: String::new(),
+            title: String::new(),
+            compared: Compared::Systems,
+            machine,
+            parameters: Vec::new(),
+            systems,
+            cells,
+            notes: Vec::new(),
+            expectations: Vec::new(),
+        }
+    }
+
+    /// The parameters in one line.
+    pub(crate) fn parameters_text(&self) -> String {
+        let each = self.parameters.iter().map(|p| format!("{} {}", p.name, p.value));
+        each.collect::<Vec<_>>().join("; ")
+    }
+
     /// The rounds of one cell on one system.
     pub fn cell(&self, scenario: &str, axis: Axis, at: f64, system: &str) -> Option<&CellReport> {
         self.cells.iter().find(|cell| {

@@ -1,14 +1,15 @@
 //! The results of any study, and their outputs: the terminal, JSON, CSV, a page.
 
 use std::borrow::Cow;
+use std::io;
 
 use serde::{Deserialize, Serialize};
 
 use super::arguments::OutputArguments;
 use super::files::{self, make_folder, write, write_report};
-use super::page::{Page, Section};
+use super::page::Page;
 use super::report::{CellReport, StudyReport};
-use super::{grid, page};
+use super::section::{self, Section};
 use crate::error::Error;
 use crate::expect::Verdict;
 use crate::report::StreamReport;
@@ -47,23 +48,13 @@ impl Results {
         }
     }
 
-    /// The results as text for a terminal.
-    pub(crate) fn text(&self) -> String {
+    /// The results as they are shown.
+    fn section(&self) -> Section {
         match self {
-            Self::Cells(report) => grid::render(report),
-            Self::Stream(report) => crate::table::render(report),
-            Self::Routing(report) => routing::render(report),
-            Self::WebSockets(report) => websockets::render(report),
-        }
-    }
-
-    /// The results as a section of a page.
-    fn section(&self) -> Result<Section, String> {
-        match self {
-            Self::Cells(report) => page::section(report),
+            Self::Cells(report) => section::section(report),
             Self::Stream(report) => stream::page::section(report),
             Self::Routing(report) => routing::page::section(report),
-            Self::WebSockets(report) => super::websockets::section(report),
+            Self::WebSockets(report) => websockets::page::section(report),
         }
     }
 
@@ -73,7 +64,7 @@ impl Results {
             Self::Cells(report) => Cow::Borrowed(&report.cells),
             Self::Stream(report) => Cow::Owned(stream::page::cells(report)),
             Self::Routing(report) => Cow::Owned(routing::page::cells(report)),
-            Self::WebSockets(report) => Cow::Owned(super::websockets::cells(report)),
+            Self::WebSockets(report) => Cow::Owned(websockets::page::cells(report)),
         }
     }
 
@@ -96,7 +87,8 @@ impl Results {
         if let (Some(folder), Self::Routing(report)) = (&outputs.output, self) {
             routing::write_figures(report, folder)?;
         }
-        write_all(std::slice::from_ref(self), self.title(), self, &self.text(), outputs)
+        let text = format!("{}\n{}", self.title(), self.section());
+        write_all(std::slice::from_ref(self), self.title(), self, &text, outputs)
     }
 }
 
@@ -113,7 +105,7 @@ pub(crate) fn write_several(
     title: &str,
     outputs: &OutputArguments,
 ) -> Result<(), Error> {
-    let text = |study: &Results| format!("## {}\n\n{}", study.title(), study.text());
+    let text = |study: &Results| format!("## {}\n\n{}", study.title(), study.section());
     let texts: Vec<String> = studies.iter().map(text).collect();
     write_all(studies, title, &Whole { study: "all", studies }, &texts.join("\n"), outputs)
 }
@@ -138,13 +130,13 @@ fn write_all(
         if !alone {
             page.contents(studies.iter().map(|study| (study.name(), study.title())));
         }
-        let sections = studies.iter().map(Results::section).collect::<Result<Vec<_>, _>>();
-        let sections = sections.map_err(std::io::Error::other).map_err(files::failed(folder))?;
+        let sections: Vec<Section> = studies.iter().map(Results::section).collect();
         if let (false, Some(first)) = (alone, sections.first()) {
             page.machine(&first.machine);
         }
         for (study, section) in studies.iter().zip(sections) {
-            page.section((!alone).then(|| (study.name(), study.title())), section);
+            let heading = (!alone).then(|| (study.name(), study.title()));
+            page.section(heading, section).map_err(io::Error::other).map_err(files::failed(folder))?;
         }
         write(&folder.join("report.html"), &page.finish())?;
         write(&folder.join("results.json"), &files::encode(whole).map_err(files::failed(folder))?)?;

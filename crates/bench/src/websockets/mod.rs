@@ -9,6 +9,7 @@ pub(crate) mod error;
 mod fleet;
 mod kernel;
 mod member;
+pub(crate) mod page;
 pub mod report;
 mod session;
 mod table;
@@ -18,11 +19,9 @@ mod wire;
 use crate::error::{ClientError, Error};
 use crate::machine::Machine;
 use crate::study::Watch;
-use crate::study::websockets::as_study;
-pub(crate) use arguments::HELD;
 pub use arguments::{WebSocketsArguments, WebSocketsPlan};
+use page::as_study;
 use report::{WebSocketsReport, WebSocketsSystem};
-pub(crate) use table::{drops as drops_table, levels as levels_table, render};
 
 /// Measures the systems of a plan, which take turns round by round: two fleets at once would have half of the
 /// descriptors each. `watch` receives the share that is done, and a description of the current step.

@@ -1,34 +1,11 @@
-//! The report as text for a terminal.
-
-use std::fmt::Write;
-
-use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::{Cell, CellAlignment, Row, Table};
+//! The tables of `bench stream`, and its workload in words.
 
 use crate::metric::{Fate, LatencyPoint, Metric, grouped};
 use crate::report::{StreamReport, StreamSystem};
 use crate::stream::workload::{Acks, Length, Workload};
+use crate::study::grid::Grid;
 
-/// Renders the whole report: machine, parameters, tables, notes, verdicts.
-pub(crate) fn render(report: &StreamReport) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(out, "{}", report.machine);
-    let _ = writeln!(out, "{}", describe(&report.workload));
-    for system in &report.systems {
-        let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);
-    }
-    let _ = writeln!(out, "\n{}\n", figures(report));
-    let _ = writeln!(out, "{}\n", fates(report));
-    for note in &report.notes {
-        let _ = writeln!(out, "* {note}");
-    }
-    for verdict in &report.expectations {
-        let _ = writeln!(out, "{verdict}");
-    }
-    out
-}
-
+/// The workload in one line.
 pub(crate) fn describe(workload: &Workload) -> String {
     let mut parts = vec![
         format!(
@@ -75,7 +52,7 @@ fn many(count: usize, what: &str) -> String {
 }
 
 /// Median and spread of each figure for each system, and ratios to the first.
-pub(crate) fn figures(report: &StreamReport) -> Table {
+pub(crate) fn figures(report: &StreamReport) -> Grid {
     let points = LatencyPoint::REPORTED;
     let metrics = [Metric::Rate, Metric::Publish]
         .into_iter()
@@ -87,17 +64,15 @@ pub(crate) fn figures(report: &StreamReport) -> Table {
     if ratios {
         header.push("ratio");
     }
-    let mut table = new_table(&header);
+    let mut table = Grid::new(&header);
     for metric in metrics {
         for system in &report.systems {
             let Some(s) = system.summary_of(metric) else { continue };
             let values = [s.median, s.min, s.max, s.stddev, s.mad];
-            let mut row = vec![Cell::new(&system.name), Cell::new(name_of(metric))];
-            row.extend(values.map(|value| number(metric.show(value))));
-            if ratios {
-                row.push(number(ratio(metric, system, &report.systems[0])));
-            }
-            table.add_row(Row::from(row));
+            let mut row = vec![system.name.clone(), name_of(metric)];
+            row.extend(values.map(|value| metric.show(value)));
+            row.extend(ratios.then(|| ratio(metric, system, &report.systems[0])));
+            table.rows.push(row);
         }
     }
     table
@@ -111,8 +86,8 @@ fn ratio(metric: Metric, system: &StreamSystem, first: &StreamSystem) -> String 
 }
 
 /// The fates of the messages, over all rounds, and the usage of the generator itself.
-pub(crate) fn fates(report: &StreamReport) -> Table {
-    let mut table = new_table(&[
+pub(crate) fn fates(report: &StreamReport) -> Grid {
+    let mut table = Grid::new(&[
         "system",
         "published",
         "lost",
@@ -132,13 +107,13 @@ pub(crate) fn fates(report: &StreamReport) -> Table {
         let largest = |of: fn(&crate::report::GeneratorUsage) -> f64| {
             system.rounds.iter().map(|round| of(&round.generator)).fold(0.0, f64::max)
         };
-        let mut row = vec![Cell::new(&system.name), number(sum(|counts| counts.published))];
+        let mut row = vec![system.name.clone(), sum(|counts| counts.published)];
         let all = [Fate::Lost, Fate::Duplicated, Fate::Reordered, Fate::Nacked, Fate::Returned];
-        row.extend(all.map(|which| number(fate(which))));
-        row.push(number(sum(|counts| counts.blocked)));
-        row.push(number(format!("{:.2} cores", largest(|usage| usage.cpu_cores))));
-        row.push(number(format!("{:.0} %", 100.0 * largest(|usage| usage.busiest_thread))));
-        table.add_row(Row::from(row));
+        row.extend(all.map(fate));
+        row.push(sum(|counts| counts.blocked));
+        row.push(format!("{:.2} cores", largest(|usage| usage.cpu_cores)));
+        row.push(format!("{:.0} %", 100.0 * largest(|usage| usage.busiest_thread)));
+        table.rows.push(row);
     }
     table
 }
@@ -155,25 +130,13 @@ fn name_of(metric: Metric) -> String {
     }
 }
 
-/// A cell for a number.
-pub(crate) fn number(text: String) -> Cell {
-    Cell::new(text).set_alignment(CellAlignment::Right)
-}
-
-/// A table that is also Markdown.
-pub(crate) fn new_table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN);
-    table.set_header(header);
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::report::tests::{round, system};
     use crate::stream::StreamArguments;
+    use crate::stream::page::section;
 
     #[test]
     fn systems_are_compared_with_the_first() {
@@ -190,7 +153,7 @@ mod tests {
             notes: vec!["Mind this.".into()],
             expectations: vec![],
         };
-        let text = render(&report);
+        let text = section(&report).to_string();
         let row = text.lines().find(|line| line.contains("new") && line.contains("end-to-end")).unwrap();
         assert!(row.contains("3,500/s") && row.contains("3.50"), "{text}");
         assert!(text.contains("* Mind this."));

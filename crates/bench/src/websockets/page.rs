@@ -1,15 +1,15 @@
-//! The study of WebSocket connections as a section of a page, and as cells.
+//! The report as it is shown, and as cells.
 
-use super::chart::charts;
-use super::grid::Grid;
-use super::page::Section;
-use super::report::{Axis, CellReport, Compared, Measured, StudyReport, SystemAbout};
+use super::arguments::HELD;
+use super::report::{ConnectionLevel, Dropped, WebSocketsReport, WebSocketsSystem};
+use super::table;
 use crate::metric::{Fate, LatencyPoint, Metric, bytes, duration};
-use crate::websockets::report::{ConnectionLevel, Dropped, WebSocketsReport, WebSocketsSystem};
-use crate::websockets::{HELD, drops_table, levels_table};
+use crate::study::chart::charts;
+use crate::study::report::{Axis, CellReport, Measured, StudyReport, SystemAbout};
+use crate::study::section::Section;
 
-/// Renders the section of a page.
-pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
+/// The results as they are shown.
+pub(crate) fn section(report: &WebSocketsReport) -> Section {
     let settings = &report.settings;
     let mut facts = vec![
         settings.to_string(),
@@ -22,28 +22,28 @@ pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
     if settings.rounds > 1 {
         facts.push(format!("{} rounds; a mark is the median of a number of connections", settings.rounds));
     }
-    let svgs = charts(&as_study(report)).iter().map(super::chart::Chart::svg).collect::<Result<_, _>>()?;
-    let mut tables = vec![Grid::of(&levels_table(report))];
+    let mut tables = vec![table::levels(report)];
     if report.systems.iter().any(|system| system.dropped.is_some()) {
-        tables.push(Grid::of(&drops_table(report)));
+        tables.push(table::drops(report));
     }
     let reported = report.systems.iter().flat_map(|system| notes(&report.title(system), system));
-    Ok(Section {
-        machine: report.machine.to_string(),
+    Section {
+        machine: report.machine.clone(),
         facts,
-        verdicts: report.expectations.clone(),
-        plots: svgs,
+        charts: charts(&as_study(report)),
         tables,
         notes: report.notes.iter().cloned().chain(reported).collect(),
-    })
+        verdicts: report.expectations.clone(),
+    }
 }
 
 fn notes(name: &str, system: &WebSocketsSystem) -> Vec<String> {
-    let mut notes: Vec<String> = system.stopped.iter().map(|why| format!("{name}: {why}")).collect();
+    let stopped = |why| format!("{name}: no more than these could be opened: {why}");
+    let mut notes: Vec<String> = system.stopped.iter().map(stopped).collect();
     for level in &system.levels {
         if let Some(why) = &level.lost_because {
             let ConnectionLevel { connections, lost, .. } = level;
-            notes.push(format!("{name}, {connections} connections: {lost} were lost: {why}"));
+            notes.push(format!("{name}: at {connections}, {lost} connections were lost: {why}"));
         }
     }
     if let Some(Dropped { connections, before, during, missing, .. }) = &system.dropped
@@ -60,30 +60,21 @@ fn notes(name: &str, system: &WebSocketsSystem) -> Vec<String> {
 }
 
 /// The levels as cells, for plots and expectations.
-pub(crate) fn as_study(report: &WebSocketsReport) -> StudyReport {
+pub(super) fn as_study(report: &WebSocketsReport) -> StudyReport {
     let about = |system: &WebSocketsSystem| SystemAbout {
         name: system.name.clone(),
         uri: system.target.to_string(),
         server: String::new(),
     };
-    StudyReport {
-        study: "websockets".into(),
-        title: String::new(),
-        compared: Compared::Systems,
-        machine: report.machine.clone(),
-        parameters: Vec::new(),
-        systems: report.systems.iter().filter(|system| system.round == 1).map(about).collect(),
-        cells: cells(report),
-        notes: Vec::new(),
-        expectations: Vec::new(),
-    }
+    let systems = report.systems.iter().filter(|system| system.round == 1).map(about).collect();
+    StudyReport::of_cells(report.machine.clone(), systems, cells(report))
 }
 
 /// The values of each round, by metric.
 type Rounds = Vec<(Metric, Vec<f64>)>;
 
 /// A cell for each number of connections that a system reached, over all rounds.
-pub(super) fn cells(report: &WebSocketsReport) -> Vec<CellReport> {
+pub(crate) fn cells(report: &WebSocketsReport) -> Vec<CellReport> {
     let mut cells: Vec<(CellReport, Rounds)> = Vec::new();
     let levels = report.systems.iter().flat_map(|s| s.levels.iter().map(move |level| (&s.name, level)));
     for (system, level) in levels {
