@@ -9,7 +9,7 @@ use crate::metric::Metric;
 
 /// A condition on the results of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Expectation {
+pub(crate) struct Expectation {
     text: String,
     subject: Subject,
     comparison: Comparison,
@@ -18,13 +18,13 @@ pub struct Expectation {
 
 /// The outcome of an expectation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Verdict {
+pub(crate) struct Verdict {
     /// The expectation as given.
-    pub expectation: String,
+    pub(crate) expectation: String,
     /// Whether every system that it applies to met it.
-    pub met: bool,
+    pub(crate) met: bool,
     /// The measured values as text.
-    pub measured: String,
+    pub(crate) measured: String,
 }
 
 impl fmt::Display for Verdict {
@@ -36,7 +36,7 @@ impl fmt::Display for Verdict {
 }
 
 /// The results that expectations are evaluated against.
-pub trait Figures {
+pub(crate) trait Figures {
     /// Names of the systems, in order.
     fn systems(&self) -> Vec<&str>;
     /// A system's figure over all rounds; `None` if it was not measured.
@@ -48,7 +48,7 @@ impl Expectation {
     ///
     /// # Errors
     /// [`ExpectError`] with the unknown name.
-    pub fn check_systems(&self, known: &[&str]) -> Result<(), ExpectError> {
+    pub(crate) fn check_systems(&self, known: &[&str]) -> Result<(), ExpectError> {
         let named: &[&str] = match &self.subject {
             Subject::Every(_) => &[],
             Subject::One(system, _) => &[system],
@@ -68,7 +68,7 @@ impl Expectation {
     }
 
     /// Evaluates the results of a run. A figure that was not measured does not meet any expectation.
-    pub fn validate(&self, figures: &impl Figures) -> Verdict {
+    pub(crate) fn validate(&self, figures: &impl Figures) -> Verdict {
         let mut met = true;
         let mut measured = Vec::new();
         let mut validate = |name: String, value: Option<f64>, show: &dyn Fn(f64) -> String| {

@@ -10,27 +10,27 @@ const DIGITS: u8 = 3;
 
 /// Latencies of one thread, in nanoseconds.
 #[derive(Debug, Clone)]
-pub struct Latencies(Histogram<u64>);
+pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
     /// An empty histogram, about 200 KiB.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("constant bounds are valid"))
     }
 
     /// Records one latency in nanoseconds.
     #[inline]
-    pub fn record(&mut self, nanos: u64) {
+    pub(crate) fn record(&mut self, nanos: u64) {
         self.0.saturating_record(nanos);
     }
 
     /// Adds what another thread recorded.
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.0.add(&other.0).expect("all histograms have the same bounds");
     }
 
     /// The percentiles; `None` when nothing was recorded.
-    pub fn percentiles(&self) -> Option<Percentiles> {
+    pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let h = &self.0;
         (!h.is_empty()).then(|| Percentiles {
             count: h.len(),
@@ -54,20 +54,19 @@ impl Default for Latencies {
 
 /// Latency figures in seconds, each within a thousandth of the true value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct Percentiles {
+pub(crate) struct Percentiles {
     /// Messages measured.
-    pub count: u64,
-    pub min: f64,
-    pub mean: f64,
-    pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
+    pub(crate) count: u64,
+    pub(crate) min: f64,
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
     #[serde(rename = "p99.9")]
-    pub p99_9: f64,
+    pub(crate) p99_9: f64,
     #[serde(rename = "p99.99")]
-    pub p99_99: f64,
-    pub max: f64,
+    pub(crate) p99_99: f64,
+    pub(crate) max: f64,
 }
 
 fn seconds(nanos: u64) -> f64 {

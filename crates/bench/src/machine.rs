@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 
 /// The facts that a reader needs to tell whether figures are comparable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Cores that this process may use.
-    pub cores: usize,
+    pub(crate) cores: usize,
     /// CPU model, as the kernel names it.
-    pub cpu: String,
+    pub(crate) cpu: String,
     /// Memory in bytes.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// Kernel release.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// Name of the distribution.
-    pub system: String,
+    pub(crate) system: String,
     /// Version of the load generator.
-    pub generator: String,
+    pub(crate) generator: String,
 }
 
 impl Machine {
     /// Describes the machine; unknown facts are `unknown` or 0.
-    pub fn describe() -> Self {
+    pub(crate) fn describe() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
             cores: std::thread::available_parallelism().map_or(0, usize::from),

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A figure of one system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Metric {
+pub(crate) enum Metric {
     /// End-to-end messages per second: consumed; without consumers, confirmed or else published.
     Rate,
     /// Messages published per second.
@@ -35,8 +35,7 @@ pub enum Metric {
 
 /// A point of a latency distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub enum LatencyPoint {
+pub(crate) enum LatencyPoint {
     Min,
     Mean,
     P50,
@@ -55,7 +54,7 @@ impl LatencyPoint {
 
 /// A fate that no message should meet, or only knowingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// Published (and not returned or nacked), never delivered.
     Lost,
     /// Delivered again without the redelivered flag.
@@ -99,7 +98,7 @@ const OTHERS: [(&str, Metric); 15] = [
 
 impl Metric {
     /// The metric with this name: `rate`, `p99`, `confirm.p99.9`, `lost`, and so on.
-    pub fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         let point = |name| POINTS.iter().find(|(known, _)| *known == name).map(|&(_, point)| point);
         if let Some(name) = name.strip_prefix("confirm.") {
             return point(name).map(Self::ConfirmLatency);
@@ -109,7 +108,7 @@ impl Metric {
     }
 
     /// Formats a value of this metric with its unit.
-    pub fn show(self, value: f64) -> String {
+    pub(crate) fn show(self, value: f64) -> String {
         match self {
             Self::Rate | Self::Publish | Self::Consume if value < 100.0 => format!("{value:.1}/s"),
             Self::Rate | Self::Publish | Self::Consume => format!("{}/s", grouped(value)),

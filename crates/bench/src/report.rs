@@ -12,123 +12,123 @@ use crate::study::report::Measured;
 
 /// All results of one run of `bench stream`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct StreamReport {
+pub(crate) struct StreamReport {
     /// The machine that it ran on.
-    pub machine: Machine,
+    pub(crate) machine: Machine,
     /// The workload of each round.
-    pub workload: Workload,
+    pub(crate) workload: Workload,
     /// In the order given; ratios are relative to the first.
-    pub systems: Vec<StreamSystem>,
+    pub(crate) systems: Vec<StreamSystem>,
     /// Notes that a reader needs to interpret the figures.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// The outcomes of the expectations.
-    pub expectations: Vec<Verdict>,
+    pub(crate) expectations: Vec<Verdict>,
 }
 
 /// One system under test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct StreamSystem {
+pub(crate) struct StreamSystem {
     /// Its name on the command line.
-    pub name: String,
+    pub(crate) name: String,
     /// Its URI, without the password.
-    pub uri: String,
+    pub(crate) uri: String,
     /// Product, version and platform, as the server announces them.
-    pub server: String,
+    pub(crate) server: String,
     /// Process ids that were sampled.
-    pub pids: Vec<u32>,
+    pub(crate) pids: Vec<u32>,
     /// Each round, in order.
-    pub rounds: Vec<Round>,
+    pub(crate) rounds: Vec<Round>,
     /// The main figures over all rounds.
-    pub summary: Vec<Measured>,
+    pub(crate) summary: Vec<Measured>,
 }
 
 /// One round on one system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Round {
+pub(crate) struct Round {
     /// Length of the measured part, in seconds.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Messages per second written to sockets.
-    pub publish_rate: f64,
+    pub(crate) publish_rate: f64,
     /// Messages per second delivered; `None` without consumers.
-    pub consume_rate: Option<f64>,
+    pub(crate) consume_rate: Option<f64>,
     /// Messages per second confirmed; `None` without confirms.
-    pub confirm_rate: Option<f64>,
+    pub(crate) confirm_rate: Option<f64>,
     /// Latency from the time a message was sent (at a fixed rate: was due) until it was received.
-    pub latency: Option<Percentiles>,
+    pub(crate) latency: Option<Percentiles>,
     /// Latency from that time until it was confirmed.
-    pub confirm_latency: Option<Percentiles>,
+    pub(crate) confirm_latency: Option<Percentiles>,
     /// Counts over the whole round, including the warm-up.
-    pub counts: Counts,
+    pub(crate) counts: Counts,
     /// The measured processes, if any were named.
-    pub processes: Option<ProcessUsage>,
+    pub(crate) processes: Option<ProcessUsage>,
     /// The usage of the load generator itself.
-    pub generator: GeneratorUsage,
+    pub(crate) generator: GeneratorUsage,
     /// End-to-end messages per second, in parts of equal length of the measured time; empty in a round that
     /// is counted in messages.
-    pub timeline: Vec<f64>,
+    pub(crate) timeline: Vec<f64>,
 }
 
 /// The fates of a round's messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Messages written to sockets.
-    pub published: u64,
+    pub(crate) published: u64,
     /// Deliveries, repeated ones included.
-    pub consumed: u64,
+    pub(crate) consumed: u64,
     /// Confirmed by basic.ack.
-    pub confirmed: u64,
+    pub(crate) confirmed: u64,
     /// Refused by basic.nack.
-    pub nacked: u64,
+    pub(crate) nacked: u64,
     /// Sent back by basic.return.
-    pub returned: u64,
+    pub(crate) returned: u64,
     /// Waiting for a confirm when the round ended.
-    pub unconfirmed: u64,
+    pub(crate) unconfirmed: u64,
     /// Confirms of messages that were not waiting for one.
-    pub odd_confirms: u64,
+    pub(crate) odd_confirms: u64,
     /// Published, neither nacked nor returned, but never delivered.
-    pub lost: u64,
+    pub(crate) lost: u64,
     /// Deliveries beyond each message's first.
-    pub duplicated: u64,
+    pub(crate) duplicated: u64,
     /// First deliveries after a later message of the same producer, at the same consumer.
-    pub reordered: u64,
+    pub(crate) reordered: u64,
     /// Deliveries with the redelivered flag.
-    pub redelivered: u64,
+    pub(crate) redelivered: u64,
     /// Deliveries of messages that this round did not send.
-    pub foreign: u64,
+    pub(crate) foreign: u64,
     /// Times that connection.blocked was received.
-    pub blocked: u64,
+    pub(crate) blocked: u64,
 }
 
 /// CPU and memory of the measured processes with their children.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ProcessUsage {
+pub(crate) struct ProcessUsage {
     /// Cores in use, user and system; `None` if unknown.
-    pub cpu_cores: Option<f64>,
+    pub(crate) cpu_cores: Option<f64>,
     /// CPU time per message consumed (without consumers: published), in seconds.
-    pub cpu_seconds_per_message: Option<f64>,
+    pub(crate) cpu_seconds_per_message: Option<f64>,
     /// Largest resident memory seen, in bytes.
-    pub rss_bytes: Option<u64>,
+    pub(crate) rss_bytes: Option<u64>,
 }
 
 /// CPU use of the load generator, which shows whether it was the bottleneck.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct GeneratorUsage {
+pub(crate) struct GeneratorUsage {
     /// Cores in use, user and system.
-    pub cpu_cores: f64,
+    pub(crate) cpu_cores: f64,
     /// Share of one core that its busiest thread used, 0 to 1.
-    pub busiest_thread: f64,
+    pub(crate) busiest_thread: f64,
     /// Cores of the machine that idled; `None` when unknown.
-    pub idle_cores: Option<f64>,
+    pub(crate) idle_cores: Option<f64>,
 }
 
 impl GeneratorUsage {
     /// Whether a thread of the generator was saturated: the system under test might be faster than measured.
-    pub fn is_saturated(&self) -> bool {
+    pub(crate) fn is_saturated(&self) -> bool {
         self.busiest_thread > SATURATED
     }
 
     /// Whether all cores of the machine were busy, so that generator and system competed for them.
-    pub fn machine_is_full(&self, cores: usize) -> bool {
+    pub(crate) fn machine_is_full(&self, cores: usize) -> bool {
         self.idle_cores.is_some_and(|idle| idle < cores as f64 * (1.0 - FULL))
     }
 }
@@ -140,12 +140,12 @@ const FULL: f64 = 0.95;
 
 impl Round {
     /// The main rate: consumed; without consumers, confirmed or else published.
-    pub fn end_to_end_rate(&self) -> f64 {
+    pub(crate) fn end_to_end_rate(&self) -> f64 {
         self.consume_rate.or(self.confirm_rate).unwrap_or(self.publish_rate)
     }
 
     /// Cores that neither the measured processes nor the generator used; `None` when either is unknown.
-    pub fn cores_used_by_others(&self, cores: usize) -> Option<f64> {
+    pub(crate) fn cores_used_by_others(&self, cores: usize) -> Option<f64> {
         let known = self.processes?.cpu_cores? + self.generator.cpu_cores + self.generator.idle_cores?;
         Some((cores as f64 - known).max(0.0))
     }
@@ -200,12 +200,12 @@ impl StreamSystem {
     }
 
     /// Location and spread of a figure over the rounds; `None` unless some round measured it.
-    pub fn summary_of(&self, metric: Metric) -> Option<Summary> {
+    pub(crate) fn summary_of(&self, metric: Metric) -> Option<Summary> {
         Summary::of(self.values_of(metric))
     }
 
     /// One value for all rounds, see [`Summary::figure`].
-    pub fn figure(&self, metric: Metric) -> Option<f64> {
+    pub(crate) fn figure(&self, metric: Metric) -> Option<f64> {
         self.summary_of(metric).map(|summary| summary.figure(metric))
     }
 

@@ -6,28 +6,28 @@ use crate::metric::{LatencyPoint, Metric};
 
 /// Location and spread of one figure over the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// Number of rounds.
-    pub count: usize,
+    pub(crate) count: usize,
     /// The middle value; the mean of the two middle ones when `count` is even.
-    pub median: f64,
+    pub(crate) median: f64,
     /// The smallest value.
-    pub min: f64,
+    pub(crate) min: f64,
     /// The largest value.
-    pub max: f64,
+    pub(crate) max: f64,
     /// Arithmetic mean.
-    pub mean: f64,
+    pub(crate) mean: f64,
     /// Sample standard deviation (divided by n - 1); 0 for a single round.
-    pub stddev: f64,
+    pub(crate) stddev: f64,
     /// Median absolute deviation from the median, not scaled: half of the rounds lie within it.
-    pub mad: f64,
+    pub(crate) mad: f64,
     /// Half the width of the 95 % confidence interval of the mean, by Student's t; 0 for a single round.
-    pub ci95: f64,
+    pub(crate) ci95: f64,
 }
 
 impl Summary {
     /// Summarises `values`; `None` when there are none.
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let (min, max) = (*sorted.first()?, *sorted.last()?);

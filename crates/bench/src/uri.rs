@@ -11,32 +11,32 @@ const DEFAULT_PORTS: [u16; 2] = [5672, 5671];
 
 /// The address and the credentials of a connection.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Uri {
+pub(crate) struct Uri {
     /// Host name or address, without the brackets of IPv6.
-    pub host: String,
+    pub(crate) host: String,
     /// TCP port.
-    pub port: u16,
+    pub(crate) port: u16,
     /// User name; `guest` when absent.
-    pub user: String,
+    pub(crate) user: String,
     /// Password; `guest` when absent.
-    pub password: String,
+    pub(crate) password: String,
     /// Virtual host; `/` when there is no path.
-    pub vhost: String,
+    pub(crate) vhost: String,
     /// TLS settings; `None` without TLS.
-    pub tls: Option<Tls>,
+    pub(crate) tls: Option<Tls>,
 }
 
 /// The trusted authorities, and the client's certificate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tls {
+pub(crate) struct Tls {
     /// Trusted authorities, as PEM; those of the system if absent.
-    pub authorities: Option<PathBuf>,
+    pub(crate) authorities: Option<PathBuf>,
     /// The client's certificate and its key, as PEM.
-    pub certificate: Option<(PathBuf, PathBuf)>,
+    pub(crate) certificate: Option<(PathBuf, PathBuf)>,
     /// The name in the server's certificate, if it differs from the host's.
-    pub server_name: Option<String>,
+    pub(crate) server_name: Option<String>,
     /// With `verify=verify_none`: any certificate is accepted.
-    pub unverified: bool,
+    pub(crate) unverified: bool,
 }
 
 impl Uri {
@@ -44,7 +44,7 @@ impl Uri {
     ///
     /// # Errors
     /// A scheme other than `amqp`, a bad port, or percent-encoding that is not UTF-8.
-    pub fn parse(text: &str) -> Result<Self, UriError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, UriError> {
         let fail = |reason| UriError { uri: without_password(text), reason };
         let (secure, rest) = match text.split_once("://") {
             Some(("amqp", rest)) => (false, rest),

@@ -11,13 +11,13 @@ const MOST_UNDER_WAY: usize = 4 << 20;
 
 /// The delays and the bandwidth of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LinkShape {
+pub(crate) struct LinkShape {
     /// The time that bytes take to arrive.
-    pub delay: Duration,
+    pub(crate) delay: Duration,
     /// The largest random addition to the delay; order is preserved.
-    pub jitter: Duration,
+    pub(crate) jitter: Duration,
     /// Bandwidth in bytes per second; 0 is no limit.
-    pub bytes_per_second: u64,
+    pub(crate) bytes_per_second: u64,
 }
 
 /// The bytes in transit, in order.

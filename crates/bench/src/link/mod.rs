@@ -30,11 +30,11 @@ use crate::latency::{Latencies, Percentiles};
 use crate::metric::duration;
 pub(crate) use command::{LinkArguments, milliseconds, resolve};
 use event_loop::EventLoop;
-pub use line::LinkShape;
+pub(crate) use line::LinkShape;
 
 /// A running link. Dropping it ends its connections.
 #[derive(Debug)]
-pub struct Link {
+pub(crate) struct Link {
     address: SocketAddr,
     orders: SyncSender<(Order, SyncSender<()>)>,
     waker: Arc<Waker>,
@@ -57,7 +57,7 @@ impl Link {
     ///
     /// # Errors
     /// The address cannot be bound, or the system has no descriptors left.
-    pub fn start(listen: SocketAddr, target: SocketAddr, shapes: [LinkShape; 2]) -> io::Result<Self> {
+    pub(crate) fn start(listen: SocketAddr, target: SocketAddr, shapes: [LinkShape; 2]) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -70,34 +70,34 @@ impl Link {
     }
 
     /// The address that it listens on.
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Changes the shape of both ways, also for open connections, before it returns.
-    pub fn reshape(&self, shapes: [LinkShape; 2]) {
+    pub(crate) fn reshape(&self, shapes: [LinkShape; 2]) {
         self.order(Order::Reshape(shapes));
     }
 
     /// Sets the round trip time, half of it each way.
-    pub fn set_round_trip(&self, time: Duration) {
+    pub(crate) fn set_round_trip(&self, time: Duration) {
         self.reshape([round_trip(time); 2]);
     }
 
     /// How late bytes were handed over after they were due, each way, so far: the accuracy of the link on this
     /// machine. `None` if there were none. Includes the time that bytes waited for a receiver without room.
-    pub fn lateness(&self) -> Option<Percentiles> {
+    pub(crate) fn lateness(&self) -> Option<Percentiles> {
         // A poisoned histogram is still usable.
         self.late.lock().unwrap_or_else(PoisonError::into_inner).percentiles()
     }
 
     /// Breaks all connections; new ones are joined as before.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.order(Order::Cut);
     }
 
     /// Stops all traffic, as if a cable were pulled, or resumes it.
-    pub fn stall(&self, stalled: bool) {
+    pub(crate) fn stall(&self, stalled: bool) {
         self.order(Order::Stall(stalled));
     }
 

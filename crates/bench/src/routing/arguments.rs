@@ -16,50 +16,50 @@ use crate::usage::{check, seconds};
 
 /// Create, use and delete growing numbers of queues and bindings; find out whether their costs grow with them
 #[derive(Debug, Clone, Args)]
-pub struct RoutingArguments {
+pub(crate) struct RoutingArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
     /// Study to run; may be repeated
     #[arg(long, value_enum, value_name = "STUDY", default_value = "scaling")]
-    pub study: Vec<RoutingStudy>,
+    pub(crate) study: Vec<RoutingStudy>,
     /// Exchange types; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "TYPE")]
-    pub exchange: Vec<StudiedExchange>,
+    pub(crate) exchange: Vec<StudiedExchange>,
     /// Numbers of queues and bindings grow in powers of this base
     #[arg(long, value_name = "N", default_value_t = 2)]
-    pub base: u64,
+    pub(crate) base: u64,
     /// Most queues, as an exponent of the base [default: 15]
     #[arg(long, value_name = "EXPONENT")]
-    pub queues: Option<u32>,
+    pub(crate) queues: Option<u32>,
     /// Most bindings of a queue, as an exponent of the base [default: 11]
     #[arg(long, value_name = "EXPONENT")]
-    pub bindings: Option<u32>,
+    pub(crate) bindings: Option<u32>,
     /// Most bindings in all, as an exponent of the base [default: the larger of the other two]
     #[arg(long, value_name = "EXPONENT")]
-    pub combined: Option<u32>,
+    pub(crate) combined: Option<u32>,
     /// Messages published at each number of queues [default: 100]
     #[arg(long, value_name = "N")]
-    pub messages: Option<u64>,
+    pub(crate) messages: Option<u64>,
     /// Publish fewer messages, but at least 10, where this many copies would come into queues
     #[arg(long, value_name = "N", default_value_t = 4_000_000)]
-    pub copies: u64,
+    pub(crate) copies: u64,
     /// Send requests and messages ahead of their answers, instead of one at a time
     #[arg(long)]
-    pub pipelined: bool,
+    pub(crate) pipelined: bool,
     /// Leave out measurements of a level that would probably take longer than this, in seconds [default: 10]
     #[arg(long, value_name = "SECONDS")]
-    pub limit_seconds: Option<f64>,
+    pub(crate) limit_seconds: Option<f64>,
     /// Bindings of the queue that `--study deletion` deletes; queues of the connection that `--study exclusive` closes
     /// [default: 100000]
     #[arg(long, value_name = "N")]
-    pub bulk: Option<u64>,
+    pub(crate) bulk: Option<u64>,
     /// Few queues and bindings, to see that everything works
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Fail unless this holds wherever it was measured, such as 'growth<1.15'; or somewhere only, as 'topic create:
     /// growth<1.15' or 'direct publish, 4 bindings per queue@128: ratio(a/b, mean)<0.2'; may be repeated
     #[arg(long, value_name = "CONDITION")]
-    pub expect: Vec<String>,
+    pub(crate) expect: Vec<String>,
     #[command(flatten)]
     pub(crate) outputs: OutputArguments,
 }
@@ -67,7 +67,7 @@ pub struct RoutingArguments {
 /// A study of routing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RoutingStudy {
+pub(crate) enum RoutingStudy {
     /// Costs at growing numbers of queues and bindings
     Scaling,
     /// How long confirms wait while a queue with very many bindings is deleted
@@ -79,7 +79,7 @@ pub enum RoutingStudy {
 /// The type of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StudiedExchange {
+pub(crate) enum StudiedExchange {
     /// Random keys
     Direct,
     /// Random keys of three words; a quarter of the patterns has a `*`, another a `#`
@@ -92,7 +92,7 @@ pub enum StudiedExchange {
 
 impl StudiedExchange {
     /// The type's name in AMQP.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Topic => "topic",
@@ -104,47 +104,47 @@ impl StudiedExchange {
 
 /// A checked command line.
 #[derive(Debug, Clone)]
-pub struct RoutingPlan {
+pub(crate) struct RoutingPlan {
     /// The systems, in the order given.
-    pub systems: Systems,
+    pub(crate) systems: Systems,
     /// The studies to run.
-    pub studies: Vec<RoutingStudy>,
+    pub(crate) studies: Vec<RoutingStudy>,
     /// Exchange types, in order.
-    pub kinds: Vec<StudiedExchange>,
+    pub(crate) kinds: Vec<StudiedExchange>,
     /// Numbers of bindings and queues.
-    pub levels: Vec<BindingLevel>,
+    pub(crate) levels: Vec<BindingLevel>,
     /// Settings common to all points.
-    pub settings: RoutingSettings,
+    pub(crate) settings: RoutingSettings,
     /// Conditions on the result.
     pub(super) expectations: Vec<Condition>,
 }
 
 /// A number of bindings for each queue, and the numbers of queues to measure with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BindingLevel {
+pub(crate) struct BindingLevel {
     /// Exponent of the base that gives `bindings`.
-    pub exponent: u32,
+    pub(crate) exponent: u32,
     /// Bindings of each queue.
-    pub bindings: u64,
+    pub(crate) bindings: u64,
     /// Numbers of queues, ascending.
-    pub queues: Vec<u64>,
+    pub(crate) queues: Vec<u64>,
 }
 
 /// Settings common to all points.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct RoutingSettings {
+pub(crate) struct RoutingSettings {
     /// The base of the powers.
-    pub base: u64,
+    pub(crate) base: u64,
     /// Most messages at each point.
-    pub messages: u64,
+    pub(crate) messages: u64,
     /// The approximate limit on copies of these messages in queues.
-    pub copies: u64,
+    pub(crate) copies: u64,
     /// Whether requests were sent ahead of answers.
-    pub pipelined: bool,
+    pub(crate) pipelined: bool,
     /// Points that would take longer than this, in seconds, are left out.
-    pub limit_seconds: f64,
+    pub(crate) limit_seconds: f64,
     /// Number of bindings or queues in the deletion and exclusive studies.
-    pub bulk: u64,
+    pub(crate) bulk: u64,
 }
 
 /// Describes the settings for reports.
@@ -168,7 +168,7 @@ impl RoutingArguments {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn plan(&self) -> Result<RoutingPlan, Error> {
+    pub(crate) fn plan(&self) -> Result<RoutingPlan, Error> {
         let or = |given: Option<u64>, full, quick| given.unwrap_or(if self.quick { quick } else { full });
         let exponent = |given: Option<u32>, full, quick| or(given.map(u64::from), full, quick) as u32;
         let (queues, bindings) = (exponent(self.queues, 15, 6), exponent(self.bindings, 11, 4));

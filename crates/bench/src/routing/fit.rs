@@ -9,17 +9,17 @@ use crate::stats::Summary;
 
 /// How a cost grows with a number of things.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Growth {
+pub(crate) struct Growth {
     /// The cost grows as the number to the power of this.
-    pub exponent: f64,
+    pub(crate) exponent: f64,
     /// The number of points it was fitted to.
-    pub points: usize,
+    pub(crate) points: usize,
 }
 
 impl Growth {
     /// Fits `cost = c * number^exponent` to the upper half of these points, at least four: constant costs
     /// hide the growth in the lower half. `None` if there are fewer. Expects ascending numbers.
-    pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
+    pub(crate) fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let points: Vec<_> = points.iter().filter(|(x, y)| *x > 0.0 && *y > 0.0).collect();
         let taken = (points.len() / 2).max(FEWEST);
         let upper = points.get(points.len().checked_sub(taken)?..)?;
@@ -30,12 +30,12 @@ impl Growth {
     }
 
     /// Whether it grows no faster than the number, within the measuring error.
-    pub fn is_linear_or_better(&self) -> bool {
+    pub(crate) fn is_linear_or_better(&self) -> bool {
         self.exponent <= 1.0 + TOLERANCE
     }
 
     /// The verdict in words.
-    pub fn verdict(&self) -> &'static str {
+    pub(crate) fn verdict(&self) -> &'static str {
         if self.is_linear_or_better() { "linear or better" } else { "worse than linear" }
     }
 }

@@ -3,13 +3,13 @@
 //! For each level of bindings per queue, the number of queues grows in powers of the base, each queue bound with
 //! the same random keys; then the queues are deleted again, newest first. Systems take turns level by level.
 
-pub mod arguments;
+pub(crate) mod arguments;
 mod bulk;
-pub mod fit;
+pub(crate) mod fit;
 mod keys;
 mod level;
 pub(crate) mod page;
-pub mod report;
+pub(crate) mod report;
 mod session;
 mod table;
 
@@ -25,7 +25,7 @@ use crate::machine::Machine;
 use crate::study::files::{self, make_folder};
 use crate::study::report::SystemAbout;
 use crate::study::systems::System;
-pub use arguments::{RoutingArguments, RoutingPlan};
+pub(crate) use arguments::{RoutingArguments, RoutingPlan};
 use arguments::{RoutingStudy, StudiedExchange};
 use level::{LevelOutcome, LevelTask};
 use report::{RoutingReport, Series};
@@ -38,7 +38,7 @@ const CHANNEL: u16 = 1;
 ///
 /// # Errors
 /// The first failure of a system ends the run; objects declared by then remain, except for exclusive queues.
-pub fn run(plan: &RoutingPlan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingReport, Error> {
+pub(crate) fn run(plan: &RoutingPlan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingReport, Error> {
     let mut watch = Steps { watch, done: 0, all: steps(plan) };
     let systems = plan.systems.iter().map(describe).collect::<Result<_, _>>()?;
     let mut report = RoutingReport {
@@ -181,7 +181,7 @@ fn in_turn(
 ///
 /// # Errors
 /// A failure of the file system.
-pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error> {
+pub(crate) fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error> {
     make_folder(folder)?;
     let write = |name: String, text: String| files::write(&folder.join(name), &text);
     for plot in page::plots(report) {

@@ -11,63 +11,63 @@ use crate::study::report::SystemAbout;
 
 /// All results of one run of `bench routing`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RoutingReport {
+pub(crate) struct RoutingReport {
     /// The machine that it ran on.
-    pub machine: Machine,
+    pub(crate) machine: Machine,
     /// Settings common to all points.
-    pub settings: RoutingSettings,
+    pub(crate) settings: RoutingSettings,
     /// The systems, in the order given.
-    pub systems: Vec<SystemAbout>,
+    pub(crate) systems: Vec<SystemAbout>,
     /// The levels, by exchange type, level and system.
-    pub series: Vec<Series>,
+    pub(crate) series: Vec<Series>,
     /// The growth of costs, by exchange type, figure and system.
-    pub growth: Vec<FigureGrowth>,
+    pub(crate) growth: Vec<FigureGrowth>,
     /// The results of the deletion and exclusive studies.
-    pub bulk: Vec<Bulk>,
+    pub(crate) bulk: Vec<Bulk>,
     /// Notes that a reader needs to interpret the figures.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// The outcomes of the expectations.
-    pub expectations: Vec<Verdict>,
+    pub(crate) expectations: Vec<Verdict>,
 }
 
 /// A level on a system: growing numbers of queues with the same number of bindings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Series {
+pub(crate) struct Series {
     /// Type of the exchange.
-    pub exchange: StudiedExchange,
+    pub(crate) exchange: StudiedExchange,
     /// Exponent of the base that gives `bindings`.
-    pub level: u32,
+    pub(crate) level: u32,
     /// Bindings of each queue.
-    pub bindings: u64,
+    pub(crate) bindings: u64,
     /// Name of the system.
-    pub system: String,
+    pub(crate) system: String,
     /// The points, by ascending number of queues.
-    pub points: Vec<RoutingPoint>,
+    pub(crate) points: Vec<RoutingPoint>,
 }
 
 /// The measurements at one number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct RoutingPoint {
+pub(crate) struct RoutingPoint {
     /// Queues bound to the exchange, each of which a message matches.
-    pub queues: u64,
+    pub(crate) queues: u64,
     /// Queues created at this point; they are the first to be deleted again.
-    pub created: u64,
+    pub(crate) created: u64,
     /// Time to create these with all their bindings, in seconds.
-    pub create_seconds: f64,
+    pub(crate) create_seconds: f64,
     /// Messages published.
-    pub messages: u64,
+    pub(crate) messages: u64,
     /// Time until all were known to be routed, in seconds.
-    pub publish_seconds: f64,
+    pub(crate) publish_seconds: f64,
     /// Time to delete the queues created here, in seconds.
-    pub delete_seconds: f64,
+    pub(crate) delete_seconds: f64,
     /// Growth of resident memory since before the level, in bytes; `None` if no process was named.
-    pub rss_bytes: Option<u64>,
+    pub(crate) rss_bytes: Option<u64>,
 }
 
 /// A quantity that is plotted over the number of queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Figure {
+pub(crate) enum Figure {
     /// Microseconds to create a queue with its bindings.
     Create,
     /// Microseconds to route a message to all queues.
@@ -78,10 +78,10 @@ pub enum Figure {
 
 impl Figure {
     /// All figures.
-    pub const ALL: [Self; 3] = [Self::Create, Self::Publish, Self::Delete];
+    pub(crate) const ALL: [Self; 3] = [Self::Create, Self::Publish, Self::Delete];
 
     /// The name in scenarios and file names.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
             Self::Publish => "publish",
@@ -90,7 +90,7 @@ impl Figure {
     }
 
     /// The unit that its values are times of, for axes.
-    pub fn unit(self) -> &'static str {
+    pub(crate) fn unit(self) -> &'static str {
         match self {
             Self::Create => "per queue created with its bindings",
             Self::Publish => "per message routed to all queues",
@@ -99,7 +99,7 @@ impl Figure {
     }
 
     /// Its value at a point, in microseconds.
-    pub fn micros(self, point: &RoutingPoint) -> f64 {
+    pub(crate) fn micros(self, point: &RoutingPoint) -> f64 {
         let count = if self == Self::Publish { point.messages } else { point.created };
         self.seconds(point) * 1e6 / count.max(1) as f64
     }
@@ -119,49 +119,49 @@ const SHORTEST: f64 = 0.002;
 
 /// The growth of a figure on one system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct FigureGrowth {
+pub(crate) struct FigureGrowth {
     /// Type of the exchange.
-    pub exchange: StudiedExchange,
+    pub(crate) exchange: StudiedExchange,
     /// The figure that grows.
-    pub figure: Figure,
+    pub(crate) figure: Figure,
     /// Name of the system.
-    pub system: String,
+    pub(crate) system: String,
     /// Growth of the total time (for messages: of the time per message) with the number of queues, for the levels.
-    pub with_queues: Option<Growths>,
+    pub(crate) with_queues: Option<Growths>,
     /// Growth of the time per queue or message with the bindings of each queue, for the numbers of queues.
-    pub with_bindings: Option<Growths>,
+    pub(crate) with_bindings: Option<Growths>,
 }
 
 /// Growth seen along several lines of a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Growths {
+pub(crate) struct Growths {
     /// The line with the median exponent, which decides the verdict.
-    pub median: Growth,
+    pub(crate) median: Growth,
     /// The steepest line.
-    pub steepest: Growth,
+    pub(crate) steepest: Growth,
     /// The number of lines that could be fitted.
-    pub lines: usize,
+    pub(crate) lines: usize,
 }
 
 /// The result of one deletion or exclusive study.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Bulk {
+pub(crate) struct Bulk {
     /// The study.
-    pub study: RoutingStudy,
+    pub(crate) study: RoutingStudy,
     /// Type of the exchange.
-    pub exchange: StudiedExchange,
+    pub(crate) exchange: StudiedExchange,
     /// Name of the system.
-    pub system: String,
+    pub(crate) system: String,
     /// The number of bindings, or of queues.
-    pub count: u64,
+    pub(crate) count: u64,
     /// Time to create them, in seconds.
-    pub make_seconds: f64,
+    pub(crate) make_seconds: f64,
     /// Time from the request, or the connection's end, until all were gone; in seconds.
-    pub gone_seconds: f64,
+    pub(crate) gone_seconds: f64,
     /// Waits for confirms before the deletion; `None` if no messages were published.
-    pub confirms_before: Option<Percentiles>,
+    pub(crate) confirms_before: Option<Percentiles>,
     /// Waits for confirms that were due during it.
-    pub confirms_during: Option<Percentiles>,
+    pub(crate) confirms_during: Option<Percentiles>,
 }
 
 /// The growth of each figure for each exchange type and system.

@@ -15,128 +15,128 @@ use crate::usage::{check, seconds};
 
 /// Publish and consume at full speed or at a fixed rate; measure rates, latency and losses
 #[derive(Debug, Clone, Args)]
-pub struct StreamArguments {
+pub(crate) struct StreamArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
     /// Beside the systems, round by round, write and sync messages of this size one by one in this folder, as
     /// the system named disk: the best that a synchronous publisher could achieve
     #[arg(long, value_name = "FOLDER")]
-    pub disk: Option<PathBuf>,
+    pub(crate) disk: Option<PathBuf>,
     /// Connections that publish
     #[arg(long, default_value_t = 1)]
-    pub producers: usize,
+    pub(crate) producers: usize,
     /// Connections that consume
     #[arg(long, default_value_t = 1)]
-    pub consumers: usize,
+    pub(crate) consumers: usize,
     /// Channels of each connection: a producer's messages take them in turn, a consumer consumes on each of them
     #[arg(long, value_name = "N", default_value_t = 1)]
-    pub channels: u16,
+    pub(crate) channels: u16,
     /// Body size in bytes; from 8 on messages are numbered, from 16 on they carry the time
     #[arg(long, value_name = "BYTES", default_value_t = 16, conflicts_with = "body")]
-    pub size: usize,
+    pub(crate) size: usize,
     /// Publish the contents of this file; repeat for several, which messages take in turn. They are not numbered
     #[arg(long, value_name = "FILE")]
-    pub body: Vec<PathBuf>,
+    pub(crate) body: Vec<PathBuf>,
     /// A property of every message, such as content-type=text/plain or priority=5, or a header as header.NAME=VALUE;
     /// may be repeated
     #[arg(long = "property", value_name = "NAME=VALUE")]
-    pub properties: Vec<String>,
+    pub(crate) properties: Vec<String>,
     /// Measure each round for this long, in seconds [default: 5]
     #[arg(long, value_name = "SECONDS", conflicts_with = "messages")]
-    pub time: Option<f64>,
+    pub(crate) time: Option<f64>,
     /// Warm up for this long before each timed round, in seconds [default: 1]
     #[arg(long, value_name = "SECONDS", conflicts_with = "messages")]
-    pub warmup: Option<f64>,
+    pub(crate) warmup: Option<f64>,
     /// End each round after this many messages of each producer instead (without producers: of each consumer)
     #[arg(long)]
-    pub messages: Option<u64>,
+    pub(crate) messages: Option<u64>,
     /// Rounds for each system [default: 3]
     #[arg(long)]
-    pub rounds: Option<usize>,
+    pub(crate) rounds: Option<usize>,
     /// Publisher confirms: the number of messages of a producer that may be unconfirmed; 0 is no confirms, 1
     /// is a producer that waits for each
     #[arg(long, value_name = "WINDOW", default_value_t = 0)]
-    pub confirms: usize,
+    pub(crate) confirms: usize,
     /// Have unroutable messages returned
     #[arg(long)]
-    pub mandatory: bool,
+    pub(crate) mandatory: bool,
     /// Consume without acknowledgements
     #[arg(long, conflicts_with_all = ["prefetch", "multi_ack"])]
-    pub auto_ack: bool,
+    pub(crate) auto_ack: bool,
     /// Unacknowledged messages that a consumer may hold; 0 is no limit [default: 1000]
     #[arg(long, value_name = "N")]
-    pub prefetch: Option<u16>,
+    pub(crate) prefetch: Option<u16>,
     /// Acknowledge every N messages at once [default: 1]
     #[arg(long, value_name = "N")]
-    pub multi_ack: Option<u16>,
+    pub(crate) multi_ack: Option<u16>,
     /// Publish persistent messages to durable queues
     #[arg(long)]
-    pub persistent: bool,
+    pub(crate) persistent: bool,
     /// Use the queue with this name, or these when --queues gives a number, which stands where the name has %d, or else
     /// at its end [default: a new name each round]
     #[arg(long, value_name = "NAME")]
-    pub queue: Option<String>,
+    pub(crate) queue: Option<String>,
     /// Number of queues; they are shared out among the producers, and among the consumers
     #[arg(long, value_name = "N", default_value_t = 1)]
-    pub queues: usize,
+    pub(crate) queues: usize,
     /// Number of the first queue
     #[arg(long, value_name = "N", default_value_t = 1)]
-    pub first_queue: u64,
+    pub(crate) first_queue: u64,
     /// Type of the queues, such as classic, quorum or stream
     #[arg(long, value_name = "TYPE")]
-    pub queue_type: Option<String>,
+    pub(crate) queue_type: Option<String>,
     /// An argument of the queues, such as x-max-length=1000; may be repeated
     #[arg(long = "queue-argument", value_name = "NAME=VALUE")]
-    pub queue_arguments: Vec<String>,
+    pub(crate) queue_arguments: Vec<String>,
     /// An argument of the consumers, such as x-priority=5 or x-stream-offset=first; may be repeated
     #[arg(long = "consumer-argument", value_name = "NAME=VALUE")]
-    pub consumer_arguments: Vec<String>,
+    pub(crate) consumer_arguments: Vec<String>,
     /// Publish to this exchange, declared with --exchange-type and bound to the queues
     #[arg(long, value_name = "NAME")]
-    pub exchange: Option<String>,
+    pub(crate) exchange: Option<String>,
     /// Type of the exchange
     #[arg(long, value_name = "TYPE", default_value = "direct", requires = "exchange")]
-    pub exchange_type: String,
+    pub(crate) exchange_type: String,
     /// Routing key; --routing-keys of them have numbers where it has %d, or else at the end. Each is bound to
     /// one of the queues [default: the names of the queues]
     #[arg(long, value_name = "KEY")]
-    pub routing_key: Option<String>,
+    pub(crate) routing_key: Option<String>,
     /// Number of routing keys, which messages take in turn
     #[arg(long, value_name = "N", default_value_t = 1, requires = "routing_key")]
-    pub routing_keys: usize,
+    pub(crate) routing_keys: usize,
     /// Queues and exchange exist: neither declare, bind, purge nor delete them
     #[arg(long, requires = "queue")]
-    pub predeclared: bool,
+    pub(crate) predeclared: bool,
     /// Messages per second of each producer: fixed, as 1000; a ramp over the round, as 0..5000; or pieces with their
     /// seconds, as 1000:5,1000..5000:10,0:1, which are repeated. Latency then counts from when a message was due
     #[arg(long, value_name = "MSGS_PER_S")]
-    pub rate: Option<Schedule>,
+    pub(crate) rate: Option<Schedule>,
     /// Without confirms, publish only while fewer messages than this are in transit; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 100_000)]
-    pub limit_backlog: u64,
+    pub(crate) limit_backlog: u64,
     /// Two short rounds, to see that everything works
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     #[command(flatten)]
     pub(crate) outputs: OutputArguments,
     /// Fail unless this holds, such as 'p99<5ms', 'a.rate>100k' or 'ratio(a/b)>3'; may be repeated
     #[arg(long, value_name = "CONDITION")]
-    pub expect: Vec<String>,
+    pub(crate) expect: Vec<String>,
 }
 
 /// A checked command line.
 #[derive(Debug, Clone)]
-pub struct StreamPlan {
+pub(crate) struct StreamPlan {
     /// The systems, in the order given; ratios are relative to the first.
-    pub systems: Systems,
+    pub(crate) systems: Systems,
     /// The folder in which a plain loop of writing and syncing is measured, too.
-    pub disk: Option<PathBuf>,
+    pub(crate) disk: Option<PathBuf>,
     /// The workload of each round.
-    pub workload: Workload,
+    pub(crate) workload: Workload,
     /// Rounds for each system.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Conditions on the result.
-    pub expectations: Vec<Expectation>,
+    pub(crate) expectations: Vec<Expectation>,
 }
 
 impl StreamArguments {
@@ -144,7 +144,7 @@ impl StreamArguments {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn plan(&self) -> Result<StreamPlan, Error> {
+    pub(crate) fn plan(&self) -> Result<StreamPlan, Error> {
         let systems = self.systems.systems()?;
         let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         if let Some(folder) = &self.disk {

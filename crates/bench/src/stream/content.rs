@@ -13,11 +13,11 @@ use crate::usage::check;
 
 /// Properties, as given on the command line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct MessageProperties {
+pub(crate) struct MessageProperties {
     /// Names, as in the specification, and values.
-    pub named: Vec<(String, String)>,
+    pub(crate) named: Vec<(String, String)>,
     /// Names and values of headers.
-    pub headers: Vec<(String, String)>,
+    pub(crate) headers: Vec<(String, String)>,
 }
 
 /// The valid names in [`MessageProperties::named`].
@@ -142,12 +142,12 @@ pub(crate) fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, Strin
 
 /// A body from a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BodyFile {
+pub(crate) struct BodyFile {
     /// The path it was read from.
-    pub path: String,
+    pub(crate) path: String,
     /// The contents of the file.
     #[serde(skip)]
-    pub bytes: Arc<[u8]>,
+    pub(crate) bytes: Arc<[u8]>,
 }
 
 impl BodyFile {

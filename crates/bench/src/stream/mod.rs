@@ -1,22 +1,22 @@
 //! `bench stream`: the everyday load generator. Producers and consumers on queues, as fast as they go or at a fixed
 //! rate, on one system or several in turn.
 
-pub mod arguments;
+pub(crate) mod arguments;
 mod confirms;
 mod consumer;
-pub mod content;
+pub(crate) mod content;
 mod disk;
 mod message;
 mod pacer;
 pub(crate) mod page;
 mod producer;
 mod round;
-pub mod schedule;
+pub(crate) mod schedule;
 mod shared;
 pub(crate) mod table;
 mod topology;
 mod window;
-pub mod workload;
+pub(crate) mod workload;
 
 #[cfg(test)]
 pub(crate) mod fake_broker;
@@ -29,16 +29,19 @@ use crate::metric::grouped;
 use crate::report::{StreamReport, StreamSystem};
 use crate::study::Watch;
 use arguments::DISK;
-pub use arguments::{StreamArguments, StreamPlan};
-pub use round::Progress;
-pub use workload::Workload;
+pub(crate) use arguments::{StreamArguments, StreamPlan};
+pub(crate) use round::Progress;
+pub(crate) use workload::Workload;
 
 /// Runs all rounds of a plan, one system after the other in each and the disk last, and evaluates the
 /// expectations. `watch` receives the round (from 0), the system's name, and its progress.
 ///
 /// # Errors
 /// The first failure of a system ends the run.
-pub fn run(plan: &StreamPlan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<StreamReport, Error> {
+pub(crate) fn run(
+    plan: &StreamPlan,
+    mut watch: impl FnMut(usize, &str, Progress),
+) -> Result<StreamReport, Error> {
     let mut systems: Vec<StreamSystem> = plan
         .systems
         .iter()

@@ -29,13 +29,13 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// Live figures, for a progress display.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// Messages published so far in this round.
-    pub published: u64,
+    pub(crate) published: u64,
     /// Messages consumed so far in this round.
-    pub consumed: u64,
+    pub(crate) consumed: u64,
     /// Share of the round that is over, 0 to 1.
-    pub done: f64,
+    pub(crate) done: f64,
 }
 
 /// Runs one round and reports its progress to `watch`. Also returns the server's product and version.

@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The rate of messages over time: `1000` per second, `0..5000` (a ramp over the whole round), or pieces such
 /// as `1000:5,1000..5000:10,0:1`, which repeat if the last has a length.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     text: String,
     pieces: Vec<Piece>,
 }
@@ -125,7 +125,7 @@ impl FromStr for Schedule {
 
 /// A text that is no schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ScheduleError {
+pub(crate) enum ScheduleError {
     /// It is not written as one.
     Form(String),
     /// A piece before the last has no length.

@@ -12,61 +12,61 @@ use crate::usage::{as_seconds, check};
 
 /// The workload of one round; the same for every system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Workload {
+pub(crate) struct Workload {
     /// Connections that publish.
-    pub producers: usize,
+    pub(crate) producers: usize,
     /// Connections that consume.
-    pub consumers: usize,
+    pub(crate) consumers: usize,
     /// Channels of each of these connections.
-    pub channels: u16,
+    pub(crate) channels: u16,
     /// Body size in bytes.
-    pub size: usize,
+    pub(crate) size: usize,
     /// The condition that ends a round.
-    pub length: Length,
+    pub(crate) length: Length,
     /// Most unconfirmed messages of a producer; 0 is no confirms.
-    pub confirms: usize,
+    pub(crate) confirms: usize,
     /// Whether messages are published as mandatory.
-    pub mandatory: bool,
+    pub(crate) mandatory: bool,
     /// How messages are acknowledged.
-    pub acks: Acks,
+    pub(crate) acks: Acks,
     /// Whether messages are persistent.
-    pub persistent: bool,
+    pub(crate) persistent: bool,
     /// Whether queues and exchange are durable.
-    pub durable: bool,
+    pub(crate) durable: bool,
     /// Bodies to use instead of generated ones of `size` bytes.
-    pub bodies: Vec<BodyFile>,
+    pub(crate) bodies: Vec<BodyFile>,
     /// The properties of every message.
-    pub properties: MessageProperties,
+    pub(crate) properties: MessageProperties,
     /// Name of the queue or queues; `None` means a new one each round.
-    pub queue: Option<String>,
+    pub(crate) queue: Option<String>,
     /// Number of queues.
-    pub queues: usize,
+    pub(crate) queues: usize,
     /// Number of the first queue.
-    pub first_queue: u64,
+    pub(crate) first_queue: u64,
     /// Names and values of queue arguments.
-    pub queue_arguments: Vec<(String, String)>,
+    pub(crate) queue_arguments: Vec<(String, String)>,
     /// Names and values of consumer arguments.
-    pub consumer_arguments: Vec<(String, String)>,
+    pub(crate) consumer_arguments: Vec<(String, String)>,
     /// The exchange to publish to; `None` means the default exchange.
-    pub exchange: Option<String>,
+    pub(crate) exchange: Option<String>,
     /// The type of the exchange.
-    pub exchange_type: String,
+    pub(crate) exchange_type: String,
     /// The routing key; `None` means the names of the queues.
-    pub routing_key: Option<String>,
+    pub(crate) routing_key: Option<String>,
     /// Number of routing keys, if there is a routing key.
-    pub keys: usize,
+    pub(crate) keys: usize,
     /// Whether the queues exist already and stay.
-    pub predeclared: bool,
+    pub(crate) predeclared: bool,
     /// Messages per second of each producer; `None` means as fast as possible.
-    pub rate: Option<Schedule>,
+    pub(crate) rate: Option<Schedule>,
     /// Most messages between publishers and consumers; 0 is no limit.
-    pub limit_backlog: u64,
+    pub(crate) limit_backlog: u64,
 }
 
 /// The condition that ends a round.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Length {
+pub(crate) enum Length {
     /// After a time.
     Timed {
         /// The warm-up, which is not measured; in seconds where serialised.
@@ -83,7 +83,7 @@ pub enum Length {
 /// The acknowledgement mode of consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Acks {
+pub(crate) enum Acks {
     /// Not at all (no_ack).
     Automatic,
     /// With basic.ack.
@@ -157,7 +157,7 @@ impl Workload {
     }
 
     /// Whether publishers wait for consumers to keep up.
-    pub fn is_coupled(&self) -> bool {
+    pub(crate) fn is_coupled(&self) -> bool {
         self.limit_backlog > 0 && self.confirms == 0 && self.producers > 0 && self.consumers > 0
     }
 }

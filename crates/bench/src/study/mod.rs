@@ -16,10 +16,10 @@ pub(crate) mod files;
 pub(crate) mod grid;
 pub(crate) mod meter;
 pub(crate) mod page;
-pub mod report;
+pub(crate) mod report;
 pub(crate) mod results;
 pub(crate) mod section;
-pub mod systems;
+pub(crate) mod systems;
 
 use crate::error::Error;
 use crate::machine::Machine;

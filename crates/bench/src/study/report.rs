@@ -9,31 +9,31 @@ use crate::stats::Summary;
 
 /// All results of one run of a study.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct StudyReport {
+pub(crate) struct StudyReport {
     /// The command's name.
-    pub study: String,
+    pub(crate) study: String,
     /// The heading of the report.
-    pub title: String,
+    pub(crate) title: String,
     /// The things that its plots compare.
-    pub compared: Compared,
+    pub(crate) compared: Compared,
     /// The machine that it ran on.
-    pub machine: Machine,
+    pub(crate) machine: Machine,
     /// The parameters common to all cells.
-    pub parameters: Vec<Parameter>,
+    pub(crate) parameters: Vec<Parameter>,
     /// The systems, in the order given; ratios are relative to the first.
-    pub systems: Vec<SystemAbout>,
+    pub(crate) systems: Vec<SystemAbout>,
     /// The cells, by scenario, value on the axis, and system.
-    pub cells: Vec<CellReport>,
+    pub(crate) cells: Vec<CellReport>,
     /// Notes that a reader needs to interpret the figures.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// The outcomes of the expectations.
-    pub expectations: Vec<Verdict>,
+    pub(crate) expectations: Vec<Verdict>,
 }
 
 /// The things that a plot compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Compared {
+pub(crate) enum Compared {
     /// All systems, in one plot for each scenario.
     Systems,
     /// All scenarios, in one plot for each system.
@@ -42,34 +42,33 @@ pub enum Compared {
 
 /// A setting that characterises the measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct Parameter {
-    pub name: String,
-    pub value: String,
+pub(crate) struct Parameter {
+    pub(crate) name: String,
+    pub(crate) value: String,
 }
 
 impl Parameter {
     /// A parameter with its value as text.
-    pub fn new(name: &str, value: impl ToString) -> Self {
+    pub(crate) fn new(name: &str, value: impl ToString) -> Self {
         Self { name: name.into(), value: value.to_string() }
     }
 }
 
 /// A system under test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SystemAbout {
+pub(crate) struct SystemAbout {
     /// Its name on the command line.
-    pub name: String,
+    pub(crate) name: String,
     /// Its URI, without the password.
-    pub uri: String,
+    pub(crate) uri: String,
     /// Product and version, as it announces them.
-    pub server: String,
+    pub(crate) server: String,
 }
 
 /// The quantity that differs between the cells of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Axis {
+pub(crate) enum Axis {
     /// Milliseconds of a round trip to the broker.
     RoundTrip,
     /// Connections that publish.
@@ -84,7 +83,7 @@ pub enum Axis {
 
 impl Axis {
     /// The label of its values, for tables and plots.
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::RoundTrip => "round trip in ms",
             Self::Publishers => "publishers",
@@ -105,30 +104,30 @@ impl Axis {
 
 /// All rounds of a cell on a system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct CellReport {
+pub(crate) struct CellReport {
     /// The scenario that was measured.
-    pub scenario: String,
+    pub(crate) scenario: String,
     /// The axis along which the cells of the scenario differ.
-    pub axis: Axis,
+    pub(crate) axis: Axis,
     /// The value on the axis.
-    pub at: f64,
+    pub(crate) at: f64,
     /// The name of the system.
-    pub system: String,
+    pub(crate) system: String,
     /// The figures that were measured.
-    pub figures: Vec<Measured>,
+    pub(crate) figures: Vec<Measured>,
 }
 
 /// A figure over all rounds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// The metric's name, as in expectations.
-    pub metric: String,
+    pub(crate) metric: String,
     /// Location and spread; seconds, bytes, cores, or a number per second.
     #[serde(flatten)]
-    pub summary: Summary,
+    pub(crate) summary: Summary,
     /// Each round, in order; empty in a stream's results of earlier versions.
     #[serde(default)]
-    pub values: Vec<f64>,
+    pub(crate) values: Vec<f64>,
 }
 
 impl Measured {
@@ -141,13 +140,13 @@ impl Measured {
 
 impl CellReport {
     /// Location and spread of a figure; `None` unless it was measured.
-    pub fn summary(&self, metric: Metric) -> Option<Summary> {
+    pub(crate) fn summary(&self, metric: Metric) -> Option<Summary> {
         let name = metric.to_string();
         self.figures.iter().find(|measured| measured.metric == name).map(|measured| measured.summary)
     }
 
     /// One value for all rounds, see [`Summary::figure`].
-    pub fn figure(&self, metric: Metric) -> Option<f64> {
+    pub(crate) fn figure(&self, metric: Metric) -> Option<f64> {
         self.summary(metric).map(|summary| summary.figure(metric))
     }
 }
@@ -175,14 +174,14 @@ impl StudyReport {
     }
 
     /// The rounds of one cell on one system.
-    pub fn cell(&self, scenario: &str, axis: Axis, at: f64, system: &str) -> Option<&CellReport> {
+    pub(crate) fn cell(&self, scenario: &str, axis: Axis, at: f64, system: &str) -> Option<&CellReport> {
         self.cells.iter().find(|cell| {
             cell.scenario == scenario && cell.axis == axis && cell.at == at && cell.system == system
         })
     }
 
     /// Every cell once, regardless of the system, in order.
-    pub fn distinct_cells(&self) -> Vec<(&str, Axis, f64)> {
+    pub(crate) fn distinct_cells(&self) -> Vec<(&str, Axis, f64)> {
         let mut all: Vec<(&str, Axis, f64)> = Vec::new();
         for cell in &self.cells {
             let known = (cell.scenario.as_str(), cell.axis, cell.at);
@@ -194,7 +193,7 @@ impl StudyReport {
     }
 
     /// The axes of the cells, in order.
-    pub fn axes(&self) -> Vec<Axis> {
+    pub(crate) fn axes(&self) -> Vec<Axis> {
         let mut axes: Vec<Axis> = Vec::new();
         for cell in &self.cells {
             if !axes.contains(&cell.axis) {
@@ -205,7 +204,7 @@ impl StudyReport {
     }
 
     /// The metrics measured in some cell of an axis, in the order in which reports show them.
-    pub fn metrics(&self, axis: Axis) -> Vec<Metric> {
+    pub(crate) fn metrics(&self, axis: Axis) -> Vec<Metric> {
         let measured = |metric: &Metric| {
             self.cells.iter().any(|cell| cell.axis == axis && cell.summary(*metric).is_some())
         };

@@ -13,18 +13,18 @@ use crate::watched::{self, Watched};
 
 /// A system under test.
 #[derive(Debug, Clone)]
-pub struct System {
+pub(crate) struct System {
     /// Its name in the report.
-    pub name: String,
+    pub(crate) name: String,
     /// Its address and credentials.
-    pub uri: Uri,
+    pub(crate) uri: Uri,
     /// The sources of its CPU time and memory.
-    pub watched: Watched,
+    pub(crate) watched: Watched,
 }
 
 /// The options that select systems.
 #[derive(Debug, Clone, Args)]
-pub struct SystemArguments {
+pub(crate) struct SystemArguments {
     /// The system under test, as amqp://user:password@host:port/vhost, or amqps:// with the parameters cacertfile,
     /// certfile, keyfile, verify and server_name_indication
     #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
@@ -65,7 +65,7 @@ impl With {
 
 /// Systems, and the processes that are killed once the last user is dropped.
 #[derive(Debug, Clone, Default)]
-pub struct Systems {
+pub(crate) struct Systems {
     all: Vec<System>,
     /// Kept alive until the systems are dropped.
     _companions: Arc<Vec<Companion>>,

@@ -10,9 +10,9 @@ use scrape::Endpoint;
 
 /// The sources of a system's CPU time and memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Watched {
+pub(crate) struct Watched {
     /// Processes of this machine; their children count, too.
-    pub pids: Vec<u32>,
+    pub(crate) pids: Vec<u32>,
     /// A remote broker's own figures.
     remote: Option<Endpoint>,
 }

@@ -15,71 +15,71 @@ use crate::usage::{as_seconds, check, seconds};
 
 /// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
 #[derive(Debug, Clone, Args)]
-pub struct WebSocketsArguments {
+pub(crate) struct WebSocketsArguments {
     /// A system under test, its protocol, and process ids to sample; repeat for several, which take turns
     #[arg(
         long = "system",
         value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]",
         default_value = "default=amqp+ws://127.0.0.1:15670/ws/amqp"
     )]
-    pub systems: Vec<String>,
+    pub(crate) systems: Vec<String>,
     /// Numbers of connections to measure at, ascending [default: 5000,15000,20000]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
-    pub connections: Vec<u32>,
+    pub(crate) connections: Vec<u32>,
     /// Measure at each number for this long, in seconds [default: 60]
     #[arg(long, value_name = "SECONDS")]
-    pub hold: Option<f64>,
+    pub(crate) hold: Option<f64>,
     /// Each connection publishes a message to itself this often, in seconds, a tenth more or less
     #[arg(long, value_name = "SECONDS", default_value_t = 55.0)]
-    pub interval: f64,
+    pub(crate) interval: f64,
     /// Heartbeat (AMQP, STOMP) or keep-alive (MQTT) to ask for, in seconds; 0 is none
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub heartbeat: u16,
+    pub(crate) heartbeat: u16,
     /// Connections to open at a time
     #[arg(long, value_name = "N", default_value_t = 256)]
-    pub opening: usize,
+    pub(crate) opening: usize,
     /// Loopback addresses to connect from, from 127.0.0.2 on; each has some 28,000 ports
     #[arg(long, value_name = "N", default_value_t = 8)]
-    pub sources: u8,
+    pub(crate) sources: u8,
     /// Open no more once the system's processes use this much memory, in MiB
     #[arg(long, value_name = "MIB")]
-    pub memory_limit: Option<u64>,
+    pub(crate) memory_limit: Option<u64>,
     /// Rounds of the whole measurement with each system; systems take turns
     #[arg(long, value_name = "N", default_value_t = 1)]
-    pub rounds: usize,
+    pub(crate) rounds: usize,
     /// Few connections for a short time, to see that everything works
     #[arg(long)]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Fail unless this holds at every number of connections, such as 'rss_each<16KiB', or at one, as
     /// '@5000: ratio(a/b, rss_each)<0.1'; may be repeated
     #[arg(long, value_name = "CONDITION")]
-    pub expect: Vec<String>,
+    pub(crate) expect: Vec<String>,
     #[command(flatten)]
     pub(crate) outputs: OutputArguments,
 }
 
 /// The settings for all systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WebSocketsSettings {
+pub(crate) struct WebSocketsSettings {
     /// Numbers of connections to measure at.
-    pub connections: Vec<u32>,
+    pub(crate) connections: Vec<u32>,
     /// How long to measure at each; in seconds where serialised.
     #[serde(with = "as_seconds")]
-    pub hold: Duration,
+    pub(crate) hold: Duration,
     /// How often a connection publishes; in seconds where serialised.
     #[serde(with = "as_seconds")]
-    pub interval: Duration,
+    pub(crate) interval: Duration,
     /// Heartbeat or keep-alive to ask for; in seconds where serialised.
     #[serde(with = "as_seconds")]
-    pub heartbeat: Duration,
+    pub(crate) heartbeat: Duration,
     /// Connections being opened at a time.
-    pub opening: usize,
+    pub(crate) opening: usize,
     /// Loopback addresses to connect from.
-    pub sources: u8,
+    pub(crate) sources: u8,
     /// Memory of the system in bytes beyond which no more connections are opened.
-    pub memory_limit: Option<u64>,
+    pub(crate) memory_limit: Option<u64>,
     /// Rounds of the whole measurement with each system.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
 }
 
 /// Describes the settings for reports.
@@ -97,11 +97,11 @@ impl fmt::Display for WebSocketsSettings {
 
 /// A checked command line.
 #[derive(Debug, Clone)]
-pub struct WebSocketsPlan {
+pub(crate) struct WebSocketsPlan {
     /// The systems, in the order given.
-    pub systems: Vec<WebSocketTarget>,
+    pub(crate) systems: Vec<WebSocketTarget>,
     /// The settings for all systems.
-    pub settings: WebSocketsSettings,
+    pub(crate) settings: WebSocketsSettings,
     /// Conditions on the result.
     pub(super) expectations: Vec<Condition>,
 }
@@ -114,7 +114,7 @@ impl WebSocketsArguments {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn plan(&self) -> Result<WebSocketsPlan, Error> {
+    pub(crate) fn plan(&self) -> Result<WebSocketsPlan, Error> {
         let systems: Vec<WebSocketTarget> =
             self.systems.iter().map(|text| WebSocketTarget::parse(text)).collect::<Result<_, _>>()?;
         let (usual, hold): (&[u32], _) = if self.quick { (&[50, 100], 2.0) } else { (&USUAL, 60.0) };

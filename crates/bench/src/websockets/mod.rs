@@ -4,22 +4,22 @@
 //! a minute. Memory is the growth of the system's processes; CPU is their use while there are only these messages and
 //! heartbeats. At the end all connections are dropped at once, and ten others measure whether they are affected.
 
-pub mod arguments;
+pub(crate) mod arguments;
 pub(crate) mod error;
 mod fleet;
 mod kernel;
 mod member;
 pub(crate) mod page;
-pub mod report;
+pub(crate) mod report;
 mod session;
 mod table;
-pub mod target;
+pub(crate) mod target;
 mod wire;
 
 use crate::error::{ClientError, Error};
 use crate::machine::Machine;
 use crate::study::Watch;
-pub use arguments::{WebSocketsArguments, WebSocketsPlan};
+pub(crate) use arguments::{WebSocketsArguments, WebSocketsPlan};
 use page::as_study;
 use report::{WebSocketsReport, WebSocketsSystem};
 
@@ -28,7 +28,7 @@ use report::{WebSocketsReport, WebSocketsSystem};
 ///
 /// # Errors
 /// The first system that accepts no connection ends the run.
-pub fn run(plan: &WebSocketsPlan, watch: Watch<'_>) -> Result<WebSocketsReport, Error> {
+pub(crate) fn run(plan: &WebSocketsPlan, watch: Watch<'_>) -> Result<WebSocketsReport, Error> {
     let mut systems = Vec::new();
     let all = (plan.settings.rounds * plan.systems.len()) as f64;
     for round in 1..=plan.settings.rounds {

@@ -10,38 +10,38 @@ use crate::machine::Machine;
 
 /// The whole report.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WebSocketsReport {
+pub(crate) struct WebSocketsReport {
     /// The machine that it ran on.
-    pub machine: Machine,
+    pub(crate) machine: Machine,
     /// The settings for all systems.
-    pub settings: WebSocketsSettings,
+    pub(crate) settings: WebSocketsSettings,
     /// The systems, by round, in the order given.
-    pub systems: Vec<WebSocketsSystem>,
+    pub(crate) systems: Vec<WebSocketsSystem>,
     /// Notes that a reader needs to interpret the figures, besides those about each system.
     #[serde(default)]
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// The outcomes of the expectations.
     #[serde(default)]
-    pub expectations: Vec<Verdict>,
+    pub(crate) expectations: Vec<Verdict>,
 }
 
 /// The results of one system in one round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct WebSocketsSystem {
+pub(crate) struct WebSocketsSystem {
     /// The name of the system.
-    pub name: String,
+    pub(crate) name: String,
     /// The round, from 1.
-    pub round: usize,
+    pub(crate) round: usize,
     /// The address that it was reached at.
-    pub target: Target,
+    pub(crate) target: Target,
     /// Resident memory in bytes before the first connection; 0 without process ids.
-    pub baseline_bytes: u64,
+    pub(crate) baseline_bytes: u64,
     /// The levels that were reached, and the one that could not be.
-    pub levels: Vec<ConnectionLevel>,
+    pub(crate) levels: Vec<ConnectionLevel>,
     /// The reason why not all connections were opened, if so.
-    pub stopped: Option<String>,
+    pub(crate) stopped: Option<String>,
     /// The effect on ten others of dropping all connections at once.
-    pub dropped: Option<Dropped>,
+    pub(crate) dropped: Option<Dropped>,
 }
 
 impl WebSocketsReport {
@@ -56,48 +56,48 @@ impl WebSocketsReport {
 
 /// The results at one number of connections.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct ConnectionLevel {
+pub(crate) struct ConnectionLevel {
     /// Connections that are open and subscribed.
-    pub connections: usize,
+    pub(crate) connections: usize,
     /// Connections opened for this level.
-    pub opened: usize,
+    pub(crate) opened: usize,
     /// From the first connect to the last subscription, in seconds.
-    pub opening_seconds: f64,
+    pub(crate) opening_seconds: f64,
     /// CPU time of the processes while they were opened, in seconds.
-    pub opening_cpu_seconds: f64,
+    pub(crate) opening_cpu_seconds: f64,
     /// Resident memory in bytes at the end of the level.
-    pub rss_bytes: u64,
+    pub(crate) rss_bytes: u64,
     /// Growth of resident memory since before the first connection, in bytes per connection.
-    pub bytes_per_connection: f64,
+    pub(crate) bytes_per_connection: f64,
     /// Growth of the kernel's own memory (Slab) on this machine, in bytes per connection with both of its ends.
-    pub kernel_bytes_per_connection: f64,
+    pub(crate) kernel_bytes_per_connection: f64,
     /// Cores that the processes used while there were only messages and heartbeats.
-    pub cpu_cores: f64,
+    pub(crate) cpu_cores: f64,
     /// Cores that this generator used in that time.
-    pub generator_cores: f64,
+    pub(crate) generator_cores: f64,
     /// Messages published in that time.
-    pub published: u64,
+    pub(crate) published: u64,
     /// Messages received in that time, and shortly after it.
-    pub received: u64,
+    pub(crate) received: u64,
     /// Latency from publish to delivery, in seconds.
-    pub latency: Option<Percentiles>,
+    pub(crate) latency: Option<Percentiles>,
     /// Connections that were lost in that time.
-    pub lost: u64,
+    pub(crate) lost: u64,
     /// The reason why the first of them was lost.
-    pub lost_because: Option<String>,
+    pub(crate) lost_because: Option<String>,
 }
 
 /// The effect on ten connections, which publish to themselves all the time, of dropping all connections of the study.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Dropped {
+pub(crate) struct Dropped {
     /// The number of connections that were dropped.
-    pub connections: usize,
+    pub(crate) connections: usize,
     /// Latency from publish to delivery in the seconds before, in seconds.
-    pub before: Option<Percentiles>,
+    pub(crate) before: Option<Percentiles>,
     /// Latency from publish to delivery in the seconds from then on, in seconds.
-    pub during: Option<Percentiles>,
+    pub(crate) during: Option<Percentiles>,
     /// Messages published and not received.
-    pub missing: u64,
+    pub(crate) missing: u64,
     /// Resident memory in bytes afterwards.
-    pub rss_bytes: u64,
+    pub(crate) rss_bytes: u64,
 }

@@ -15,7 +15,7 @@ const FORM: &str =
 
 /// The protocol inside the WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CarriedProtocol {
+pub(crate) enum CarriedProtocol {
     /// AMQP 0-9-1.
     Amqp,
     /// MQTT 3.1.1.
@@ -54,19 +54,19 @@ impl CarriedProtocol {
 
 /// The address, the protocol and the credentials of a connection.
 #[derive(Clone)]
-pub struct Target {
+pub(crate) struct Target {
     /// The protocol to speak.
-    pub protocol: CarriedProtocol,
+    pub(crate) protocol: CarriedProtocol,
     /// Host name or address.
-    pub host: String,
+    pub(crate) host: String,
     /// TCP port.
-    pub port: u16,
+    pub(crate) port: u16,
     /// User name; `guest` when absent.
-    pub user: String,
+    pub(crate) user: String,
     /// Password; `guest` when absent.
-    pub password: String,
+    pub(crate) password: String,
     /// The path of the upgrade, including the query.
-    pub path: String,
+    pub(crate) path: String,
 }
 
 impl Target {
@@ -74,7 +74,7 @@ impl Target {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn parse(text: &str) -> Result<Self, Error> {
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         // The text may contain a password, so errors do not repeat it.
         let fail = |what: &str| Error::Usage(format!("--system: {what}; {FORM}"));
         let (scheme, rest) = text.split_once("://").ok_or_else(|| fail("there is no scheme"))?;
@@ -136,13 +136,13 @@ impl<'de> Deserialize<'de> for Target {
 
 /// A system under test.
 #[derive(Debug, Clone)]
-pub struct WebSocketTarget {
+pub(crate) struct WebSocketTarget {
     /// Its name in the report.
-    pub name: String,
+    pub(crate) name: String,
     /// The address, the protocol and the credentials.
-    pub target: Target,
+    pub(crate) target: Target,
     /// Processes whose CPU and memory count, with those of their children.
-    pub pids: Vec<u32>,
+    pub(crate) pids: Vec<u32>,
 }
 
 impl WebSocketTarget {
@@ -150,7 +150,7 @@ impl WebSocketTarget {
     ///
     /// # Errors
     /// A description of the problem, for the command line.
-    pub fn parse(text: &str) -> Result<Self, Error> {
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let (name, rest) = text
             .split_once('=')
             .ok_or_else(|| Error::Usage(format!("--system: there is no name; {FORM}")))?;
