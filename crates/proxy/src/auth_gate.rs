@@ -1,4 +1,10 @@
 //! The auth gate: which credentials may start a handshake with the broker, and when.
+//!
+//! # Example
+//! No connection is open. A thousand clients come with guessed passwords, then A and B with passwords that a broker
+//! has accepted before. 32 of the guesses are put to a broker at a time, each in turn; A and B do not wait for any of
+//! them. A password that was just refused is refused again for a second without asking. When all upstream connections
+//! are taken, the 32 guesses keep their permits while they wait for one, so that no more than 32 stand before A there.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,7 +38,7 @@ struct Refused {
 
 /// Permission to begin a handshake, returned on drop.
 #[derive(Debug)]
-pub(crate) struct Permit<'d> {
+pub(crate) struct HandshakePermit<'d> {
     _held: Option<SemaphorePermit<'d>>,
     /// Whether a broker has accepted the credentials before.
     pub(crate) is_known: bool,
@@ -49,20 +55,20 @@ impl AuthGate {
     }
 
     /// Waits for permission to begin a handshake.
-    pub(crate) async fn enter(&self, credentials: &Credentials) -> Permit<'_> {
+    pub(crate) async fn enter(&self, credentials: &Credentials) -> HandshakePermit<'_> {
         let is_known =
             self.verified.lock().get(&credentials.username).is_some_and(|known| **known == *credentials);
         if is_known {
             return self.enter_known().await;
         }
         // The semaphore is never closed.
-        Permit { _held: self.strangers.acquire().await.ok(), is_known }
+        HandshakePermit { _held: self.strangers.acquire().await.ok(), is_known }
     }
 
     /// Like [`Self::enter`], with credentials that a broker had accepted when the caller arrived.
-    pub(crate) async fn enter_known(&self) -> Permit<'_> {
+    pub(crate) async fn enter_known(&self) -> HandshakePermit<'_> {
         // The semaphore is never closed.
-        Permit { _held: self.known.acquire().await.ok(), is_known: true }
+        HandshakePermit { _held: self.known.acquire().await.ok(), is_known: true }
     }
 
     /// Records that a broker has accepted these credentials.
@@ -106,14 +112,14 @@ fn forget(refused: &mut VecDeque<Refused>, now: Instant) {
 }
 
 /// Concurrent handshakes, of each kind. RabbitMQ spends milliseconds of CPU on each.
-const HANDSHAKES_AT_ONCE: usize = 32;
+pub(crate) const HANDSHAKES_AT_ONCE: usize = 32;
 /// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
 /// in a loop, short enough that nobody has to wait for a newly set password to work.
-const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
+pub(crate) const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
 /// Refusals remembered, so that guessing costs little memory; a client that retries in a loop is among the last.
-const REFUSED_MAX: usize = 128;
+pub(crate) const REFUSED_MAX: usize = 128;
 /// Users whose credentials are remembered; few proxies serve more.
-const VERIFIED_MAX: usize = 1024;
+pub(crate) const VERIFIED_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -158,7 +164,7 @@ mod tests {
     }
 
     /// A permit, if there is one at once.
-    fn enter<'g>(gate: &'g AuthGate, credentials: &Credentials) -> Option<Permit<'g>> {
+    fn enter<'g>(gate: &'g AuthGate, credentials: &Credentials) -> Option<HandshakePermit<'g>> {
         let mut context = Context::from_waker(Waker::noop());
         match std::pin::pin!(gate.enter(credentials)).poll(&mut context) {
             Poll::Ready(permit) => Some(permit),

@@ -151,7 +151,7 @@ impl PoolConfig {
 
     /// Upstream connections that clients may stream on because there is no room for incomplete messages.
     pub(crate) fn streams_max(&self) -> usize {
-        (self.max_connections / LANE_SHARE).max(1)
+        (self.max_connections / STREAM_SHARE).max(1)
     }
 
     /// Bytes that may wait for all clients together.
@@ -163,10 +163,10 @@ impl PoolConfig {
 
 /// One in this many upstream connections may be used for streaming incomplete messages: enough for progress,
 /// while the others stay available to clients that need one, whatever messages are never completed.
-const LANE_SHARE: usize = 8;
+pub(crate) const STREAM_SHARE: usize = 8;
 /// How many clients' budgets may wait in total: this number of slow consumers get their full budget, more of
 /// them get less each.
-const WAITING_BUDGETS: usize = 64;
+pub(crate) const WAITING_BUDGETS: usize = 64;
 /// Lower bound of a budget in bytes: connections that belong to one client need room however little may wait
 /// on shared ones.
 const WAITING_BUDGET_MIN: usize = 1024 * 1024;

@@ -127,6 +127,8 @@ mod config;
 mod frames;
 mod histogram;
 mod identities;
+#[cfg(test)]
+mod limits;
 mod link;
 mod metrics;
 mod pool;

@@ -28,6 +28,8 @@ use self::deletions::Deletions;
 pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
+#[cfg(test)]
+pub(crate) use self::placement::OPENING_MAX;
 use crate::auth_gate::AuthGate;
 use crate::client_properties::ClientProperties;
 use crate::config::{HELD_CLIENT_MAX, PoolConfig};
@@ -52,7 +54,7 @@ pub struct Pool {
     /// Connections that have not ended, oldest first, by user name.
     connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>>,
     /// Remaining permits of [`PoolConfig::max_connections`]; connections being opened already hold theirs.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Notifies waiters that a connection may be unused.
     unused: Arc<Unused>,
     auth_gate: AuthGate,
@@ -123,12 +125,12 @@ pub struct ClientSide {
 impl Pool {
     /// Creates an empty pool. It connects to nothing before a client comes.
     pub fn new(config: PoolConfig) -> Arc<Self> {
-        let places = connection_permits::connection_permits(config.max_connections);
+        let permits = connection_permits::connection_permits(config.max_connections);
         let staging = Staging::new(
             config.staging_total_max,
             config.streams_max(),
             config.staging_patience,
-            places.clone(),
+            permits.clone(),
         );
         let kept = ReplayTotals {
             connected: Quota::new(config.replay_client_max, config.replay_total_max),
@@ -140,7 +142,7 @@ impl Pool {
             staging,
             held: Quota::new(HELD_CLIENT_MAX, config.held_total_max),
             endpoints: Arc::new(Endpoints::new(config.resolver.clone())),
-            places,
+            permits,
             unused: Arc::default(),
             config,
             connections: Mutex::default(),
@@ -184,9 +186,9 @@ impl Pool {
             let verified = || self.is_verified(&credentials).then_some(());
             let attempt = match Box::pin(self.enter(&credentials, false, end, verified)).await? {
                 Entered::Instead(()) => continue,
-                Entered::Begin(_permit, place) => {
+                Entered::Begin(_handshake, permit) => {
                     self.check_not_refused(&credentials)?;
-                    self.begin(place, &credentials, &ClientProperties::SHARED).await
+                    self.begin(permit, &credentials, &ClientProperties::SHARED).await
                 }
             };
             match attempt {
@@ -280,8 +282,8 @@ impl Pool {
         }
         match Box::pin(self.enter(credentials, true, end, verified)).await? {
             Entered::Instead(()) => Ok(()),
-            Entered::Begin(_permit, place) => {
-                let begun = self.begin(place, credentials, &ClientProperties::SHARED).await?;
+            Entered::Begin(_handshake, permit) => {
+                let begun = self.begin(permit, credentials, &ClientProperties::SHARED).await?;
                 self.verify(begun, credentials, virtual_host).await
             }
         }
@@ -481,7 +483,7 @@ impl Pool {
 
     /// Number of connections, including those being opened.
     fn taken(&self) -> usize {
-        self.config.max_connections.saturating_sub(self.places.available_permits())
+        self.config.max_connections.saturating_sub(self.permits.available_permits())
     }
 
     pub(crate) fn next_id(&self) -> u64 {
@@ -555,7 +557,7 @@ impl Pool {
     /// Connects and logs in at the first address that answers.
     async fn begin(
         self: &Arc<Self>,
-        place: ConnectionPermit,
+        permit: ConnectionPermit,
         credentials: &Credentials,
         announced: &ClientProperties,
     ) -> Result<HalfOpen, Refusal> {
@@ -566,7 +568,7 @@ impl Pool {
                 Ok(begun) => {
                     self.endpoints.heard(&endpoint);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
-                    return Ok(Box::new((begun, endpoint, place)));
+                    return Ok(Box::new((begun, endpoint, permit)));
                 }
                 // A broker has decided: another one would say the same.
                 Err(Refusal::Login(text)) => {
@@ -598,7 +600,7 @@ impl Pool {
         owner: Option<Arc<ClientLink>>,
         role: Option<Role>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let (begun, endpoint, place) = *half_open;
+        let (begun, endpoint, permit) = *half_open;
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
@@ -608,7 +610,7 @@ impl Pool {
                 return Err(refusal);
             }
         };
-        place.keep();
+        permit.keep();
         self.endpoints.opened(&endpoint);
         let login = upstream::Access {
             endpoint,

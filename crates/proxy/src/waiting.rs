@@ -5,6 +5,11 @@
 //! 1997). The more clients do not read, the less may wait for each of them; a client that reads always finds
 //! room, so that no victim has to be chosen and closed. Further messages wait at the broker: a client's own
 //! connection is not read meanwhile, and consumers on a shared one move to one of their own.
+//!
+//! # Example
+//! The total is 256 MiB. If A alone does not read, up to 28.4 MiB wait for it: an eighth of the other 227.6 MiB. If a
+//! hundred clients do not read, 2.4 MiB wait for each of them, an eighth of the 18.9 MiB that they leave. B, which reads,
+//! may have as much waiting as each of them. If 20,000 clients do not read, B may still have 16 KiB waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +64,7 @@ impl Waiting {
 
 /// One client may use one part in this many of the remaining room: a few that do not read leave most of it to
 /// others, and no number of them uses up the rest.
-const SHARE: usize = 8;
+pub(crate) const SHARE: usize = 8;
 /// Bytes that may wait for a client however many do not read: some small messages or replies. The total for
 /// all clients is bounded by [`Waiting::most`] plus this for each of them.
 pub(crate) const ALWAYS: usize = 16 * 1024;

@@ -3,6 +3,12 @@
 //! Waiters get released permits in turn. Meanwhile unused connections are closed to make room for others, the
 //! longest idle first, whatever their credentials and virtual host. Of the clients whose credentials no
 //! broker has accepted yet only a few may wait, see [`crate::auth_gate`].
+//!
+//! # Example
+//! All 4,096 permits are taken; one connection is unused. A, B and C each need a connection of their own. A's wait
+//! has the unused connection closed, and A gets its permit. B and C wait, in this order, and without a handshake
+//! permit. When another client's own connection with C's credentials and virtual host becomes unused, C takes it
+//! over, before B. The next connection that ends leaves its permit to B; after 3 s without one B is refused with 506.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +19,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::Pool;
-use crate::auth_gate::Permit;
+use crate::auth_gate::HandshakePermit;
 use crate::metrics::add;
 use crate::refusal::Refusal;
 
@@ -55,7 +61,7 @@ pub(super) enum Entered<'p, T> {
     /// An alternative has come up; no new connection is needed.
     Instead(T),
     /// The client may begin a handshake.
-    Begin(Permit<'p>, ConnectionPermit),
+    Begin(HandshakePermit<'p>, ConnectionPermit),
 }
 
 impl Pool {
@@ -72,7 +78,7 @@ impl Pool {
         end: Instant,
         instead: impl Fn() -> Option<T>,
     ) -> Result<Entered<'_, T>, Refusal> {
-        let permit = match accepted {
+        let handshake = match accepted {
             true => self.auth_gate.enter_known().await,
             false => self.auth_gate.enter(credentials).await,
         };
@@ -80,28 +86,28 @@ impl Pool {
         if let Some(other) = instead() {
             return Ok(Entered::Instead(other));
         }
-        if let Some(place) = self.free_place()? {
-            return Ok(Entered::Begin(permit, place));
+        if let Some(permit) = self.free_permit()? {
+            return Ok(Entered::Begin(handshake, permit));
         }
         // No handshake waits for a known client that has no connection permit. Clients with unknown
         // credentials keep their auth permit, so that only that number of them may queue, and none waits for
         // it while holding a connection permit.
-        let stranger = (!permit.is_known).then_some(permit);
-        let place = match self.wait_for_place(end, &instead).await? {
-            Ok(place) => place,
+        let stranger = (!handshake.is_known).then_some(handshake);
+        let permit = match self.wait_for_permit(end, &instead).await? {
+            Ok(permit) => permit,
             Err(other) => {
                 // The notification may matter to the next waiter.
                 self.unused.changed.notify_one();
                 return Ok(Entered::Instead(other));
             }
         };
-        let permit = match stranger {
-            Some(permit) => permit,
+        let handshake = match stranger {
+            Some(handshake) => handshake,
             None => self.auth_gate.enter_known().await,
         };
         match instead() {
             Some(other) => Ok(Entered::Instead(other)),
-            None => Ok(Entered::Begin(permit, place)),
+            None => Ok(Entered::Begin(handshake, permit)),
         }
     }
 
@@ -109,31 +115,31 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Self::enter`].
-    pub(super) fn place_at_once(&self) -> Result<ConnectionPermit, Refusal> {
-        self.free_place()?.ok_or_else(|| self.all_taken(""))
+    pub(super) fn permit_at_once(&self) -> Result<ConnectionPermit, Refusal> {
+        self.free_permit()?.ok_or_else(|| self.all_taken(""))
     }
 
     /// Whether all permits are taken.
     pub(super) fn is_full(&self) -> bool {
-        self.places.available_permits() == 0
+        self.permits.available_permits() == 0
     }
 
     /// A permit, if one is free and nobody waits for it.
-    fn free_place(&self) -> Result<Option<ConnectionPermit>, Refusal> {
+    fn free_permit(&self) -> Result<Option<ConnectionPermit>, Refusal> {
         if self.draining.load(Ordering::Acquire) {
             return Err(Refusal::unreachable("shutting down"));
         }
-        Ok(self.places.clone().try_acquire_owned().ok().map(ConnectionPermit))
+        Ok(self.permits.clone().try_acquire_owned().ok().map(ConnectionPermit))
     }
 
     /// Waits in turn for a permit, or for an alternative `instead`.
-    async fn wait_for_place<T>(
+    async fn wait_for_permit<T>(
         &self,
         end: Instant,
         instead: &impl Fn() -> Option<T>,
     ) -> Result<Result<ConnectionPermit, T>, Refusal> {
         add(&self.counters.connections_awaited, 1);
-        let mut place = std::pin::pin!(self.places.clone().acquire_owned());
+        let mut permit = std::pin::pin!(self.permits.clone().acquire_owned());
         let (began, mut is_worth_a_look) = (Instant::now(), true);
         loop {
             let mut changed = std::pin::pin!(self.unused.changed.notified());
@@ -151,7 +157,7 @@ impl Pool {
             tokio::select! {
                 biased;
                 // The semaphore is never closed.
-                Ok(permit) = &mut place => {
+                Ok(permit) = &mut permit => {
                     let draining = self.draining.load(Ordering::Acquire);
                     return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(ConnectionPermit(permit))) };
                 }
@@ -191,7 +197,7 @@ impl Pool {
 
     /// Returns the permit of a connection that has ended.
     pub(super) fn free(&self) {
-        self.places.add_permits(1);
+        self.permits.add_permits(1);
     }
 }
 

@@ -155,9 +155,9 @@ impl Pool {
         if let Some(upstream) = found() {
             return Ok(upstream);
         }
-        let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
+        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
-            Entered::Begin(permit, place) => (permit, place),
+            Entered::Begin(handshake, permit) => (handshake, permit),
         };
         let most = self.config.max_shared_connections;
         if self.count_shared(credentials, virtual_host, Some(role)) >= most {
@@ -165,7 +165,7 @@ impl Pool {
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        let begun = self.begin(place, credentials, &ClientProperties::SHARED).await?;
+        let begun = self.begin(permit, credentials, &ClientProperties::SHARED).await?;
         let opened = self.finish(begun, credentials, virtual_host, None, Some(role)).await;
         drop(turn);
         opened
@@ -214,15 +214,15 @@ impl Pool {
     ) -> Result<Arc<Upstream>, Refusal> {
         // When no other one can be opened, even the last unused one will do.
         let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
-        let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
+        let (_handshake, permit) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
-            Entered::Begin(permit, place) => (permit, place),
+            Entered::Begin(handshake, permit) => (handshake, permit),
         };
         if owner.is_gone() {
             // The client is gone; leave the permit to others.
             return Err(Refusal::unreachable("client is gone"));
         }
-        let begun = self.begin(place, credentials, announced).await?;
+        let begun = self.begin(permit, credentials, announced).await?;
         self.finish(begun, credentials, virtual_host, Some(owner), None).await
     }
 
@@ -255,7 +255,7 @@ impl Pool {
             let result = async {
                 let _permit = pool.auth_gate.enter(&credentials).await;
                 let begun =
-                    pool.begin(pool.place_at_once()?, &credentials, &ClientProperties::SHARED).await?;
+                    pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
             };
             if let Err(error) = result.await {
@@ -302,7 +302,7 @@ fn keep_least(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream:
 /// to rest. Opening a channel costs a broker several times as much as a publish does. Once the broker is a
 /// little behind, clients that publish one message each and leave would otherwise request channels faster
 /// than it can open them, until none are left: the replies that let channels rest would come later and later.
-const OPENING_MAX: usize = 128;
+pub(crate) const OPENING_MAX: usize = 128;
 /// Interval after which a waiter looks by itself.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Bytes waiting for a connection from which on another one is worthwhile: as much as one client may have

@@ -33,7 +33,7 @@ struct Open {
     credentials: Arc<Credentials>,
     declaring: Declaring,
     endpoint: Endpoint,
-    _place: ConnectionPermit,
+    _permit: ConnectionPermit,
 }
 
 impl Pool {
@@ -169,7 +169,7 @@ impl Pool {
             return Ok(Err(text.clone()));
         }
         if self.is_full() && !open.is_empty() {
-            let Open { declaring, _place, .. } = open.remove(0);
+            let Open { declaring, _permit, .. } = open.remove(0);
             declaring.close().await;
         }
         match self.open_declaring(virtual_host, credentials).await {
@@ -191,7 +191,7 @@ impl Pool {
         virtual_host: &str,
         credentials: &Arc<Credentials>,
     ) -> Result<Open, Refusal> {
-        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PLACE_PATIENCE));
+        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_PATIENCE));
         let entered = match Box::pin(self.enter(credentials, true, end, nothing)).await {
             // Clients wait for this as for an outage: nothing that they sent is at fault.
             Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
@@ -199,10 +199,10 @@ impl Pool {
             }
             entered => entered?,
         };
-        let Entered::Begin(_permit, place) = entered else {
+        let Entered::Begin(_handshake, permit) = entered else {
             return Err(Refusal::unreachable("no permission to connect"));
         };
-        let (begun, endpoint, place) = *self.begin(place, credentials, &ClientProperties::SHARED).await?;
+        let (begun, endpoint, permit) = *self.begin(permit, credentials, &ClientProperties::SHARED).await?;
         let declaring = match Declaring::open(begun, virtual_host, &self.config).await {
             Ok(declaring) => declaring,
             Err(refusal) => {
@@ -212,7 +212,7 @@ impl Pool {
                 return Err(refusal);
             }
         };
-        Ok(Open { credentials: credentials.clone(), declaring, endpoint, _place: place })
+        Ok(Open { credentials: credentials.clone(), declaring, endpoint, _permit: permit })
     }
 
     /// Closes the clients that own a declaration which cannot be repeated.
@@ -258,4 +258,4 @@ fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
 const QUEUE_BIND: (u16, u16) = (50, 20);
 /// Minimum time a restoration waits for a permit. It is retried at once while clients need it, so this is the
 /// pause between attempts where arriving clients do not wait at all.
-const PLACE_PATIENCE: Duration = Duration::from_secs(1);
+const PERMIT_PATIENCE: Duration = Duration::from_secs(1);

@@ -62,7 +62,7 @@ impl Pool {
             let _permit = pool.auth_gate.enter(&credentials).await;
             let result = async {
                 let begun =
-                    pool.begin(pool.place_at_once()?, &credentials, &ClientProperties::SHARED).await?;
+                    pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
             // Otherwise no broker could be asked, and the earlier verification is valid until it expires.
@@ -123,12 +123,12 @@ impl Pool {
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
-            let (_permit, place) = match self.enter(&credentials, false, self.arrival_end(), verified).await?
-            {
-                Entered::Instead(()) => return Ok(credentials),
-                Entered::Begin(permit, place) => (permit, place),
-            };
-            let begun = self.begin(place, &credentials, &ClientProperties::SHARED).await;
+            let (_handshake, permit) =
+                match self.enter(&credentials, false, self.arrival_end(), verified).await? {
+                    Entered::Instead(()) => return Ok(credentials),
+                    Entered::Begin(handshake, permit) => (handshake, permit),
+                };
+            let begun = self.begin(permit, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
                 let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
                 self.auth_gate.refuse(refused, text.clone(), std::time::Instant::now());

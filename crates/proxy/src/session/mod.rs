@@ -35,6 +35,8 @@ use self::channel::{Channel, Content};
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
 use self::placement::UpstreamLink;
+#[cfg(test)]
+pub(crate) use self::secret::MAX_UNANSWERED_SECRETS;
 use self::side::{Side, SidePlacement};
 use self::validate::{
     Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, malformed, names_last_queue, publish_need,

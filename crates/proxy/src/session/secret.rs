@@ -91,6 +91,6 @@ impl ProxySession {
 }
 
 /// New secrets that a client may have sent without a reply: each takes a login, and during an outage many.
-const MAX_UNANSWERED_SECRETS: usize = 4;
+pub(crate) const MAX_UNANSWERED_SECRETS: usize = 4;
 /// Class and method id of `connection.update-secret`.
 const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);

@@ -30,6 +30,8 @@ pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
 pub(crate) use ledger::{Carried, Ledger, Numbers, Quiet, REPLY_TO, Remains, asked_for};
 pub(crate) use role::Role;
+#[cfg(test)]
+pub(crate) use share::{HARD_LIMIT, WINDOW};
 pub(crate) use share::{Share, UpstreamProgress};
 pub(crate) use slot::{Lease, Left, Slot, Usage};
 

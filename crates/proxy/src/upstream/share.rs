@@ -4,6 +4,11 @@
 //! a client's data waits for at most that amount of each other client that sends at the time, however fast
 //! those are: the windows advance in turn as the broker takes the data. A client within its own window may
 //! send even while the out-buffer is at its limit.
+//!
+//! # Example
+//! A and B send on one connection, whatever it takes, in reads of 256 KiB; C sends a small message now and then. A read
+//! of A exceeds its window of 128 KiB: A is not read until all but 64 KiB of it are written. The same holds for B. So
+//! C's message goes out behind at most twice 64 + 256 KiB, 5 ms later on a link of 1 Gbit/s, and C itself never waits.
 
 /// One client's use of the connection that it shares.
 #[derive(Debug, Default, Clone, Copy)]
@@ -71,9 +76,9 @@ impl Share {
 
 /// Bytes of one client that may wait to be written before it has to wait itself: a window of each concurrent
 /// sender takes a few milliseconds on a fast network, and is large enough to avoid frequent wake-ups.
-const WINDOW: u64 = 128 * 1024;
+pub(crate) const WINDOW: u64 = 128 * 1024;
 /// How many times the out-buffer's limit may wait because many clients are within their windows.
-const HARD_LIMIT: usize = 8;
+pub(crate) const HARD_LIMIT: usize = 8;
 
 #[cfg(test)]
 mod tests {
