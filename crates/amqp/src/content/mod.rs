@@ -21,7 +21,7 @@ const MAX_MESSAGE_SIZE: u64 = 512 * 1024 * 1024;
 /// Validates an announced body size before anything is allocated for it. `limit` is the configured one, in bytes.
 ///
 /// # Errors
-/// Above the configured limit 406 PRECONDITION_FAILED, which ends the channel; above [`MAX_MESSAGE_SIZE`] 501
+/// Above the configured limit 406 PRECONDITION_FAILED, which ends the channel; above 512 MiB 501
 /// FRAME_ERROR, which ends the connection. Both with RabbitMQ's texts.
 #[inline]
 pub fn check_size(body_size: u64, limit: u64) -> Result<(), Fault> {

@@ -11,7 +11,7 @@ use crate::wire::PacketReader;
 pub struct ConnAck<'a> {
     /// Whether the server had a session for the client; never set with a refusal.
     pub session_present: bool,
-    /// Success or the reason of the refusal. Older versions have five refusals only ([`ReasonCode::connect_return_code`]).
+    /// Success or the reason of the refusal. Older versions have five refusals only, to which it is mapped.
     pub reason: ReasonCode,
     /// Properties; empty before 5.0.
     pub properties: PacketProperties<'a>,
