@@ -20,7 +20,7 @@ TERSE = 3
 
 # Rules that not all crates keep yet, with the crates that do.
 KEPT_BY = {
-    "docs": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "websocket"},
+    "docs": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "transport", "websocket"},
     "errors": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "store", "sync", "websocket"},
     "pub": {"admin", "amqp", "mqtt", "proxy-protocol", "stomp", "sync", "transport", "websocket"},
 }
@@ -56,6 +56,7 @@ TEST_MODULE = re.compile(
 )
 INLINE_TESTS = re.compile(r"^#\[cfg\([^\]]*\btest\b[^\]]*\]\n(?:pub(?:\([^)]*\))?\s+)?mod \w+ \{\n.*?^\}", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"^\s*//[/!]?\s?(.*)$")
+SCRIPT_COMMENT = re.compile(r"^(\s*)(?:/\*\*?|\*(?!/))[ \t]?(.*?)(?:\s*\*/)?$", re.MULTILINE)
 DOC = re.compile(r"^\s*///\s?(.*)$")
 ATTRIBUTE = re.compile(r"^\s*#\[")
 PUBLIC = re.compile(r"^\s*pub\s")
@@ -84,6 +85,9 @@ def check(root):
         yield from lengths(place, text)
         yield from words(place, text)
         yield from sentences(place, text)
+    for path in sorted(root.glob("crates/*/src/**/*.js")):
+        # With comments as Rust writes them.
+        yield from sentences(path.relative_to(root), SCRIPT_COMMENT.sub(r"\1// \2", path.read_text()))
     production = {path: text for path, text in production_of(root, files)}
     for path, text in production.items():
         crate, place = path.relative_to(root).parts[1], path.relative_to(root)
@@ -194,9 +198,9 @@ def errors_of_text(place, text):
 
 def unused_public(root, files, production):
     """A public function or constant is named by another crate, or by tests and benches outside of `src`."""
-    outside = [*files.items(), *((path, path.read_text()) for path in sorted(root.glob("tests/*/**/*.rs")) if "target" not in path.parts)]
+    outside = {path: path.read_text() for path in root.glob("tests/*/**/*.rs") if "target" not in path.parts}
     users = collections.defaultdict(set)
-    for path, text in outside:
+    for path, text in [*files.items(), *outside.items()]:
         parts = path.relative_to(root).parts
         # A program is a user of the library beside it.
         own = parts[1] if parts[0] == "crates" and parts[2] == "src" and path.name != "main.rs" else None

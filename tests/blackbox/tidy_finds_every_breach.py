@@ -20,6 +20,7 @@ BREACHES = {
     "a word of our own in a comment": ({LIB: "/// Ten octets.\n"}, "'octets'"),
     "a sentence without a head": ({LIB: "/// Who waits is woken.\n"}, "without a head: Who waits is woken."),
     "one over two lines": ({LIB: "// It is full. What\n// comes later waits.\n"}, "without a head: What comes later waits."),
+    "one in a page's script": ({"crates/one/src/page/a.js": "/** What waits. */\nlet a;\n"}, "without a head: What waits."),
     "a count without a number": ({LIB: "/// It takes so many bytes.\n"}, "'so many'"),
     "a file that is too long": ({LIB: "\n" * 800}, "801 lines"),
     "a comment that is too wide": ({LIB: f"// {'x' * 130}\n"}, "133 columns"),

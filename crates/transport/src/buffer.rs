@@ -58,7 +58,7 @@ impl OutBuf {
         self.sealed_len + self.tail.len() - self.tail_written
     }
 
-    /// Whether nothing waits.
+    /// Whether no byte waits to be written.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -13,7 +13,7 @@ use tokio_rustls::TlsStream;
 
 use crate::tls::explain_open;
 
-/// A connected socket.
+/// A connected socket, with TLS or without.
 #[derive(Debug)]
 pub enum Stream {
     /// TCP, with TCP_NODELAY on: writes are coalesced here, not in the kernel.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Tally(AtomicUsize);
 
 impl Tally {
-    /// The current sum.
+    /// The current sum in bytes.
     #[inline]
     pub fn bytes(&self) -> usize {
         // A subtraction may be seen before the addition that it belongs to.

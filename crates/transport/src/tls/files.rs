@@ -39,7 +39,7 @@ pub struct CertificateInfo {
 /// When a certificate expires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expiry {
-    /// Seconds since 1970.
+    /// The time in seconds since 1970.
     pub at: i64,
     /// The same in the form of RabbitMQ's health check, in UTC: `2026-01-31 9:05:00`.
     pub text: String,

@@ -1,10 +1,10 @@
-// The management HTTP API. Who asks is told with each request by a header and never by the address, and the browser's
+// The management HTTP API. Credentials are sent with each request in a header and never in the address, and the browser's
 // own way to remember passwords is left out (`credentials: "omit"`), so that it does not ask for one by itself either.
 
 /** Milliseconds for an answer. */
 const TIMEOUT = 30_000;
 
-/** What the server refused, or that it did not answer (`status` 0). */
+/** A response with an error status, or no response at all (`status` 0). */
 export class ApiError extends Error {
   constructor(status, reason) {
     super(reason);
@@ -100,7 +100,7 @@ async function reach(url, options, signal) {
   try {
     return await fetch(url, options);
   } catch (error) {
-    // Who gave up on purpose wants to know just that.
+    // A caller that aborted the request gets its own reason back.
     if (signal?.aborted) throw signal.reason;
     const why = error.name === "TimeoutError" ? "The server did not respond in time." : "Could not connect to server.";
     throw new ApiError(0, why);

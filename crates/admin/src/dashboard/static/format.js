@@ -18,7 +18,7 @@ export function short(value) {
   return Math.abs(value) < 10_000 ? WHOLE.format(value) : SHORT.format(value);
 }
 
-/** What happens in a second. */
+/** A rate per second. */
 export function rate(value) {
   if (!isNumber(value)) return NOTHING;
   return `${value < 10 ? FINE.format(value) : short(value)}/s`;

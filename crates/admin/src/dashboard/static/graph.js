@@ -1,4 +1,4 @@
-// What leads where, read for one page of queues: their bindings, the exchanges these come from, and who publishes to
+// The topology around one page of queues: their bindings, the exchanges these come from, and the publishers to
 // them. It costs what is shown, however many queues there are.
 
 import { exchangePart } from "./api.js";
@@ -70,7 +70,7 @@ async function followExchanges(api, graph, signal) {
   }
 }
 
-/** What the exchanges tell of themselves, of their publishers and of how much goes where. */
+/** Adds the types, rates and publishers of the exchanges. */
 async function addPublishers(api, graph, signal) {
   const exchanges = exchangesOf(graph);
   const told = await Promise.all(

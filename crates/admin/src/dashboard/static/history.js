@@ -1,4 +1,4 @@
-// What was measured lately, for as long as this page is open: the sparklines' points.
+// Recent measurements, for as long as this page is open: the sparklines' points.
 
 /** Points that are kept; at one in five seconds, five minutes. */
 const POINTS = 60;
@@ -13,7 +13,7 @@ export class Series {
     if (this.points.length > POINTS) this.points.shift();
   }
 
-  /** What the server remembers from before this page was opened. */
+  /** Adds points that the server recorded before this page was opened. */
   seed(points) {
     if (this.points.length === 0) points.slice(-POINTS).forEach((point) => this.push(point));
   }
@@ -26,7 +26,7 @@ export class Series {
 /** A query that asks RabbitMQ's API for what was lately, as often as this page looks. */
 export const LATELY = { msg_rates_age: 300, msg_rates_incr: 5, lengths_age: 300, lengths_incr: 5 };
 
-/** What a counter did in a second, by its samples, newest first; the present rate is left to be added. */
+/** Rates per second of a counter, by its samples, which come newest first; the present rate is left to be added. */
 export function ratesBefore(stats, counter) {
   const samples = (stats?.[`${counter}_details`]?.samples ?? []).toReversed();
   const steps = samples.slice(1).map(({ sample, timestamp }, at) => {
@@ -36,7 +36,7 @@ export function ratesBefore(stats, counter) {
   return steps.slice(0, -1);
 }
 
-/** What a number was, likewise. */
+/** Earlier values of a gauge, likewise. */
 export function levelsBefore(stats, number) {
   const samples = (stats?.[`${number}_details`]?.samples ?? []).toReversed();
   return samples.map(({ sample }) => sample).slice(0, -1);

@@ -41,7 +41,7 @@ const PROXY = [
   { part: "limits", title: "Limits", all: limits, tag: "monitoring" },
 ];
 
-/** What there is to see for this user. */
+/** The places that this user may see. */
 export function placesOf(session, isProxy) {
   return (isProxy ? PROXY : BROKER).filter(({ tag }) => tag === undefined || session.may(tag));
 }

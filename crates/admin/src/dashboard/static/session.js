@@ -1,4 +1,4 @@
-// Who is logged in. What was typed is kept by this tab alone (sessionStorage), as the header that it becomes, until the
+// The logged-in user. The credentials are kept by this tab alone (sessionStorage), as the header that they become, until the
 // tab is closed or its user logs out.
 
 import { Api, ApiError, basic } from "./api.js";
@@ -8,7 +8,7 @@ const KEY = "leveret.authorization";
 /** The server does not say which of these it was. */
 const LOGIN_REFUSED = "Login failed: wrong user name or password, or no tag such as management or administrator.";
 
-/** What a tag of RabbitMQ lets its user see; an administrator sees everything, a monitor what a manager does. */
+/** The tags that each tag of RabbitMQ implies: an administrator sees everything, a monitor what a manager does. */
 const IMPLIED = {
   administrator: ["administrator", "monitoring", "policymaker", "management"],
   monitoring: ["monitoring", "management"],

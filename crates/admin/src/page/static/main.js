@@ -154,7 +154,7 @@ function showConnected() {
   show("connection", "good", `Connected as ${session.user} to ${where}.`);
 }
 
-/** What can be done depends on whether there is a connection. */
+/** Enables the controls that need a connection, or the one that makes it. */
 function showSession() {
   const connected = session !== null;
   element("connect-button").textContent = connected ? "Disconnect" : "Connect";

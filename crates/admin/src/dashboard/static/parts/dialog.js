@@ -5,7 +5,7 @@ import { announce } from "./notice.js";
 import { field } from "./fields.js";
 
 /**
- * Asks for what the fields hold, and does `action(values)`. What it returns is announced; when it throws, the dialog
+ * Asks for what the fields hold, and does `action(values)`. The text that it returns is announced; when it throws, the dialog
  * stays open and tells why. Resolves to whether it was done.
  */
 export function ask({ title, words = null, fields = [], confirm, danger = false, action }) {

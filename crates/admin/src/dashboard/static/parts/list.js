@@ -1,4 +1,4 @@
-// A list that comes in pages from the server: a filter, a table, and the way from page to page. What is chosen stands in
+// A list that comes in pages from the server: a filter, a table, and the way from page to page. The choice stands in
 // the address, so that "back" and a reload lead to the same rows. There is never more than one page in the document.
 
 import { button, el, freshId, setAttribute, setText } from "../dom.js";

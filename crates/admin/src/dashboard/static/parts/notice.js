@@ -1,4 +1,4 @@
-// What was done, told at the edge of the page and to screen readers.
+// Notices of completed actions, at the edge of the page and for screen readers.
 
 import { el, setChildren, setText } from "../dom.js";
 

@@ -53,7 +53,7 @@ export class Table {
     this.#hideBlankColumns();
   }
 
-  /** What the server tells of no row is not shown empty. */
+  /** A column without a value in any row is hidden. */
   #hideBlankColumns() {
     const rows = [...this.#body.children];
     this.#titles.forEach((heading, at) => {
@@ -125,7 +125,7 @@ function texts(element, { text, href }) {
     if (!link) return;
     const target = href(item);
     setAttribute(link, "href", target);
-    // What leads nowhere is no link.
+    // A name without a target is shown without a link.
     setChildren(element, [target ? link : words]);
     if (target && words.parentNode !== link) link.append(words);
   };

@@ -88,7 +88,7 @@ function rowsOf(told, rates) {
   );
 }
 
-/** What has come in a second since the last look, by the counters of the metrics; nothing at the first. */
+/** Rates per second since the last call, by the counters of the metrics; none at the first call. */
 function ratesOf(sampler) {
   let last = null;
   return () => {

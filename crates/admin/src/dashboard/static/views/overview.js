@@ -77,7 +77,7 @@ function nodeFigures() {
         ? { value: used, most: limit, words: `${bytes(used)} of ${bytes(limit)}`, alarm: node.mem_alarm }
         : null,
     );
-    // What is left is measured against the least that must be: the nearer, the fuller.
+    // The bar fills up as free space falls to its limit.
     disk.update(
       known(free, least)
         ? { value: least, most: free, words: `${bytes(free)}, alarm below ${bytes(least)}`, alarm: node.disk_free_alarm }
@@ -88,7 +88,7 @@ function nodeFigures() {
   return { element, update };
 }
 
-/** What is spoken where, and by how many if the server counts them. */
+/** The listeners with their protocols, and the number of connections of each protocol if the server counts them. */
 export function protocols() {
   const gauges = tiles([]);
   const rows = el("ul", { class: "listeners" });

@@ -1,4 +1,4 @@
-// Who publishes where: a page of queues, the exchanges that lead to them, and who publishes to those, as a picture and in
+// The topology: a page of queues, the exchanges that lead to them, and the publishers to those, as a picture and in
 // words.
 
 import { button, el, setChildren } from "../dom.js";

@@ -19,7 +19,7 @@ import { readMethod, writeMethod } from "./methods.js";
 const OPEN_TIMEOUT = 15_000;
 const CLOSE_TIMEOUT = 5_000;
 
-/** What we understand; the server tells a wrong password only to clients that say so. */
+/** Capabilities of this client. The server reports a wrong password only to clients that announce the first one. */
 const CAPABILITIES = {
   authentication_failure_close: true,
   "basic.nack": true,
@@ -33,7 +33,7 @@ export class Connection {
   onblocked = () => {};
   /** Resolves once the connection has ended: with null after `close`, else with the error. */
   closed;
-  /** What the server says of itself: product, version, and so on. */
+  /** The server's properties: product, version, and so on. */
   serverProperties = {};
 
   #socket;

@@ -1,4 +1,4 @@
-/** What went wrong, in words for a person; `code` is AMQP's reply code (404, …) where the server gave one. */
+/** An error with a text for people; `code` is AMQP's reply code (404, …) where the server gave one. */
 export class AmqpError extends Error {
   constructor(message, code) {
     super(message);
@@ -11,7 +11,7 @@ export class AmqpError extends Error {
 export function deferred() {
   const result = {};
   result.promise = new Promise((resolve, reject) => Object.assign(result, { resolve, reject }));
-  // Whoever waits for it is told; that nobody does is no error.
+  // A rejection that nobody waits for is no error.
   result.promise.catch(() => {});
   return result;
 }

@@ -8,7 +8,7 @@ export const HEARTBEAT = 8;
 /** Bytes around the payload: type, channel and length before it, the end byte behind it. */
 export const OVERHEAD = 8;
 
-/** What a client says first: AMQP 0-9-1. */
+/** The protocol header, which a client sends first: AMQP 0-9-1. */
 export const PROTOCOL_HEADER = Uint8Array.of(0x41, 0x4d, 0x51, 0x50, 0, 0, 9, 1);
 
 const HEAD = 7;

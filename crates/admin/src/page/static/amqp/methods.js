@@ -71,7 +71,7 @@ const BY_NAME = new Map(
 );
 const BY_NUMBER = new Map([...BY_NAME].map(([name, { classId, methodId }]) => [`${classId}.${methodId}`, name]));
 
-/** The payload of a method frame. What `values` does not have is written as nothing: "", 0, false or {}. */
+/** The payload of a method frame. Fields that `values` lacks are written as "", 0, false or {}. */
 export function writeMethod(name, values = {}) {
   const method = BY_NAME.get(name);
   const out = new Writer();

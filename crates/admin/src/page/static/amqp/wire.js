@@ -9,7 +9,7 @@ export class Writer {
   #view = new DataView(this.#bytes.buffer);
   #length = 0;
 
-  /** What has been written. */
+  /** The bytes written so far. */
   finish() {
     return this.#bytes.slice(0, this.#length);
   }
