@@ -1,5 +1,6 @@
 //! The data folder: its lock and its contents.
 
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,9 +8,12 @@ use broker::{Broker, Timestamp};
 use store::disk::RealDisk;
 use store::{FolderLock, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
-use crate::config::Config;
+use crate::config::{Config, SettingError};
 use crate::definitions;
 use crate::pagers::Pagers;
+use crate::serve::ServeError;
+
+const KEY: &str = "data_dir";
 
 /// An open data folder. Dropping it writes the last changes and then releases the folder.
 pub(crate) struct DataFolder {
@@ -19,31 +23,21 @@ pub(crate) struct DataFolder {
     _lock: FolderLock,
 }
 
-/// Errors in loading the broker's initial contents. The line begins with the key of the setting at fault.
-#[derive(Debug)]
-pub(crate) enum FillError {
-    /// The file of definitions cannot be loaded.
-    Definitions(String),
-    /// The data folder cannot be used or read.
-    Folder(String),
-}
-
 /// Loads the initial contents of a new broker: those of the data folder, if there is one, and the definitions
 /// file, or otherwise the defaults of a new broker. All of it is on disk on return.
 ///
 /// # Errors
 ///
-/// See [`FillError`].
+/// The definitions cannot be loaded, or the folder cannot be used.
 pub(crate) fn fill(
     broker: &Broker,
     config: &Config,
     now: Timestamp,
-) -> Result<Option<DataFolder>, FillError> {
-    let file = definitions::read(config).map_err(FillError::Definitions)?;
+) -> Result<Option<DataFolder>, ServeError> {
+    let file = definitions::read(config).map_err(ServeError::Setting)?;
     let path = config.data_dir.folder();
-    let path = path.map_err(|reason| FillError::Folder(format!("data_dir: {reason}")))?;
-    let load =
-        |file: definitions::DefinitionsFile| file.load_into(broker, now).map_err(FillError::Definitions);
+    let path = path.map_err(|error| ServeError::DataFolder(SettingError::new(KEY, error)))?;
+    let load = |file: definitions::DefinitionsFile| file.load_into(broker, now).map_err(ServeError::Setting);
     let Some(path) = path else {
         tracing::warn!("data_dir is off: all data is in memory and lost on exit");
         match file {
@@ -52,18 +46,17 @@ pub(crate) fn fill(
         }
         return Ok(None);
     };
-    let at_fault =
-        |error: &dyn std::fmt::Display| FillError::Folder(format!("data_dir: {}: {error}", path.display()));
-    let opened = open(&path, config.disk_free_limit.0).map_err(|error| at_fault(&error))?;
+    let at_fault = |error| ServeError::DataFolder(SettingError::new(KEY, error).about(path.display()));
+    let opened = open(&path, config.disk_free_limit.0).map_err(at_fault)?;
     let Opened { lock, store, rounds, recovered } = opened;
-    let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(&error))?;
+    let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
     match file {
         Some(file) => load(file)?,
         None if store.catalogue().was_empty() => broker.add_defaults(),
         None => {}
     }
-    store.catalogue().commit_pending().map_err(|error| at_fault(&error))?;
-    let running = rounds.start().map_err(|error| at_fault(&error))?;
+    store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
+    let running = rounds.start().map_err(|error| at_fault(error.into()))?;
     tracing::info!(folder = %path.display(), messages, "recovered definitions and persistent messages");
     Ok(Some(DataFolder { pagers: None, running: Some(running), _lock: lock }))
 }
@@ -91,7 +84,7 @@ struct Opened {
     recovered: Recovered,
 }
 
-fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn std::error::Error>> {
+fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn Error + Send + Sync>> {
     let disk = RealDisk::new(path)?;
     let lock = FolderLock::take(path)?;
     let settings = StoreSettings { weigh: broker::body_bytes, ..StoreSettings::default() };

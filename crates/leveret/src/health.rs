@@ -7,7 +7,7 @@ use hyper::Method;
 use transport::tls::ClientTlsConfig;
 
 use crate::Failure;
-use crate::config::{Config, Effective, Flags, ListenAddr};
+use crate::config::{Config, Effective, Flags, ListenAddr, ValueError};
 use crate::http_client::{Ask, Endpoint, HttpClient};
 
 /// How to ask.
@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<
     let Config { http, https, .. } = &effective.config;
     let is_tls = *http == ListenAddr::Off && matches!(https, ListenAddr::Tcp { .. } | ListenAddr::Several(_));
     let (key, listen) = if is_tls { ("https", https) } else { ("http", http) };
-    let endpoint = endpoint(listen, is_tls).map_err(|reason| Failure::Usage(format!("{key}: {reason}")))?;
+    let endpoint = endpoint(listen, is_tls).map_err(|error| Failure::Usage(format!("{key}: {error}")))?;
     let client = HttpClient::new(endpoint, BELIEVING, TIMEOUT).map_err(Failure::run)?;
     let path = if arguments.ready { "/readyz" } else { "/healthz" };
     let ask = Ask { method: Method::GET, path, body: None, header: None };
@@ -50,10 +50,10 @@ const BELIEVING: ClientTlsConfig =
     ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: false };
 
 /// The endpoint at which a server with this listener is reached from the same machine.
-fn endpoint(listen: &ListenAddr, tls: bool) -> Result<Endpoint, String> {
+fn endpoint(listen: &ListenAddr, tls: bool) -> Result<Endpoint, ValueError> {
     match listen {
-        ListenAddr::Off => Err("is off".to_owned()),
-        ListenAddr::Tcp { port: 0, .. } => Err("is port 0, chosen by the system".to_owned()),
+        ListenAddr::Off => Err("is off".into()),
+        ListenAddr::Tcp { port: 0, .. } => Err("is port 0, chosen by the system".into()),
         ListenAddr::Several(several) => endpoint(&several[0], tls),
         ListenAddr::Unix(path) => Ok(Endpoint::Unix(path.clone())),
         ListenAddr::Tcp { host, port } => {

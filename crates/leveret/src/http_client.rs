@@ -15,7 +15,7 @@ use tokio::runtime::{self, Runtime};
 use transport::tls::{ClientTls, ClientTlsConfig};
 use transport::{ConnectOptions, Stream};
 
-use crate::config::{host_and_port, parse_port, unix_path, write_host_and_port};
+use crate::config::{ValueError, host_and_port, parse_port, unix_path, write_host_and_port};
 
 /// Sends requests to one server.
 pub(crate) struct HttpClient {
@@ -73,34 +73,35 @@ impl Endpoint {
     ///
     /// # Errors
     /// Describes the mistake without quoting the URL, which may contain a password.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        const SHAPE: &str = "http://host:port, https://host:port or unix:/path";
+    pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
         if let Some(path) = text.strip_prefix("unix:") {
             return unix_path(path).map(Self::Unix);
         }
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| format!("is not a URL ({SHAPE})"))?;
+        let fault =
+            |fault| ValueError::Url { fault, expected: "http://host:port, https://host:port or unix:/path" };
+        let (scheme, rest) = text.split_once("://").ok_or(fault("is not a URL"))?;
         let (tls, default_port) = match scheme {
             "http" => (false, 80),
             "https" => (true, 443),
-            _ => return Err(format!("has an unknown scheme ({SHAPE})")),
+            _ => return Err(fault("has an unknown scheme")),
         };
         let (authority, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.contains('@') {
             return Err(
                 "holds a user: everybody can read command lines, so use --user, and the password's file or \
                         variable"
-                    .to_owned(),
+                    .into(),
             );
         }
         let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'?' && byte != b'#';
         if !rest.bytes().all(fits) {
-            return Err(format!("is not plain ({SHAPE})"));
+            return Err(fault("is not plain"));
         }
         let (host, port) = host_and_port(authority).ok_or("has no valid host and port")?;
         let port = port.map_or(Some(default_port), parse_port).filter(|port| *port != 0);
         let port = port.ok_or("has no valid port (1 to 65535)")?;
         if host.is_empty() {
-            return Err(format!("has no host ({SHAPE})"));
+            return Err(fault("has no host"));
         }
         let prefix = prefix.trim_matches('/');
         let prefix = if prefix.is_empty() { String::new() } else { format!("/{prefix}") };
@@ -260,7 +261,7 @@ mod tests {
             "http://bro ker",
             "unix:relative",
         ] {
-            let error = Endpoint::parse(url).unwrap_err();
+            let error = Endpoint::parse(url).unwrap_err().to_string();
             assert!(!error.contains("hunter2"), "{error}");
         }
     }

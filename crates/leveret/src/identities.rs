@@ -1,40 +1,76 @@
 //! The file with the upstream credentials of clients that log in with certificates.
 
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use proxy::Identities;
+
+use crate::config::SettingError;
 
 /// Reads the file: a table for each identity, with the keys `user` and `password`.
 ///
 /// # Errors
-/// A line that begins with the setting's key and describes the mistake without quoting the file.
-pub(crate) fn read(path: &Path) -> Result<Identities, String> {
-    let fault = |what: &str| format!("upstream_external: {}: {what}", path.display());
-    let text = fs::read_to_string(path).map_err(|error| fault(&error.to_string()))?;
-    parse(&text).map_err(|what| fault(&what))
+/// The file cannot be read, or is not in this form.
+pub(crate) fn read(path: &Path) -> Result<Identities, SettingError> {
+    let at_fault = |error: SettingError| error.about(path.display());
+    let text = fs::read_to_string(path).map_err(|error| at_fault(SettingError::new(KEY, error)))?;
+    parse(&text).map_err(|error| at_fault(SettingError::new(KEY, error)))
 }
 
-fn parse(text: &str) -> Result<Identities, String> {
-    // The parser's own message would quote the line, and possibly a password in it.
+const KEY: &str = "upstream_external";
+
+fn parse(text: &str) -> Result<Identities, IdentitiesError> {
     let file: toml::Table = toml::from_str(text).map_err(|error: toml::de::Error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-        format!("line {line} is not TOML")
+        IdentitiesError::Syntax { line }
     })?;
     let mut identities = Identities::default();
     for (identity, entry) in &file {
-        let table = entry.as_table().ok_or_else(|| format!("'{identity}' is not a table"))?;
-        let word = |key: &str| {
+        let fault = |fault| IdentitiesError::Entry { identity: identity.clone(), fault };
+        let table = entry.as_table().ok_or_else(|| fault(EntryFault::NotATable))?;
+        let word = |key: &'static str| {
             let value = table.get(key).and_then(toml::Value::as_str);
-            value.ok_or_else(|| format!("'{identity}' needs a string for '{key}'"))
+            value.ok_or_else(|| fault(EntryFault::Lacks(key)))
         };
         if let Some(unknown) = table.keys().find(|key| !["user", "password"].contains(&key.as_str())) {
-            return Err(format!("'{identity}' has an unknown key '{unknown}'"));
+            return Err(fault(EntryFault::Unknown(unknown.clone())));
         }
         identities.insert(identity, word("user")?, word("password")?);
     }
     Ok(identities)
 }
+
+/// A mistake in the file. The parser's own error is not kept: it quotes the line, and possibly a password in it.
+#[derive(Debug)]
+enum IdentitiesError {
+    /// The line is not TOML.
+    Syntax { line: usize },
+    /// The entry of an identity is wrong.
+    Entry { identity: String, fault: EntryFault },
+}
+
+#[derive(Debug)]
+enum EntryFault {
+    NotATable,
+    Lacks(&'static str),
+    Unknown(String),
+}
+
+impl fmt::Display for IdentitiesError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (identity, fault) = match self {
+            Self::Syntax { line } => return write!(formatter, "line {line} is not TOML"),
+            Self::Entry { identity, fault } => (identity, fault),
+        };
+        match fault {
+            EntryFault::NotATable => write!(formatter, "'{identity}' is not a table"),
+            EntryFault::Lacks(key) => write!(formatter, "'{identity}' needs a string for '{key}'"),
+            EntryFault::Unknown(key) => write!(formatter, "'{identity}' has an unknown key '{key}'"),
+        }
+    }
+}
+
+impl std::error::Error for IdentitiesError {}
 
 #[cfg(test)]
 mod tests {
@@ -56,7 +92,7 @@ mod tests {
             ("[worker]\nuser = 'w'\npassword = 'p'\nuser2 = ''", "'worker' has an unknown key 'user2'"),
             ("[worker]\nuser = 'w'\npassword = 'hunter2", "line 3 is not TOML"),
         ] {
-            assert_eq!(parse(file).unwrap_err(), reported);
+            assert_eq!(parse(file).unwrap_err().to_string(), reported);
         }
     }
 }

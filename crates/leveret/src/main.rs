@@ -79,6 +79,10 @@ enum Failure {
 }
 
 impl Failure {
+    fn usage(error: impl fmt::Display) -> Self {
+        Self::Usage(error.to_string())
+    }
+
     fn run(error: impl fmt::Display) -> Self {
         Self::Run(error.to_string())
     }
@@ -110,7 +114,7 @@ fn refuse_command_line(error: &clap::Error) -> ExitCode {
 }
 
 fn load(flags: &Flags) -> Result<Effective, Failure> {
-    config::load(flags, &|name| std::env::var_os(name)).map_err(|error| Failure::Usage(error.to_string()))
+    config::load(flags, &|name| std::env::var_os(name)).map_err(Failure::usage)
 }
 
 fn serve(flags: Flags) -> Result<(), Failure> {
@@ -128,9 +132,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {
-        serve::ServeError::Definitions(line)
-        | serve::ServeError::Tls(line)
-        | serve::ServeError::Identities(line) => Failure::Usage(line),
+        serve::ServeError::Setting(error) => Failure::usage(error),
         error => Failure::run(error),
     })
 }
@@ -145,7 +147,7 @@ fn benchmark(arguments: bench::Arguments) -> ExitCode {
     match bench::run(arguments) {
         Ok(bench::Outcome::Met) => ExitCode::SUCCESS,
         Ok(bench::Outcome::NotMet) => ExitCode::from(FAILED),
-        Err(error) if error.is_usage() => Failure::Usage(error.to_string()).report(),
+        Err(error) if error.is_usage() => Failure::usage(error).report(),
         Err(error) => Failure::run(error).report(),
     }
 }
@@ -154,8 +156,8 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
     let text = match command {
         ConfigCommand::Check(flags) => {
             let config = load(flags)?.config;
-            definitions::read(&config).map_err(Failure::Usage)?;
-            return tls::Tls::load(&config).map(drop).map_err(Failure::Usage);
+            definitions::read(&config).map_err(Failure::usage)?;
+            return tls::Tls::load(&config).map(drop).map_err(Failure::usage);
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),
         ConfigCommand::Reference => config::reference(),

@@ -101,6 +101,6 @@ fn read_identities(pool: &Pool, config: &Config) {
     let Some(path) = &config.upstream_external.0 else { return };
     match identities::read(path) {
         Ok(identities) => pool.set_identities(identities),
-        Err(reason) => tracing::error!(reason, "SIGHUP: upstream credentials not reloaded"),
+        Err(error) => tracing::error!(%error, "SIGHUP: upstream credentials not reloaded"),
     }
 }

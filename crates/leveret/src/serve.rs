@@ -17,9 +17,10 @@ use tokio::sync::Notify;
 
 use crate::alarms::{self, Sampler};
 use crate::config::{
-    Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient,
+    Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, SettingError,
+    VerifyClient,
 };
-use crate::data_folder::{self, DataFolder, FillError};
+use crate::data_folder::{self, DataFolder};
 use crate::descriptors;
 use crate::http::{Http, HttpListeners};
 use crate::identities;
@@ -54,7 +55,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     }
 
     warn_of_open_listeners(&config);
-    let tls = Tls::load(&config).map_err(ServeError::Tls)?;
+    let tls = Tls::load(&config).map_err(ServeError::Setting)?;
 
     let relays = ServedRelays::new(&config, &tls)?;
 
@@ -63,7 +64,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server_config = server_config(&config, access_log.as_deref());
     let server = Server::new(server_config, backend.clone(), clock, env!("CARGO_PKG_VERSION"));
-    server.start_mqtt(mqtt_config(&config)).map_err(ServeError::DataFolder)?;
+    server.start_mqtt(mqtt_config(&config)).map_err(ServeError::MqttSessions)?;
     if let Backend::Upstream(pool) = &backend {
         watch_upstream(Arc::clone(pool), server.clone());
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
@@ -206,7 +207,7 @@ fn open_backend(
         return Ok((Backend::Broker(broker), folder));
     }
     let identities = match &config.upstream_external.0 {
-        Some(path) => identities::read(path).map_err(ServeError::Identities)?,
+        Some(path) => identities::read(path).map_err(ServeError::Setting)?,
         None => Identities::default(),
     };
     let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
@@ -394,23 +395,12 @@ pub(crate) enum ServeError {
     Pagers(io::Error),
     /// The folder of the setting `webroot` cannot be served.
     Webroot(io::Error),
-    /// A file of TLS cannot be used; the line begins with the key.
-    Tls(String),
-    /// The file of upstream credentials cannot be used; the line begins with the key.
-    Identities(String),
-    /// The definitions cannot be loaded or stored; the line begins with the key at fault.
-    Definitions(String),
-    /// The data folder cannot be used; the line begins with the key.
-    DataFolder(String),
-}
-
-impl From<FillError> for ServeError {
-    fn from(error: FillError) -> Self {
-        match error {
-            FillError::Definitions(line) => Self::Definitions(line),
-            FillError::Folder(line) => Self::DataFolder(line),
-        }
-    }
+    /// A file that a setting names is wrong: a mistake of the configuration.
+    Setting(SettingError),
+    /// The data folder cannot be used.
+    DataFolder(SettingError),
+    /// The stored sessions of MQTT clients cannot be read.
+    MqttSessions(String),
 }
 
 impl fmt::Display for ServeError {
@@ -419,9 +409,8 @@ impl fmt::Display for ServeError {
             Self::Listen { key, address, error } => {
                 write!(formatter, "{key}: cannot listen on {address}: {error}")
             }
-            Self::Tls(line) | Self::Identities(line) | Self::Definitions(line) | Self::DataFolder(line) => {
-                formatter.write_str(line)
-            }
+            Self::Setting(error) | Self::DataFolder(error) => error.fmt(formatter),
+            Self::MqttSessions(reason) => formatter.write_str(reason),
             Self::AccessLog(error) => write!(formatter, "access_log: {error}"),
             Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
@@ -442,7 +431,8 @@ impl std::error::Error for ServeError {
             | Self::Webroot(error)
             | Self::Sampler(error)
             | Self::Pagers(error) => Some(error),
-            Self::Tls(_) | Self::Identities(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
+            Self::Setting(error) | Self::DataFolder(error) => error.source(),
+            Self::MqttSessions(_) => None,
         }
     }
 }

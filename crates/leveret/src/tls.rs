@@ -8,7 +8,8 @@ use transport::tls::{
     Expiry, ServerTls, ServerTlsConfig, TlsError, TlsFile, TlsInUse,
 };
 
-use crate::config::{Config, RelayEntry, RelayUrl, VerifyClient};
+use crate::config::{Config, RelayEntry, RelayUrl, SettingError, VerifyClient};
+use crate::relays::RELAY;
 
 /// TLS for listeners and upstreams, as far as it is configured.
 #[derive(Debug, Clone, Default)]
@@ -26,16 +27,16 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// A line that begins with the key at fault.
-    pub(crate) fn load(config: &Config) -> Result<Self, String> {
+    /// A file cannot be used.
+    pub(crate) fn load(config: &Config) -> Result<Self, SettingError> {
         let mut tls = Self::default();
         if let Some(files) = server_files(config) {
-            let server = ServerTls::load(files).map_err(|error| of_server(&error))?;
+            let server = ServerTls::load(files).map_err(of_server)?;
             log_in_use(&server.in_use());
             tls.server = Some(Arc::new(server));
         }
         if let Some(files) = client_files(config) {
-            let (client, certificate) = ClientTls::load(files).map_err(|error| of_client(&error))?;
+            let (client, certificate) = ClientTls::load(files).map_err(of_client)?;
             certificate.iter().for_each(log_certificate);
             tls.client = Some(Arc::new(client));
         }
@@ -44,8 +45,8 @@ impl Tls {
                 tls.relays.push(None);
                 continue;
             };
-            let (client, _) =
-                ClientTls::load(files).map_err(|error| format!("relay: {}: {error}", relay.name()))?;
+            let (client, _) = ClientTls::load(files)
+                .map_err(|error| SettingError::new(RELAY, error).about(relay.name()))?;
             tls.relays.push(Some(Arc::new(client)));
         }
         Ok(tls)
@@ -56,7 +57,7 @@ impl Tls {
         if let Some(server) = &self.server {
             match server.reload() {
                 Ok(()) => log_in_use(&server.in_use()),
-                Err(error) => log_failure(&of_server(&error)),
+                Err(error) => log_failure(&of_server(error)),
             }
         }
         if let Some(client) = &self.client {
@@ -65,14 +66,14 @@ impl Tls {
                     certificate.iter().for_each(log_certificate);
                     tracing::info!("upstream TLS files reloaded");
                 }
-                Err(error) => log_failure(&of_client(&error)),
+                Err(error) => log_failure(&of_client(error)),
             }
         }
         let relays: Vec<_> = self.relays.iter().flatten().collect();
         for relay in &relays {
             match relay.reload() {
                 Ok(_) => tracing::info!("relay's upstream TLS files reloaded"),
-                Err(error) => log_failure(&format!("relay: {error}")),
+                Err(error) => log_failure(&SettingError::new(RELAY, error)),
             }
         }
         if self.server.is_none() && self.client.is_none() && relays.is_empty() {
@@ -114,22 +115,22 @@ fn relay_files(relay: &RelayEntry) -> Option<ClientTlsConfig> {
     })
 }
 
-fn of_server(error: &TlsError) -> String {
+fn of_server(error: TlsError) -> SettingError {
     let key = match error.file {
         TlsFile::Certificate => "tls_cert",
         TlsFile::Key => "tls_key",
         TlsFile::Authorities => "tls_client_ca",
     };
-    format!("{key}: {error}")
+    SettingError::new(key, error)
 }
 
-fn of_client(error: &TlsError) -> String {
+fn of_client(error: TlsError) -> SettingError {
     let key = match error.file {
         TlsFile::Certificate => "upstream_cert",
         TlsFile::Key => "upstream_key",
         TlsFile::Authorities => "upstream_ca",
     };
-    format!("{key}: {error}")
+    SettingError::new(key, error)
 }
 
 fn log_in_use(in_use: &TlsInUse) {
@@ -164,8 +165,8 @@ fn ends_soon(ends: &[Expiry], now: SystemTime) -> Option<&Expiry> {
 /// Enough time to renew a certificate by hand; programs renew theirs earlier.
 const WARNING: Duration = Duration::from_hours(30 * 24);
 
-fn log_failure(reason: &str) {
-    tracing::error!(reason, "TLS files not reloaded");
+fn log_failure(error: &SettingError) {
+    tracing::error!(%error, "TLS files not reloaded");
 }
 
 #[cfg(test)]

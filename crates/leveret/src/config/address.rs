@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::settings::Config;
 use super::value::{Value, quoted};
+use super::value_error::ValueError;
 
 /// The address of a listener: `HOST:PORT`, several of them, `unix:/path`, or `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +64,7 @@ impl Value for ListenAddr {
     const KIND: &'static str = "ADDR";
     const REPEATED: bool = true;
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         if text == "off" {
             return Ok(Self::Off);
         }
@@ -78,33 +79,36 @@ impl Value for ListenAddr {
             .filter(|(host, _)| {
                 !host.contains(|character: char| character.is_whitespace() || character == '/')
             })
-            .ok_or_else(|| format!("'{text}' is not an address (HOST:PORT, unix:/path or off)"))?;
+            .ok_or_else(|| ValueError::text(text, "is not an address (HOST:PORT, unix:/path or off)"))?;
         if host.is_empty() {
-            return Err(format!("'{text}' has no host (0.0.0.0:PORT listens on every IPv4 address)"));
+            return Err(ValueError::text(text, "has no host (0.0.0.0:PORT listens on every IPv4 address)"));
         }
-        let port = port.ok_or_else(|| format!("'{text}' has no port (HOST:PORT, unix:/path or off)"))?;
-        let port = parse_port(port).ok_or_else(|| format!("'{text}' has no valid port (0 to 65535)"))?;
+        let fault = |fault| move || ValueError::text(text, fault);
+        let port = port.ok_or_else(fault("has no port (HOST:PORT, unix:/path or off)"))?;
+        let port = parse_port(port).ok_or_else(fault("has no valid port (0 to 65535)"))?;
         Ok(Self::Tcp { host: host.to_owned(), port })
     }
 
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         if let [text] = texts {
             return Self::parse(text);
         }
         let mut several = Vec::with_capacity(texts.len());
         for text in texts {
             match Self::parse(text)? {
-                Self::Off => return Err("'off' cannot be combined with an address".to_owned()),
-                Self::Unix(_) => return Err(format!("'{text}' cannot be combined with another address")),
+                Self::Off => return Err("'off' cannot be combined with an address".into()),
+                Self::Unix(_) => {
+                    return Err(ValueError::text(text, "cannot be combined with another address"));
+                }
                 Self::Several(more) => several.extend(more),
                 address if several.iter().any(|other: &Self| other.overlaps(&address)) => {
-                    return Err(format!("names {address} twice"));
+                    return Err(ValueError::Twice(address.to_string()));
                 }
                 address => several.push(address),
             }
         }
         if several.is_empty() {
-            Err("is an empty list ('off' is none)".to_owned())
+            Err("is an empty list ('off' is none)".into())
         } else {
             Ok(Self::Several(several))
         }
@@ -156,18 +160,18 @@ const AMQPS_PORT: u16 = 5671;
 
 impl UpstreamUrl {
     /// Parses a URL. Error messages do not quote it, since in a malformed URL a password may be anywhere.
-    fn parse(text: &str) -> Result<Self, String> {
-        const SHAPE: &str = "amqp://host[:port]";
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        let fault = |fault| ValueError::Url { fault, expected: "amqp://host[:port]" };
         let Some((scheme, rest)) = text.split_once("://") else {
-            return Err(format!("is not a URL ({SHAPE})"));
+            return Err(fault("is not a URL"));
         };
         let (tls, default_port) = match scheme {
             "amqp" => (false, AMQP_PORT),
             "amqps" => (true, AMQPS_PORT),
-            _ => return Err(format!("has an unknown scheme ({SHAPE})")),
+            _ => return Err(fault("has an unknown scheme")),
         };
         if rest.contains(['?', '#']) {
-            return Err(format!("has parameters, which are not supported ({SHAPE})"));
+            return Err(fault("has parameters, which are not supported"));
         }
         let (authority, vhost) =
             rest.split_once('/').map_or((rest, ""), |(authority, vhost)| (authority, vhost));
@@ -175,7 +179,7 @@ impl UpstreamUrl {
             authority.rsplit_once('@').map_or(("", authority), |(user, address)| (user, address));
         let (host, port) = host_and_port(address).ok_or("has no valid host and port")?;
         if host.is_empty() || host.contains(|character: char| character.is_whitespace() || character == ',') {
-            return Err(format!("has no valid host ({SHAPE})"));
+            return Err(fault("has no valid host"));
         }
         let port = port.map_or(Some(default_port), parse_port).filter(|port| *port != 0);
         let port = port.ok_or("has no valid port (1 to 65535)")?;
@@ -202,22 +206,22 @@ impl Value for Vec<UpstreamUrl> {
     const KIND: &'static str = "URL";
     const REPEATED: bool = true;
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
             "off" => Ok(Vec::new()),
             _ => Ok(vec![UpstreamUrl::parse(text)?]),
         }
     }
 
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         let mut upstreams = Vec::new();
         for text in texts {
             let upstream = Self::parse(text)?;
             if upstream.is_empty() && texts.len() > 1 {
-                return Err("'off' cannot be combined with a URL".to_owned());
+                return Err("'off' cannot be combined with a URL".into());
             }
             if upstream.iter().any(|url| upstreams.contains(url)) {
-                return Err("names the same host and port twice".to_owned());
+                return Err("names the same host and port twice".into());
             }
             upstreams.extend(upstream);
         }
@@ -268,12 +272,12 @@ pub(crate) fn parse_port(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-pub(crate) fn unix_path(path: &str) -> Result<PathBuf, String> {
+pub(crate) fn unix_path(path: &str) -> Result<PathBuf, ValueError> {
     if !path.starts_with('/') {
-        return Err(format!("'unix:{path}' needs an absolute path (unix:/path)"));
+        return Err(ValueError::text(&format!("unix:{path}"), "needs an absolute path (unix:/path)"));
     }
     if path.len() > MAX_UNIX_PATH {
-        return Err(format!("the path of a Unix socket is at most {MAX_UNIX_PATH} bytes"));
+        return Err("the path of a Unix socket is at most 107 bytes".into());
     }
     Ok(PathBuf::from(path))
 }
@@ -286,15 +290,15 @@ pub(crate) fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str
 mod tests {
     use super::*;
 
-    fn listen(text: &str) -> Result<ListenAddr, String> {
+    fn listen(text: &str) -> Result<ListenAddr, ValueError> {
         ListenAddr::parse(text)
     }
 
-    fn tcp(host: &str, port: u16) -> Result<ListenAddr, String> {
+    fn tcp(host: &str, port: u16) -> Result<ListenAddr, ValueError> {
         Ok(ListenAddr::Tcp { host: host.to_owned(), port })
     }
 
-    fn upstream(text: &str) -> Result<UpstreamUrl, String> {
+    fn upstream(text: &str) -> Result<UpstreamUrl, ValueError> {
         UpstreamUrl::parse(text)
     }
 
@@ -334,7 +338,7 @@ mod tests {
             (&["a:1,b"], "'b' has no port (HOST:PORT, unix:/path or off)"),
             (&[], "is an empty list ('off' is none)"),
         ] {
-            assert_eq!(all(texts).unwrap_err(), reason);
+            assert_eq!(all(texts).unwrap_err().to_string(), reason);
         }
     }
 
@@ -354,10 +358,10 @@ mod tests {
             ("local host:1", "'local host:1' is not an address (HOST:PORT, unix:/path or off)"),
             ("unix:run", "'unix:run' needs an absolute path (unix:/path)"),
         ] {
-            assert_eq!(listen(text).unwrap_err(), reason);
+            assert_eq!(listen(text).unwrap_err().to_string(), reason);
         }
         let long = format!("unix:/{}", "a".repeat(107));
-        assert_eq!(listen(&long).unwrap_err(), "the path of a Unix socket is at most 107 bytes");
+        assert_eq!(listen(&long).unwrap_err().to_string(), "the path of a Unix socket is at most 107 bytes");
     }
 
     #[test]
@@ -388,7 +392,7 @@ mod tests {
             ),
             ("amqp://a,amqp://b", "has no valid host (amqp://host[:port])"),
         ] {
-            assert_eq!(upstream(text).unwrap_err(), reason, "for {text}");
+            assert_eq!(upstream(text).unwrap_err().to_string(), reason, "for {text}");
         }
     }
 
@@ -407,8 +411,14 @@ mod tests {
         };
         assert_eq!(parse(&["amqp://a", "amqp://b:1"]).unwrap().len(), 2);
         assert_eq!(parse(&["off"]), Ok(Vec::new()));
-        assert_eq!(parse(&["amqp://a", "off"]).unwrap_err(), "'off' cannot be combined with a URL");
-        assert_eq!(parse(&["amqp://a", "amqp://a:5672"]).unwrap_err(), "names the same host and port twice");
+        assert_eq!(
+            parse(&["amqp://a", "off"]).unwrap_err().to_string(),
+            "'off' cannot be combined with a URL"
+        );
+        assert_eq!(
+            parse(&["amqp://a", "amqp://a:5672"]).unwrap_err().to_string(),
+            "names the same host and port twice"
+        );
     }
 
     #[test]

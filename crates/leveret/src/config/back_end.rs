@@ -3,6 +3,7 @@
 use super::relay::RelayUrl;
 use super::settings::Config;
 use super::value::{Value, quoted};
+use super::value_error::ValueError;
 
 /// A port of the upstream, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl Config {
 impl Value for UpstreamPort {
     const KIND: &'static str = "URL";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
             "off" => Ok(Self(None)),
             _ => RelayUrl::parse(text).map(|url| Self(Some(url))),

@@ -6,6 +6,7 @@ use server::{AccessFormat, AccessTarget, Network};
 use transport::tls::{LoginFrom, SanType};
 
 use super::value::{Value, quoted};
+use super::value_error::ValueError;
 
 /// Implements `Value` for a type whose values are words.
 macro_rules! words {
@@ -13,10 +14,10 @@ macro_rules! words {
         impl Value for $type {
             const KIND: &'static str = "WORD";
 
-            fn parse(text: &str) -> Result<Self, String> {
+            fn parse(text: &str) -> Result<Self, ValueError> {
                 match text {
                     $($word => Ok($value),)+
-                    _ => Err(format!("'{text}' is none of: {}", [$($word),+].join(", "))),
+                    _ => Err(ValueError::NoneOf { text: text.to_owned(), words: &[$($word),+] }),
                 }
             }
 
@@ -72,9 +73,9 @@ pub(crate) struct AccessLogTarget(pub(crate) Option<AccessTarget>);
 impl Value for AccessLogTarget {
     const KIND: &'static str = "FILE";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "" => Err("must be the path of a file, 'stderr' or 'off'".to_owned()),
+            "" => Err("must be the path of a file, 'stderr' or 'off'".into()),
             "off" => Ok(Self(None)),
             "stderr" => Ok(Self(Some(AccessTarget::Stderr))),
             path => Ok(Self(Some(AccessTarget::File(path.into())))),
@@ -116,11 +117,11 @@ pub(crate) struct HostName(pub(crate) Option<String>);
 impl Value for HostName {
     const KIND: &'static str = "HOST";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
             "off" => Ok(Self(None)),
             _ if text.is_empty() || text.contains(|character: char| !character.is_ascii_graphic()) => {
-                Err(format!("'{text}' is not the name of a host"))
+                Err(ValueError::text(text, "is not the name of a host"))
             }
             _ => Ok(Self(Some(text.to_owned()))),
         }
@@ -138,8 +139,8 @@ pub(crate) struct BrokerName(pub(crate) String);
 impl Value for BrokerName {
     const KIND: &'static str = "NAME";
 
-    fn parse(text: &str) -> Result<Self, String> {
-        if text.is_empty() { Err("must be a name".to_owned()) } else { Ok(Self(text.to_owned())) }
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        if text.is_empty() { Err("must be a name".into()) } else { Ok(Self(text.to_owned())) }
     }
 
     fn to_toml(&self) -> String {
@@ -154,9 +155,9 @@ pub(crate) struct OptionalName(pub(crate) Option<String>);
 impl Value for OptionalName {
     const KIND: &'static str = "NAME";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "" => Err("must be a name, or 'off'".to_owned()),
+            "" => Err("must be a name, or 'off'".into()),
             "off" => Ok(Self(None)),
             _ => Ok(Self(Some(text.to_owned()))),
         }
@@ -175,15 +176,15 @@ impl Value for FilePaths {
     const KIND: &'static str = "FILE";
     const REPEATED: bool = true;
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "" => Err("must be the path of a file, or 'off'".to_owned()),
+            "" => Err("must be the path of a file, or 'off'".into()),
             "off" => Ok(Self(Vec::new())),
             path => Ok(Self(vec![path.into()])),
         }
     }
 
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         parse_list(texts, |text| Self::parse(text).map(|paths| paths.0)).map(Self)
     }
 
@@ -212,16 +213,19 @@ impl Value for Networks {
     const KIND: &'static str = "NETWORK";
     const REPEATED: bool = true;
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         let (networks, unix) = match text {
             "off" => (Vec::new(), false),
             "unix" => (Vec::new(), true),
-            _ => (vec![text.parse()?], false),
+            _ => {
+                let fault = "is not a network (such as 10.0.0.0/8, fd00::/8 or 192.0.2.1)";
+                (vec![text.parse().map_err(|_| ValueError::text(text, fault))?], false)
+            }
         };
         Ok(Self { networks, unix })
     }
 
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         let parts = parse_list(texts, |text| Self::parse(text).map(|one| vec![one]))?;
         Ok(Self {
             networks: parts.iter().flat_map(|part| part.networks.clone()).collect(),
@@ -235,9 +239,12 @@ impl Value for Networks {
     }
 }
 
-fn parse_list<T>(texts: &[String], parse: impl Fn(&str) -> Result<Vec<T>, String>) -> Result<Vec<T>, String> {
+fn parse_list<T>(
+    texts: &[String],
+    parse: impl Fn(&str) -> Result<Vec<T>, ValueError>,
+) -> Result<Vec<T>, ValueError> {
     if texts.len() > 1 && texts.iter().any(|text| text == "off") {
-        return Err("'off' cannot be combined with others".to_owned());
+        return Err("'off' cannot be combined with others".into());
     }
     let lists = texts.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
     Ok(lists.into_iter().flatten().collect())
@@ -264,7 +271,10 @@ mod tests {
         {
             assert_eq!(LoginFrom::parse(word).unwrap().to_toml(), quoted(word));
         }
-        assert_eq!(VerifyClient::parse("maybe").unwrap_err(), "'maybe' is none of: off, optional, required");
+        assert_eq!(
+            VerifyClient::parse("maybe").unwrap_err().to_string(),
+            "'maybe' is none of: off, optional, required"
+        );
     }
 
     #[test]
@@ -273,7 +283,7 @@ mod tests {
         assert_eq!(files.to_toml(), r#"["a.pem", "b.pem"]"#);
         assert_eq!(FilePaths::parse_all(&texts(&["off"])).unwrap().to_toml(), "[]");
         let error = FilePaths::parse_all(&texts(&["a.pem", "off"])).unwrap_err();
-        assert_eq!(error, "'off' cannot be combined with others");
+        assert_eq!(error.to_string(), "'off' cannot be combined with others");
     }
 
     #[test]
@@ -281,6 +291,6 @@ mod tests {
         let networks = Networks::parse_all(&texts(&["10.0.0.0/8", "::1", "unix"])).unwrap();
         assert_eq!(networks.to_toml(), r#"["10.0.0.0/8", "::1/128", "unix"]"#);
         assert!(Networks::parse_all(&texts(&["off"])).unwrap().is_empty());
-        assert!(Networks::parse("ten").unwrap_err().starts_with("'ten' is not a network"));
+        assert!(Networks::parse("ten").unwrap_err().to_string().starts_with("'ten' is not a network"));
     }
 }

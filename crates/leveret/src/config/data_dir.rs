@@ -4,6 +4,7 @@ use std::env;
 use std::path::PathBuf;
 
 use super::value::{Value, quoted};
+use super::value_error::ValueError;
 
 /// The setting `data_dir`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +23,11 @@ impl DataDir {
     /// # Errors
     ///
     /// The setting is `auto`, and the environment names no folder.
-    pub(crate) fn folder(&self) -> Result<Option<PathBuf>, String> {
+    pub(crate) fn folder(&self) -> Result<Option<PathBuf>, ValueError> {
         self.folder_with(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
     }
 
-    fn folder_with(&self, variable: impl Fn(&str) -> Option<PathBuf>) -> Result<Option<PathBuf>, String> {
+    fn folder_with(&self, variable: impl Fn(&str) -> Option<PathBuf>) -> Result<Option<PathBuf>, ValueError> {
         match self {
             Self::Off => Ok(None),
             Self::At(folder) => Ok(Some(folder.clone())),
@@ -35,7 +36,7 @@ impl DataDir {
                 let home = || variable("HOME").map(|home| home.join(".local/state/leveret"));
                 let folder = variable("STATE_DIRECTORY").or_else(state).or_else(home);
                 let unknown = "'auto', but neither STATE_DIRECTORY, XDG_STATE_HOME nor HOME is set; name a folder, or 'off'";
-                folder.map(Some).ok_or_else(|| unknown.to_owned())
+                folder.map(Some).ok_or_else(|| unknown.into())
             }
         }
     }
@@ -44,9 +45,9 @@ impl DataDir {
 impl Value for DataDir {
     const KIND: &'static str = "DIR";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "" => Err("must be the path of a folder, 'auto' or 'off'".to_owned()),
+            "" => Err("must be the path of a folder, 'auto' or 'off'".into()),
             "off" => Ok(Self::Off),
             "auto" => Ok(Self::Auto),
             path => Ok(Self::At(path.into())),

@@ -7,6 +7,7 @@ use toml::{Spanned, Value};
 
 use super::layers::{ConfigError, Given, Origin};
 use super::settings::SETTINGS;
+use super::value_error::ValueError;
 
 /// Far above any real configuration; a device or a log given by mistake must not fill the memory.
 const MAX_FILE_SIZE: u64 = 1 << 20;
@@ -49,7 +50,7 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let key = key.into_inner();
         let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
         let known = SETTINGS.iter().find(|setting| setting.key == key).ok_or_else(|| fault("unknown key"))?;
-        let texts = texts(&value, known.tables).map_err(|reason| fault(&reason))?;
+        let texts = texts(&value, known.tables).map_err(|error| fault(&error.to_string()))?;
         given.push(Given { key: known.key, texts, origin: Origin::File { path: path.to_owned(), line } });
     }
     // Sorted in the order of the file, so that the first mistake is the one reported.
@@ -61,22 +62,20 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
 }
 
 /// Converts a value of the file to the texts that flags would have.
-pub(super) fn texts(value: &Value, tables: bool) -> Result<Vec<String>, String> {
+pub(super) fn texts(value: &Value, tables: bool) -> Result<Vec<String>, ValueError> {
     match value {
         Value::Array(values) => values.iter().map(|value| text(value, tables)).collect(),
         _ => Ok(vec![text(value, tables)?]),
     }
 }
 
-fn text(value: &Value, tables: bool) -> Result<String, String> {
+fn text(value: &Value, tables: bool) -> Result<String, ValueError> {
     match value {
         Value::Table(_) if tables => Ok(value.to_string()),
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
         Value::Float(number) => Ok(number.to_string()),
         Value::Boolean(truth) => Ok(truth.to_string()),
-        Value::Datetime(_) | Value::Array(_) | Value::Table(_) => {
-            Err(format!("takes a string or a number, not a value of type {}", value.type_str()))
-        }
+        Value::Datetime(_) | Value::Array(_) | Value::Table(_) => Err(ValueError::TomlType(value.type_str())),
     }
 }

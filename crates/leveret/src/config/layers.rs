@@ -10,6 +10,7 @@ use super::address::mask_credentials;
 use super::check::check;
 use super::file;
 use super::settings::{Config, SETTINGS, Setting, flag, variable};
+use super::value_error::ValueError;
 
 /// The settings given on the command line, not yet parsed.
 #[derive(Debug, Clone, Default)]
@@ -177,7 +178,7 @@ impl Effective {
 
     fn apply(&mut self, given: Given) -> Result<(), ConfigError> {
         let Given { key, texts, origin } = given;
-        let fault = |reason: String| ConfigError::new(origin.place(key), reason);
+        let fault = |error: ValueError| ConfigError::new(origin.place(key), error.to_string());
         if let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key) {
             (setting.apply)(&mut self.config, &texts).map_err(fault)?;
             self.origins.insert(setting.key, origin);

@@ -11,8 +11,10 @@ mod origins;
 mod reference;
 mod relay;
 mod requirement;
+mod setting_error;
 mod settings;
 mod value;
+mod value_error;
 mod watermark;
 
 pub(crate) use address::{
@@ -22,6 +24,8 @@ pub(crate) use choice::{InboundHeader, LimitsMode, OutboundHeader, VerifyClient}
 pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
 pub(crate) use reference::reference;
 pub(crate) use relay::{RelayEntry, RelayUrl};
+pub(crate) use setting_error::SettingError;
 pub(crate) use settings::{Config, SETTINGS, Setting, flag};
 pub(crate) use value::{ByteSize, Limit};
+pub(crate) use value_error::ValueError;
 pub(crate) use watermark::Watermark;

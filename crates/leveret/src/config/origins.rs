@@ -3,6 +3,7 @@
 use websocket::handshake::{OriginPattern, OriginRules};
 
 use super::value::{Value, quoted};
+use super::value_error::ValueError;
 
 /// Rules for origins; `local` stands for several of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,14 +16,14 @@ impl Value for Origins {
     const KIND: &'static str = "ORIGIN";
     const REPEATED: bool = true;
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         let rules: &[&str] = if text == "local" { &LOCAL } else { &[text] };
-        let wrong = |error| format!("'{text}' is {error}");
+        let wrong = |source| ValueError::Origin { text: text.to_owned(), source };
         let rules = rules.iter().map(|rule| rule.parse::<OriginPattern>().map_err(wrong));
         Ok(Self(OriginRules(rules.collect::<Result<_, _>>()?)))
     }
 
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         let lists = texts.iter().map(|text| Self::parse(text)).collect::<Result<Vec<_>, _>>()?;
         Ok(Self(OriginRules(lists.into_iter().flat_map(|list| list.0.0).collect())))
     }
@@ -55,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_is_no_origin_is_told() {
-        let error = Origins::parse("https://a/b").unwrap_err();
+        let error = Origins::parse("https://a/b").unwrap_err().to_string();
         assert!(error.starts_with("'https://a/b' is not an origin"), "{error}");
     }
 }

@@ -14,6 +14,7 @@ use super::choice::{HostName, OutboundHeader, Switch};
 use super::file;
 use super::origins::Origins;
 use super::value::{FilePath, Limit, Value, quoted, within};
+use super::value_error::ValueError;
 
 /// The relays in their configured order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +77,8 @@ keys! {
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const SHAPE: &str = "LISTEN=URL, such as 127.0.0.1:15675=tcp://localhost:1883 or /mqtt=tcp://localhost:1883";
+const NO_RELAY: &str =
+    "is not LISTEN=URL, such as 127.0.0.1:15675=tcp://localhost:1883 or /mqtt=tcp://localhost:1883";
 
 impl RelayEntry {
     /// The relay's name in logs: its path, or else its listener.
@@ -104,12 +106,12 @@ impl RelayEntry {
     }
 
     /// Reads `LISTEN=URL`.
-    fn from_short(text: &str) -> Result<Self, String> {
+    fn from_short(text: &str) -> Result<Self, ValueError> {
         let is_upstream =
             |text: &str| ["tcp:", "tls:", "unix:"].iter().any(|scheme| text.starts_with(scheme));
         let split = text.match_indices('=').map(|(at, _)| (&text[..at], &text[at + 1..]));
         let mut split = split.filter(|(_, upstream)| is_upstream(upstream));
-        let (listen, upstream) = split.next().ok_or_else(|| format!("'{text}' is not {SHAPE}"))?;
+        let (listen, upstream) = split.next().ok_or_else(|| ValueError::text(text, NO_RELAY))?;
         let mut relay = Self::new(RelayUrl::parse(upstream)?);
         let key = if listen.starts_with('/') { "path" } else { "listen" };
         relay.set(key, &[listen.to_owned()])?;
@@ -117,23 +119,22 @@ impl RelayEntry {
     }
 
     /// Reads an inline table.
-    fn from_table(text: &str) -> Result<Self, String> {
-        let document: toml::Table = toml::from_str(&format!("relay = {text}"))
-            .map_err(|error| format!("not a table of TOML: {}", error.message()))?;
+    fn from_table(text: &str) -> Result<Self, ValueError> {
+        let document: toml::Table = toml::from_str(&format!("relay = {text}")).map_err(ValueError::Table)?;
         let Some(toml::Value::Table(table)) = document.get("relay").filter(|_| document.len() == 1) else {
-            return Err("not a table of TOML".to_owned());
+            return Err("not a table of TOML".into());
         };
         let upstream =
             table.get("upstream").and_then(toml::Value::as_str).ok_or("a relay needs an 'upstream'")?;
         let mut relay = Self::new(RelayUrl::parse(upstream)?);
         for (key, value) in table {
-            let fault = |reason: String| format!("{key}: {reason}");
+            let fault = |error: ValueError| error.in_key(key);
             relay.set(key, &file::texts(value, false).map_err(fault)?).map_err(fault)?;
         }
         relay.check()
     }
 
-    fn set(&mut self, key: &str, texts: &[String]) -> Result<(), String> {
+    fn set(&mut self, key: &str, texts: &[String]) -> Result<(), ValueError> {
         match key {
             "path" => self.path = Some(path(&one(texts)?)?),
             "listen" => self.listen = ListenAddr::parse_all(texts)?,
@@ -152,18 +153,18 @@ impl RelayEntry {
             "max_connections" => self.max_connections = Limit::parse_all(texts)?,
             "max_connections_per_ip" => self.max_connections_per_ip = Limit::parse_all(texts)?,
             "text" => self.text = text_rule(&one(texts)?)?,
-            _ => return Err("unknown key of a relay".to_owned()),
+            _ => return Err("unknown key of a relay".into()),
         }
         Ok(())
     }
 
     /// Refuses combinations in which a given key would have no effect.
-    fn check(self) -> Result<Self, String> {
+    fn check(self) -> Result<Self, ValueError> {
         if self.path.is_none() && self.listen == ListenAddr::Off {
-            return Err("a relay needs 'listen' or 'path'".to_owned());
+            return Err("a relay needs 'listen' or 'path'".into());
         }
         if self.tls.0 && self.listen == ListenAddr::Off {
-            return Err("tls: has no effect without 'listen'".to_owned());
+            return Err(ValueError::from("has no effect without 'listen'").in_key("tls"));
         }
         let with_tls = matches!(self.upstream, RelayUrl::Host { tls: true, .. });
         for (key, given) in [
@@ -172,7 +173,7 @@ impl RelayEntry {
             ("upstream_verify", !self.upstream_verify.0),
         ] {
             if given && !with_tls {
-                return Err(format!("{key}: has no effect without an upstream of tls://"));
+                return Err(ValueError::from("has no effect without an upstream of tls://").in_key(key));
             }
         }
         Ok(self)
@@ -227,7 +228,7 @@ impl Value for RelayList {
     const REPEATED: bool = true;
     const TABLES: bool = true;
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         Ok(Self(match text {
             "off" => Vec::new(),
             _ if text.starts_with('{') => vec![RelayEntry::from_table(text)?],
@@ -235,12 +236,12 @@ impl Value for RelayList {
         }))
     }
 
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         let mut relays = Vec::new();
         for text in texts {
             let one = Self::parse(text)?.0;
             if one.is_empty() && texts.len() > 1 {
-                return Err("'off' cannot be combined with a relay".to_owned());
+                return Err("'off' cannot be combined with a relay".into());
             }
             relays.extend(one);
         }
@@ -261,18 +262,18 @@ pub(crate) enum RelayUrl {
 }
 
 impl RelayUrl {
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let shape = "tcp://host:port, tls://host:port or unix:/path";
+    pub(super) fn parse(text: &str) -> Result<Self, ValueError> {
+        let expected = "tcp://host:port, tls://host:port or unix:/path";
         if let Some(path) = text.strip_prefix("unix:") {
             return unix_path(path).map(Self::Unix);
         }
         let (tls, rest) = match (text.strip_prefix("tcp://"), text.strip_prefix("tls://")) {
             (Some(rest), _) => (false, rest),
             (_, Some(rest)) => (true, rest),
-            _ => return Err(format!("upstream is not {shape}")),
+            _ => return Err("upstream is not tcp://host:port, tls://host:port or unix:/path".into()),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let wrong = || format!("upstream has no valid host and port ({shape})");
+        let wrong = || ValueError::Url { fault: "upstream has no valid host and port", expected };
         let (host, port) = host_and_port(rest).ok_or_else(wrong)?;
         let port = port.and_then(parse_port).filter(|port| *port != 0).ok_or_else(wrong)?;
         if host.is_empty()
@@ -296,15 +297,15 @@ impl fmt::Display for RelayUrl {
     }
 }
 
-fn one(texts: &[String]) -> Result<String, String> {
+fn one(texts: &[String]) -> Result<String, ValueError> {
     match texts {
         [text] => Ok(text.clone()),
-        _ => Err("takes one value, not a list".to_owned()),
+        _ => Err("takes one value, not a list".into()),
     }
 }
 
 /// Also accepts `true` and `false`, which TOML users may write.
-fn switch(texts: &[String]) -> Result<Switch, String> {
+fn switch(texts: &[String]) -> Result<Switch, ValueError> {
     match one(texts)?.as_str() {
         "true" => Ok(Switch(true)),
         "false" => Ok(Switch(false)),
@@ -312,28 +313,28 @@ fn switch(texts: &[String]) -> Result<Switch, String> {
     }
 }
 
-fn path(text: &str) -> Result<String, String> {
+fn path(text: &str) -> Result<String, ValueError> {
     let is_path = text.starts_with('/')
         && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#%{},\"".contains(&byte));
-    if is_path { Ok(text.to_owned()) } else { Err(format!("'{text}' is not a path such as /mqtt")) }
+    if is_path { Ok(text.to_owned()) } else { Err(ValueError::text(text, "is not a path such as /mqtt")) }
 }
 
-fn subprotocols(texts: &[String]) -> Result<Vec<String>, String> {
+fn subprotocols(texts: &[String]) -> Result<Vec<String>, ValueError> {
     let is_token = |text: &String| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         !text.is_empty() && text.bytes().all(allowed)
     };
     match texts.iter().find(|text| !is_token(text)) {
-        Some(wrong) => Err(format!("'{wrong}' is not the name of a subprotocol")),
+        Some(wrong) => Err(ValueError::text(wrong, "is not the name of a subprotocol")),
         None => Ok(texts.to_vec()),
     }
 }
 
-fn text_rule(text: &str) -> Result<TextRule, String> {
+fn text_rule(text: &str) -> Result<TextRule, ValueError> {
     match text {
         "accept" => Ok(TextRule::Accept),
         "refuse" => Ok(TextRule::Refuse),
-        _ => Err(format!("'{text}' is none of: accept, refuse")),
+        _ => Err(ValueError::NoneOf { text: text.to_owned(), words: &["accept", "refuse"] }),
     }
 }
 

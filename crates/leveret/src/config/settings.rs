@@ -25,6 +25,7 @@ use super::requirement::{
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
+use super::value_error::ValueError;
 use super::watermark::Watermark;
 
 /// One setting without its type, as the parser, the layers and the reference use it.
@@ -52,7 +53,7 @@ pub(crate) struct Setting {
     /// Whether SIGHUP changes it while clients are served (`crate::reload`); other settings change at the next start.
     pub(crate) is_live: bool,
     /// Parses the texts of one layer into the configuration.
-    pub(crate) apply: fn(&mut Config, &[String]) -> Result<(), String>,
+    pub(crate) apply: fn(&mut Config, &[String]) -> Result<(), ValueError>,
     /// The value in the configuration as TOML, without secrets.
     pub(crate) to_toml: fn(&Config) -> String,
     /// Copies the value from the second configuration to the first.

@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::value_error::ValueError;
+
 /// The type of a setting.
 ///
 /// Text is the one form that all layers share: flags and variables are text, and values of the file are
@@ -17,13 +19,13 @@ pub(crate) trait Value: Sized {
     const TABLES: bool = false;
 
     /// Parses one value. The error describes the mistake without naming the setting.
-    fn parse(text: &str) -> Result<Self, String>;
+    fn parse(text: &str) -> Result<Self, ValueError>;
 
     /// Parses all texts that one layer has for the setting.
-    fn parse_all(texts: &[String]) -> Result<Self, String> {
+    fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         match texts {
             [text] => Self::parse(text),
-            _ => Err("takes one value, not a list".to_owned()),
+            _ => Err("takes one value, not a list".into()),
         }
     }
 
@@ -32,9 +34,13 @@ pub(crate) trait Value: Sized {
 }
 
 /// Refuses a value outside `least..=most`; the bounds have the syntax of the setting.
-pub(super) fn within<T: Value + PartialOrd>(value: &T, least: &str, most: &str) -> Result<(), String> {
+pub(super) fn within<T: Value + PartialOrd>(
+    value: &T,
+    least: &'static str,
+    most: &'static str,
+) -> Result<(), ValueError> {
     if *value < T::parse(least)? || *value > T::parse(most)? {
-        return Err(format!("must be between {least} and {most}"));
+        return Err(ValueError::OutOfRange { least, most });
     }
     Ok(())
 }
@@ -44,13 +50,13 @@ pub(super) fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
-fn whole_number<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+fn whole_number<T: TryFrom<u64>>(text: &str) -> Result<T, ValueError> {
     let all_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if !all_digits {
-        return Err(format!("'{text}' is not a whole number"));
+        return Err(ValueError::text(text, "is not a whole number"));
     }
-    let number = text.parse::<u64>().map_err(|_| format!("'{text}' is too large"))?;
-    T::try_from(number).map_err(|_| format!("'{text}' is too large"))
+    let number = text.parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| ValueError::text(text, "is too large"))
 }
 
 /// Splits `16MiB` into its digits and its unit.
@@ -63,7 +69,7 @@ fn number_and_unit(text: &str) -> (&str, &str) {
 impl Value for u16 {
     const KIND: &'static str = "N";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         whole_number(text)
     }
 
@@ -75,7 +81,7 @@ impl Value for u16 {
 impl Value for u32 {
     const KIND: &'static str = "N";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         whole_number(text)
     }
 
@@ -88,8 +94,8 @@ impl Value for u32 {
 impl Value for Duration {
     const KIND: &'static str = "DURATION";
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not a duration (such as 10, 10s, 500ms, 2m or 1h)");
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        let wrong = || ValueError::text(text, "is not a duration (such as 10, 10s, 500ms, 2m or 1h)");
         let (number, unit) = number_and_unit(text);
         let number = number.parse::<u64>().map_err(|_| wrong())?;
         let milliseconds_each = match unit {
@@ -129,8 +135,8 @@ const SIZE_UNITS: [(&str, u64); 7] = [
 impl Value for ByteSize {
     const KIND: &'static str = "SIZE";
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 50MB)");
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        let wrong = || ValueError::text(text, "is not a size (such as 1048576, 64KiB, 16MiB or 50MB)");
         let (number, unit) = number_and_unit(text);
         let number = number.parse::<u64>().map_err(|_| wrong())?;
         let bytes_each = match unit {
@@ -167,13 +173,13 @@ impl MessageSize {
 impl Value for MessageSize {
     const KIND: &'static str = "SIZE";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         if text == "unlimited" {
             return Ok(Self(None));
         }
-        let most = ByteSize::parse(text).map_err(|reason| format!("{reason}, nor 'unlimited'"))?;
+        let most = ByteSize::parse(text).map_err(|error| error.nor("unlimited"))?;
         if most.0 == 0 || most > LARGEST_MESSAGE {
-            return Err("must be between 1 and 512MiB, or 'unlimited'".to_owned());
+            return Err("must be between 1 and 512MiB, or 'unlimited'".into());
         }
         Ok(Self(Some(most)))
     }
@@ -192,12 +198,12 @@ pub(crate) struct Limit(pub(crate) Option<u32>);
 impl Value for Limit {
     const KIND: &'static str = "N";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         if text == "unlimited" {
             return Ok(Self(None));
         }
-        match whole_number(text).map_err(|reason| format!("{reason}, nor 'unlimited'"))? {
-            0 => Err("must be at least 1, or 'unlimited'".to_owned()),
+        match whole_number(text).map_err(|error: ValueError| error.nor("unlimited"))? {
+            0 => Err("must be at least 1, or 'unlimited'".into()),
             most => Ok(Self(Some(most))),
         }
     }
@@ -228,12 +234,12 @@ impl RateLimit {
 impl Value for RateLimit {
     const KIND: &'static str = "SIZE";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         if text == "unlimited" {
             return Ok(Self(None));
         }
-        match ByteSize::parse(text).map_err(|reason| format!("{reason}, nor 'unlimited'"))? {
-            ByteSize(0) => Err("must be at least 1, or 'unlimited'".to_owned()),
+        match ByteSize::parse(text).map_err(|error| error.nor("unlimited"))? {
+            ByteSize(0) => Err("must be at least 1, or 'unlimited'".into()),
             most => Ok(Self(Some(most))),
         }
     }
@@ -250,9 +256,9 @@ pub(crate) struct FilePath(pub(crate) Option<PathBuf>);
 impl Value for FilePath {
     const KIND: &'static str = "FILE";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
-            "" => Err("must be the path of a file, or 'off'".to_owned()),
+            "" => Err("must be the path of a file, or 'off'".into()),
             "off" => Ok(Self(None)),
             path => Ok(Self(Some(path.into()))),
         }
@@ -280,14 +286,14 @@ impl WorkerThreads {
 impl Value for WorkerThreads {
     const KIND: &'static str = "N";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         if text == "auto" {
             return Ok(Self(None));
         }
-        let threads = whole_number(text).map_err(|reason| format!("{reason}, nor 'auto'"))?;
+        let threads = whole_number(text).map_err(|error: ValueError| error.nor("auto"))?;
         match NonZeroUsize::new(threads) {
             Some(threads) if threads.get() <= MOST_WORKER_THREADS => Ok(Self(Some(threads))),
-            _ => Err(format!("must be between 1 and {MOST_WORKER_THREADS}, or 'auto'")),
+            _ => Err("must be between 1 and 1024, or 'auto'".into()),
         }
     }
 
@@ -305,7 +311,7 @@ const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"]
 impl Value for LogFilter {
     const KIND: &'static str = "LEVEL";
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         let directives = text.contains(['=', ',']);
         // A lone word would be taken for a module's name, so `--log verbose` would silently log nothing.
         let valid = if directives {
@@ -314,8 +320,9 @@ impl Value for LogFilter {
             LOG_LEVELS.contains(&text)
         };
         if !valid {
-            return Err(format!(
-                "'{text}' is neither a level (error, warn, info, debug, trace, off) nor directives such as info,proxy=debug"
+            return Err(ValueError::text(
+                text,
+                "is neither a level (error, warn, info, debug, trace, off) nor directives such as info,proxy=debug",
             ));
         }
         Ok(Self(text.to_owned()))
@@ -338,7 +345,7 @@ mod tests {
 
     #[track_caller]
     fn refused<T: Value + std::fmt::Debug>(text: &str, reason: &str) {
-        assert_eq!(T::parse(text).unwrap_err(), reason);
+        assert_eq!(T::parse(text).unwrap_err().to_string(), reason);
     }
 
     #[test]
@@ -446,7 +453,10 @@ mod tests {
     fn a_bound_is_part_of_the_range() {
         assert_eq!(within(&4096_u32, "4096", "8192"), Ok(()));
         assert_eq!(within(&8192_u32, "4096", "8192"), Ok(()));
-        assert_eq!(within(&8193_u32, "4096", "8192").unwrap_err(), "must be between 4096 and 8192");
-        assert_eq!(within(&ByteSize(0), "1", "1MiB").unwrap_err(), "must be between 1 and 1MiB");
+        assert_eq!(
+            within(&8193_u32, "4096", "8192").unwrap_err().to_string(),
+            "must be between 4096 and 8192"
+        );
+        assert_eq!(within(&ByteSize(0), "1", "1MiB").unwrap_err().to_string(), "must be between 1 and 1MiB");
     }
 }

@@ -1,6 +1,7 @@
 //! Limits on memory, such as `memory_high_watermark`.
 
 use super::value::{ByteSize, Value, quoted};
+use super::value_error::ValueError;
 
 /// The value of `memory_high_watermark` or `memory_paging_watermark`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,7 +29,7 @@ impl Value for Watermark {
     const KIND: &'static str = "WATERMARK";
 
     /// A bare number is a share if it is at most 1, and a number of bytes otherwise.
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, ValueError> {
         if text == "off" {
             return Ok(Self::Off);
         }
@@ -39,9 +40,8 @@ impl Value for Watermark {
         {
             return Ok(Self::Share(share));
         }
-        ByteSize::parse(text).map(Self::Size).map_err(|_| {
-            format!("'{text}' is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'")
-        })
+        let fault = "is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'";
+        ByteSize::parse(text).map(Self::Size).map_err(|_| ValueError::text(text, fault))
     }
 
     fn to_toml(&self) -> String {
@@ -74,7 +74,7 @@ mod tests {
         for text in ["", "1.5", "-0.5", "60%", "inf", "much", "1e-3"] {
             let reason =
                 format!("'{text}' is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'");
-            assert_eq!(Watermark::parse(text), Err(reason));
+            assert_eq!(Watermark::parse(text).unwrap_err().to_string(), reason);
         }
     }
 

@@ -7,6 +7,7 @@ use super::Vhost;
 use super::api::{Api, path};
 use super::output::Output;
 use crate::Failure;
+use crate::config::ValueError;
 
 /// Actions on queues, connections and a running virtual host.
 #[derive(Debug, Subcommand)]
@@ -129,10 +130,13 @@ fn trace(api: &Api, vhost: &str, tracing: bool) -> Result<(), Failure> {
 }
 
 /// Checks that a header can carry the reason (RFC 9110, section 5.5): servers silently drop others.
-fn reason(text: &str) -> Result<String, String> {
+fn reason(text: &str) -> Result<String, ValueError> {
     match text.chars().find(|each| !matches!(each, ' '..='~')) {
         None => Ok(text.to_owned()),
-        Some(other) => Err(format!("'{}' is not printable ASCII", other.escape_default())),
+        Some(other) => Err(ValueError::Text {
+            text: other.escape_default().to_string(),
+            fault: "is not printable ASCII",
+        }),
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn run(command: &DefinitionCommand, api: &Api, output: &Output) -> Re
             let definitions: Result<Value, _> = serde_json::from_slice(&text);
             // The parser's messages do not quote the file.
             definitions
-                .map_err(|error| Failure::Usage(format!("{}: is no JSON: {error}", file.file.display())))?;
+                .map_err(|error| Failure::Usage(format!("{}: is not JSON: {error}", file.file.display())))?;
             api.post(&file.path(), text)?;
             output.done("definitions imported")
         }

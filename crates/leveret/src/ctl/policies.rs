@@ -84,6 +84,6 @@ impl PolicyName {
 /// Parses an argument that must be a JSON object.
 pub(super) fn json_argument(name: &str, text: &str) -> Result<Value, Failure> {
     let fault = |reason: String| Failure::Usage(format!("{name}: {reason}"));
-    let value: Value = serde_json::from_str(text).map_err(|error| fault(format!("is no JSON: {error}")))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| fault(format!("is not JSON: {error}")))?;
     if value.is_object() { Ok(value) } else { Err(fault("is not a JSON object".to_owned())) }
 }

@@ -118,9 +118,19 @@ fn key_fault(error: &pem::Error) -> String {
     }
 }
 
-fn parse<'c>(certificate: &'c CertificateDer<'_>) -> Result<X509Certificate<'c>, String> {
+/// The bytes are not an X.509 certificate.
+#[derive(Debug)]
+struct NotACertificate;
+
+impl fmt::Display for NotACertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("is not a certificate")
+    }
+}
+
+fn parse<'c>(certificate: &'c CertificateDer<'_>) -> Result<X509Certificate<'c>, NotACertificate> {
     let parsed = X509Certificate::from_der(certificate);
-    parsed.map(|(_, parsed)| parsed).map_err(|_| "is not a certificate".to_owned())
+    parsed.map(|(_, parsed)| parsed).map_err(|_| NotACertificate)
 }
 
 /// When each of these expires. Leaves out those that only rustls can parse: it decides which can be used.
@@ -141,7 +151,7 @@ fn inspect(
     path: &Path,
     certificate: &CertificateDer<'_>,
     ends: Vec<Expiry>,
-) -> Result<CertificateInfo, String> {
+) -> Result<CertificateInfo, NotACertificate> {
     let parsed = parse(certificate)?;
     let validity = parsed.validity();
     Ok(CertificateInfo {
