@@ -90,7 +90,7 @@ impl Pool {
             return Ok(Entered::Begin(handshake, permit));
         }
         // No handshake waits for a known client that has no connection permit. Clients with unknown
-        // credentials keep their auth permit, so that only that number of them may queue, and none waits for
+        // credentials keep their handshake permit, so that only that number of them may queue, and none waits for
         // it while holding a connection permit.
         let stranger = (!handshake.is_known).then_some(handshake);
         let permit = match self.wait_for_permit(end, &instead).await? {

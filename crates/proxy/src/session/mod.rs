@@ -459,7 +459,7 @@ impl ProxySession {
             self.fail_channel(frame.channel, &fault);
             return Ok(());
         }
-        if size > STAGING_LIMIT || self.staged as u64 + size > STAGING_BUDGET as u64 {
+        if size > STAGING_LIMIT {
             self.keep_own();
             self.stream(frame.channel)?;
         }
@@ -522,7 +522,7 @@ impl ProxySession {
             if self.staged <= STAGING_BUDGET {
                 return Ok(());
             }
-            // Other channels may have announced as much, and sent it meanwhile.
+            // The client has as much of messages on other channels.
             self.keep_own();
             return self.stream(number);
         }

@@ -68,6 +68,7 @@ impl ProxySession {
             self.keep_own();
             return Ok(());
         }
+        // Its channels leave, once what they published is confirmed.
         let mut leaving = Vec::new();
         for (number, channel) in self.channels.iter() {
             if let SidePlacement::Placed(route) = &channel.general.place
@@ -80,6 +81,7 @@ impl ProxySession {
         for number in leaving {
             self.leave(number, Role::General, false)?;
         }
+        // The last one to arrive elsewhere gives the connection back.
         let is_there = |channel: &super::Channel| {
             channel.is_own() || channel.general.route().is_some_and(|route| route.own)
         };
