@@ -191,6 +191,12 @@ mod tests {
             assert!(svg.contains(text), "{text}");
         }
         assert_eq!(svg.matches("<circle").count(), 3 * 8);
+        let labels: Vec<i32> = svg
+            .split("<text x=\"")
+            .filter(|text| text.contains("\n128\n"))
+            .map(|text| text.split_once('"').unwrap().0.parse().unwrap())
+            .collect();
+        assert!(labels.len() == 2 && labels[1] == labels[0] + 480, "{labels:?}");
         let nothing = Plot { systems: vec![("a", vec![])], ..plot };
         assert_eq!(nothing.chart().svg().unwrap(), "");
     }

@@ -116,16 +116,18 @@ impl Chart {
         chart: &ChartContext<'a, SVGBackend<'a>, Cartesian2d<plotters::coord::types::RangedCoordf64, Y>>,
     ) -> Result<(), DrawError> {
         let centred = |size: u32| (FONT, size).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Top));
-        let (from, to) = chart.plotting_area().get_pixel_range();
-        let width = from.end - from.start;
+        let (columns, rows) = chart.plotting_area().get_pixel_range();
+        let width = columns.end - columns.start;
+        // The range is that of the whole drawing; drawing is relative to the panel.
+        let (left, top) = area.get_base_pixel();
+        let (left, bottom) = (columns.start - left, rows.end - top);
         let needed: i32 = self.places.iter().map(|name| text_width(name) + LETTER).sum();
         for (place, name) in self.places.iter().enumerate().step_by(1 + (needed / width) as usize) {
             let share = (place as f64 + 0.4) / (self.places.len() as f64 - 0.2);
-            let x = from.start + (share * f64::from(width)) as i32;
-            area.draw(&Text::new(name.clone(), (x, to.end + 5), centred(12)))?;
+            let x = left + (share * f64::from(width)) as i32;
+            area.draw(&Text::new(name.clone(), (x, bottom + 5), centred(12)))?;
         }
-        let middle = (from.start + from.end) / 2;
-        area.draw(&Text::new(self.x_label.clone(), (middle, to.end + 22), centred(13)))
+        area.draw(&Text::new(self.x_label.clone(), (left + width / 2, bottom + 22), centred(13)))
     }
 
     fn show(&self, value: f64) -> String {
