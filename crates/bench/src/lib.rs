@@ -1,13 +1,13 @@
 //! The load generator: measures any AMQP 0-9-1 system by URI, or several in one run, interleaved.
 //!
-//! - [`stream`]: producers and consumers, the everyday workload. [`routing`]: the cost of many queues and
-//!   bindings. [`websockets`]: the cost of very many idle WebSocket connections. `publish`: ways of
+//! - `stream`: producers and consumers, the everyday workload. `routing`: the cost of many queues and
+//!   bindings. `websockets`: the cost of very many idle WebSocket connections. `publish`: ways of
 //!   publishing. `proxy`: a connection for each message, to a broker far away. `strategies`: connections and
 //!   channels of many workers. `churn`: opening and closing objects.
-//! - [`study`]: the common parts of studies: turns, tables, plots, pages. [`link`]: simulates a broker far
+//! - `study`: the common parts of studies: turns, tables, plots, pages. `link`: simulates a broker far
 //!   away. `sink`: a broker that stores nothing.
-//! - [`stats`], [`latency`]: the statistics behind the figures; [`report`]: the reports; [`expect`] and
-//!   [`metric`]: conditions on them.
+//! - `stats`, `latency`: the statistics behind the figures; `report`: the reports; `expect` and
+//!   `metric`: conditions on them.
 //!
 //! Invariants: the report says when the generator itself was the bottleneck; every message of 8 bytes or more
 //! is numbered, so losses, duplicates and reordering are counted; latency at a fixed rate counts from when a
