@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use parking_lot::RwLock;
 use store::Store;
 use store::catalogue::Catalogue;
+use sync::{Rank, RwLock};
 
 use crate::deadlines::{DeadlineWaker, Deadlines};
 use crate::error::BrokerError;
@@ -54,7 +54,7 @@ impl Default for BrokerConfig {
 pub struct Broker {
     /// The node name.
     node: Arc<str>,
-    vhosts: RwLock<HashMap<String, Arc<VirtualHost>>>,
+    vhosts: RwLock<HashMap<String, Arc<VirtualHost>>, { Rank::VirtualHosts as u8 }>,
     users: Users,
     attempts: Attempts,
     /// Definitions as they were entered.

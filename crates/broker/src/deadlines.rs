@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use sync::Mutex;
 use sync::atomic::{AtomicU64, Ordering};
+use sync::{Mutex, Rank};
 
 use crate::queue::Queue;
 use crate::time::Timestamp;
@@ -12,9 +12,9 @@ use crate::time::Timestamp;
 /// Called when the earliest deadline has become earlier.
 pub type DeadlineWaker = Arc<dyn Fn() + Send + Sync>;
 
-/// A broker's deadlines. Each queue has at most one entry. Its lock is a leaf.
+/// A broker's deadlines. Each queue has at most one entry.
 pub(crate) struct Deadlines {
-    due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>>,
+    due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>, { Rank::Leaf as u8 }>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
     waker: Option<DeadlineWaker>,

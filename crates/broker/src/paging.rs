@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
 use store::{Store, Waiter};
-use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sync::{Mutex, Rank};
 
 use crate::broker::Broker;
 use crate::queue::Queue;
@@ -45,10 +45,10 @@ pub(crate) struct Paging {
     /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
     /// Queues that are, or were, long.
-    long: Mutex<Vec<Weak<Queue>>>,
-    jobs: Mutex<VecDeque<Arc<Queue>>>,
+    long: Mutex<Vec<Weak<Queue>>, { Rank::Leaf as u8 }>,
+    jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
     /// Publishers that wait until enough has left memory.
-    for_room: Mutex<Vec<Arc<dyn Waiter>>>,
+    for_room: Mutex<Vec<Arc<dyn Waiter>>, { Rank::Leaf as u8 }>,
     waker: Option<PagingWaker>,
     store: OnceLock<Arc<Store>>,
 }

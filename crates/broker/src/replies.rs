@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use amqp::{FieldTable, Properties};
 use hashbrown::HashMap;
-use parking_lot::RwLock;
+use sync::{Rank, RwLock};
 
 use crate::arguments::{Overflow, QueueArguments};
 use crate::error::BrokerError;
@@ -19,8 +19,8 @@ use crate::vhost::VirtualHost;
 /// The name that requesters consume from, and set as the property reply_to of their requests.
 pub const REPLY_QUEUE: &str = "amq.rabbitmq.reply-to";
 
-/// The reply queues of a virtual host, by name. The lock is taken alone.
-pub(crate) type ReplyQueues = RwLock<HashMap<Arc<str>, Arc<Queue>>>;
+/// The reply queues of a virtual host, by name.
+pub(crate) type ReplyQueues = RwLock<HashMap<Arc<str>, Arc<Queue>>, { Rank::Leaf as u8 }>;
 
 impl VirtualHost {
     /// Creates a reply queue for one consumer, which the caller registers with it (with `no_ack`). The caller

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use amqp::frame::write_method;
 use amqp::method::connection;
 use amqp::{Credentials, Fault, Method};
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use transport::Outbox;
 
 use crate::refusal::Refusal;
@@ -38,7 +38,7 @@ pub(crate) struct ClientLink {
     declarer: Option<Declarer>,
     /// Whether `events` may be non-empty.
     has_events: AtomicBool,
-    events: Mutex<Events>,
+    events: Mutex<Events, { Rank::UpstreamClient as u8 }>,
 }
 
 #[derive(Debug, Default)]

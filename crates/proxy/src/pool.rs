@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use amqp::sasl::Mechanism;
 use amqp::{Capabilities, Credentials, FieldTable, Negotiated};
 use arc_swap::ArcSwap;
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
@@ -52,7 +52,7 @@ pub struct Pool {
     /// Held separately from `config`, because it changes while others use it.
     identities: ArcSwap<Identities>,
     /// Connections that have not ended, oldest first, by user name.
-    connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>>,
+    connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>, { Rank::PoolConnections as u8 }>,
     /// Remaining permits of [`PoolConfig::max_connections`]; connections being opened already hold theirs.
     permits: Arc<Semaphore>,
     /// Notifies waiters that a connection may be unused.
@@ -83,7 +83,7 @@ pub struct Pool {
     /// Notified when a connection was removed or a handover has ended.
     removed: Notify,
     /// As last received from a broker.
-    server_properties: Mutex<Option<FieldTable>>,
+    server_properties: Mutex<Option<FieldTable>, { Rank::Leaf as u8 }>,
     /// Virtual hosts that a broker has deleted.
     deletions: Deletions,
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use transport::Outbox;
 
 use crate::quota::{Quota, QuotaShare};
@@ -23,7 +23,7 @@ pub(crate) struct ReplayTotals {
 pub(crate) struct ReplayBuffer {
     totals: Arc<ReplayTotals>,
     /// In the quota of the connected clients, and in that of the departed ones once the client is gone.
-    share: Mutex<QuotaShare>,
+    share: Mutex<QuotaShare, { Rank::ReplayBytes as u8 }>,
     /// Set while the client is not read because of the bytes kept for it.
     awaits_release: AtomicBool,
     /// Nudged when bytes are released. Weak, because pending output of a departed client is of no use.

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use tokio::sync::Semaphore;
 
 use crate::link::{ClientLink, Event};
@@ -47,7 +47,7 @@ pub(crate) struct Staging {
     permits: Arc<Semaphore>,
     /// How long a message may be incomplete while somebody waits for room.
     patience: Duration,
-    state: Mutex<StagingState>,
+    state: Mutex<StagingState, { Rank::IncompleteMessages as u8 }>,
     /// Bytes of incomplete messages of all clients, whether they count or not.
     staged: AtomicUsize,
     /// How often a client had to wait.

@@ -23,17 +23,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use amqp::Credentials;
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 use self::change::Node;
 pub(crate) use self::declarer::Declarer;
 use self::vhost::Vhost;
 use crate::link::ClientLink;
 
-/// The remembered topology, by virtual host. Its lock is a leaf.
+/// The remembered topology, by virtual host.
 #[derive(Debug, Default)]
 pub(crate) struct Topologies {
-    state: Mutex<TopologyState>,
+    state: Mutex<TopologyState, { Rank::Leaf as u8 }>,
     /// Whether any virtual host is torn, so that placing a channel takes no lock while none is.
     torn: AtomicBool,
     /// Whether anything is remembered, for the same reason.

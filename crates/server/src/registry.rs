@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use amqp::handshake::Negotiated;
 use amqp::{FieldTable, RawTable};
 use broker::{MessageCounts, Publishing, Timestamp, TracedConnection};
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use transport::{Outbox, Peer};
 
 use self::bytes::ByteRates;
@@ -23,7 +23,7 @@ use crate::amqp::deliveries::Deliveries;
 /// All open connections, by number.
 #[derive(Default)]
 pub(crate) struct Registry {
-    open: Mutex<BTreeMap<u64, Arc<OpenConnection>>>,
+    open: Mutex<BTreeMap<u64, Arc<OpenConnection>>, { Rank::Leaf as u8 }>,
 }
 
 /// A connection that a client has opened.
@@ -41,11 +41,11 @@ pub struct OpenConnection {
     client_properties: Box<[u8]>,
     received: AtomicU64,
     /// Sorted by number. Most connections have one channel, for which a tree would take more memory.
-    channels: Mutex<Vec<Arc<OpenChannel>>>,
+    channels: Mutex<Vec<Arc<OpenChannel>>, { Rank::Leaf as u8 }>,
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
     asked_to_close: AtomicBool,
-    close_reason: Mutex<Option<Box<str>>>,
+    close_reason: Mutex<Option<Box<str>>, { Rank::Leaf as u8 }>,
 }
 
 /// The two ends of a connection and how it was made.

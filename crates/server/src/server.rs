@@ -11,8 +11,8 @@ use amqp::handshake::{Capabilities, ServerOffer};
 use amqp::sasl::Mechanism;
 use amqp::table::FieldValue;
 use broker::FrontEnd;
-use parking_lot::Mutex;
 use slab::Slab;
+use sync::{Mutex, Rank};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use transport::{Ended, Outbox, Peer, Stream, drive};
@@ -80,7 +80,7 @@ pub(crate) struct Shared {
     /// The product, a slash, and its version.
     product: String,
     /// Server properties and mechanisms offered to new connections.
-    offer: Mutex<Offers>,
+    offer: Mutex<Offers, { Rank::Leaf as u8 }>,
     pub(crate) clock: Clock,
     pub(crate) metrics: ServerMetrics,
     pub(crate) alarms: Arc<Alarms>,
@@ -93,9 +93,9 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     draining: AtomicBool,
     /// The outboxes of all connections, to nudge them when the server drains.
-    connections: Mutex<Slab<Arc<Outbox>>>,
+    connections: Mutex<Slab<Arc<Outbox>>, { Rank::Leaf as u8 }>,
     /// The tasks that accept connections; each ends and releases its socket when the drain begins.
-    accepting: Mutex<Vec<JoinHandle<()>>>,
+    accepting: Mutex<Vec<JoinHandle<()>>, { Rank::Leaf as u8 }>,
     /// Notified when the last connection has ended.
     emptied: Notify,
 }

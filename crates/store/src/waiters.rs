@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 /// A callback that waits for data to be on disk.
 pub trait Waiter: Send + Sync {
@@ -15,7 +15,7 @@ pub trait Waiter: Send + Sync {
 /// The waiters, by the number they wait for.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    waiting: Mutex<WaiterList>,
+    waiting: Mutex<WaiterList, { Rank::Leaf as u8 }>,
 }
 
 #[derive(Default)]

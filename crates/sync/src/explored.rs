@@ -3,6 +3,9 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::task::Waker;
+use std::time::Duration;
+
+pub use parking_lot::WaitTimeoutResult;
 
 /// Runs `test` with every interleaving of its threads that has at most `preemptions` involuntary switches
 /// between them: two or three reveal nearly all mistakes (Musuvathi and Qadeer, "Iterative Context Bounding",
@@ -33,11 +36,46 @@ impl<T> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Locks the mutex unless it is locked.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok()
+    }
+
+    /// The value, which nobody else can lock now.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Lets code with condition variables be compiled. No model waits for one.
+#[derive(Debug, Default)]
+pub struct Condvar;
+
+impl Condvar {
+    /// Panics.
+    pub fn wait<T>(&self, _: &mut MutexGuard<'_, T>) {
+        panic!("condition variables are not explored");
+    }
+
+    /// Panics.
+    pub fn wait_for<T>(&self, _: &mut MutexGuard<'_, T>, _: Duration) -> WaitTimeoutResult {
+        panic!("condition variables are not explored");
+    }
+
+    /// Does nothing, as no thread waits.
+    pub fn notify_one(&self) {}
+
+    /// Does nothing, as no thread waits.
+    pub fn notify_all(&self) {}
 }
 
 /// The interface of parking_lot's reader-writer lock.
 #[derive(Debug, Default)]
 pub struct RwLock<T>(loom::sync::RwLock<T>);
+
+/// The guard of a reader.
+pub type RwLockReadGuard<'a, T> = loom::sync::RwLockReadGuard<'a, T>;
 
 /// The guard of a writer.
 #[derive(Debug)]
@@ -50,7 +88,7 @@ impl<T> RwLock<T> {
     }
 
     /// Locks it for reading.
-    pub fn read(&self) -> loom::sync::RwLockReadGuard<'_, T> {
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 

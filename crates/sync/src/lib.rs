@@ -4,6 +4,9 @@
 //! loom's instead, with the same interface, so that a test can run the real code through every interleaving
 //! that the memory model allows (`make loom`). Such a build is for these tests only.
 //!
+//! Each lock has a [`Rank`], and debug builds panic when a thread takes one out of order. In a release build the types
+//! of locks are aliases of parking_lot's.
+//!
 //! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
 //! waiting.
 //!
@@ -11,17 +14,29 @@
 
 #[cfg(feature = "loom")]
 mod explored;
+mod rank;
+#[cfg(any(debug_assertions, feature = "loom"))]
+mod ranked;
+#[cfg(not(any(debug_assertions, feature = "loom")))]
+mod unchecked;
 pub mod work;
 
 #[cfg(feature = "loom")]
-pub use explored::{AtomicWaker, Mutex, MutexGuard, RwLock, RwLockWriteGuard, explore};
-#[cfg(feature = "loom")]
-pub use loom;
+use explored as unranked;
+#[cfg(all(debug_assertions, not(feature = "loom")))]
+use parking_lot as unranked;
 
 #[cfg(not(feature = "loom"))]
 pub use atomic_waker::AtomicWaker;
-#[cfg(not(feature = "loom"))]
-pub use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+#[cfg(feature = "loom")]
+pub use explored::{AtomicWaker, explore};
+#[cfg(feature = "loom")]
+pub use loom;
+pub use rank::Rank;
+#[cfg(any(debug_assertions, feature = "loom"))]
+pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(not(any(debug_assertions, feature = "loom")))]
+pub use unchecked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The atomic types.
 pub mod atomic {

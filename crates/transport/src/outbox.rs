@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use sync::{AtomicWaker, Mutex};
+use sync::{AtomicWaker, Mutex, Rank};
 
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
@@ -17,7 +17,7 @@ use crate::tally::Tally;
 /// wake-up and few writes.
 #[derive(Debug)]
 pub struct Outbox {
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, { Rank::Leaf as u8 }>,
     /// Bytes in `inner` and in the writer's batch.
     backlog: AtomicUsize,
     /// Bytes that the peer's socket has ever taken.

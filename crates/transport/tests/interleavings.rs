@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use sync::loom::future::block_on;
 use sync::loom::thread;
-use sync::{Mutex, explore};
+use sync::{Rank, explore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Ended, Intent, Outbox, Protocol, drive};
+
+/// Held while an outbox is used, as a wait queue of consumers is.
+type Mutex<T> = sync::Mutex<T, { Rank::ConsumerQueue as u8 }>;
 
 /// A peer that takes all bytes it gets, and goes away when it has got `goal` bytes.
 struct Peer {

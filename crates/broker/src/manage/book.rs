@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::RwLock;
 use serde_json::Value;
 use store::catalogue::Section;
+use sync::{Rank, RwLock};
 
 /// Entries in the format of a definitions file, ordered by section and names as they are displayed.
 #[derive(Default)]
 pub(crate) struct Book {
-    entries: RwLock<BTreeMap<(Section, Vec<String>), Value>>,
+    entries: RwLock<BTreeMap<(Section, Vec<String>), Value>, { Rank::Book as u8 }>,
 }
 
 impl Book {

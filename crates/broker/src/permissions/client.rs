@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 use super::Pattern;
 
@@ -51,7 +51,7 @@ impl TopicRule {
 pub(crate) struct ClientName {
     name: Box<str>,
     /// Keyed by their texts before the name was put in; the most recently used come last.
-    expanded: Mutex<VecDeque<(Arc<str>, Option<Pattern>)>>,
+    expanded: Mutex<VecDeque<(Arc<str>, Option<Pattern>)>, { Rank::Leaf as u8 }>,
 }
 
 impl ClientName {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hashbrown::HashMap;
-use parking_lot::RwLock;
+use sync::{Rank, RwLock};
 
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
@@ -63,7 +63,7 @@ pub(crate) enum Access {
 /// All users' permissions in one virtual host.
 #[derive(Default)]
 pub(crate) struct Grants {
-    by_user: RwLock<HashMap<Arc<str>, Arc<Grant>>>,
+    by_user: RwLock<HashMap<Arc<str>, Arc<Grant>>, { Rank::Leaf as u8 }>,
 }
 
 /// The permissions of one user in one virtual host.

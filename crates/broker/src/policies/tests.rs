@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::thread;
 
 use amqp::RawTable;
 use parking_lot::Mutex;
@@ -107,7 +108,9 @@ struct Onlooker {
 impl Consumer for Onlooker {
     fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         while offer.next().is_some() {}
-        self.seen.lock().push(self.queue.message_count());
+        // This thread has locked another queue.
+        let count = thread::scope(|scope| scope.spawn(|| self.queue.message_count()).join().unwrap());
+        self.seen.lock().push(count);
         ConsumerRoom::More
     }
     fn cancelled(&self) {}

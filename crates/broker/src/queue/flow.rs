@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sync::MutexGuard;
+use sync::{MutexGuard, Rank};
 
 use super::consumers::ConsumerEntry;
 use store::Waiter;
 use store::journal::Lsn;
 
-use super::state::QueueState;
-use super::{ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue};
+use super::{
+    ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, StateGuard,
+};
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
@@ -293,12 +294,7 @@ impl Queue {
 
     /// Serves consumers, and completes the effects of that and `effects`. The lock is released now and then
     /// if very many messages have expired.
-    pub(super) fn run<'q>(
-        &'q self,
-        mut state: MutexGuard<'q, QueueState>,
-        mut effects: Effects,
-        now: Timestamp,
-    ) {
+    pub(super) fn run<'q>(&'q self, mut state: StateGuard<'q>, mut effects: Effects, now: Timestamp) {
         while !state.pump(now, &mut effects) {
             self.finish(state, std::mem::take(&mut effects), now);
             state = self.state.lock();
@@ -310,10 +306,10 @@ impl Queue {
     /// are very many.
     pub(super) fn trim<'q>(
         &'q self,
-        mut state: MutexGuard<'q, QueueState>,
+        mut state: StateGuard<'q>,
         effects: &mut Effects,
         now: Timestamp,
-    ) -> MutexGuard<'q, QueueState> {
+    ) -> StateGuard<'q> {
         while !state.trim(&self.arguments.load(), effects) {
             self.finish(state, std::mem::take(effects), now);
             state = self.state.lock();
@@ -322,7 +318,7 @@ impl Queue {
     }
 
     /// Releases the lock and sends dead letters on.
-    pub(super) fn finish(&self, state: MutexGuard<'_, QueueState>, effects: Effects, now: Timestamp) {
+    pub(super) fn finish(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
         let (dead, lined_up) = self.conclude(state, effects, now);
         if lined_up {
             self.wait_for_letters();
@@ -337,7 +333,7 @@ impl Queue {
     /// caller to send on, or whether they wait in line behind others.
     fn conclude(
         &self,
-        mut state: MutexGuard<'_, QueueState>,
+        mut state: StateGuard<'_>,
         mut effects: Effects,
         now: Timestamp,
     ) -> (Vec<DeadLetter>, bool) {
@@ -366,7 +362,7 @@ impl Queue {
     }
 
     /// Taken by the thread that sends the queue's dead letters on.
-    pub(crate) fn letters_turn(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn letters_turn(&self) -> MutexGuard<'_, (), { Rank::DeadLettersTurn as u8 }> {
         self.letters_turn.lock()
     }
 

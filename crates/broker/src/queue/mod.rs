@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use amqp::{FieldTable, FieldValue};
 use arc_swap::ArcSwap;
 use store::StoredQueue;
-use sync::{Mutex, MutexGuard};
+use sync::{Mutex, MutexGuard, Rank};
 
 pub(crate) use delivery::NEVER;
 pub use delivery::{Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer};
@@ -41,6 +41,9 @@ use crate::time::Timestamp;
 use crate::vhost::VirtualHost;
 use consumers::ConsumerEntry;
 use state::QueueState;
+
+/// A queue's state, locked.
+type StateGuard<'a> = MutexGuard<'a, QueueState, { Rank::TopologyOrQueue as u8 }>;
 
 /// A queue of one virtual host.
 pub struct Queue {
@@ -72,9 +75,9 @@ pub struct Queue {
     deleted: AtomicBool,
     /// Set under the lock, read without it: of very many queues most have no consumer.
     has_consumers: AtomicBool,
-    state: Mutex<QueueState>,
+    state: Mutex<QueueState, { Rank::TopologyOrQueue as u8 }>,
     /// Locked by [`Queue::letters_turn`].
-    letters_turn: Mutex<()>,
+    letters_turn: Mutex<(), { Rank::DeadLettersTurn as u8 }>,
 }
 
 /// The properties that a queue was declared with.
@@ -386,14 +389,14 @@ impl Queue {
     }
 
     /// Deletes the queue when its lease is over or its last consumer has gone.
-    fn delete_locked(&self, state: MutexGuard<'_, QueueState>) {
+    fn delete_locked(&self, state: StateGuard<'_>) {
         self.mark_deleted(state);
         if let Some(home) = self.home.upgrade() {
             home.forget_queue(self);
         }
     }
 
-    fn mark_deleted(&self, mut state: MutexGuard<'_, QueueState>) -> u64 {
+    fn mark_deleted(&self, mut state: StateGuard<'_>) -> u64 {
         state.deleted = true;
         self.deleted.store(true, Ordering::Release);
         if let Some(scheduled) = state.scheduled.take() {

@@ -9,11 +9,9 @@ use std::sync::atomic::Ordering;
 
 use store::Waiter;
 use store::pages::QueueSegments;
-use sync::MutexGuard;
 
 use super::ready::{PagedOut, Plan, ToWrite};
-use super::state::QueueState;
-use super::{DeathReason, Delivery, Effects, Queue};
+use super::{DeathReason, Delivery, Effects, Queue, QueueState, StateGuard};
 use crate::arguments::QueueKind;
 use crate::paging::Counted;
 use crate::persistence::{self, Loaded, PagingError};
@@ -139,7 +137,7 @@ impl Queue {
         }
     }
 
-    fn page_out<'q>(&'q self, mut state: MutexGuard<'q, QueueState>, now: Timestamp) {
+    fn page_out<'q>(&'q self, mut state: StateGuard<'q>, now: Timestamp) {
         let Some(store) = self.paging.store() else { return };
         for _ in 0..MAX_STEPS {
             if state.deleted || !self.should_page() || !state.ready.can_let_go() {

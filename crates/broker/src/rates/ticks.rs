@@ -3,7 +3,7 @@
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 use super::Count;
 use crate::time::Timestamp;
@@ -73,7 +73,7 @@ pub(super) struct SharedRated<const N: usize> {
     counts: [AtomicU64; N],
     /// The end of the current tick, in milliseconds. Changed with `ticks` locked.
     ends: AtomicU64,
-    ticks: Mutex<Ticks<N>>,
+    ticks: Mutex<Ticks<N>, { Rank::Leaf as u8 }>,
 }
 
 #[derive(Debug)]

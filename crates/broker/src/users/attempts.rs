@@ -10,12 +10,12 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 /// Recent failed logins.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    failed: Mutex<HashMap<(Option<IpAddr>, String), Failures>>,
+    failed: Mutex<HashMap<(Option<IpAddr>, String), Failures>, { Rank::Leaf as u8 }>,
     /// Hashes the failed passwords, which are not stored themselves.
     hasher: RandomState,
 }

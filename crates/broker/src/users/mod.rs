@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hashbrown::HashMap;
-use parking_lot::RwLock;
+use sync::{Rank, RwLock};
 
 pub(crate) use attempts::Attempts;
 pub use password::PasswordHash;
@@ -141,7 +141,7 @@ pub(crate) const GUEST: &str = "guest";
 /// All users of a broker.
 #[derive(Default)]
 pub(crate) struct Users {
-    by_name: RwLock<HashMap<String, Arc<Account>>>,
+    by_name: RwLock<HashMap<String, Arc<Account>>, { Rank::Users as u8 }>,
 }
 
 /// A user, with counts of open connections and channels.

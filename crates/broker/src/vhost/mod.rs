@@ -18,7 +18,7 @@ use hashbrown::HashMap;
 use store::catalogue::{Catalogue, Ticket};
 use store::{Store, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sync::{Mutex, RwLock, RwLockWriteGuard};
+use sync::{Mutex, Rank, RwLock, RwLockWriteGuard};
 
 use crate::SessionId;
 use crate::deadlines::Deadlines;
@@ -131,16 +131,16 @@ pub struct VirtualHost {
     traced: AtomicBool,
     /// The store for durable objects and messages, if any.
     store: OnceLock<Arc<Store>>,
-    topology: RwLock<Topology>,
+    topology: RwLock<Topology, { Rank::TopologyOrQueue as u8 }>,
     /// Incremented with every change of the topology, before its lock is released. Routes found at one value
     /// are valid until the next.
     generation: AtomicU64,
     /// Exclusive queues by owner, so that the end of a session costs only the number of its queues.
-    exclusive: Mutex<HashMap<SessionId, HashMap<u64, Arc<Queue>>>>,
+    exclusive: Mutex<HashMap<SessionId, HashMap<u64, Arc<Queue>>>, { Rank::Leaf as u8 }>,
     replies: ReplyQueues,
     grants: Grants,
-    policies: RwLock<PolicyTable>,
-    limits: RwLock<VirtualHostLimits>,
+    policies: RwLock<PolicyTable, { Rank::Policies as u8 }>,
+    limits: RwLock<VirtualHostLimits, { Rank::Leaf as u8 }>,
     /// Connections that have the virtual host open.
     connections: Tally,
     metrics: Arc<Metrics>,
@@ -149,7 +149,7 @@ pub struct VirtualHost {
     /// Counters of the default exchange, which is not in the topology.
     default_flow: Arc<ExchangeFlow>,
     /// Counters of messages in queues that have been deleted.
-    gone: Mutex<MessageCounts>,
+    gone: Mutex<MessageCounts, { Rank::Leaf as u8 }>,
 }
 
 impl VirtualHost {

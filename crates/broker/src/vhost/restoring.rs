@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use hashbrown::HashMap;
 use store::Store;
 use store::journal::QueueId;
-use sync::RwLockWriteGuard;
 
 use super::VirtualHost;
 use crate::arguments::QueueArguments;
@@ -13,7 +12,7 @@ use crate::broker::Broker;
 use crate::ledger::{WrittenBinding, WrittenEnd};
 use crate::queue::{NewQueue, Queue, QueueProperties};
 use crate::time::Timestamp;
-use crate::topology::{BindingKey, Destination, Exchange, NumberedEnd, Topology};
+use crate::topology::{BindingKey, Destination, Exchange, NumberedEnd};
 
 /// Restores exchanges and queues.
 pub(crate) struct Restoring<'b> {
@@ -140,7 +139,7 @@ impl RestoringBindings {
     /// Invalidates cached routes.
     pub(crate) fn finish(self) {
         for vhost in self.vhosts {
-            let topology: RwLockWriteGuard<'_, Topology> = vhost.topology.write();
+            let topology = vhost.topology.write();
             vhost.topology_changed();
             drop(topology);
         }

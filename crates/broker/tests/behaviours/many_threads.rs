@@ -240,10 +240,14 @@ impl Consumer for Gate {
     fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
         while offer.next().is_some() {
             self.entered.send(()).unwrap();
-            while self.dropping.unacked_count() > 0 {
-                thread::yield_now();
-            }
-            (0..10_000).take_while(|_| self.end.message_count() == 0).for_each(|_| thread::yield_now());
+            // On a thread of its own, as this one has locked a queue.
+            let wait = || {
+                while self.dropping.unacked_count() > 0 {
+                    thread::yield_now();
+                }
+                (0..10_000).take_while(|_| self.end.message_count() == 0).for_each(|_| thread::yield_now());
+            };
+            thread::scope(|scope| scope.spawn(wait).join().unwrap());
         }
         ConsumerRoom::More
     }

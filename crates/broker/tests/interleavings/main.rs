@@ -8,7 +8,9 @@ use amqp::{Properties, RawTable};
 use broker::*;
 use sync::loom::sync::Notify;
 use sync::loom::thread;
-use sync::{Mutex, explore};
+use sync::{Rank, explore};
+
+type Mutex<T> = sync::Mutex<T, { Rank::Leaf as u8 }>;
 
 const ME: SessionId = SessionId(1);
 const NOW: Timestamp = Timestamp(1);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use tokio::sync::Notify;
 
 use super::Pool;
@@ -32,9 +32,9 @@ pub(crate) struct Endpoint {
 #[derive(Debug)]
 pub(super) struct Endpoints {
     resolver: Arc<dyn Resolver>,
-    known: Mutex<Vec<Known>>,
+    known: Mutex<Vec<Known>, { Rank::Leaf as u8 }>,
     /// When each name was last resolved.
-    asked: Mutex<Vec<(UpstreamAddress, Instant)>>,
+    asked: Mutex<Vec<(UpstreamAddress, Instant)>, { Rank::Leaf as u8 }>,
     /// Set while no name resolves to an address, and the names are retried in the background.
     nameless: AtomicBool,
     /// Rotates between equals.

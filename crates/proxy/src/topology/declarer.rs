@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use amqp::{Credentials, Method};
 use arc_swap::ArcSwap;
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 use super::change::{Node, TopologyChange, change_of};
 use super::vhost::Client;
@@ -23,7 +23,7 @@ pub(crate) struct Declarer {
     pub(crate) id: u64,
     credentials: ArcSwap<Credentials>,
     /// Names declared last that need not be remembered.
-    names: Mutex<Names>,
+    names: Mutex<Names, { Rank::Leaf as u8 }>,
     /// Whether the client is gone: later replies of the broker are not remembered. Set once, under the lock
     /// of the topologies, and read under it.
     left: AtomicBool,

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use amqp::{ContentHeader, FrameKind, Method};
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
@@ -28,14 +28,13 @@ use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::replay_buffer::ReplayBuffer;
 
-/// The record of one lease. Its lock is a leaf except for the byte count of the client and its out-buffer,
-/// which is nudged under it.
+/// The record of one lease.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     kept: Arc<ReplayBuffer>,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
-    record: Mutex<Record>,
+    record: Mutex<Record, { Rank::UpstreamClient as u8 }>,
 }
 
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use amqp::frame::write_method;
 use amqp::method::connection;
 use amqp::{Credentials, Fault, ReplyCode};
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use transport::Outbox;
@@ -57,7 +57,7 @@ pub(crate) struct Upstream {
     /// for proofs.
     unproven: AtomicBool,
     /// End position of the sampled batch, and when it was handed over.
-    sample: Mutex<Option<(u64, Instant)>>,
+    sample: Mutex<Option<(u64, Instant)>, { Rank::Leaf as u8 }>,
     /// Bytes of the largest frame that the broker takes; never 0.
     pub(crate) frame_max: u32,
     /// The broker's address.
@@ -73,7 +73,7 @@ pub(crate) struct Upstream {
     pub(crate) opened_at: Instant,
     /// Notifies waiters for a channel when one rests, and when the broker has opened one.
     news: Notify,
-    state: Mutex<UpstreamState>,
+    state: Mutex<UpstreamState, { Rank::Upstream as u8 }>,
 }
 
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use amqp::frame::HEARTBEAT;
 use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{basic, channel, connection};
 use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
-use parking_lot::Mutex;
+use sync::Mutex;
 use tokio::sync::Notify;
 use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::{ConsumerId, Delivery, Leaving, MessageCounts, Queue, Timestamp};
-use sync::Mutex;
+use sync::{Mutex, Rank};
 
 use super::content::Destination;
 
@@ -36,7 +36,7 @@ pub(crate) struct Deliveries {
     connection: Arc<ConnectionConsumers>,
     destination: Destination,
     /// Allocated for the first consumer or basic.get: very many open channels may only publish or be idle.
-    inner: Mutex<Option<Box<DeliveringChannel>>>,
+    inner: Mutex<Option<Box<DeliveringChannel>>, { Rank::ChannelDeliveries as u8 }>,
 }
 
 /// A delivery that is not settled yet.

@@ -20,7 +20,7 @@ use broker::{
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
-use parking_lot::{Mutex, RwLock};
+use sync::{Mutex, Rank, RwLock};
 use tokio::sync::Notify;
 use transport::Outbox;
 
@@ -52,8 +52,8 @@ pub(crate) struct Hub {
     broker: Arc<Broker>,
     pub(super) config: MqttConfig,
     clock: Clock,
-    sessions: Mutex<Sessions>,
-    retained: RwLock<HashMap<Arc<str>, Arc<Retained>>>,
+    sessions: Mutex<Sessions, { Rank::MqttSessions as u8 }>,
+    retained: RwLock<HashMap<Arc<str>, Arc<Retained>>, { Rank::RetainedTrees as u8 }>,
     /// Notified when the next deadline has become earlier.
     changed: Notify,
 }
@@ -79,7 +79,7 @@ pub(super) struct Claim {
     outbox: Arc<Outbox>,
     /// The claiming user; `None` while a session without a recorded user is being ended.
     user: Option<Box<str>>,
-    state: Mutex<ClaimState>,
+    state: Mutex<ClaimState, { Rank::Leaf as u8 }>,
 }
 
 #[derive(Default)]

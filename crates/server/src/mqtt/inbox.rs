@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use broker::{Consumer, ConsumerRoom, Delivery, Offer};
-use parking_lot::Mutex;
 use slab::Slab;
+use sync::{Mutex, Rank};
 use transport::Outbox;
 
 /// Messages without acknowledgement that may wait here: enough for one wake-up of the client's task.
@@ -20,7 +20,7 @@ const MAX_WAITING_BYTES: usize = 256 * 1024;
 /// The client's side of all its queues.
 pub(super) struct Inbox {
     outbox: Arc<Outbox>,
-    sources: Mutex<Slab<InboxQueue>>,
+    sources: Mutex<Slab<InboxQueue>, { Rank::ChannelDeliveries as u8 }>,
 }
 
 struct InboxQueue {

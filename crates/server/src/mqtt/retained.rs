@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::topic::TopicFilter;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
-use parking_lot::RwLock;
+use sync::{Rank, RwLock};
 
 /// Bytes that all retained messages of a virtual host may take.
 const MAX_BYTES: usize = 256 << 20;
@@ -51,7 +51,7 @@ pub(super) struct Full;
 /// The retained messages of a virtual host.
 pub(super) struct Retained {
     vhost: Arc<VirtualHost>,
-    tree: RwLock<Tree>,
+    tree: RwLock<Tree, { Rank::RetainedTree as u8 }>,
 }
 
 #[derive(Default)]

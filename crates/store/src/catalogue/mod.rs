@@ -15,8 +15,8 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use sync::{Mutex, Rank};
 
 pub(crate) use check::entries;
 use check::is_missing;
@@ -31,8 +31,8 @@ use guard::guarded;
 /// Definitions on disk.
 pub struct Catalogue {
     doubt: Arc<Doubt>,
-    pending: Mutex<PendingChanges>,
-    writer: Mutex<CatalogueWriter>,
+    pending: Mutex<PendingChanges, { Rank::CatalogueChanges as u8 }>,
+    writer: parking_lot::Mutex<CatalogueWriter>,
     committed: AtomicU64,
     commits: AtomicU64,
     waiters: Waiters,
@@ -128,7 +128,7 @@ impl Catalogue {
         Ok(Self {
             doubt,
             pending: Mutex::default(),
-            writer: Mutex::new(CatalogueWriter { database: Some(database), left: Vec::new() }),
+            writer: parking_lot::Mutex::new(CatalogueWriter { database: Some(database), left: Vec::new() }),
             committed: AtomicU64::new(0),
             commits: AtomicU64::new(0),
             waiters: Waiters::default(),

@@ -22,8 +22,6 @@ mod tests;
 
 use std::sync::Arc;
 
-use parking_lot::RwLockReadGuard;
-
 pub use check::{CheckReport, check, repair};
 pub use error::StoreError;
 pub use on_disk::{AnswerQueue, DiskPoint};
@@ -34,7 +32,9 @@ pub use settings::StoreSettings;
 
 use crate::catalogue::{Catalogue, Ticket};
 use crate::disk::Disk;
-use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, OpenError, QueueId, Range, Transfer};
+use crate::journal::{
+    self, Entry, Failing, Journal, Lsn, MessageRef, OpenError, QueueId, Range, RoundGuard, Transfer,
+};
 use crate::pages::{Pages, QueueSegments, Stored};
 use crate::waiters::Waiter;
 use brake::Brake;
@@ -164,7 +164,7 @@ impl Store {
     /// and changes to definitions made meanwhile are on disk before it writes, perhaps already since the round before.
     /// A crash may leave the definitions without the messages, but not the opposite. Hold it briefly, and never twice in
     /// one thread (ARCHITECTURE.md, "Lock order").
-    pub fn together(&self) -> RwLockReadGuard<'_, ()> {
+    pub fn together(&self) -> RoundGuard<'_> {
         self.journal.together()
     }
 

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use sync::{Mutex, Rank};
 
 use super::mover_thread::MoverBell;
 use crate::journal::{Journal, Lsn, QueueId, QueueLog, Range, Transfer};
@@ -15,11 +15,11 @@ use crate::pages::{Durability, Pages, QueueSegments};
 pub(super) struct Shelves {
     pub(super) journal: Arc<Journal>,
     pub(super) pages: Pages,
-    known: Mutex<HashMap<QueueId, Arc<Shelf>>>,
+    known: Mutex<HashMap<QueueId, Arc<Shelf>>, { Rank::Shelves as u8 }>,
     /// Number of the next transient segments.
     next_transient: AtomicU64,
     /// Deleted queues that have files.
-    forgotten: Mutex<Vec<Arc<Shelf>>>,
+    forgotten: Mutex<Vec<Arc<Shelf>>, { Rank::Leaf as u8 }>,
     /// Rings when files can be removed.
     pub(super) bell: Arc<MoverBell>,
 }
@@ -30,11 +30,11 @@ pub(super) struct Shelf {
     /// Unset for most queues, which never have any.
     segments: OnceLock<Box<QueueSegments>>,
     /// Locked while first the journal and then the segments are updated with an event: after taking it, the segments
-    /// know every record that is in the journal. Taken after the queue's own lock and before those of either part.
-    order: Mutex<()>,
+    /// know every record that is in the journal.
+    order: Mutex<(), { Rank::ShelfOrder as u8 }>,
     forgotten: AtomicBool,
     /// The first message at the location in the segments that was read last and found damaged, and how often in a row.
-    damaged: Mutex<(u64, u32)>,
+    damaged: Mutex<(u64, u32), { Rank::Leaf as u8 }>,
 }
 
 impl Shelves {

@@ -37,8 +37,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use smallvec::SmallVec;
+use sync::{Condvar, Mutex, MutexGuard, Rank, RwLock, RwLockReadGuard};
 
 pub use address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
 pub use commit::{CommitOutcome, Committer, Hooks};
@@ -60,6 +60,12 @@ use space::Space;
 use spares::{Preallocation, Spares};
 use writer::LogFiles;
 
+/// The records that wait for the committer, locked.
+type PendingGuard<'a> = MutexGuard<'a, PendingRecords, { Rank::JournalRecords as u8 }>;
+
+/// Keeps records together in one round, see [`Journal::together`].
+pub type RoundGuard<'a> = RwLockReadGuard<'a, (), { Rank::JournalRounds as u8 }>;
+
 /// A journal. All threads may call its methods; a [`Committer`] does the writing.
 pub struct Journal {
     settings: JournalSettings,
@@ -67,8 +73,8 @@ pub struct Journal {
     /// End of the log when it was opened.
     opened_at: Lsn,
     /// Locked for writing while a round takes the gathered records, see [`Journal::together`].
-    rounds: RwLock<()>,
-    pending: Mutex<PendingRecords>,
+    rounds: RwLock<(), { Rank::JournalRounds as u8 }>,
+    pending: Mutex<PendingRecords, { Rank::JournalRecords as u8 }>,
     /// The committer waits on this for work.
     work: Condvar,
     waiters: Waiters,
@@ -76,8 +82,8 @@ pub struct Journal {
     files: Arc<LogFiles>,
     spares: Arc<Spares>,
     space: Arc<Space>,
-    queues: Mutex<HashMap<QueueId, Arc<QueueLog>>>,
-    failing: Mutex<Option<Failing>>,
+    queues: Mutex<HashMap<QueueId, Arc<QueueLog>>, { Rank::Leaf as u8 }>,
+    failing: Mutex<Option<Failing>, { Rank::Leaf as u8 }>,
     figures: JournalCounters,
     /// Called when the log has begun another segment.
     new_segment: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -86,7 +92,7 @@ pub struct Journal {
 /// The journal's state of a queue. The queue holds a reference to it.
 pub struct QueueLog {
     id: QueueId,
-    index: Mutex<JournalIndex>,
+    index: Mutex<JournalIndex, { Rank::QueueIndex as u8 }>,
 }
 
 /// Messages that move from one queue to others, from the first [`Journal::enqueue_in_transfer`] to
@@ -272,7 +278,7 @@ impl Journal {
     /// at the latest in that round, but already in the round before if that one was past its gathering. A crash may
     /// thus leave the changes without the records, or with only the first of them, and never a record without the
     /// changes. Hold it briefly, and never twice in one thread.
-    pub fn together(&self) -> RwLockReadGuard<'_, ()> {
+    pub fn together(&self) -> RoundGuard<'_> {
         self.rounds.read()
     }
 
@@ -418,7 +424,7 @@ impl Journal {
         let _ = self.new_segment.set(ring);
     }
 
-    fn demand(&self, mut pending: MutexGuard<'_, PendingRecords>) {
+    fn demand(&self, mut pending: PendingGuard<'_>) {
         if !pending.demanded {
             pending.demanded = true;
             drop(pending);
@@ -427,7 +433,7 @@ impl Journal {
     }
 
     /// Wakes the committer if it sleeps or much has gathered, and returns the end of the log.
-    fn nudge(&self, mut pending: MutexGuard<'_, PendingRecords>) -> Lsn {
+    fn nudge(&self, mut pending: PendingGuard<'_>) -> Lsn {
         let lsn = Lsn(pending.end());
         let much = !pending.demanded && pending.waiting() >= EAGER_BYTES;
         if pending.asleep || much {

@@ -11,7 +11,7 @@ use super::record::{HEADER, JournalRecordKind, RecordHeader, RecordLocation, put
 use super::space::Space;
 use crate::Waiter;
 
-/// State under the journal's leaf mutex.
+/// State under the journal's mutex.
 pub(super) struct PendingRecords {
     incarnation: u64,
     space: Arc<Space>,

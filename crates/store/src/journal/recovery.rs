@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use sync::{Condvar, Mutex, RwLock};
 
 use super::address::{Entry, LOG_START, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
 use super::commit::{Committer, Hooks};
@@ -130,7 +130,7 @@ fn build(disk: Arc<dyn Disk>, settings: JournalSettings, mut scan: Scan) -> (Arc
         scan.next_sequence,
     );
     let spares = Arc::new(spares);
-    let files = Arc::new(RwLock::new(scan.files));
+    let files = Arc::new(super::LogFiles::new(scan.files));
     let repeats_until = base + tail.len() as u64;
     let journal = Journal {
         settings,

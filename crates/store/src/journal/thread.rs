@@ -5,10 +5,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
-
+use super::PendingGuard;
 use super::commit::{CommitOutcome, Committer};
-use super::pending::PendingRecords;
 use super::spares::{Preallocation, Spares};
 use super::{EAGER_BYTES, Journal};
 
@@ -113,7 +111,7 @@ impl Journal {
     }
 
     /// Sleeps until a record is appended or a round is demanded. After a while, memory is freed.
-    fn sleep(&self, pending: &mut MutexGuard<'_, PendingRecords>) {
+    fn sleep(&self, pending: &mut PendingGuard<'_>) {
         pending.asleep = true;
         let timed_out = self.work.wait_for(pending, REST_AFTER).timed_out();
         // A caller that came at that moment has notified nobody.

@@ -21,7 +21,7 @@ fn address(host: &str, port: u16) -> UpstreamAddress {
 /// Resolves names to the configured sockets; answers are not cached.
 #[derive(Debug, Default)]
 struct Names {
-    sockets: Mutex<Vec<SocketAddr>>,
+    sockets: parking_lot::Mutex<Vec<SocketAddr>>,
     fails: AtomicBool,
     hangs: AtomicBool,
     asked: AtomicUsize,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use broker::{Delivery, Queue, Timestamp, VirtualHost};
 use sync::atomic::{AtomicBool, Ordering};
-use sync::{Mutex, work};
+use sync::{Mutex, Rank, work};
 use transport::Outbox;
 
 use super::{ConsumerKey, Deliveries, Traces};
@@ -13,13 +13,13 @@ use super::{ConsumerKey, Deliveries, Traces};
 /// The consumers of a connection that wait for the connection's own task.
 pub(crate) struct ConnectionConsumers {
     pub(super) outbox: Arc<Outbox>,
-    line: Mutex<ConsumerWaitQueue>,
+    line: Mutex<ConsumerWaitQueue, { Rank::ConsumerQueue as u8 }>,
     /// Whether consumers wait for room. May be out of date, so nothing depends on it.
     crowded: AtomicBool,
     /// A waiting consumer needs a turn of the connection's own task, not room. Set before the outbox is nudged,
     /// cleared when that task looks.
     deferred: AtomicBool,
-    cancelled: Mutex<Vec<Cancelled>>,
+    cancelled: Mutex<Vec<Cancelled>, { Rank::Leaf as u8 }>,
     /// Deliveries made while the virtual host is traced.
     traces: Traces,
 }

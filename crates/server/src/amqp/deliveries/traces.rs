@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use broker::{Delivery, Queue, Timestamp, Tracer, VirtualHost};
 use sync::atomic::{AtomicBool, Ordering};
-use sync::{Mutex, work};
+use sync::{Mutex, Rank, work};
 
 use super::super::room::DiskRoom;
 
@@ -18,7 +18,7 @@ use super::super::room::DiskRoom;
 pub(crate) struct Traces {
     /// `None` if nothing is ever traced.
     vhost: Option<Arc<VirtualHost>>,
-    waiting: Mutex<TraceBacklog>,
+    waiting: Mutex<TraceBacklog, { Rank::ConsumerQueue as u8 }>,
     /// Whether any delivery waits, as of the last change of `waiting`, to be read without the lock.
     any: AtomicBool,
     /// Whether the limit is reached, likewise.

@@ -1,0 +1,267 @@
+//! Locks that check the order in which a thread takes them.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::panic::Location;
+#[cfg(not(feature = "loom"))]
+use std::thread_local;
+use std::time::Duration;
+
+#[cfg(feature = "loom")]
+use loom::thread_local;
+
+use crate::{Rank, unranked};
+
+/// A mutex of this [`Rank`](crate::Rank).
+#[derive(Debug, Default)]
+pub struct Mutex<T, const RANK: u8>(unranked::Mutex<T>);
+
+/// The guard of [`Mutex`].
+#[derive(Debug)]
+pub struct MutexGuard<'a, T, const RANK: u8> {
+    guard: unranked::MutexGuard<'a, T>,
+    _held: HeldRank<RANK>,
+}
+
+impl<T, const RANK: u8> Mutex<T, RANK> {
+    /// Creates a mutex.
+    pub fn new(value: T) -> Self {
+        Self(unranked::Mutex::new(value))
+    }
+
+    /// Locks the mutex.
+    ///
+    /// # Panics
+    /// If the thread holds a lock of this rank or a later one.
+    #[track_caller]
+    pub fn lock(&self) -> MutexGuard<'_, T, RANK> {
+        let held = HeldRank::take();
+        MutexGuard { guard: self.0.lock(), _held: held }
+    }
+
+    /// Locks the mutex unless it is locked.
+    ///
+    /// # Panics
+    /// If the thread holds a lock of this rank or a later one.
+    #[track_caller]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T, RANK>> {
+        let held = HeldRank::take();
+        Some(MutexGuard { guard: self.0.try_lock()?, _held: held })
+    }
+
+    /// The value, which nobody else can lock now.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+}
+
+impl<T, const RANK: u8> Deref for MutexGuard<'_, T, RANK> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T, const RANK: u8> DerefMut for MutexGuard<'_, T, RANK> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+/// A reader-writer lock of this [`Rank`](crate::Rank).
+#[derive(Debug, Default)]
+pub struct RwLock<T, const RANK: u8>(unranked::RwLock<T>);
+
+/// The guard of a reader.
+#[derive(Debug)]
+pub struct RwLockReadGuard<'a, T, const RANK: u8> {
+    guard: unranked::RwLockReadGuard<'a, T>,
+    _held: HeldRank<RANK>,
+}
+
+/// The guard of a writer.
+#[derive(Debug)]
+pub struct RwLockWriteGuard<'a, T, const RANK: u8> {
+    guard: unranked::RwLockWriteGuard<'a, T>,
+    held: HeldRank<RANK>,
+}
+
+impl<T, const RANK: u8> RwLock<T, RANK> {
+    /// Creates a lock.
+    pub fn new(value: T) -> Self {
+        Self(unranked::RwLock::new(value))
+    }
+
+    /// Locks it for reading.
+    ///
+    /// # Panics
+    /// If the thread holds a lock of this rank or a later one.
+    #[track_caller]
+    pub fn read(&self) -> RwLockReadGuard<'_, T, RANK> {
+        let held = HeldRank::take();
+        RwLockReadGuard { guard: self.0.read(), _held: held }
+    }
+
+    /// Locks it for writing.
+    ///
+    /// # Panics
+    /// If the thread holds a lock of this rank or a later one.
+    #[track_caller]
+    pub fn write(&self) -> RwLockWriteGuard<'_, T, RANK> {
+        let held = HeldRank::take();
+        RwLockWriteGuard { guard: self.0.write(), held }
+    }
+}
+
+impl<T, const RANK: u8> RwLockWriteGuard<'_, T, RANK> {
+    /// Unlocks it, and hands it to a thread that waits.
+    pub fn unlock_fair(self) {
+        unranked::RwLockWriteGuard::unlock_fair(self.guard);
+        drop(self.held);
+    }
+}
+
+impl<T, const RANK: u8> Deref for RwLockReadGuard<'_, T, RANK> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T, const RANK: u8> Deref for RwLockWriteGuard<'_, T, RANK> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T, const RANK: u8> DerefMut for RwLockWriteGuard<'_, T, RANK> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+/// A condition variable for a [`Mutex`]. A thread that waits counts as holding the mutex.
+#[derive(Debug, Default)]
+pub struct Condvar(unranked::Condvar);
+
+impl Condvar {
+    /// Creates one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits until it is notified.
+    pub fn wait<T, const RANK: u8>(&self, guard: &mut MutexGuard<'_, T, RANK>) {
+        self.0.wait(&mut guard.guard);
+    }
+
+    /// Waits until it is notified, or this time has passed.
+    pub fn wait_for<T, const RANK: u8>(
+        &self,
+        guard: &mut MutexGuard<'_, T, RANK>,
+        time: Duration,
+    ) -> unranked::WaitTimeoutResult {
+        self.0.wait_for(&mut guard.guard, time)
+    }
+
+    /// Wakes one thread.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Wakes all threads.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+thread_local! {
+    /// The ranks of the locks that this thread holds, and where it took them.
+    static HELD: RefCell<Vec<(u8, &'static Location<'static>)>> = RefCell::default();
+}
+
+/// The thread's entry for a lock, from before it waits for the lock until after it has released it.
+#[derive(Debug)]
+struct HeldRank<const RANK: u8>;
+
+impl<const RANK: u8> HeldRank<RANK> {
+    #[track_caller]
+    fn take() -> Self {
+        let here = Location::caller();
+        // A thread that ends has dropped its list, and holds nothing.
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
+            if let Some((last, at)) =
+                held.iter().max_by_key(|(rank, _)| rank).filter(|(rank, _)| !Rank::may_follow(*rank, RANK))
+            {
+                let (rank, last) = (Rank::ALL[usize::from(RANK)], Rank::ALL[usize::from(*last)]);
+                panic!(
+                    "a lock of rank {rank:?} is taken at {here}, below one of rank {last:?}, taken at {at}"
+                );
+            }
+            held.push((RANK, here));
+        });
+        Self
+    }
+}
+
+impl<const RANK: u8> Drop for HeldRank<RANK> {
+    fn drop(&mut self) {
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
+            if let Some(at) = held.iter().rposition(|(rank, _)| *rank == RANK) {
+                held.remove(at);
+            }
+        });
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    type Early = Mutex<u32, { Rank::Policies as u8 }>;
+    type Late = RwLock<u32, { Rank::TopologyOrQueue as u8 }>;
+
+    #[test]
+    fn locks_are_taken_in_the_order_of_their_ranks() {
+        let (early, late) = (Early::default(), Late::default());
+        for _ in 0..2 {
+            let first = early.lock();
+            let second = late.read();
+            // The order of the releases is free.
+            drop(first);
+            drop(second);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a lock of rank Policies is taken at ")]
+    fn the_opposite_order_panics() {
+        let (early, late) = (Early::default(), Late::default());
+        let _late = late.write();
+        let _early = early.lock();
+    }
+
+    #[test]
+    #[should_panic(expected = "below one of rank TopologyOrQueue, taken at ")]
+    fn two_locks_of_one_rank_panic() {
+        let (one, other) = (Late::default(), Late::default());
+        let _one = one.read();
+        let _other = other.read();
+    }
+
+    #[test]
+    fn a_released_lock_is_forgotten_and_other_threads_are_their_own() {
+        let (early, late) = (Early::default(), Late::default());
+        late.write().unlock_fair();
+        drop(early.lock());
+        let _late = late.read();
+        let other = std::thread::scope(|scope| scope.spawn(|| *early.lock()).join().unwrap());
+        assert_eq!(other, 0);
+    }
+}
