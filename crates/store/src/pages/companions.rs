@@ -14,7 +14,7 @@ use super::error::{PagesError, at};
 use super::files::{OpenFiles, SegmentFileName};
 use super::marks::Marks;
 use super::positions::PositionSet;
-use super::segment::{Block, PageSegment, Shape};
+use super::segment::{Block, NewestSidecar, PageSegment, SegmentPhase, Shape};
 
 /// The contents of an index file.
 pub(super) struct SegmentIndex {
@@ -39,8 +39,8 @@ pub(super) struct Sidecar {
 /// The bytes of a segment's index file.
 pub(super) fn encode_index(queue: u64, segment: &PageSegment) -> Vec<u8> {
     let mut survivors = segment.live.clone();
-    for (from, to) in segment.transients.ranges() {
-        survivors.remove(from, to);
+    if let SegmentPhase::Open(end) = &segment.phase {
+        end.transients.ranges().for_each(|(from, to)| _ = survivors.remove(from, to));
     }
     let mut body = Vec::new();
     let Shape { last, records, persistent, weight, length, expires } = segment.shape;
@@ -87,7 +87,7 @@ pub(super) fn encode_sidecar(queue: u64, segment: &PageSegment, generation: u64)
     let mut body = Vec::new();
     put(generation, &mut body);
     // Records cut off a sealed segment may still be in its file: they count as settled as well.
-    put(if segment.sealed { u64::MAX } else { segment.shape.last }, &mut body);
+    put(if segment.is_open() { segment.shape.last } else { u64::MAX }, &mut body);
     put_ranges(segment.live.ranges(), segment.first, &mut body);
     put(segment.marks.runs().len() as u64, &mut body);
     for (from, to, deliveries) in segment.marks.runs() {
@@ -156,9 +156,8 @@ pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut PageSegment) {
         }
     }
     segment.marks = marks;
-    segment.sidecar.generation = sidecar.generation;
     // It may not have been synced: another one follows before anything relies on it.
-    segment.sidecar.found = true;
+    segment.sidecar.newest = NewestSidecar::Found(sidecar.generation);
     segment.sidecar.version += 1;
 }
 

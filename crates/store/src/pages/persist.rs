@@ -7,15 +7,15 @@ use super::envelope;
 use super::error::{PagesError, at};
 use super::files::SegmentFileName;
 use super::queue::{QueueSegments, QueueState, SegmentWriter};
-use super::segment::PageSegment;
+use super::segment::{NewestSidecar, PageSegment, SidecarState};
 use crate::disk::DiskFile;
 
 /// A sidecar to write.
 struct Dirty {
     file: Arc<SegmentFileName>,
     version: u64,
-    generation: u64,
-    found: bool,
+    /// The sidecar before it.
+    before: NewestSidecar,
     bytes: Vec<u8>,
 }
 
@@ -59,12 +59,14 @@ impl QueueSegments {
         }
         self.remove_dead(&mut writer, &dead)?;
         for dirty in &dirty {
-            if dirty.found {
-                self.sync_found(&mut writer, dirty)?;
+            if let NewestSidecar::Found(generation) = dirty.before {
+                self.sync_found(&mut writer, &dirty.file, generation)?;
             }
             self.create_folder(&mut writer)?;
-            let path = dirty.file.sidecar_path((dirty.generation & 1) as usize);
-            writer.names |= dirty.generation <= 2;
+            let generation = dirty.before.next_generation();
+            let path = dirty.file.sidecar_path((generation & 1) as usize);
+            // The first sidecar of each slot is a new file.
+            writer.names |= generation <= 2;
             write_whole(&self.files, &path, &dirty.bytes, true)?;
         }
         if !self.durable {
@@ -103,7 +105,6 @@ impl QueueSegments {
             let mut state = self.state.lock();
             let files: Vec<_> = state.segments.drain(..).map(|segment| segment.file).collect();
             state.dead.extend(files);
-            state.buffer = Vec::new();
         }
         self.reap_dead(&mut writer)?;
         *writer = SegmentWriter::default();
@@ -120,7 +121,6 @@ impl QueueSegments {
         let mut state = self.state.lock();
         if state.open_segment().is_some_and(|open| open.live.count() == 0) {
             writer.pinned = None;
-            state.buffer = Vec::new();
             let open = state.segments.pop_back().map(|open| open.file);
             state.dead.extend(open);
         }
@@ -146,15 +146,20 @@ impl QueueSegments {
     }
 
     /// Makes the sidecar that a restart found durable, before the other one is overwritten.
-    fn sync_found(&self, writer: &mut SegmentWriter, dirty: &Dirty) -> Result<(), PagesError> {
-        let path = dirty.file.sidecar_path(((dirty.generation - 1) & 1) as usize);
+    fn sync_found(
+        &self,
+        writer: &mut SegmentWriter,
+        file: &SegmentFileName,
+        generation: u64,
+    ) -> Result<(), PagesError> {
+        let path = file.sidecar_path((generation & 1) as usize);
         let again = |file: Box<dyn DiskFile>| envelope::write_again(&*file, 0, file.len()?);
         self.files.disk().open(&path).and_then(again).map_err(at(&path))?;
         writer.names = true;
         self.sync_names(writer)?;
         let mut state = self.state.lock();
-        if let Some(segment) = state.by_file(&dirty.file) {
-            segment.sidecar.found = false;
+        if let Some(segment) = state.by_file(file) {
+            segment.sidecar.newest = NewestSidecar::Synced(generation);
         }
         Ok(())
     }
@@ -165,10 +170,9 @@ impl QueueSegments {
             let changed = segment.sidecar.version != segment.sidecar.persisted;
             segment.file.sequence >= from && changed && segment.shape.persistent > 0
         })?;
-        let generation = segment.sidecar.generation + 1;
-        let bytes = encode_sidecar(self.queue, segment, generation);
-        let (version, found) = (segment.sidecar.version, segment.sidecar.found);
-        Some(Dirty { file: segment.file.clone(), version, generation, found, bytes })
+        let SidecarState { version, newest, .. } = segment.sidecar;
+        let bytes = encode_sidecar(self.queue, segment, newest.next_generation());
+        Some(Dirty { file: segment.file.clone(), version, before: newest, bytes })
     }
 }
 
@@ -176,7 +180,7 @@ impl QueueState {
     fn persisted(&mut self, dirty: &Dirty) {
         if let Some(segment) = self.by_file(&dirty.file) {
             segment.sidecar.persisted = dirty.version;
-            segment.sidecar.generation = dirty.generation;
+            segment.sidecar.newest = NewestSidecar::Synced(dirty.before.next_generation());
         }
     }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::files::{OpenFiles, SegmentFileName};
 use super::read::Cursor;
-use super::record::{self, Record};
+use super::record::Record;
 use super::segment::PageSegment;
 use crate::disk::DiskFile;
 
@@ -54,10 +54,6 @@ pub(super) struct QueueState {
     /// Ascending in position and in sequence. The last one may be open.
     pub(super) segments: VecDeque<PageSegment>,
     pub(super) next_sequence: u64,
-    /// Records appended to the open segment and not yet written to its file.
-    pub(super) buffer: Vec<u8>,
-    /// Records being written to it now, which come before the buffer's bytes.
-    pub(super) flushing: Option<Arc<Vec<u8>>>,
     /// The highest position that was ever appended.
     pub(super) last: Option<u64>,
     pub(super) live: u64,
@@ -140,8 +136,7 @@ impl QueueSegments {
     pub fn usage(&self) -> Usage {
         let state = self.state.lock();
         let mut usage = Usage { live: state.live, segments: state.segments.len(), ..Usage::default() };
-        let buffers = state.buffer.capacity() + state.flushing.as_ref().map_or(0, |bytes| bytes.capacity());
-        usage.memory = (size_of::<Self>() + buffers) as u64;
+        usage.memory = size_of::<Self>() as u64;
         for segment in &state.segments {
             usage.weight += segment.live_weight();
             usage.disk += segment.shape.length;
@@ -165,7 +160,7 @@ impl QueueState {
     pub(super) fn drop_settled(&mut self, from: u64, to: u64) {
         let start = self.segments.partition_point(|segment| segment.shape.last < from);
         let end = self.segments.partition_point(|segment| segment.first <= to);
-        let is_dead = |segment: &PageSegment| segment.sealed && segment.live.count() == 0;
+        let is_dead = |segment: &PageSegment| !segment.is_open() && segment.live.count() == 0;
         if self.segments.range(start..end.max(start)).any(is_dead) {
             let dead =
                 self.segments.iter().filter(|segment| is_dead(segment)).map(|segment| segment.file.clone());
@@ -190,7 +185,7 @@ impl QueueState {
 
     /// The segment that is appended to.
     pub(super) fn open_segment(&mut self) -> Option<&mut PageSegment> {
-        self.segments.back_mut().filter(|segment| !segment.sealed)
+        self.segments.back_mut().filter(|segment| segment.is_open())
     }
 
     /// Appends a live record to the open segment, in the buffer, and opens a segment if there is none.
@@ -199,16 +194,10 @@ impl QueueState {
             let salt = RandomState::new().build_hasher().finish();
             let file = owner.files.segment(&owner.folder, self.next_sequence, salt);
             self.next_sequence += 1;
-            self.segments.push_back(PageSegment::new(file, record.position));
-            self.buffer.extend_from_slice(&record::segment_header(owner.queue, salt));
+            self.segments.push_back(PageSegment::open(file, owner.queue, record.position));
         }
         let Some(segment) = self.segments.back_mut() else { return };
-        record::encode(record, segment.file.salt, segment.shape.length, &mut self.buffer);
-        segment.count(record, owner.files.sizes.block);
-        segment.live.push(record.position);
-        if record.transient {
-            segment.transients.push(record.position);
-        }
+        segment.append(record, owner.files.sizes.block);
         self.last = self.last.max(Some(record.position));
         self.live += 1;
     }

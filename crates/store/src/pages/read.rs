@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::error::{Damage, PagesError, at};
 use super::files::SegmentFileName;
 use super::queue::{QueueSegments, QueueState};
+use super::segment::{PageSegment, SegmentPhase};
 use super::walk::{Walk, WalkedItem};
 
 /// A message that was read.
@@ -199,6 +200,23 @@ impl CollectedRecords<'_> {
     }
 }
 
+impl PageSegment {
+    /// The bytes at an offset, and the offset to which they reach: an open segment is partly in memory.
+    fn source(&self, offset: u64) -> (Source, u64) {
+        let length = self.shape.length;
+        let SegmentPhase::Open(open) = &self.phase else { return (Source::File(length), length) };
+        let flushed = open.written + open.flushing.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        if offset < open.written {
+            (Source::File(open.written), open.written)
+        } else if let Some(bytes) = open.flushing.as_ref().filter(|_| offset < flushed) {
+            (Source::Memory(bytes[(offset - open.written) as usize..].to_vec()), flushed)
+        } else {
+            let bytes = open.buffer.get((offset - flushed) as usize..).unwrap_or_default();
+            (Source::Memory(bytes.to_vec()), length)
+        }
+    }
+}
+
 impl QueueState {
     fn plan(&self, cursor: &Cursor, messages: usize) -> Option<Plan> {
         let start = self.segments.partition_point(|segment| segment.shape.last < cursor.position);
@@ -220,16 +238,7 @@ impl QueueState {
                 break;
             }
         }
-        let flushing = self.flushing.as_ref().filter(|_| !segment.sealed);
-        let flushed = segment.written + flushing.map_or(0, |bytes| bytes.len() as u64);
-        let (source, end) = if offset < segment.written {
-            (Source::File(segment.written), segment.written)
-        } else if let Some(bytes) = flushing.filter(|_| offset < flushed) {
-            (Source::Memory(bytes[(offset - segment.written) as usize..].to_vec()), flushed)
-        } else {
-            let bytes = self.buffer.get((offset - flushed) as usize..).unwrap_or_default();
-            (Source::Memory(bytes.to_vec()), segment.shape.length)
-        };
+        let (source, end) = segment.source(offset);
         let (file, last, complete) = (segment.file.clone(), segment.shape.last, end >= segment.shape.length);
         Some(Plan { file, offset, wanted, last, source, complete })
     }

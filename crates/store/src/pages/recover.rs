@@ -106,7 +106,7 @@ impl QueueSegments {
     /// The segments' numbers, with the bytes of each that are durable.
     pub(crate) fn files_on_disk(&self) -> Vec<(u64, u64)> {
         let state = self.state.lock();
-        let synced = state.segments.iter().filter_map(|segment| Some((segment, segment.synced?)));
+        let synced = state.segments.iter().filter_map(|segment| Some((segment, segment.synced()?)));
         let persistent = synced.filter(|(_, synced)| synced.persistent > 0);
         // A sync mark at the end may not be durable.
         persistent
@@ -205,7 +205,7 @@ impl Opening<'_> {
         let promised = index.as_ref().map(|index| index.shape.length);
         let indexed = match index {
             Some(index) if length >= index.shape.length && self.repair == Repair::Refuse => {
-                let mut segment = PageSegment::new(identity.clone(), index.first);
+                let mut segment = PageSegment::sealed(identity.clone(), index.first);
                 segment.shape = index.shape;
                 segment.live = index.survivors;
                 segment.blocks = index.blocks;
@@ -221,9 +221,7 @@ impl Opening<'_> {
             None => self.scan(&*file, identity, length, promised)?,
         };
         let Some(mut segment) = segment else { return Ok(None) };
-        segment.written = segment.shape.length;
-        segment.synced = Some(segment.shape);
-        segment.seal();
+        segment.blocks.shrink_to_fit();
         let sidecar = newest_sidecar(files, &segment.file, names.sidecars, self.queue.queue, segment.first)?;
         if let Some(sidecar) = sidecar {
             apply_sidecar(&sidecar, &mut segment);
@@ -295,7 +293,7 @@ impl Opening<'_> {
                 WalkedItem::Record(record) if record.position >= after => {
                     unsynced |= !record.transient;
                     let segment =
-                        segment.get_or_insert_with(|| PageSegment::new(identity.clone(), record.position));
+                        segment.get_or_insert_with(|| PageSegment::sealed(identity.clone(), record.position));
                     segment.shape.length = offset;
                     segment.count(&record, self.queue.files.sizes.block);
                     if !record.transient {

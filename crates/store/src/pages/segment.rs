@@ -1,11 +1,41 @@
-//! The in-memory state of a segment.
+//! The states of a segment.
+//!
+//! | state | in memory | files |
+//! |---|---|---|
+//! | absent | nothing | none |
+//! | open | the last of `QueueState::segments`, [`SegmentPhase::Open`] | `.segment` up to [`OpenEnd::written`], none before the first write; perhaps `.settled*` |
+//! | sealed | in `QueueState::segments`, [`SegmentPhase::Sealed`] | `.segment` whole; perhaps `.index` and `.settled*` |
+//! | retired | its name in `QueueState::dead` | the same |
+//! | removed | its name in `SegmentWriter::orphans` | `.index` and `.settled*`, if it had them; after a crash perhaps `.segment` again |
+//!
+//! Only messages of open and sealed segments can be read. An event that a row does not name leaves the state as it is.
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | absent | append, when no segment is open | open |
+//! | open | append, which does not fit | sealed, or retired if all of its messages are settled; another one is opened |
+//! | open | failed sync | sealed, with the length that was synced, or retired if nothing live was synced; the rest is appended to another one |
+//! | open | persist or reap, when all of its messages are settled | removed, by way of retired; absent if the queue has no folder yet |
+//! | sealed | settle, of its last live message | retired |
+//! | retired | persist or reap | removed |
+//! | removed | the same call of persist or a later one, once the removal is durable | absent |
+//! | absent | restart | absent; or any but open, if a removal that was not durable comes undone (a kill, then a power failure) |
+//! | open | restart | absent (never written), sealed up to a torn end, retired (settled, and that was persisted), or removed (nothing that survives) |
+//! | sealed | restart | sealed, retired or removed, likewise |
+//! | retired | restart | sealed (its settlements were not persisted), retired or removed; absent (its name never got to the disk) |
+//! | removed | restart | any but open: the removal may not have been durable |
+//!
+//! A restart is a crash, a kill or a shutdown, then [`recover`](super::recover). It opens no segment: the next append
+//! begins a new one. Damage is no state: a restart refuses it, or skips it on request and writes an index without the lost
+//! messages; a read reports it. A segment of a queue that is not durable goes from retired to absent at once, and a restart
+//! removes all of them.
 
 use std::sync::Arc;
 
 use super::files::SegmentFileName;
 use super::marks::Marks;
 use super::positions::PositionSet;
-use super::record::{RECORD_HEADER, Record, SEGMENT_HEADER};
+use super::record::{self, RECORD_HEADER, Record, SEGMENT_HEADER};
 
 /// A segment: its file, its live messages, and the offsets at which to look for them.
 pub(super) struct PageSegment {
@@ -13,19 +43,34 @@ pub(super) struct PageSegment {
     /// Position of the first record.
     pub(super) first: u64,
     pub(super) shape: Shape,
-    /// The shape of the part that is known to be on disk; `None` before the first sync.
-    pub(super) synced: Option<Shape>,
-    /// Bytes that were written to the file; the rest of the shape's length is in the write buffer.
-    pub(super) written: u64,
-    /// Whether no more records are appended.
-    pub(super) sealed: bool,
+    pub(super) phase: SegmentPhase,
     pub(super) live: PositionSet,
-    /// The positions of transient messages, until it is sealed.
-    pub(super) transients: PositionSet,
     pub(super) marks: Marks,
     /// The sparse index, ascending.
     pub(super) blocks: Vec<Block>,
     pub(super) sidecar: SidecarState,
+}
+
+/// Whether records are still appended.
+pub(super) enum SegmentPhase {
+    Open(OpenEnd),
+    /// No more. All of it is in its file and, if a restart keeps any of its messages, on disk.
+    Sealed,
+}
+
+/// The way of an open segment's records to the disk. Bytes written, bytes being written and the buffer's bytes add up to
+/// the length of the shape.
+pub(super) struct OpenEnd {
+    /// The shape of the part that is known to be on disk; `None` before the first sync.
+    pub(super) synced: Option<Shape>,
+    /// Bytes that were written to the file.
+    pub(super) written: u64,
+    /// Bytes that are being written behind these.
+    pub(super) flushing: Option<Arc<Vec<u8>>>,
+    /// Bytes that follow, and are not being written yet.
+    pub(super) buffer: Vec<u8>,
+    /// The positions of transient messages.
+    pub(super) transients: PositionSet,
 }
 
 /// Totals of a segment's records, settled or not.
@@ -61,29 +106,116 @@ pub(super) struct SidecarState {
     pub(super) version: u64,
     /// The version that is on disk.
     pub(super) persisted: u64,
-    /// Generation of the newest sidecar on disk; its slot is the generation's lowest bit. 0: there is none.
-    pub(super) generation: u64,
-    /// Whether a restart found that sidecar: it may not have been synced.
-    pub(super) found: bool,
+    pub(super) newest: NewestSidecar,
+}
+
+/// The newest sidecar on disk, by its generation, whose lowest bit is the file's slot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum NewestSidecar {
+    /// There is none.
+    #[default]
+    None,
+    /// A restart found it, and it may not have been synced. That has to be made up for before the other slot, with the
+    /// sidecar before it, is overwritten.
+    Found(u64),
+    /// It was written and synced.
+    Synced(u64),
+}
+
+impl NewestSidecar {
+    /// Generation of the next sidecar.
+    pub(super) fn next_generation(self) -> u64 {
+        match self {
+            Self::None => 1,
+            Self::Found(generation) | Self::Synced(generation) => generation + 1,
+        }
+    }
+}
+
+impl OpenEnd {
+    /// Begins to write the buffer; `None` if it is empty.
+    pub(super) fn begin_flush(&mut self) -> Option<Arc<Vec<u8>>> {
+        if self.buffer.is_empty() {
+            return None;
+        }
+        let bytes = Arc::new(std::mem::take(&mut self.buffer));
+        self.flushing = Some(bytes.clone());
+        Some(bytes)
+    }
+
+    /// Ends what [`OpenEnd::begin_flush`] began. Bytes that were not written go back to the buffer.
+    pub(super) fn end_flush(&mut self, bytes: Arc<Vec<u8>>, written: bool) {
+        self.flushing = None;
+        if written {
+            self.written += bytes.len() as u64;
+        } else {
+            self.buffer = Arc::unwrap_or_clone(bytes);
+        }
+    }
 }
 
 impl PageSegment {
-    /// A segment whose first record will have this position.
-    pub(super) fn new(file: Arc<SegmentFileName>, first: u64) -> Self {
+    /// An open segment whose first record will have this position.
+    pub(super) fn open(file: Arc<SegmentFileName>, queue: u64, first: u64) -> Self {
+        let buffer = record::segment_header(queue, file.salt).to_vec();
+        let transients = PositionSet::new(first);
+        let end = OpenEnd { synced: None, written: 0, flushing: None, buffer, transients };
+        Self { phase: SegmentPhase::Open(end), ..Self::sealed(file, first) }
+    }
+
+    /// A sealed segment, of which nothing but the first position is known yet.
+    pub(super) fn sealed(file: Arc<SegmentFileName>, first: u64) -> Self {
         let length = SEGMENT_HEADER as u64;
         Self {
             file,
             first,
             shape: Shape { last: first, records: 0, persistent: 0, weight: 0, length, expires: u64::MAX },
-            synced: None,
-            written: 0,
-            sealed: false,
+            phase: SegmentPhase::Sealed,
             live: PositionSet::new(first),
-            transients: PositionSet::new(first),
             marks: Marks::default(),
             blocks: Vec::new(),
             sidecar: SidecarState::default(),
         }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.phase, SegmentPhase::Open(_))
+    }
+
+    /// The open end; `None` if it is sealed.
+    pub(super) fn end(&mut self) -> Option<&mut OpenEnd> {
+        match &mut self.phase {
+            SegmentPhase::Open(end) => Some(end),
+            SegmentPhase::Sealed => None,
+        }
+    }
+
+    /// The shape of the part that is known to be on disk, in a durable queue.
+    pub(super) fn synced(&self) -> Option<Shape> {
+        match &self.phase {
+            SegmentPhase::Open(end) => end.synced,
+            SegmentPhase::Sealed => Some(self.shape),
+        }
+    }
+
+    /// Appends a live record to the open segment, in its buffer.
+    pub(super) fn append(&mut self, record: &Record<'_>, block: u32) {
+        let (salt, offset) = (self.file.salt, self.shape.length);
+        let Some(end) = self.end() else { return };
+        record::encode(record, salt, offset, &mut end.buffer);
+        if record.transient {
+            end.transients.push(record.position);
+        }
+        self.live.push(record.position);
+        self.count(record, block);
+    }
+
+    /// Appends a sync mark to the open segment, in its buffer.
+    pub(super) fn append_mark(&mut self) {
+        let (salt, Shape { last, length, .. }) = (self.file.salt, self.shape);
+        let Some(end) = self.end() else { return };
+        record::encode_mark(last, salt, length, &mut end.buffer);
+        self.shape.length += RECORD_HEADER as u64;
     }
 
     /// Counts a record at the end, with an entry in the sparse index every `block` bytes. The caller decides whether it
@@ -152,9 +284,10 @@ impl PageSegment {
             .sum()
     }
 
-    /// Drops everything that is not known to be on disk. Returns the shape of the rest; `None` if nothing was synced.
-    pub(super) fn cut_to_synced(&mut self) -> Option<Shape> {
-        let shape = self.synced?;
+    /// Drops everything that is not known to be on disk, and seals the segment. Returns the shape of the rest; `None`,
+    /// without any change, if nothing was synced.
+    pub(super) fn seal_at_synced(&mut self) -> Option<Shape> {
+        let shape = self.end()?.synced?;
         self.live.remove(shape.last + 1, u64::MAX);
         self.marks.clear(shape.last + 1, u64::MAX);
         self.blocks.retain(|block| u64::from(block.offset) < shape.length);
@@ -164,21 +297,27 @@ impl PageSegment {
                 (shape.weight - before.iter().map(|block| u64::from(block.weight)).sum::<u64>()) as u32;
         }
         self.shape = shape;
-        self.written = shape.length;
         self.sidecar.version += 1;
+        self.seal();
         Some(shape)
     }
 
-    /// Marks the segment as complete: memory used only for appending is freed.
+    /// Seals the segment, which must be completely written. Memory used only for appending is freed.
     pub(super) fn seal(&mut self) {
-        self.sealed = true;
-        self.transients = PositionSet::new(self.first);
+        self.phase = SegmentPhase::Sealed;
         self.blocks.shrink_to_fit();
     }
 
     /// Memory in bytes.
     pub(super) fn memory(&self) -> usize {
-        let heap = self.live.memory() + self.transients.memory() + self.marks.memory();
+        let end = match &self.phase {
+            SegmentPhase::Open(OpenEnd { flushing, buffer, transients, .. }) => {
+                let flushing = flushing.as_ref().map_or(0, |bytes| bytes.capacity());
+                buffer.capacity() + flushing + transients.memory()
+            }
+            SegmentPhase::Sealed => 0,
+        };
+        let heap = self.live.memory() + self.marks.memory() + end;
         size_of::<Self>() + heap + self.blocks.capacity() * size_of::<Block>()
     }
 }

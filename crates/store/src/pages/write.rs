@@ -16,6 +16,7 @@ use super::files::SegmentFileName;
 use super::positions::PositionSet;
 use super::queue::{QueueSegments, QueueState, SegmentWriter};
 use super::record::{self, MAX_PAYLOAD, RECORD_HEADER, Record, SEGMENT_HEADER, ScannedRecord};
+use super::segment::{PageSegment, SegmentPhase};
 use crate::disk::DiskFile;
 
 /// An error that stopped an append, and the number of records before it.
@@ -89,7 +90,7 @@ impl QueueSegments {
         }
         self.write_out(&mut writer)?;
         self.sync_open(&mut writer)?;
-        self.state.lock().put_mark();
+        self.state.lock().open_segment().into_iter().for_each(PageSegment::append_mark);
         // The mark tells recovery that everything before it was durable. If it cannot be written now, it is later.
         let _ = self.write_out(&mut writer);
         Ok(())
@@ -108,7 +109,7 @@ impl QueueSegments {
                     }
                 }
                 _ if state.is_full_for(record, self.files.sizes.segment) => return Ok(Need::Seal),
-                _ if state.buffer.len() >= self.files.sizes.buffer => return Ok(Need::Flush),
+                _ if state.buffered() >= self.files.sizes.buffer => return Ok(Need::Flush),
                 _ => state.push(record, self),
             }
             *taken += 1;
@@ -117,25 +118,19 @@ impl QueueSegments {
     }
 
     fn write_out(&self, writer: &mut SegmentWriter) -> Result<(), PagesError> {
-        let (file, offset, bytes, persistent) = {
+        let (file, offset, bytes, pin) = {
             let mut state = self.state.lock();
+            let pin = self.durable && state.has_unsynced();
             let Some(segment) = state.open_segment() else { return Ok(()) };
-            let (file, offset) = (segment.file.clone(), segment.written);
-            let persistent = state.has_unsynced();
-            if state.buffer.is_empty() {
-                return Ok(());
-            }
-            let bytes = Arc::new(std::mem::take(&mut state.buffer));
-            state.flushing = Some(bytes.clone());
-            (file, offset, bytes, persistent)
+            let file = segment.file.clone();
+            let Some(end) = segment.end() else { return Ok(()) };
+            let Some(bytes) = end.begin_flush() else { return Ok(()) };
+            (file, end.written, bytes, pin)
         };
-        let written = self.write(writer, &file, &bytes, offset, self.durable && persistent);
-        let mut state = self.state.lock();
-        state.flushing = None;
-        if written.is_err() {
-            state.buffer = Arc::unwrap_or_clone(bytes);
-        } else if let Some(segment) = state.open_segment() {
-            segment.written += bytes.len() as u64;
+        let written = self.write(writer, &file, &bytes, offset, pin);
+        // Still the same segment: only writers seal or remove an open one.
+        if let Some(end) = self.state.lock().open_segment().and_then(PageSegment::end) {
+            end.end_flush(bytes, written.is_ok());
         }
         written
     }
@@ -186,7 +181,7 @@ impl QueueSegments {
         let index = {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
-            let synced = segment.synced.is_some_and(|synced| synced == segment.shape);
+            let synced = segment.synced() == Some(segment.shape);
             // An index records which messages were settled, and a restart must not know that before `persist_settled`.
             let whole = self.durable && synced && segment.live.count() == segment.shape.records;
             let index = whole.then(|| (segment.file.index_path(), encode_index(self.queue, segment)));
@@ -216,7 +211,8 @@ impl QueueSegments {
         self.sync_names(writer)?;
         writer.pinned = None;
         if let Some(segment) = self.state.lock().open_segment() {
-            segment.synced = Some(segment.shape);
+            let shape = segment.shape;
+            segment.end().into_iter().for_each(|end| end.synced = Some(shape));
         }
         Ok(())
     }
@@ -241,8 +237,9 @@ impl QueueSegments {
         let (from, to, salt) = {
             let mut state = self.state.lock();
             let Some(open) = state.open_segment() else { return };
-            let from = open.synced.map_or(SEGMENT_HEADER as u64, |synced| synced.length);
-            (from, open.written, open.file.salt)
+            let salt = open.file.salt;
+            let Some(end) = open.end() else { return };
+            (end.synced.map_or(SEGMENT_HEADER as u64, |synced| synced.length), end.written, salt)
         };
         let bytes = read_range(handle, from, to).unwrap_or_default();
         let records = whole_records(&bytes, salt, from);
@@ -258,22 +255,23 @@ impl QueueState {
     /// Whether a restart could lose messages that it should keep.
     fn has_unsynced(&self) -> bool {
         self.segments.back().is_some_and(|segment| {
-            let synced = segment.synced.map_or(0, |synced| synced.persistent);
-            !segment.sealed && segment.shape.persistent > synced
+            segment.shape.persistent > segment.synced().map_or(0, |synced| synced.persistent)
+        })
+    }
+
+    /// Bytes in the open segment's buffer.
+    fn buffered(&self) -> usize {
+        self.segments.back().map_or(0, |segment| match &segment.phase {
+            SegmentPhase::Open(end) => end.buffer.len(),
+            SegmentPhase::Sealed => 0,
         })
     }
 
     fn is_full_for(&self, record: &Record<'_>, limit: u64) -> bool {
         let after = (RECORD_HEADER + record.payload.len()) as u64;
-        self.segments.back().filter(|segment| !segment.sealed).is_some_and(|segment| {
+        self.segments.back().filter(|segment| segment.is_open()).is_some_and(|segment| {
             segment.shape.length + after > limit || !PositionSet::reaches(segment.first, record.position)
         })
-    }
-
-    fn put_mark(&mut self) {
-        let Some(segment) = self.segments.back_mut().filter(|segment| !segment.sealed) else { return };
-        record::encode_mark(segment.shape.last, segment.file.salt, segment.shape.length, &mut self.buffer);
-        segment.shape.length += RECORD_HEADER as u64;
     }
 
     /// Ends the open segment where it was synced, and appends `records`, which came after that, to a new one. Returns
@@ -287,11 +285,10 @@ impl QueueState {
         });
         let moved: Vec<_> = live.collect();
         let before = old.live.count();
-        let shape = old.cut_to_synced();
+        let shape = old.seal_at_synced();
         match shape {
             Some(_) => {
                 self.live -= before - old.live.count();
-                old.seal();
                 let (first, last) = (old.first, old.shape.last);
                 self.drop_settled(first, last);
             }
@@ -301,7 +298,6 @@ impl QueueState {
                 self.segments.pop_back();
             }
         }
-        self.buffer.clear();
         moved.iter().for_each(|record| self.push(record, owner));
         if end.0 != Some(end.1) {
             // Some could not be read back: their positions may be used again.

@@ -39,13 +39,13 @@ fn messages() -> [Record<'static>; 3] {
 fn written() -> (Vec<u8>, PageSegment) {
     let mut bytes = record::segment_header(QUEUE, SALT).to_vec();
     let file = small(&sim()).files.segment("queues/7", 0, SALT);
-    let mut segment = PageSegment::new(file, 5);
+    let mut segment = PageSegment::open(file, QUEUE, 5);
     for message in messages() {
         record::encode(&message, SALT, bytes.len() as u64, &mut bytes);
         segment.count(&message, SMALL.block);
         segment.live.push(message.position);
     }
-    segment.transients.push(8);
+    segment.end().unwrap().transients.push(8);
     record::encode_mark(8, SALT, bytes.len() as u64, &mut bytes);
     segment.shape.length = bytes.len() as u64;
     segment.settle(5, 5);

@@ -6,6 +6,7 @@ mod format;
 mod large;
 mod model;
 mod promises;
+mod states;
 
 use std::sync::Arc;
 
