@@ -30,7 +30,7 @@ use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
 use super::message::{Incoming, routing_key, to_amqp};
 use super::pending_retained::PendingRetained;
-use super::received::{Note, Partial, received_key};
+use super::received::{Note, PartialMessages, received_key};
 use super::retained::Full;
 use super::subscriptions::Subscriptions;
 use super::waiting::{PendingAnswers, Then};
@@ -67,7 +67,7 @@ pub(super) struct MqttClient {
     pub(super) restored: HashSet<u64>,
     pub(super) next_tag: u64,
     pub(super) groups: Vec<Box<str>>,
-    pub(super) partial: Vec<Partial>,
+    pub(super) partial: PartialMessages,
     pub(super) moving: Vec<(u64, Lsn)>,
     /// The session's user: the client's, or `None` while a session without a recorded user has not been resumed yet.
     session_user: Option<Box<str>>,
@@ -146,7 +146,7 @@ impl MqttClient {
             restored: HashSet::new(),
             next_tag: super::detached::OWN_TAGS,
             groups: Vec::new(),
-            partial: Vec::new(),
+            partial: PartialMessages::new(),
             moving: Vec::new(),
             merged_below: 0,
             pending_retained: PendingRetained::default(),
@@ -288,7 +288,7 @@ impl MqttClient {
         ticket: Option<Ticket>,
     ) -> Result<(), Refusal> {
         let packet_id = publish.packet_id;
-        let before = self.take_partial(packet_id).filter(|_| publish.dup).unwrap_or_default();
+        let before = self.partial.remove(&packet_id).filter(|_| publish.dup).unwrap_or_default();
         let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
         let until = flushed.until.unwrap_or_default();
         let key = received_key(&self.owner, packet_id);
@@ -301,12 +301,6 @@ impl MqttClient {
         self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
         self.handed_over(flushed.full);
         Ok(())
-    }
-
-    /// Takes the queues that already have a message which the client sends again.
-    fn take_partial(&mut self, packet_id: u16) -> Option<Vec<Box<str>>> {
-        let at = self.partial.iter().position(|partial| partial.packet_id == packet_id)?;
-        Some(self.partial.swap_remove(at).queues)
     }
 
     /// Flushes all publishes, however long it takes: the next operation must see them.

@@ -9,7 +9,7 @@ use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
 use super::pending_retained::PendingRetained;
-use super::received::Partial;
+use super::received::PartialMessages;
 
 /// A session with its unsettled deliveries and pending messages.
 pub(super) struct DetachedSession {
@@ -25,7 +25,7 @@ pub(super) struct DetachedSession {
     /// Queues of shared subscriptions.
     pub(super) groups: Vec<Box<str>>,
     /// Messages from the client that only some of their queues have after a crash.
-    pub(super) partial: Vec<Partial>,
+    pub(super) partial: PartialMessages,
     /// Messages taken from a shared queue, by tag, with the log position at which that queue has released them.
     /// After a crash before that position they are still the queue's, and were not sent to the client.
     pub(super) moving: Vec<(u64, Lsn)>,
@@ -78,7 +78,7 @@ impl DetachedSession {
             next_tag: OWN_TAGS,
             pending_retained: PendingRetained::default(),
             groups: Vec::new(),
-            partial: Vec::new(),
+            partial: PartialMessages::new(),
             moving: Vec::new(),
             user: None,
             merged_below: 0,

@@ -29,7 +29,7 @@ use super::detached::{DetachedSession, PendingWill, Written, lease};
 use super::disk;
 use super::message::{Incoming, routing_key, to_amqp};
 use super::pending_retained;
-use super::received::{self, AfterCrash, Note, Partial};
+use super::received::{self, AfterCrash, Note};
 use super::retained::{self, Retained, RetainedMessage};
 use crate::backend::Clock;
 use crate::registry::OpenConnection;
@@ -571,8 +571,8 @@ impl Hub {
             match (found.get_mut(&owner), note.after_crash(end.0)) {
                 (Some(kept), AfterCrash::There) => kept.session.restore_received(packet_id),
                 (Some(kept), AfterCrash::InSome(queues)) => {
-                    partial.push((key.to_vec(), Note::partial(&queues).encode()));
-                    kept.partial.push(Partial { packet_id, queues });
+                    partial.push((key.to_vec(), Note::Partial(queues.clone()).encode()));
+                    kept.partial.insert(packet_id, queues);
                 }
                 (None, _) | (Some(_), AfterCrash::Lost) => lost.push(key.to_vec()),
             }

@@ -1,22 +1,65 @@
 //! Records on disk of received messages of QoS 2 that their clients have not released.
 //!
-//! A record reaches the disk before its message, in the same round. So it states the log position that the
-//! message log must have reached for it to count; if a crash left the log shorter, the client sends the message
-//! again. A message is logged with a separate record for each of its queues, and a torn log may hold only some
-//! of them: then the message is published to the other queues alone.
+//! A note is on disk before its message, since the catalogue is committed first (`store::Store::together`). So
+//! it states the log position that the message log must have reached for it to count; if a crash left the log
+//! shorter, the client sends the message again. A message is logged with a separate record for each of its
+//! queues, and a torn log may hold only some of them: then the message is published to the other queues alone.
+//!
+//! # States
+//! Those of a packet identifier of a session that is on disk, as the server sees it:
+//!
+//! | state | note on disk | message in its queues | in memory |
+//! |---|---|---|---|
+//! | free | none | not, or consumed long ago | nothing |
+//! | noted | [`Note::Whole`], or none yet | once the log is on disk up to `until` | `Then::Accept` waits for the disk |
+//! | received | [`Note::Whole`] | in all | the session has the identifier; PUBREC was sent |
+//! | released | being deleted | in all | `Then::Complete` waits for the disk |
+//! | partial | [`Note::Partial`] | in the queues that it names | `DetachedSession::partial` or `MqttClient::partial` |
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | free | PUBLISH | noted |
+//! | noted | note and log are on disk | received, and PUBREC is sent |
+//! | received | PUBLISH again | received, and PUBREC is sent again |
+//! | received | PUBREL | released |
+//! | released | the deletion is on disk | free, and PUBCOMP is sent |
+//! | partial | PUBLISH with DUP | noted; only the other queues get the message |
+//! | partial | PUBLISH without DUP: the client has given the message up | noted |
+//! | noted | crash | free (no note, or the log has nothing of it), partial, or received (the log has all of it) |
+//! | received | crash | received |
+//! | released | crash | received (the client sends PUBREL again), or free |
+//! | partial | crash | partial |
+//!
+//! # Example
+//! The log ends at 1000. A client publishes packet 7, which goes to the queues `a` and `b`: the message's record
+//! ends at 1100, the record that it is in `a` at 1120, and in `b` at 1140. The note says `until` 1140, `a` at
+//! 1120, `b` at 1140, and is committed. Then the log is written, and the power fails. The next start finds that
+//! the log ends at
+//!
+//! - 1000 to 1119: no queue has the message. The note is deleted, and packet 7 is free when the client sends it
+//!   again.
+//! - 1120 to 1139: `a` has it. The note becomes a partial one that names `a`, before the log grows beyond 1140
+//!   and makes the old note look complete. When the client sends packet 7 again only `b` gets it.
+//! - 1140: the message is complete, and the client's PUBLISH is answered without publishing it again.
 
 use broker::Share;
+use hashbrown::HashMap;
 
 use super::disk;
 use super::hub::Owner;
 
 /// The stored record of one message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Note {
-    /// The log position at which the message is complete.
-    until: u64,
-    /// The log position for each of its queues, if there are several.
-    shares: Vec<(u64, Box<str>)>,
+pub(super) enum Note {
+    /// It was published to all of its queues.
+    Whole {
+        /// The log position at which the message is complete.
+        until: u64,
+        /// The log position for each of its queues, if there are several; 0 if one has had it since before.
+        shares: Vec<(u64, Box<str>)>,
+    },
+    /// A crash has left it to these queues alone, and the client has not sent it again since.
+    Partial(Vec<Box<str>>),
 }
 
 /// State of a message after a crash.
@@ -28,12 +71,8 @@ pub(super) enum AfterCrash {
     InSome(Vec<Box<str>>),
 }
 
-/// A client's message that only some of its queues have after a crash.
-pub(super) struct Partial {
-    pub(super) packet_id: u16,
-    /// The queues that have it.
-    pub(super) queues: Vec<Box<str>>,
-}
+/// A client's messages that only some of their queues have after a crash: these queues by packet identifier.
+pub(super) type PartialMessages = HashMap<u16, Vec<Box<str>>>;
 
 impl Note {
     /// A record for a message whose last log record ends at `until`. The queues `before` had it already;
@@ -42,29 +81,37 @@ impl Note {
         let before = before.iter().map(|queue| (0, queue.clone()));
         let shares = shares.iter().map(|share| (share.until.0, (*share.queue).into()));
         let all: Vec<_> = before.chain(shares).collect();
-        Self { until, shares: if all.len() > 1 { all } else { Vec::new() } }
-    }
-
-    /// A record for a message that only some queues have.
-    pub(super) fn partial(queues: &[Box<str>]) -> Self {
-        Self { until: u64::MAX, shares: queues.iter().map(|queue| (0, queue.clone())).collect() }
+        Self::Whole { until, shares: if all.len() > 1 { all } else { Vec::new() } }
     }
 
     /// State of the message if the message log ends at `end`.
     pub(super) fn after_crash(self, end: u64) -> AfterCrash {
-        if self.until <= end {
-            return AfterCrash::There;
-        }
-        let there = self.shares.into_iter().filter(|(until, _)| *until <= end);
-        let queues: Vec<_> = there.map(|(_, queue)| queue).collect();
+        let queues: Vec<_> = match self {
+            Self::Whole { until, .. } if until <= end => return AfterCrash::There,
+            Self::Whole { shares, .. } => {
+                let there = shares.into_iter().filter(|(until, _)| *until <= end);
+                there.map(|(_, queue)| queue).collect()
+            }
+            Self::Partial(queues) => queues,
+        };
         if queues.is_empty() { AfterCrash::Lost } else { AfterCrash::InSome(queues) }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.until.to_be_bytes().to_vec();
-        for (until, queue) in &self.shares {
+        let put = |bytes: &mut Vec<u8>, until: u64, queue: &str| {
             bytes.extend_from_slice(&until.to_be_bytes());
             bytes.extend_from_slice(&disk::key(&[queue]));
+        };
+        let mut bytes = Vec::new();
+        match self {
+            Self::Whole { until, shares } => {
+                bytes.extend_from_slice(&until.to_be_bytes());
+                shares.iter().for_each(|(until, queue)| put(&mut bytes, *until, queue));
+            }
+            Self::Partial(queues) => {
+                bytes.extend_from_slice(&NEVER.to_be_bytes());
+                queues.iter().for_each(|queue| put(&mut bytes, 0, queue));
+            }
         }
         bytes
     }
@@ -79,9 +126,15 @@ impl Note {
             shares.push((u64::from_be_bytes(*until), queue.into()));
             rest = left;
         }
-        Some(Self { until: u64::from_be_bytes(*until), shares })
+        Some(match u64::from_be_bytes(*until) {
+            NEVER => Self::Partial(shares.into_iter().map(|(_, queue)| queue).collect()),
+            until => Self::Whole { until, shares },
+        })
     }
 }
+
+/// The position at which a partial message is complete, as it is stored: however long the log becomes.
+const NEVER: u64 = u64::MAX;
 
 /// The key of a message's record.
 pub(super) fn received_key(owner: &Owner, packet_id: u16) -> Vec<u8> {
@@ -128,7 +181,9 @@ mod tests {
         assert_eq!(note().after_crash(19), AfterCrash::Lost);
         assert_eq!(Note::new(20, &[], &[share("a", 20)]).after_crash(19), AfterCrash::Lost);
         // However long the log has become since.
-        let partial = Note::partial(&["a".into()]);
-        assert_eq!(partial.after_crash(u64::MAX - 1), AfterCrash::InSome(vec!["a".into()]));
+        let partial = Note::Partial(vec!["a".into()]);
+        let read = Note::decode(&partial.encode()).unwrap();
+        assert_eq!(read, partial);
+        assert_eq!(read.after_crash(u64::MAX), AfterCrash::InSome(vec!["a".into()]));
     }
 }

@@ -4,6 +4,7 @@ mod deleted_vhost;
 mod dots;
 mod million;
 mod pending_retained;
+mod received;
 mod sessions;
 mod torn;
 mod users;

@@ -8,14 +8,14 @@ fn torn(disk: &SimDisk) -> SimDisk {
 }
 
 /// The disk after a crash when the message log had been written up to `at`.
-fn torn_at(disk: &SimDisk, at: usize) -> SimDisk {
+pub(super) fn torn_at(disk: &SimDisk, at: usize) -> SimDisk {
     let torn = disk.kill();
     torn.damage(&log(&torn), |bytes| bytes[at..].fill(0));
     torn
 }
 
 /// The end of the message log, without trailing zeros.
-fn log_end(disk: &SimDisk) -> usize {
+pub(super) fn log_end(disk: &SimDisk) -> usize {
     let (mut end, copy) = (0, disk.kill());
     copy.damage(&log(&copy), |bytes| end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1);
     end

@@ -1,0 +1,140 @@
+//! The table of the states of a received message of QoS 2, checked with random clients and crashes at every point:
+//! between an operation and its round, between the commit of the notes and the write of the log, and within that write.
+
+use store::disk::simulated::Dice;
+
+use super::torn::{log_end, torn_at};
+use super::*;
+
+const READERS: [&str; 2] = ["r1", "r2"];
+
+/// A client that keeps the protocol, and the server it talks to.
+struct Life {
+    disk: SimDisk,
+    world: World,
+    writer: Client,
+    /// The packets in flight in the order of sending, each with whether PUBREC has come.
+    in_flight: Vec<(u16, bool)>,
+    published: u64,
+}
+
+impl Life {
+    fn new(seed: u64) -> Self {
+        let disk = SimDisk::new(seed, 1 << 30);
+        let mut world = World::on(&disk);
+        for name in READERS {
+            let mut reader = world.connected(MqttVersion::V311, name, 1);
+            reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+        }
+        let mut writer = world.connected(MqttVersion::V311, "writer", 1);
+        // The log begins with a message that is safe.
+        assert_eq!(writer.publish(&mut world, "t", QoS::AtLeastOnce, 9), ["puback 9 success"]);
+        Self { disk, world, writer, in_flight: Vec::new(), published: 1 }
+    }
+
+    fn put(&mut self, packet: Packet<'_>) {
+        let mut bytes = Vec::new();
+        packet.encode(MqttVersion::V311, &mut bytes);
+        assert_eq!(self.writer.connection.handle_input(&bytes, self.writer.now), bytes.len());
+    }
+
+    /// Sends a packet as the client has to: PUBREL after a PUBREC, otherwise PUBLISH.
+    fn send(&mut self, packet_id: u16, recorded: bool, dup: bool) {
+        match recorded {
+            true => self.put(Packet::Ack(Ack::new(AckKind::PubRel, packet_id, ReasonCode::Success))),
+            false => {
+                let publish = PublishPacket { dup, ..message("t", QoS::ExactlyOnce, packet_id) };
+                self.put(Packet::Publish(publish));
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        // The lowest free one, so that identifiers are used again at once.
+        let free = |packet_id: &u16| self.in_flight.iter().all(|(used, _)| used != packet_id);
+        let packet_id = (1..).find(free).unwrap();
+        self.in_flight.push((packet_id, false));
+        self.published += 1;
+        self.send(packet_id, false, false);
+    }
+
+    fn look(&mut self) {
+        for packet in self.writer.look() {
+            let words: Vec<_> = packet.split(' ').collect();
+            let packet_id: u16 = words[1].parse().unwrap();
+            let at = self.in_flight.iter().position(|(used, _)| *used == packet_id).unwrap();
+            match words[0] {
+                "pubrec" => {
+                    self.in_flight[at].1 = true;
+                    self.send(packet_id, true, false);
+                }
+                "pubcomp" => _ = self.in_flight.remove(at),
+                _ => panic!("{packet}"),
+            }
+            assert_eq!(words[2], "success", "{packet}");
+        }
+    }
+
+    /// The process is killed, or the power fails while a round writes the log; and the client comes back.
+    fn crash(mut self, dice: &mut Dice) -> Self {
+        let disk = if dice.chance(300) {
+            self.disk.kill()
+        } else {
+            let before = log_end(&self.disk);
+            self.world.round();
+            let written = log_end(&self.disk).saturating_sub(before) as u64;
+            torn_at(&self.disk, before + dice.below(written + 1) as usize)
+        };
+        std::mem::forget(self.writer);
+        drop(self.world);
+        let mut world = World::on(&disk);
+        for name in READERS {
+            assert!(count(&world, name) <= self.published, "a message is there twice");
+        }
+        let mut writer = world.client(MqttVersion::V311);
+        let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "writer") };
+        writer.send(&mut world, Packet::Connect(Box::new(connect)));
+        let mut life = Self { disk, world, writer, ..self };
+        for (packet_id, recorded) in life.in_flight.clone() {
+            life.send(packet_id, recorded, true);
+        }
+        life
+    }
+
+    fn step(mut self, dice: &mut Dice) -> Self {
+        match dice.below(20) {
+            0..6 if self.in_flight.len() < 3 => self.publish(),
+            6..11 => self.look(),
+            11..15 => self.world.round(),
+            // The notes get to the disk before the log, as they do within a round.
+            15..18 => self.world.hub.store().unwrap().catalogue().commit_pending().unwrap(),
+            18.. => return self.crash(dice),
+            _ => {}
+        }
+        self
+    }
+}
+
+fn count(world: &World, reader: &str) -> u64 {
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    vhost.queue(broker::SessionId(0), &format!("mqtt-subscription-{reader}qos1")).unwrap().message_count()
+}
+
+#[test]
+fn a_message_of_qos_2_reaches_each_queue_once_wherever_crashes_come() {
+    for seed in 0..40 {
+        let mut dice = Dice::new(seed);
+        let mut life = Life::new(seed);
+        for _ in 0..60 {
+            life = life.step(&mut dice);
+        }
+        for _ in 0..10 {
+            life.world.round();
+            life.look();
+        }
+        assert!(life.in_flight.is_empty(), "seed {seed}: {:?}", life.in_flight);
+        for name in READERS {
+            assert_eq!(count(&life.world, name), life.published, "seed {seed}: {name}");
+        }
+    }
+}
