@@ -47,7 +47,8 @@ impl World {
     /// A server restored from a disk.
     fn on(disk: &SimDisk) -> Self {
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
-        let settings = JournalSettings::default();
+        // Enough for a test, and small, as each crash copies the disk.
+        let settings = JournalSettings { segment_size: 1 << 20, ..JournalSettings::default() };
         let (store, mut rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
         let is_new = store.catalogue().was_empty();
         let now = Clock::start().timestamp(Instant::now());
