@@ -5,15 +5,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hashbrown::HashMap;
-use store::Store;
 use store::catalogue::Catalogue;
+use store::{Store, Waiter};
 use sync::{Rank, RwLock};
 
-use crate::deadlines::{DeadlineWaker, Deadlines};
+use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::manage::Book;
 use crate::metrics::Metrics;
-use crate::paging::{Paging, PagingWaker};
+use crate::paging::Paging;
 use crate::permissions::AuthorisedSession;
 use crate::time::Timestamp;
 use crate::users::{Attempts, Identity, LoginRefused, MAX_NAME, UserSpec, Users};
@@ -27,15 +27,13 @@ pub struct BrokerConfig {
     /// Start with the virtual host `/` and RabbitMQ's user guest with full permissions in it; otherwise with
     /// nothing, as RabbitMQ does when it loads definitions.
     pub defaults: bool,
-    /// Called when [`Broker::next_deadline`] has become earlier, so that the caller can reset its timer. It
-    /// is called with a queue locked: it may wake a task or thread and nothing else.
-    pub deadline_waker: Option<DeadlineWaker>,
+    /// Woken when [`Broker::next_deadline`] has become earlier, so that the caller can reset its timer.
+    pub deadline_waker: Option<Arc<dyn Waiter>>,
     /// Bytes of memory that ready messages may take before those of long queues are paged out to disk, if
     /// there is a store; 0 pages them out at once, `u64::MAX` never.
     pub paging_watermark: u64,
-    /// Called when [`Broker::page`] has work to do, with a queue locked: it may wake a task or thread and
-    /// nothing else.
-    pub paging_waker: Option<PagingWaker>,
+    /// Woken when [`Broker::page`] has work to do.
+    pub paging_waker: Option<Arc<dyn Waiter>>,
 }
 
 impl Default for BrokerConfig {

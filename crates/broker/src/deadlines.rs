@@ -3,25 +3,24 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use store::Waiter;
 use sync::atomic::{AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
 use crate::queue::Queue;
 use crate::time::Timestamp;
 
-/// Called when the earliest deadline has become earlier.
-pub type DeadlineWaker = Arc<dyn Fn() + Send + Sync>;
-
 /// A broker's deadlines. Each queue has at most one entry.
 pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>, { Rank::Leaf as u8 }>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
-    waker: Option<DeadlineWaker>,
+    /// Woken when the earliest deadline has become earlier.
+    waker: Option<Arc<dyn Waiter>>,
 }
 
 impl Deadlines {
-    pub(crate) fn new(waker: Option<DeadlineWaker>) -> Self {
+    pub(crate) fn new(waker: Option<Arc<dyn Waiter>>) -> Self {
         Self { due: Mutex::default(), earliest: AtomicU64::new(u64::MAX), waker }
     }
 
@@ -41,9 +40,9 @@ impl Deadlines {
         self.refresh(&due);
         drop(due);
         if new.0 < before
-            && let Some(wake) = &self.waker
+            && let Some(waker) = &self.waker
         {
-            wake();
+            waker.wake();
         }
     }
 

@@ -79,7 +79,6 @@ pub const COMPATIBLE_VERSION: &str = "3.10.8";
 
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
-pub use deadlines::DeadlineWaker;
 pub use definitions::{Definitions, DefinitionsError, arguments_of, json_of};
 pub use error::BrokerError;
 pub use firehose::{TracedConnection, Tracer};
@@ -89,7 +88,7 @@ pub use manage::{BindingEnd, BindingView, ExchangeView, QueueView};
 pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{FrontEnd, Metrics, Published, SharedCounter};
 pub use names::generated_name;
-pub use paging::{PagingStatus, PagingWaker};
+pub use paging::PagingStatus;
 pub use permissions::{AuthorisedSession, Pattern, Permissions, TopicPermissions};
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition};

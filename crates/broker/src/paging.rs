@@ -8,16 +8,13 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
-use store::{Store, Waiter};
+use store::{Store, WaitList, Waiter};
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank};
 
 use crate::broker::Broker;
 use crate::queue::Queue;
 use crate::time::Timestamp;
-
-/// Called when [`Broker::page`] has work to do.
-pub type PagingWaker = Arc<dyn Fn() + Send + Sync>;
 
 /// The messages of a broker's queues, in memory and on disk. Each value is exact except for messages that
 /// several queues share: for these each queue counts its share.
@@ -48,8 +45,8 @@ pub(crate) struct Paging {
     long: Mutex<Vec<Weak<Queue>>, { Rank::Leaf as u8 }>,
     jobs: Mutex<VecDeque<Arc<Queue>>, { Rank::Leaf as u8 }>,
     /// Publishers that wait until enough has left memory.
-    for_room: Mutex<Vec<Arc<dyn Waiter>>, { Rank::Leaf as u8 }>,
-    waker: Option<PagingWaker>,
+    for_room: Mutex<WaitList, { Rank::Leaf as u8 }>,
+    waker: Option<Arc<dyn Waiter>>,
     store: OnceLock<Arc<Store>>,
 }
 
@@ -81,7 +78,7 @@ impl Broker {
 }
 
 impl Paging {
-    pub(crate) fn new(watermark: u64, waker: Option<PagingWaker>) -> Self {
+    pub(crate) fn new(watermark: u64, waker: Option<Arc<dyn Waiter>>) -> Self {
         Self {
             resident: AtomicU64::new(0),
             paged_messages: AtomicU64::new(0),
@@ -143,8 +140,8 @@ impl Paging {
         if paid || was > self.limit() && resident <= self.limit() {
             // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
             // set.
-            let waiting = std::mem::take(&mut *self.for_room.lock());
-            waiting.iter().for_each(|waiter| waiter.wake());
+            let waiting = self.for_room.lock().take();
+            waiting.wake();
         }
     }
 
@@ -161,7 +158,7 @@ impl Paging {
         if !self.is_behind() {
             return Some(waiter);
         }
-        waiting.push(waiter);
+        waiting.add(waiter);
         None
     }
 
@@ -206,8 +203,8 @@ impl Paging {
     }
 
     fn wake(&self) {
-        if let Some(wake) = &self.waker {
-            wake();
+        if let Some(waker) = &self.waker {
+            waker.wake();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-use broker::Broker;
+use broker::{Broker, Waiter};
 use parking_lot::{Condvar, Mutex};
 use server::Clock;
 
@@ -57,15 +57,17 @@ impl Drop for Pagers {
     }
 }
 
-impl Bell {
-    pub(crate) fn ring(&self) {
+impl Waiter for Bell {
+    fn wake(&self) {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.rung, true) {
             drop(state);
             self.changed.notify_one();
         }
     }
+}
 
+impl Bell {
     fn is_stopping(&self) -> bool {
         self.state.lock().stop
     }

@@ -244,13 +244,12 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
     let changed = Arc::new(Notify::new());
     let waker = Arc::clone(&changed);
     let bell = Arc::new(Bell::default());
-    let ring = Arc::clone(&bell);
     let broker = Broker::new(BrokerConfig {
         node: node_name(),
         defaults: false,
         deadline_waker: Some(Arc::new(move || waker.notify_one())),
         paging_watermark: config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX),
-        paging_waker: Some(Arc::new(move || ring.ring())),
+        paging_waker: Some(Arc::clone(&bell) as _),
     });
     let now = clock.timestamp(Instant::now());
     let mut folder = data_folder::fill(&broker, config, now)?;

@@ -21,4 +21,4 @@ pub use facade::{
     RunningStore, Store, StoreError, StoreSettings, StoredLocation, StoredQueue, check, repair,
 };
 pub use lock::{FolderLock, LockError};
-pub use waiters::Waiter;
+pub use waiters::{WaitList, Waiter};

@@ -1,15 +1,49 @@
-//! Waiters for data to be on disk.
+//! Waiters: for data to be on disk, for room, for work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sync::{Mutex, Rank};
 
-/// A callback that waits for data to be on disk.
+/// A task or thread that waits for an event: data on disk, room, or work.
 pub trait Waiter: Send + Sync {
-    /// The awaited data is on disk. Called once for each wait, from the thread that writes, without any lock held: it
-    /// may only wake a task or thread.
+    /// The event has happened. Called once for each wait, from the thread that has caused it, with no lock held but a
+    /// queue's: it may only wake a task or thread.
     fn wake(&self);
+}
+
+impl<F: Fn() + Send + Sync> Waiter for F {
+    fn wake(&self) {
+        self();
+    }
+}
+
+/// The waiters for one event. Whoever owns the list locks it, takes all waiters, and wakes them with the lock released.
+#[derive(Default)]
+pub struct WaitList(Vec<Arc<dyn Waiter>>);
+
+impl WaitList {
+    /// Adds a waiter, which is woken once for each time that it was added.
+    pub fn add(&mut self, waiter: Arc<dyn Waiter>) {
+        self.0.push(waiter);
+    }
+
+    /// Adds a waiter unless it is in the list, in time proportional to the length of the list.
+    pub fn add_once(&mut self, waiter: &Arc<dyn Waiter>) {
+        if !self.0.iter().any(|other| Arc::ptr_eq(other, waiter)) {
+            self.0.push(Arc::clone(waiter));
+        }
+    }
+
+    /// Removes all waiters, for the caller to wake.
+    pub fn take(&mut self) -> Self {
+        Self(std::mem::take(&mut self.0))
+    }
+
+    /// Wakes all waiters. To be called without a lock.
+    pub fn wake(self) {
+        self.0.iter().for_each(|waiter| waiter.wake());
+    }
 }
 
 /// The waiters, by the number they wait for.
@@ -20,7 +54,7 @@ pub(crate) struct Waiters {
 
 #[derive(Default)]
 struct WaiterList {
-    by_number: BTreeMap<u64, Vec<Arc<dyn Waiter>>>,
+    by_number: BTreeMap<u64, WaitList>,
     /// All numbers up to this one have been reached.
     reached: u64,
 }
@@ -30,7 +64,7 @@ impl Waiters {
     pub(crate) fn wait(&self, number: u64, waiter: Arc<dyn Waiter>) {
         let mut waiting = self.waiting.lock();
         if number > waiting.reached {
-            waiting.by_number.entry(number).or_default().push(waiter);
+            waiting.by_number.entry(number).or_default().add(waiter);
             return;
         }
         drop(waiting);
@@ -47,7 +81,7 @@ impl Waiters {
         let later = waiting.by_number.split_off(&(number + 1));
         let now = std::mem::replace(&mut waiting.by_number, later);
         drop(waiting);
-        now.values().flatten().for_each(|waiter| waiter.wake());
+        now.into_values().for_each(WaitList::wake);
     }
 }
 

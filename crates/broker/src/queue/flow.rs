@@ -227,7 +227,7 @@ impl Queue {
         let waiting = state.take_waiting();
         self.look_at_paging(&mut state, Timestamp::default());
         drop(state);
-        waiting.iter().for_each(|waiter| waiter.wake());
+        waiting.wake();
         (purged.len() as u64, self.settle_purged(&purged))
     }
 

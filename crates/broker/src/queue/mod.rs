@@ -414,7 +414,7 @@ impl Queue {
             home.queue_has_passed(passed);
         }
         drop(state);
-        waiting.iter().for_each(|waiter| waiter.wake());
+        waiting.wake();
         self.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
         messages.len() as u64

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use store::Waiter;
 use store::pages::QueueSegments;
+use store::{WaitList, Waiter};
 
 use super::ready::{PagedOut, Plan, ToWrite};
 use super::{DeathReason, Delivery, Effects, Queue, QueueState, StateGuard};
@@ -33,7 +33,7 @@ pub(super) struct PagingState {
     /// The counts that were last reported to the broker.
     counted: Counted,
     /// Waiters for a message that is on disk.
-    waiting: Vec<Arc<dyn Waiter>>,
+    waiting: WaitList,
 }
 
 impl Queue {
@@ -125,10 +125,10 @@ impl Queue {
         for delivery in dead {
             state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
         }
-        let waiting = std::mem::take(&mut state.paging.waiting);
+        let waiting = state.take_waiting();
         let state = self.trim(state, &mut effects, now);
         self.run(state, effects, now);
-        waiting.iter().for_each(|waiter| waiter.wake());
+        waiting.wake();
         if let Some(page_segments) = &plan.page_segments {
             page_segments.settle([0..=through]);
             if let Err(error) = page_segments.reap() {
@@ -216,14 +216,12 @@ impl QueueState {
     /// Registers a waiter that is woken when there is a message in memory, or none at all.
     pub(super) fn wait_for_load(&mut self, waiter: &Arc<dyn Waiter>) {
         self.ready.want_load();
-        if !self.paging.waiting.iter().any(|other| Arc::ptr_eq(other, waiter)) {
-            self.paging.waiting.push(waiter.clone());
-        }
+        self.paging.waiting.add_once(waiter);
     }
 
     /// Removes and returns the waiters for a message, which no longer need to wait.
-    pub(super) fn take_waiting(&mut self) -> Vec<Arc<dyn Waiter>> {
-        std::mem::take(&mut self.paging.waiting)
+    pub(super) fn take_waiting(&mut self) -> WaitList {
+        self.paging.waiting.take()
     }
 
     /// The time at which a failed step is to be tried again.

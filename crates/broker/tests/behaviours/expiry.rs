@@ -100,7 +100,7 @@ fn the_timer_is_woken_when_an_earlier_deadline_comes() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let woken = Arc::new(AtomicUsize::new(0));
     let counter = woken.clone();
-    let waker: DeadlineWaker = Arc::new(move || {
+    let waker: Arc<dyn Waiter> = Arc::new(move || {
         counter.fetch_add(1, Ordering::SeqCst);
     });
     let broker = Broker::new(BrokerConfig { deadline_waker: Some(waker), ..BrokerConfig::default() });

@@ -21,7 +21,7 @@ struct World {
     publisher: Publisher,
 }
 
-fn world(deadline_waker: Option<DeadlineWaker>) -> World {
+fn world(deadline_waker: Option<Arc<dyn Waiter>>) -> World {
     let broker = Broker::new(BrokerConfig { deadline_waker, ..BrokerConfig::default() });
     let guest = broker.authenticate("guest", b"guest", true).unwrap();
     let vhost = broker.open(&guest, "/").unwrap();

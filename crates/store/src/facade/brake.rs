@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::waiters::Waiter;
+use crate::waiters::{WaitList, Waiter};
 
 /// Whether publishers are to pause, and the publishers that wait.
 pub(super) struct Brake {
@@ -19,7 +19,7 @@ pub(super) struct Brake {
 
 #[derive(Default)]
 struct PausedPublishers {
-    publishers: Vec<Arc<dyn Waiter>>,
+    publishers: WaitList,
     /// Retirement makes no progress by itself, so there is nothing to wait for.
     idle: bool,
 }
@@ -56,7 +56,7 @@ impl Brake {
         if !self.is_on() {
             return Some(waiter);
         }
-        waiting.publishers.push(waiter);
+        waiting.publishers.add(waiter);
         None
     }
 
@@ -65,9 +65,9 @@ impl Brake {
         change(&mut waiting);
         let on = segments > self.limit && !waiting.idle;
         self.on.store(on, Ordering::Relaxed);
-        let publishers = if on { Vec::new() } else { std::mem::take(&mut waiting.publishers) };
+        let publishers = if on { WaitList::default() } else { waiting.publishers.take() };
         drop(waiting);
-        publishers.iter().for_each(|waiter| waiter.wake());
+        publishers.wake();
     }
 }
 

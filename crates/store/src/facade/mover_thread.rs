@@ -40,7 +40,7 @@ impl MoverThread {
     pub(super) fn start(mover: Mover, journal: Arc<Journal>) -> io::Result<Self> {
         let (bell, brake) = (mover.bell().clone(), mover.brake().clone());
         let theirs = (bell.clone(), brake.clone(), Arc::downgrade(&journal));
-        journal.on_new_segment(Box::new(move || {
+        journal.on_new_segment(Arc::new(move || {
             let (bell, brake, journal) = &theirs;
             bell.ring();
             journal.upgrade().into_iter().for_each(|journal| brake.look(journal.length_in_segments()));

@@ -10,6 +10,7 @@ use super::pending::Group;
 use super::record::JournalRecordKind;
 use super::writer::JournalWriter;
 use super::{Failing, Journal};
+use crate::WaitList;
 use crate::disk::is_full;
 
 /// Additional work of each round.
@@ -129,16 +130,16 @@ impl Committer {
         let mut pending = journal.pending.lock();
         pending.flight = None;
         let has_room = pending.bytes() <= journal.pending_limit();
-        let for_room = if has_room { std::mem::take(&mut pending.for_room) } else { Vec::new() };
+        let for_room = if has_room { pending.for_room.take() } else { WaitList::default() };
         drop(pending);
         journal.waiters.reach(end);
-        for_room.iter().for_each(|waiter| waiter.wake());
+        for_room.wake();
         journal.recovered();
         let before = std::mem::replace(&mut self.files, journal.files.read().len());
         if before < self.files
-            && let Some(ring) = journal.new_segment.get()
+            && let Some(waiter) = journal.new_segment.get()
         {
-            ring();
+            waiter.wake();
         }
         // If a reader still holds the group, the buffer is freed with it.
         if let Ok(group) = Arc::try_unwrap(group) {

@@ -85,8 +85,8 @@ pub struct Journal {
     queues: Mutex<HashMap<QueueId, Arc<QueueLog>>, { Rank::Leaf as u8 }>,
     failing: Mutex<Option<Failing>, { Rank::Leaf as u8 }>,
     figures: JournalCounters,
-    /// Called when the log has begun another segment.
-    new_segment: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Woken when the log has begun another segment.
+    new_segment: OnceLock<Arc<dyn Waiter>>,
 }
 
 /// The journal's state of a queue. The queue holds a reference to it.
@@ -296,7 +296,7 @@ impl Journal {
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         let mut pending = self.pending.lock();
         if pending.bytes() > self.pending_limit() {
-            pending.for_room.push(waiter);
+            pending.for_room.add(waiter);
             return;
         }
         drop(pending);
@@ -418,10 +418,10 @@ impl Journal {
         }
     }
 
-    /// Calls `ring` whenever the log has begun another segment, from the writing thread and without locks.
-    pub(crate) fn on_new_segment(&self, ring: Box<dyn Fn() + Send + Sync>) {
+    /// Wakes `waiter` whenever the log has begun another segment, from the writing thread and without locks.
+    pub(crate) fn on_new_segment(&self, waiter: Arc<dyn Waiter>) {
         // There is only one subscriber.
-        let _ = self.new_segment.set(ring);
+        let _ = self.new_segment.set(waiter);
     }
 
     fn demand(&self, mut pending: PendingGuard<'_>) {

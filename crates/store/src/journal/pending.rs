@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::address::{Entry, QueueId};
 use super::record::{HEADER, JournalRecordKind, RecordHeader, RecordLocation, put_enqueue};
 use super::space::Space;
-use crate::Waiter;
+use crate::WaitList;
 
 /// State under the journal's mutex.
 pub(super) struct PendingRecords {
@@ -33,7 +33,7 @@ pub(super) struct PendingRecords {
     pub(super) asleep: bool,
     pub(super) stopping: bool,
     /// Publishers that found no room.
-    pub(super) for_room: Vec<Arc<dyn Waiter>>,
+    pub(super) for_room: WaitList,
 }
 
 /// The records that one round writes.
@@ -77,7 +77,7 @@ impl PendingRecords {
             demanded: false,
             asleep: false,
             stopping: false,
-            for_room: Vec::new(),
+            for_room: WaitList::default(),
         };
         if !pending.buffer.is_empty() {
             pending.begin_extent(base, pending.buffer.len() as u64);
