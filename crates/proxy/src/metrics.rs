@@ -1,135 +1,159 @@
-//! Metrics of the pool.
+//! Metrics of the pool: one table of their fields, names and texts.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::histogram::{Durations, Histogram};
 use crate::upstream::Remains;
 
-/// A snapshot of the pool. Gauges are at the time of the call, counters since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PoolMetrics {
-    /// Upstream connections that are open.
-    pub upstream_connections: usize,
-    /// Upstream connections that the broker has blocked.
-    pub blocked_connections: usize,
-    /// Upstream connections that currently belong to one client.
-    pub own_connections: usize,
-    /// Upstream channels that are leased, or not yet clean or closed.
-    pub upstream_channels: usize,
-    /// Upstream channels that are open and clean, and wait for a client to lease them.
-    pub resting_channels: usize,
-    /// Clients with an open session.
-    pub clients: usize,
-    /// Handshakes begun with an upstream.
-    pub handshakes: u64,
-    /// Logins answered without a handshake.
-    pub handshakes_avoided: u64,
-    /// Upstream channels leased to clients' channels.
-    pub leases: u64,
-    /// Leases of upstream channels that were already open.
-    pub leases_reused: u64,
-    /// Upstream round trips that clients were spared.
-    pub round_trips_saved: u64,
-    /// Connection attempts and handshakes that failed, refused logins not counted.
-    pub connect_failures: u64,
-    /// Upstream connections that ended without the pool closing them.
-    pub connections_lost: u64,
-    /// Refusals repeated without asking the broker.
-    pub refusals_repeated: u64,
-    /// Messages that clients sent for upstreams.
-    pub messages_to_upstreams: u64,
-    /// Messages that upstreams sent for clients, returned ones included.
-    pub messages_from_upstreams: u64,
-    /// Bytes handed over to upstreams by clients.
-    pub bytes_to_upstreams: u64,
-    /// Frames that upstreams sent.
-    pub frames_from_upstreams: u64,
-    /// Bytes that upstreams sent.
-    pub bytes_from_upstreams: u64,
-    /// Messages sent again after their upstream connection was lost.
-    pub messages_replayed: u64,
-    /// Channels that continued elsewhere after their upstream connection was lost.
-    pub channels_recovered: u64,
-    /// Channels whose consumers moved to the client's own connection, because the client was too slow to share one.
-    pub consumers_moved: u64,
-    /// Channels whose consumers moved although their clients were within their own budget, because the total
-    /// backlog of all clients was too large.
-    pub consumers_squeezed: u64,
-    /// Channels with messages outside confirm mode, too large to be kept, when their upstream connection was
-    /// lost or closed for an error: these messages may be lost without notice.
-    pub channels_unconfirmed: u64,
-    /// Bytes kept for connected clients until upstreams answer for them.
-    pub bytes_kept: usize,
-    /// Bytes kept of frames that departed clients had sent, until upstreams answer for something behind them.
-    pub bytes_departed: usize,
-    /// Messages of departed clients sent again after their upstream connection was lost.
-    pub messages_departed_resent: u64,
-    /// Messages of departed clients that may be lost: no upstream answered in time, too many bytes were kept
-    /// already, or the message was too large to be kept.
-    pub messages_departed_lost: u64,
-    /// Bytes of incomplete messages held from clients.
-    pub bytes_staged: usize,
-    /// Clients that are not read because there is no room for incomplete messages.
-    pub clients_in_line: usize,
-    /// Upstream connections on which clients stream for the same reason.
-    pub streams: usize,
-    /// How often a client had to wait for that room.
-    pub messages_lined_up: u64,
-    /// Clients that were disconnected because they held such room for too long while others waited.
-    pub clients_gave_way: u64,
-    /// Bytes of client declarations that do not survive a broker restart, remembered to be declared again.
-    pub bytes_remembered: usize,
-    /// Exchanges, queues and bindings that were declared again.
-    pub declarations_repeated: u64,
-    /// Clients that were closed with 320 because one of their declarations could not be repeated.
-    pub clients_not_restored: u64,
-    /// Bytes of frames whose channels wait for an upstream connection.
-    pub bytes_held: usize,
-    /// Bytes that wait for clients to read them.
-    pub bytes_waiting: usize,
-    /// Upstream connections that are being opened.
-    pub opening_connections: usize,
-    /// How often a client waited for an upstream connection because the maximum number was open.
-    pub connections_awaited: u64,
-    /// Logins that a broker refused.
-    pub logins_refused: u64,
-    /// How long client data waited for an upstream connection's socket to take it; each connection samples
-    /// one batch at a time.
-    pub queueing: Durations,
-    /// Known upstream addresses.
-    pub addresses: usize,
-    /// Addresses that did not answer when last asked.
-    pub addresses_down: usize,
+/// Declares each metric once: the doc comment is the help text, the literal the name that Prometheus sees.
+macro_rules! pool_metrics {
+    (
+        gauges { $(#[doc = $gauge_help:literal] $gauge:ident = $gauge_name:literal;)* }
+        counters { $(#[doc = $counter_help:literal] $counter:ident = $counter_name:literal;)* }
+        counters_of_parts { $(#[doc = $part_help:literal] $part:ident = $part_name:literal;)* }
+    ) => {
+        /// A snapshot of the pool. Gauges are at the time of the call, counters since the start.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct PoolMetrics {
+            $(#[doc = $gauge_help] pub $gauge: usize,)*
+            $(#[doc = $counter_help] pub $counter: u64,)*
+            $(#[doc = $part_help] pub $part: u64,)*
+            /// How long client data waited for an upstream connection's socket to take it; each connection samples
+            /// one batch at a time.
+            pub queueing: Durations,
+        }
+
+        impl PoolMetrics {
+            /// Name, help text and value of each gauge.
+            pub fn gauges(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$(($gauge_name, $gauge_help.trim_ascii_start(), self.$gauge as u64),)*].into_iter()
+            }
+
+            /// Name, help text and value of each counter.
+            pub fn counters(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [
+                    $(($counter_name, $counter_help.trim_ascii_start(), self.$counter),)*
+                    $(($part_name, $part_help.trim_ascii_start(), self.$part),)*
+                ]
+                .into_iter()
+            }
+        }
+
+        /// The pool's own counters; touched once per batch, not per frame.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            pub(crate) clients: AtomicUsize,
+            $(pub(crate) $counter: AtomicU64,)*
+            pub(crate) queueing: Histogram,
+        }
+
+        impl Counters {
+            /// A snapshot without the values that the pool's parts have.
+            pub(crate) fn read(&self) -> PoolMetrics {
+                PoolMetrics {
+                    clients: self.clients.load(Ordering::Relaxed),
+                    $($counter: self.$counter.load(Ordering::Relaxed),)*
+                    queueing: self.queueing.read(),
+                    ..PoolMetrics::default()
+                }
+            }
+        }
+    };
 }
 
-/// The counters behind [`PoolMetrics`]; touched once per batch, not per frame.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) clients: AtomicUsize,
-    pub(crate) handshakes: AtomicU64,
-    pub(crate) handshakes_avoided: AtomicU64,
-    pub(crate) leases: AtomicU64,
-    pub(crate) leases_reused: AtomicU64,
-    pub(crate) round_trips_saved: AtomicU64,
-    pub(crate) connect_failures: AtomicU64,
-    pub(crate) connections_lost: AtomicU64,
-    pub(crate) refusals_repeated: AtomicU64,
-    pub(crate) messages_to_upstreams: AtomicU64,
-    pub(crate) messages_from_upstreams: AtomicU64,
-    pub(crate) bytes_to_upstreams: AtomicU64,
-    pub(crate) frames_from_upstreams: AtomicU64,
-    pub(crate) bytes_from_upstreams: AtomicU64,
-    pub(crate) messages_replayed: AtomicU64,
-    pub(crate) channels_recovered: AtomicU64,
-    pub(crate) consumers_moved: AtomicU64,
-    pub(crate) channels_unconfirmed: AtomicU64,
-    pub(crate) messages_departed_resent: AtomicU64,
-    pub(crate) messages_departed_lost: AtomicU64,
-    pub(crate) logins_refused: AtomicU64,
-    pub(crate) connections_awaited: AtomicU64,
-    pub(crate) declarations_repeated: AtomicU64,
-    pub(crate) clients_not_restored: AtomicU64,
-    pub(crate) queueing: Histogram,
+pool_metrics! {
+    gauges {
+        /// Upstream connections currently open.
+        upstream_connections = "leveret_upstream_connections";
+        /// Upstream connections dedicated to one client.
+        own_connections = "leveret_upstream_own_connections";
+        /// Upstream connections blocked by their broker.
+        blocked_connections = "leveret_upstream_blocked_connections";
+        /// Upstream channels in use.
+        upstream_channels = "leveret_upstream_channels";
+        /// Upstream channels that are open and idle, ready to be leased to a client.
+        resting_channels = "leveret_upstream_resting_channels";
+        /// Clients of the pool with an open session.
+        clients = "leveret_pool_clients";
+        /// Upstream connections being opened.
+        opening_connections = "leveret_upstream_opening_connections";
+        /// Known upstream addresses.
+        addresses = "leveret_upstream_addresses";
+        /// Upstream addresses whose last connection attempt failed.
+        addresses_down = "leveret_upstream_addresses_down";
+        /// Bytes of clients' frames kept for a replay until an upstream answers them.
+        bytes_kept = "leveret_upstream_replay_kept_bytes";
+        /// Bytes of transient topology remembered to be declared again after an upstream is lost.
+        bytes_remembered = "leveret_upstream_topology_bytes";
+        /// Bytes sent by disconnected clients that no upstream has answered yet.
+        bytes_departed = "leveret_upstream_departed_bytes";
+        /// Bytes of incomplete messages buffered until their clients have sent the rest.
+        bytes_staged = "leveret_upstream_staged_bytes";
+        /// Clients not read until there is room to buffer their incomplete messages.
+        clients_in_line = "leveret_upstream_waiting_for_room_clients";
+        /// Upstream connections that stream incomplete messages for which there was no room to buffer.
+        streams = "leveret_upstream_streaming_connections";
+        /// Bytes of clients waiting for an upstream connection or for the end of an outage.
+        bytes_held = "leveret_upstream_held_bytes";
+        /// Bytes waiting for clients of the pool to read them.
+        bytes_waiting = "leveret_upstream_unread_bytes";
+    }
+    counters {
+        /// AMQP handshakes started with an upstream.
+        handshakes = "leveret_upstream_handshakes_total";
+        /// Logins answered without an AMQP handshake with an upstream.
+        handshakes_avoided = "leveret_upstream_handshakes_avoided_total";
+        /// Upstream channels leased to clients' channels.
+        leases = "leveret_upstream_leases_total";
+        /// Leases of upstream channels that were already open.
+        leases_reused = "leveret_upstream_leases_reused_total";
+        /// Round trips to an upstream saved for clients.
+        round_trips_saved = "leveret_upstream_round_trips_saved_total";
+        /// Logins refused from memory because an upstream had just refused the same credentials.
+        refusals_repeated = "leveret_upstream_refusals_repeated_total";
+        /// Messages sent to upstreams.
+        messages_to_upstreams = "leveret_upstream_sent_messages_total";
+        /// Messages received from upstreams, including returned ones.
+        messages_from_upstreams = "leveret_upstream_received_messages_total";
+        /// Failed attempts to connect to an upstream.
+        connect_failures = "leveret_upstream_connect_failures_total";
+        /// Upstream connections lost.
+        connections_lost = "leveret_upstream_connections_lost_total";
+        /// Messages republished after their upstream connection was lost.
+        messages_replayed = "leveret_upstream_replayed_messages_total";
+        /// Channels recovered on another upstream connection after theirs was lost.
+        channels_recovered = "leveret_upstream_recovered_channels_total";
+        /// Channels moved to a dedicated upstream connection because their consumers were too slow.
+        consumers_moved = "leveret_upstream_moved_consumers_total";
+        /// Exchanges, queues and bindings declared again after an upstream connection was lost.
+        declarations_repeated = "leveret_upstream_topology_restored_total";
+        /// Clients closed with 320 because their topology could not be declared again.
+        clients_not_restored = "leveret_upstream_topology_lost_clients_total";
+        /// Times a client waited because the limit of upstream connections was reached.
+        connections_awaited = "leveret_upstream_awaited_connections_total";
+        /// Channels that may have lost unconfirmed messages over 1 MiB with their upstream connection.
+        channels_unconfirmed = "leveret_upstream_unconfirmed_channels_total";
+        /// Messages of disconnected clients republished after their upstream connection was lost.
+        messages_departed_resent = "leveret_upstream_departed_resent_messages_total";
+        /// Messages of disconnected clients that may be lost because no upstream answered in time or too much was kept.
+        messages_departed_lost = "leveret_upstream_departed_lost_messages_total";
+        /// Logins refused by an upstream.
+        logins_refused = "leveret_upstream_refused_logins_total";
+        /// Bytes sent to upstreams.
+        bytes_to_upstreams = "leveret_upstream_sent_bytes_total";
+        /// Bytes received from upstreams.
+        bytes_from_upstreams = "leveret_upstream_received_bytes_total";
+        /// Frames received from upstreams.
+        frames_from_upstreams = "leveret_upstream_received_frames_total";
+    }
+    counters_of_parts {
+        /// Channels moved because too many bytes were waiting for all clients together.
+        consumers_squeezed = "leveret_upstream_squeezed_consumers_total";
+        /// Times a client waited for room to buffer an incomplete message.
+        messages_lined_up = "leveret_upstream_waits_for_room_total";
+        /// Clients closed because their message stayed incomplete while others waited for room.
+        clients_gave_way = "leveret_upstream_evicted_clients_total";
+    }
 }
 
 impl Counters {

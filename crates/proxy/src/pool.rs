@@ -354,40 +354,15 @@ impl Pool {
         let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
         let (addresses, addresses_down) = self.endpoints.count();
         let (clients_in_line, streams) = self.staging.counts();
-        let counters = &self.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PoolMetrics {
             upstream_connections: connections.len(),
             blocked_connections: blocked,
             own_connections: own,
             upstream_channels: channels,
             resting_channels: resting,
-            clients: counters.clients.load(Ordering::Relaxed),
-            handshakes: read(&counters.handshakes),
-            handshakes_avoided: read(&counters.handshakes_avoided),
-            leases: read(&counters.leases),
-            leases_reused: read(&counters.leases_reused),
-            round_trips_saved: read(&counters.round_trips_saved),
-            connect_failures: read(&counters.connect_failures),
-            connections_lost: read(&counters.connections_lost),
-            refusals_repeated: read(&counters.refusals_repeated),
-            messages_to_upstreams: read(&counters.messages_to_upstreams),
-            messages_from_upstreams: read(&counters.messages_from_upstreams),
-            bytes_to_upstreams: read(&counters.bytes_to_upstreams),
-            frames_from_upstreams: read(&counters.frames_from_upstreams),
-            bytes_from_upstreams: read(&counters.bytes_from_upstreams),
-            messages_replayed: read(&counters.messages_replayed),
-            channels_recovered: read(&counters.channels_recovered),
-            consumers_moved: read(&counters.consumers_moved),
-            channels_unconfirmed: read(&counters.channels_unconfirmed),
             opening_connections: self.taken().saturating_sub(connections.len()),
-            logins_refused: read(&counters.logins_refused),
-            queueing: counters.queueing.read(),
-            connections_awaited: read(&counters.connections_awaited),
             bytes_kept: self.kept.connected.bytes(),
             bytes_departed: self.kept.departed.bytes(),
-            messages_departed_resent: read(&counters.messages_departed_resent),
-            messages_departed_lost: read(&counters.messages_departed_lost),
             bytes_staged: self.staging.bytes(),
             bytes_held: self.held.bytes(),
             bytes_waiting: self.waiting.bytes(),
@@ -397,10 +372,9 @@ impl Pool {
             messages_lined_up: self.staging.lined_up(),
             clients_gave_way: self.staging.gave_way(),
             bytes_remembered: self.topologies.bytes(),
-            declarations_repeated: read(&counters.declarations_repeated),
-            clients_not_restored: read(&counters.clients_not_restored),
             addresses,
             addresses_down,
+            ..self.counters.read()
         }
     }
 
