@@ -3,22 +3,21 @@
 use std::io::{self, IsTerminal};
 use std::time::Instant;
 
-use clap::{Args, Command, FromArgMatches, ValueEnum};
+use clap::{Args, ValueEnum};
 
-use crate::Outcome;
-use crate::churn::{self, ChurnArguments};
+use crate::churn::ChurnArguments;
 use crate::error::Error;
-use crate::proxy::{self, ProxyArguments};
-use crate::publish::{self, PublishArguments};
-use crate::routing::{self, RoutingArguments};
-use crate::strategies::{self, StrategiesArguments};
-use crate::stream::{self, StreamArguments, watch_as_study};
+use crate::proxy::ProxyArguments;
+use crate::publish::PublishArguments;
+use crate::routing::RoutingArguments;
+use crate::strategies::StrategiesArguments;
+use crate::stream::StreamArguments;
 use crate::study::Watch;
 use crate::study::arguments::OutputArguments;
 use crate::study::results::{Results, write_several};
 use crate::study::systems::{System, SystemArguments, Systems};
-use crate::usage::check;
-use crate::websockets::{self, WebSocketsArguments};
+use crate::usage::{check, parse};
+use crate::{Job, Outcome, Study};
 
 /// Run all studies, and write one report of them all
 ///
@@ -65,9 +64,6 @@ enum Part {
     Churn,
     Websockets,
 }
-
-/// A study that is ready to run, with its arguments checked.
-type Job = Box<dyn FnOnce(Watch<'_>) -> Result<Results, Error>>;
 
 /// The results of the studies, and the first failure; the other studies run nevertheless.
 #[derive(Debug)]
@@ -138,55 +134,46 @@ impl AllArguments {
     }
 
     fn job(&self, part: Part, systems: &Systems) -> Result<Job, Error> {
-        Ok(match part {
+        let given = Some(systems.clone());
+        let study = match part {
             Part::Publish => {
                 let mut arguments: PublishArguments = self.parsed(part, &[])?;
-                arguments.systems.given = Some(systems.clone());
-                let plan = arguments.plan()?;
-                Box::new(move |watch| publish::run(&plan, watch).map(Results::Cells))
+                arguments.systems.given = given;
+                Study::Publish(arguments)
             }
             Part::Proxy => {
                 let mut arguments: ProxyArguments = self.parsed(part, &[])?;
                 arguments.broker = Some(self.broker(systems)?.clone());
-                let plan = arguments.plan()?;
-                Box::new(move |watch| proxy::run(&plan, watch).map(Results::Cells))
+                Study::Proxy(arguments)
             }
             Part::Strategies => {
                 let mut arguments: StrategiesArguments = self.parsed(part, &[])?;
-                arguments.systems.given = Some(systems.clone());
-                let plan = arguments.plan()?;
-                Box::new(move |watch| strategies::run(&plan, watch).map(Results::Cells))
+                arguments.systems.given = given;
+                Study::Strategies(arguments)
             }
             Part::Stream => {
                 let mut arguments: StreamArguments = self.parsed(part, &[])?;
-                arguments.systems.given = Some(systems.clone());
-                let plan = arguments.plan()?;
-                Box::new(move |watch| {
-                    let report = stream::run(&plan, watch_as_study(plan.rounds, watch));
-                    report.map(|report| Results::Stream(Box::new(report)))
-                })
+                arguments.systems.given = given;
+                Study::Stream(arguments)
             }
             Part::Routing => {
                 // At full length, the first system that is worse than linear would take hours.
                 let limit = if self.quick { "0.5" } else { "2" };
                 let mut arguments: RoutingArguments = self.parsed(part, &["--limit-seconds", limit])?;
-                arguments.systems.given = Some(systems.clone());
-                let plan = arguments.plan()?;
-                Box::new(move |watch| routing::run(&plan, watch).map(Results::Routing))
+                arguments.systems.given = given;
+                Study::Routing(arguments)
             }
             Part::Churn => {
                 let mut arguments: ChurnArguments = self.parsed(part, &[])?;
-                arguments.systems.given = Some(systems.clone());
-                let plan = arguments.plan()?;
-                Box::new(move |watch| churn::run(&plan, watch).map(Results::Cells))
+                arguments.systems.given = given;
+                Study::Churn(arguments)
             }
             Part::Websockets => {
                 let given: Vec<&str> = self.websockets.iter().flat_map(|text| ["--system", text]).collect();
-                let arguments: WebSocketsArguments = self.parsed(part, &given)?;
-                let plan = arguments.plan()?;
-                Box::new(move |watch| websockets::run(&plan, watch).map(Results::WebSockets))
+                Study::Websockets(self.parsed(part, &given)?)
             }
-        })
+        };
+        study.job().map(|(job, _)| job)
     }
 
     fn broker<'s>(&self, systems: &'s Systems) -> Result<&'s System, Error> {
@@ -196,7 +183,7 @@ impl AllArguments {
     }
 
     /// Parses a study's arguments: `own`, then those of --set, then the options common to all studies.
-    fn parsed<T: Args + FromArgMatches>(&self, part: Part, own: &[&str]) -> Result<T, Error> {
+    fn parsed<T: Args>(&self, part: Part, own: &[&str]) -> Result<T, Error> {
         let mut words: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
         words.extend(self.quick.then(|| "--quick".to_owned()));
         // The routing study has no rounds, and the rounds of the WebSocket study, each a whole fleet, have their own setting.
@@ -215,11 +202,7 @@ impl AllArguments {
                 words.push(format!("--expect={}", condition.trim()));
             }
         }
-        // Later arguments, which are specific to this study, override earlier ones.
-        let command = T::augment_args(Command::new("all").no_binary_name(true).args_override_self(true));
-        let fail = |error: clap::Error| Error::Usage(format!("{}: {error}", part.name()));
-        let matches = command.try_get_matches_from(words).map_err(fail)?;
-        T::from_arg_matches(&matches).map_err(fail)
+        parse(&words).map_err(|error| Error::Usage(format!("{}: {error}", part.name())))
     }
 }
 

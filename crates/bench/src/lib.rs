@@ -59,7 +59,7 @@ use sink::SinkArguments;
 use strategies::StrategiesArguments;
 use stream::{StreamArguments, watch_as_study};
 use study::Watch;
-use study::arguments::{Common, OutputArguments};
+use study::arguments::OutputArguments;
 use study::compare::CompareArguments;
 use study::report::StudyReport;
 use study::results::Results;
@@ -69,11 +69,21 @@ use websockets::WebSocketsArguments;
 #[derive(Debug, Clone, Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    study: StudyCommand,
+    command: BenchCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-enum StudyCommand {
+enum BenchCommand {
+    #[command(flatten)]
+    Study(Box<Study>),
+    Link(LinkArguments),
+    Sink(SinkArguments),
+    All(AllArguments),
+    Compare(CompareArguments),
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum Study {
     Stream(StreamArguments),
     Routing(RoutingArguments),
     Websockets(WebSocketsArguments),
@@ -81,10 +91,6 @@ enum StudyCommand {
     Proxy(ProxyArguments),
     Strategies(StrategiesArguments),
     Churn(ChurnArguments),
-    Link(LinkArguments),
-    Sink(SinkArguments),
-    All(AllArguments),
-    Compare(CompareArguments),
 }
 
 /// The outcome of a completed run.
@@ -102,84 +108,70 @@ pub enum Outcome {
 /// # Errors
 /// [`Error::is_usage`] distinguishes a wrong command line (exit code 2) from a run that failed (exit code 1).
 pub fn run(arguments: Arguments) -> Result<Outcome, Error> {
-    match arguments.study {
-        StudyCommand::Stream(arguments) => run_stream(&arguments),
-        StudyCommand::Routing(arguments) => run_routing(&arguments),
-        StudyCommand::Websockets(arguments) => run_websockets(&arguments),
-        StudyCommand::Proxy(arguments) => {
-            let plan = arguments.plan()?;
-            run_study(&plan.common, |watch| proxy::run(&plan, watch))
+    match arguments.command {
+        BenchCommand::Study(study) => {
+            let (job, outputs) = study.job()?;
+            let results = with_progress(job)?;
+            results.write(&outputs)?;
+            Ok(if results.met() { Outcome::Met } else { Outcome::NotMet })
         }
-        StudyCommand::Publish(arguments) => {
-            let plan = arguments.plan()?;
-            run_study(&plan.common, |watch| publish::run(&plan, watch))
+        BenchCommand::All(arguments) => {
+            let found = with_progress(|watch| arguments.run(watch))?;
+            arguments.write(found)
         }
-        StudyCommand::Strategies(arguments) => {
-            let plan = arguments.plan()?;
-            run_study(&plan.common, |watch| strategies::run(&plan, watch))
-        }
-        StudyCommand::Churn(arguments) => {
-            let plan = arguments.plan()?;
-            run_study(&plan.common, |watch| churn::run(&plan, watch))
-        }
-        StudyCommand::All(arguments) => {
-            let bar = progress_bar();
-            let results = arguments.run(&mut watch(&bar));
-            bar.finish_and_clear();
-            arguments.write(results?)
-        }
-        StudyCommand::Compare(arguments) => arguments.run().map(|()| Outcome::Met),
-        StudyCommand::Link(arguments) => arguments.run(),
-        StudyCommand::Sink(arguments) => arguments.run().map(|()| Outcome::Met),
+        BenchCommand::Compare(arguments) => arguments.run().map(|()| Outcome::Met),
+        BenchCommand::Link(arguments) => arguments.run(),
+        BenchCommand::Sink(arguments) => arguments.run().map(|()| Outcome::Met),
     }
 }
 
-fn run_stream(arguments: &StreamArguments) -> Result<Outcome, Error> {
-    let plan = arguments.plan()?;
+/// A study that is ready to run, with its arguments checked.
+type Job = Box<dyn FnOnce(Watch<'_>) -> Result<Results, Error>>;
+
+impl Study {
+    /// Checks the arguments; also returns where the results go.
+    fn job(self) -> Result<(Job, OutputArguments), Error> {
+        Ok(match self {
+            Self::Stream(arguments) => {
+                let plan = arguments.plan()?;
+                let job = move |watch: Watch<'_>| {
+                    let report = stream::run(&plan, watch_as_study(plan.rounds, watch))?;
+                    Ok(Results::Stream(Box::new(report)))
+                };
+                (Box::new(job), arguments.outputs)
+            }
+            Self::Routing(arguments) => {
+                let plan = arguments.plan()?;
+                (Box::new(move |watch| routing::run(&plan, watch).map(Results::Routing)), arguments.outputs)
+            }
+            Self::Websockets(arguments) => {
+                let plan = arguments.plan()?;
+                let job = move |watch: Watch<'_>| websockets::run(&plan, watch).map(Results::WebSockets);
+                (Box::new(job), arguments.outputs)
+            }
+            Self::Publish(arguments) => (of_cells(arguments.plan()?, publish::run), arguments.common.outputs),
+            Self::Proxy(arguments) => (of_cells(arguments.plan()?, proxy::run), arguments.common.outputs),
+            Self::Strategies(arguments) => {
+                (of_cells(arguments.plan()?, strategies::run), arguments.common.outputs)
+            }
+            Self::Churn(arguments) => (of_cells(arguments.plan()?, churn::run), arguments.common.outputs),
+        })
+    }
+}
+
+fn of_cells<P: 'static>(plan: P, run: fn(&P, Watch<'_>) -> Result<StudyReport, Error>) -> Job {
+    Box::new(move |watch| run(&plan, watch).map(Results::Cells))
+}
+
+/// Runs something that shows its progress on a progress bar.
+fn with_progress<T>(job: impl FnOnce(Watch<'_>) -> T) -> T {
     let bar = progress_bar();
-    let report = stream::run(&plan, watch_as_study(plan.rounds, &mut watch(&bar)));
-    bar.finish_and_clear();
-    written(Results::Stream(Box::new(report?)), &arguments.outputs)
-}
-
-fn run_routing(arguments: &RoutingArguments) -> Result<Outcome, Error> {
-    let plan = arguments.plan()?;
-    let bar = progress_bar();
-    let report = routing::run(&plan, &mut watch(&bar));
-    bar.finish_and_clear();
-    written(Results::Routing(report?), &arguments.outputs)
-}
-
-fn run_websockets(arguments: &WebSocketsArguments) -> Result<Outcome, Error> {
-    let plan = arguments.plan()?;
-    let bar = progress_bar();
-    let report = websockets::run(&plan, &mut watch(&bar));
-    bar.finish_and_clear();
-    written(Results::WebSockets(report?), &arguments.outputs)
-}
-
-/// Runs a study of cells with a progress bar, and writes its results.
-fn run_study(
-    common: &Common,
-    study: impl FnOnce(Watch<'_>) -> Result<StudyReport, Error>,
-) -> Result<Outcome, Error> {
-    let bar = progress_bar();
-    let report = study(&mut watch(&bar));
-    bar.finish_and_clear();
-    written(Results::Cells(report?), &common.outputs)
-}
-
-fn written(results: Results, outputs: &OutputArguments) -> Result<Outcome, Error> {
-    results.write(outputs)?;
-    Ok(if results.met() { Outcome::Met } else { Outcome::NotMet })
-}
-
-/// Shows a study's progress on a progress bar.
-fn watch(bar: &ProgressBar) -> impl FnMut(f64, &str) {
-    |done, doing| {
+    let outcome = job(&mut |done, doing| {
         bar.set_position((done * STEPS as f64) as u64);
         bar.set_message(doing.to_owned());
-    }
+    });
+    bar.finish_and_clear();
+    outcome
 }
 
 /// Steps of a progress bar.

@@ -2,9 +2,17 @@
 
 use std::time::Duration;
 
+use clap::{Args, Command};
 use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::error::Error;
+
+/// Parses arguments without the command's name. Later ones override earlier ones.
+pub(crate) fn parse<T: Args>(words: &[impl AsRef<str>]) -> Result<T, clap::Error> {
+    let command = Command::new("bench").no_binary_name(true).args_override_self(true);
+    let matches = T::augment_args(command).try_get_matches_from(words.iter().map(|word| word.as_ref()))?;
+    T::from_arg_matches(&matches)
+}
 
 /// Returns a usage error unless `holds`.
 pub(crate) fn check(holds: bool, otherwise: &str) -> Result<(), Error> {

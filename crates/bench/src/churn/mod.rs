@@ -35,7 +35,7 @@ pub(crate) struct ChurnArguments {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     workers: Vec<usize>,
     #[command(flatten)]
-    common: CommonArguments,
+    pub(crate) common: CommonArguments,
 }
 
 /// The kind of objects that are opened and closed. Each step waits for its answer.

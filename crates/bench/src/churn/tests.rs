@@ -1,19 +1,12 @@
 //! Tests that a broker which only accepts messages suffices for; the others run against a real one.
 
-use clap::Parser;
-
 use super::*;
 use crate::metric::Metric;
 use crate::stream::fake_broker::{FakeBroker, Fate};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    churn: ChurnArguments,
-}
+use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<ChurnPlan, Error> {
-    Cli::parse_from([&["churn"], arguments].concat()).churn.plan()
+    parse::<ChurnArguments>(arguments).unwrap().plan()
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub(crate) struct ProxyArguments {
     #[arg(long, value_name = "BYTES", default_value_t = 16)]
     size: usize,
     #[command(flatten)]
-    common: CommonArguments,
+    pub(crate) common: CommonArguments,
 }
 
 /// A checked command line.

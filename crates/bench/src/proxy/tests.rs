@@ -1,18 +1,11 @@
 //! The study against brokers that accept all messages, or drop them.
 
-use clap::Parser;
-
 use super::*;
 use crate::stream::fake_broker::{FakeBroker, Fate as Script};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    proxy: ProxyArguments,
-}
+use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<ProxyPlan, Error> {
-    Cli::parse_from([&["proxy"], arguments].concat()).proxy.plan()
+    parse::<ProxyArguments>(arguments).unwrap().plan()
 }
 
 #[test]
@@ -48,8 +41,8 @@ fn what_could_never_work_is_refused() {
         &["--pid", "4294967295"],
         &["--uri", "http://h"],
     ] {
-        match Cli::try_parse_from([&["proxy"], arguments].concat()) {
-            Ok(cli) => assert!(cli.proxy.plan().unwrap_err().is_usage(), "{arguments:?}"),
+        match parse::<ProxyArguments>(arguments) {
+            Ok(proxy) => assert!(proxy.plan().unwrap_err().is_usage(), "{arguments:?}"),
             Err(error) => assert!(error.use_stderr(), "{arguments:?}"),
         }
     }

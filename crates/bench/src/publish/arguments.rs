@@ -25,7 +25,7 @@ pub(crate) struct PublishArguments {
     #[arg(long, value_name = "BYTES", default_value_t = 16)]
     size: usize,
     #[command(flatten)]
-    common: CommonArguments,
+    pub(crate) common: CommonArguments,
 }
 
 /// A way of publishing.

@@ -1,19 +1,12 @@
 //! The study against brokers that accept all messages.
 
-use clap::Parser;
-
 use super::*;
 use crate::metric::LatencyPoint;
 use crate::stream::fake_broker::{FakeBroker, Fate};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    publish: PublishArguments,
-}
+use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<PublishPlan, Error> {
-    Cli::parse_from([&["publish"], arguments].concat()).publish.plan()
+    parse::<PublishArguments>(arguments).unwrap().plan()
 }
 
 #[test]

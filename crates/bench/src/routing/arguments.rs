@@ -233,18 +233,11 @@ const MOST: u64 = 100_000_000;
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        routing: RoutingArguments,
-    }
+    use crate::usage::parse;
 
     fn plan(arguments: &[&str]) -> Result<RoutingPlan, Error> {
-        Cli::parse_from([&["routing"], arguments].concat()).routing.plan()
+        parse::<RoutingArguments>(arguments).unwrap().plan()
     }
 
     #[test]

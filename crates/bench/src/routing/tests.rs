@@ -2,19 +2,12 @@
 
 use std::fs;
 
-use clap::Parser;
-
 use super::*;
 use crate::stream::fake_broker::{FakeBroker, Fate};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    routing: RoutingArguments,
-}
+use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> RoutingPlan {
-    Cli::parse_from([&["routing"], arguments].concat()).routing.plan().unwrap()
+    parse::<RoutingArguments>(arguments).unwrap().plan().unwrap()
 }
 
 #[test]

@@ -2,20 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use clap::Parser;
-
 use super::*;
 use crate::stream::fake_broker::{FakeBroker, Fate as Script};
 use crate::uri::Uri;
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    strategies: StrategiesArguments,
-}
+use crate::usage::parse;
 
 fn plan(arguments: &[&str]) -> Result<StrategiesPlan, Error> {
-    Cli::parse_from([&["strategies"], arguments].concat()).strategies.plan()
+    parse::<StrategiesArguments>(arguments).unwrap().plan()
 }
 
 #[test]

@@ -225,18 +225,11 @@ pub(crate) const DISK: &str = "disk";
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        stream: StreamArguments,
-    }
+    use crate::usage::parse;
 
     pub(crate) fn plan(arguments: &[&str]) -> Result<StreamPlan, Error> {
-        Cli::parse_from([&["stream"], arguments].concat()).stream.plan()
+        parse::<StreamArguments>(arguments).unwrap().plan()
     }
 
     pub(crate) fn workload(arguments: &[&str]) -> Workload {

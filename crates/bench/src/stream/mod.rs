@@ -26,8 +26,8 @@ mod tests;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::metric::grouped;
-use crate::report::{StreamReport, StreamSystem};
-use crate::study::Watch;
+use crate::report::{Round, StreamReport, StreamSystem};
+use crate::study::{Pressure, Watch};
 use arguments::DISK;
 pub(crate) use arguments::{StreamArguments, StreamPlan};
 pub(crate) use round::Progress;
@@ -120,23 +120,11 @@ const NEGLIGIBLE_CORES: f64 = 0.2;
 
 /// Notes whether something other than the system limited its rounds.
 fn load_notes(system: &StreamSystem, cores: usize, notes: &mut Vec<String>) {
-    let rounds = system.rounds.len();
-    let saturated = system.rounds.iter().filter(|round| round.generator.is_saturated()).count();
-    if saturated > 0 {
-        notes.push(format!(
-                "{}: the load generator was saturated in {saturated} of {rounds} rounds (a thread had no time left); \
-                 the system may be faster than shown.",
-                system.name
-            ));
+    let mut pressure = Pressure::default();
+    for Round { generator, .. } in &system.rounds {
+        pressure.add(generator.is_saturated(), generator.machine_is_full(cores));
     }
-    let full = system.rounds.iter().filter(|round| round.generator.machine_is_full(cores)).count();
-    if full > 0 {
-        notes.push(format!(
-                "{}: all {cores} cores were busy in {full} of {rounds} rounds; the generator and the system took time \
-                 from each other.",
-                system.name
-            ));
-    }
+    pressure.add_notes(&system.name, cores, notes);
     let others = system.rounds.iter().filter_map(|round| round.cores_used_by_others(cores));
     let others = others.fold(0.0, f64::max);
     if others > NEGLIGIBLE_CORES {

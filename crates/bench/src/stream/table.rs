@@ -135,20 +135,14 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::report::tests::{round, system};
-    use crate::stream::StreamArguments;
+    use crate::stream::arguments::tests::workload;
     use crate::stream::page::section;
 
     #[test]
     fn systems_are_compared_with_the_first() {
-        #[derive(clap::Parser)]
-        struct Cli {
-            #[command(flatten)]
-            stream: StreamArguments,
-        }
-        let cli: Cli = clap::Parser::parse_from(["stream"]);
         let report = StreamReport {
             machine: Machine::describe(),
-            workload: cli.stream.plan().unwrap().workload,
+            workload: workload(&[]),
             systems: vec![system("old", vec![round(1000.0, 2)]), system("new", vec![round(3500.0, 0)])],
             notes: vec!["Mind this.".into()],
             expectations: vec![],

@@ -1,20 +1,13 @@
 //! The whole load generator against a broker that misbehaves on purpose.
 
-use clap::Parser;
-
 use super::fake_broker::{FakeBroker, Fate, Script};
 use super::*;
 use crate::report::{Counts, Round};
-
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    stream: StreamArguments,
-}
+use crate::usage::parse;
 
 fn plan(uri: &str, arguments: &[&str]) -> StreamPlan {
-    let all = [&["stream", "--uri", uri, "--rounds", "1"], arguments].concat();
-    Cli::parse_from(all).stream.plan().unwrap()
+    let all = [&["--uri", uri, "--rounds", "1"], arguments].concat();
+    parse::<StreamArguments>(&all).unwrap().plan().unwrap()
 }
 
 fn one_round(script: Script, arguments: &[&str]) -> Round {
@@ -120,20 +113,9 @@ fn the_disk_is_measured_in_turn_with_the_systems_and_leaves_nothing_behind() {
     let (broker, folder) = (FakeBroker::start(honest), tempfile::tempdir().unwrap());
     let path = folder.path().to_str().unwrap();
     let uri = broker.uri();
-    let arguments = [
-        "stream",
-        "--uri",
-        &uri,
-        "--messages",
-        "20",
-        "--rounds",
-        "2",
-        "--disk",
-        path,
-        "--expect",
-        "disk.lost==0",
-    ];
-    let plan = Cli::parse_from(arguments).stream.plan().unwrap();
+    let arguments =
+        ["--uri", &uri, "--messages", "20", "--rounds", "2", "--disk", path, "--expect", "disk.lost==0"];
+    let plan = parse::<StreamArguments>(&arguments).unwrap().plan().unwrap();
     let mut order = Vec::new();
     let report = run(&plan, |round, system, _| order.push((round, system.to_owned())));
     order.dedup();
@@ -171,10 +153,10 @@ fn bodies_of_all_sizes_arrive() {
 fn timed_rounds_of_several_systems_are_interleaved_and_compared() {
     let (a, b) = (FakeBroker::start(honest), FakeBroker::start(|_| Fate::Dropped));
     let (a, b) = (format!("a={},pid={}", a.uri(), std::process::id()), format!("b={}", b.uri()));
-    let mut arguments = vec!["stream", "--system", &a, "--system", &b, "--rounds", "2"];
+    let mut arguments = vec!["--system", &a, "--system", &b, "--rounds", "2"];
     arguments.extend(["--warmup", "0.05", "--time", "0.2", "--rate", "2000", "--auto-ack"]);
     arguments.extend(["--expect", "a.lost==0", "--expect", "b.lost==0"]);
-    let plan = Cli::parse_from(arguments).stream.plan().unwrap();
+    let plan = parse::<StreamArguments>(&arguments).unwrap().plan().unwrap();
     let mut order = Vec::new();
     let report = run(&plan, |round, system, _| order.push((round, system.to_owned()))).unwrap();
     order.dedup();

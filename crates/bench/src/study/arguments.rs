@@ -25,7 +25,7 @@ pub(crate) struct CommonArguments {
     #[arg(long)]
     pub(crate) quick: bool,
     #[command(flatten)]
-    outputs: OutputArguments,
+    pub(crate) outputs: OutputArguments,
     /// Fail unless this holds wherever it was measured, such as 'p99<5ms' or 'ratio(a/b)>3'; or in some cells only, as
     /// 'SCENARIO: p99<5ms', '@50: p99<60ms', 'SCENARIO@50: rate>10'; may be repeated
     #[arg(long, value_name = "CONDITION")]
@@ -60,7 +60,6 @@ pub(crate) struct Defaults {
 pub(crate) struct Common {
     pub(crate) rounds: usize,
     pub(crate) time: Duration,
-    pub(crate) outputs: OutputArguments,
     pub(super) expectations: Vec<Condition>,
 }
 
@@ -83,7 +82,6 @@ impl CommonArguments {
         Ok(Common {
             rounds,
             time: seconds("--time", self.time.unwrap_or(time))?,
-            outputs: self.outputs.clone(),
             expectations: expectations.map_err(Error::Expect)?,
         })
     }
@@ -107,21 +105,14 @@ pub(crate) fn round_trips(given: &[f64]) -> Result<Vec<f64>, Error> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        common: CommonArguments,
-    }
+    use crate::usage::parse;
 
     pub(crate) const DEFAULTS: Defaults =
         Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.1 };
 
     pub(crate) fn common(arguments: &[&str]) -> Common {
-        Cli::parse_from([&["study"], arguments].concat()).common.check(DEFAULTS).unwrap()
+        parse::<CommonArguments>(arguments).unwrap().check(DEFAULTS).unwrap()
     }
 
     #[test]
@@ -134,8 +125,10 @@ pub(crate) mod tests {
     #[test]
     fn what_could_never_work_is_refused() {
         for arguments in [&["--rounds", "0"][..], &["--time=-1"], &["--expect", "x: speed>1"]] {
-            let cli = Cli::parse_from([&["study"], arguments].concat());
-            assert!(cli.common.check(DEFAULTS).unwrap_err().is_usage(), "{arguments:?}");
+            assert!(
+                parse::<CommonArguments>(arguments).unwrap().check(DEFAULTS).unwrap_err().is_usage(),
+                "{arguments:?}"
+            );
         }
         assert!(round_trips(&[-1.0]).unwrap_err().is_usage());
     }

@@ -112,7 +112,7 @@ pub(crate) fn run(
                 let at = cell.axis.show(cell.at);
                 watch(done / all, &format!("{}: {}, {at}", system.name, cell.scenario));
                 let sample = measure(cell, index)?;
-                pressure[index].add(&sample);
+                pressure[index].add(sample.saturated, sample.full);
                 samples[index].push(sample);
                 done += 1.0;
             }
@@ -150,20 +150,21 @@ fn cell_report(cell: &Cell, system: &str, samples: &[Sample]) -> CellReport {
 
 /// The number of rounds in which something other than the system may have been the limit.
 #[derive(Debug, Clone, Default)]
-struct Pressure {
+pub(crate) struct Pressure {
     rounds: usize,
     saturated: usize,
     full: usize,
 }
 
 impl Pressure {
-    fn add(&mut self, sample: &Sample) {
+    /// Counts a round; `saturated` and `full` as in [`Sample`].
+    pub(crate) fn add(&mut self, saturated: bool, full: bool) {
         self.rounds += 1;
-        self.saturated += usize::from(sample.saturated);
-        self.full += usize::from(sample.full);
+        self.saturated += usize::from(saturated);
+        self.full += usize::from(full);
     }
 
-    fn add_notes(&self, system: &str, cores: usize, notes: &mut Vec<String>) {
+    pub(crate) fn add_notes(&self, system: &str, cores: usize, notes: &mut Vec<String>) {
         let Self { rounds, saturated, full } = self;
         if *saturated > 0 {
             notes.push(format!(

@@ -164,18 +164,11 @@ fn parse_system(text: &str) -> Result<System, Error> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        systems: SystemArguments,
-    }
+    use crate::usage::parse;
 
     fn systems(arguments: &[&str]) -> Result<Systems, Error> {
-        Cli::parse_from([&["study"], arguments].concat()).systems.systems()
+        parse::<SystemArguments>(arguments).unwrap().systems()
     }
 
     #[test]

@@ -159,18 +159,11 @@ impl WebSocketsSettings {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        websockets: WebSocketsArguments,
-    }
+    use crate::usage::parse;
 
     fn plan(arguments: &[&str]) -> Result<WebSocketsPlan, Error> {
-        Cli::parse_from([&["websockets"], arguments].concat()).websockets.plan()
+        parse::<WebSocketsArguments>(arguments).unwrap().plan()
     }
 
     #[test]
