@@ -18,7 +18,7 @@ impl<F: Fn() + Send + Sync> Waiter for F {
     }
 }
 
-/// The waiters for one event. Whoever owns the list locks it, takes all waiters, and wakes them with the lock released.
+/// The waiters for one event. Its owner takes all waiters under its lock, and wakes them after the release.
 #[derive(Default)]
 pub struct WaitList(Vec<Arc<dyn Waiter>>);
 
