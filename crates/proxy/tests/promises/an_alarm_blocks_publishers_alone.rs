@@ -158,7 +158,8 @@ async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it(
     ignorant.open_channel(1).await;
     let flood = message(1, &[7; 100_000], 131_072).repeat(400);
     let flooding = tokio::spawn(async move { ignorant.write(&flood).await });
-    let is_full = || pool.connections().iter().any(|upstream| upstream.backlog > 100_000);
+    // A part of the last message may be in the socket.
+    let is_full = || pool.connections().iter().any(|upstream| upstream.backlog > 1000);
     until("the connection to take no more", is_full).await;
 
     for tag in 1..=3 {
