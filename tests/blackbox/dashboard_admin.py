@@ -120,6 +120,7 @@ def test_a_connection_is_shown_and_closed(visit, server):
     visit.wait("document.querySelector('#view tbody tr')")
     [row] = visit.rows()
     assert (row["Mode"], row["Consumers"], row["Prefetch"], row["User name"]) == ("C", "1", "7", "guest")
+    assert (row["Unconfirmed"], row["Unacked"]) == ("0", "0")
     visit.go("queues", "/", queue)
     visit.wait("document.querySelector('#view table tbody')?.textContent.includes('mine')")
     visit.go("connections")

@@ -12,6 +12,7 @@ import pytest
 from harness.amqp import connect
 from harness.disks import MEBIBYTE, FailingDisk, NoNamespaces, SmallDisk
 from harness.instances import leveret
+from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
 
@@ -126,13 +127,15 @@ def test_a_failing_disk_confirms_nothing_stops_no_consumer_and_loses_nothing(tmp
         wait_until(lambda: metric(server, f'leveret_store_failing{{cause="{cause}"}}') == 1)
         assert metric(server, f'leveret_store_failing{{cause="{other_cause}"}}') == 0
         assert before - 1 <= metric(server, "leveret_store_failing_since_seconds") <= time.time()
-        assert readiness(server).startswith("ready, but nothing durable can be written")
+        assert readiness(server).startswith("ready, but disk writes failing")
         confirmed = publisher.confirmed
         failures = metric(server, "leveret_store_failures_total")
         assert take(server, TAKEN) == list(range(TAKEN))
         wait_until(lambda: metric(server, "leveret_store_failures_total") > failures + 2)
         # The queue has one more than was confirmed: it waits for its place on the disk.
         assert publisher.confirmed == confirmed
+        channels = Management(server, server.http).get("channels")
+        assert [each["messages_unconfirmed"] for each in channels if each["confirm"]] == [1]
         disk.mend()
         wait_until(lambda: publisher.confirmed > confirmed + 3)
         assert metric(server, f'leveret_store_failing{{cause="{cause}"}}') == 0

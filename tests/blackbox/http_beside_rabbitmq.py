@@ -151,7 +151,7 @@ LEFT_OUT = {
     "message_bytes_unacknowledged", "messages_persistent", "messages_ready_ram", "messages_unacknowledged_ram",
     "messages_details", "messages_ready_details", "messages_unacknowledged_details", "consumer_capacity",
     "consumer_utilisation", "head_message_timestamp", "acks_uncommitted", "messages_uncommitted",
-    "messages_unconfirmed", "pending_raft_commands", "recv_cnt", "send_cnt",
+    "pending_raft_commands", "recv_cnt", "send_cnt",
 }  # fmt: skip
 MADE_HERE = {"websocket"}
 

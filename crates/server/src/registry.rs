@@ -84,6 +84,9 @@ pub(crate) struct OpenChannel {
     pub(crate) global_prefetch: AtomicU16,
     pub(crate) confirms: AtomicBool,
     pub(crate) transactional: AtomicBool,
+    /// Publishes whose confirm has not been sent yet; set whenever a read's publishes have been handed over, and when
+    /// confirms are sent.
+    pub(crate) unconfirmed: AtomicU64,
     /// Most channels either publish or consume.
     publishing: OnceLock<Box<Publishing>>,
 }
@@ -105,6 +108,8 @@ pub struct ChannelStatus {
     pub consumers: usize,
     /// Number of deliveries not yet settled.
     pub unacknowledged: usize,
+    /// Number of publishes in confirm mode whose confirm has not been sent yet.
+    pub unconfirmed: u64,
 }
 
 /// A connection's entry in the registry, removed when dropped.
@@ -343,6 +348,7 @@ impl OpenChannel {
             global_prefetch: AtomicU16::new(0),
             confirms: AtomicBool::new(false),
             transactional: AtomicBool::new(false),
+            unconfirmed: AtomicU64::new(0),
             publishing: OnceLock::new(),
         })
     }
@@ -376,6 +382,7 @@ impl OpenChannel {
             transactional: self.transactional.load(Ordering::Relaxed),
             consumers,
             unacknowledged,
+            unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
         }
     }
 }

@@ -206,6 +206,7 @@ fn show_channel(call: &Call, channel: &Channel) -> Value {
     put("global_prefetch_count", json!(info.global_prefetch));
     put("consumer_count", json!(info.consumers));
     put("messages_unacknowledged", json!(info.unacknowledged));
+    put("messages_unconfirmed", json!(info.unconfirmed));
     if let Some(stats) = info.counts.as_ref().and_then(stats::of_channel) {
         put("message_stats", stats);
     }

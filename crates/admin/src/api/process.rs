@@ -151,6 +151,8 @@ pub struct ChannelInfo {
     pub consumers: u64,
     /// Number of unacknowledged deliveries.
     pub unacknowledged: u64,
+    /// Number of publishes in confirm mode whose confirm has not been sent yet.
+    pub unconfirmed: u64,
     /// Counts of its messages; `None` if there were none, or they are not counted.
     pub counts: Option<MessageCounts>,
 }

@@ -17,16 +17,19 @@ use super::login::User;
 use super::snapshot::Listed;
 use super::*;
 
+mod channels;
 mod rates;
 mod refused;
 
-/// A process without listeners and connections.
+/// A process without listeners, and with the connections that the test opens.
 #[derive(Default)]
 struct Quiet {
     /// Whether an alarm is in effect.
     alarm: AtomicBool,
     /// Milliseconds that the clock is moved on.
     later: AtomicU64,
+    /// The open connections.
+    connections: Vec<Arc<dyn ClientConnection>>,
 }
 
 impl Process for Quiet {
@@ -63,7 +66,7 @@ impl Process for Quiet {
     }
 
     fn connections(&self) -> Vec<Arc<dyn ClientConnection>> {
-        Vec::new()
+        self.connections.clone()
     }
 
     fn connection(&self, _: u64) -> Option<Arc<dyn ClientConnection>> {

@@ -86,6 +86,7 @@ fn channel((status, counts): &(ChannelStatus, Option<MessageCounts>)) -> Channel
         transactional: status.transactional,
         consumers: status.consumers as u64,
         unacknowledged: status.unacknowledged as u64,
+        unconfirmed: status.unconfirmed,
         counts: *counts,
     }
 }

@@ -197,6 +197,11 @@ fn write_channels(connections: &[&Arc<OpenConnection>], prefix: &str, out: &mut 
         channel.unacknowledged as u64
     });
     family(
+        "channel_messages_unconfirmed",
+        "Messages published on a channel in confirm mode whose confirm has not been sent yet.",
+        |channel| channel.unconfirmed,
+    );
+    family(
         "consumer_prefetch",
         "Prefetch limit in messages of each new consumer on a channel; 0 is no limit.",
         |channel| u64::from(channel.prefetch),

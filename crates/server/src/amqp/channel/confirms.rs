@@ -10,8 +10,12 @@ use broker::{Flushed, Lsn};
 /// The confirms of one channel.
 #[derive(Debug, Default)]
 pub(super) struct ChannelConfirms {
-    /// Sequence number of the last publish.
+    /// The number of publishes, those included that the publisher has not handed over to their queues yet.
+    published: u64,
+    /// Sequence number of the last publish that was handed over.
     last: u64,
+    /// Sequence number of the last publish whose confirm was written.
+    confirmed: u64,
     /// The waiting confirms, in order.
     waiting: VecDeque<WaitingConfirm>,
 }
@@ -32,13 +36,27 @@ struct WaitingConfirm {
 }
 
 impl ChannelConfirms {
-    /// Records publishes. Confirms that need not wait, and have none to wait behind, are passed to `write`.
+    /// Counts a publish, before it is handed over.
+    pub(super) fn count_publish(&mut self) {
+        self.published += 1;
+    }
+
+    /// The number of publishes whose confirm has not been written yet.
+    pub(super) fn unconfirmed(&self) -> u64 {
+        self.published - self.confirmed
+    }
+
+    /// Records publishes that were handed over. Confirms that need not wait, and have none to wait behind, are
+    /// passed to `write`.
     pub(super) fn add(&mut self, flushed: &Flushed, mut write: impl FnMut(Run)) {
         let first = self.last + 1;
         self.last += flushed.count;
         let until = flushed.until.max(self.until());
         runs(first, flushed, |run| match until {
-            None => write(run),
+            None => {
+                self.confirmed = run.last;
+                write(run);
+            }
             Some(until) => self.wait(run, until),
         });
     }
@@ -55,6 +73,7 @@ impl ChannelConfirms {
         while let Some(WaitingConfirm { run, .. }) =
             self.waiting.pop_front_if(|waiting| waiting.until <= durable)
         {
+            self.confirmed = run.last;
             match &mut next {
                 Some(next) if next.refused == run.refused => next.last = run.last,
                 _ => {
@@ -116,6 +135,7 @@ mod tests {
 
     fn add(confirms: &mut ChannelConfirms, flushed: &Flushed) -> Vec<Run> {
         let mut written = Vec::new();
+        (0..flushed.count).for_each(|_| confirms.count_publish());
         confirms.add(flushed, |run| written.push(run));
         written
     }
@@ -146,6 +166,22 @@ mod tests {
         assert_eq!(release(&mut confirms, 10), [ack(1, 3)]);
         assert_eq!(release(&mut confirms, 30), [ack(4, 4)]);
         assert_eq!(confirms.until(), None);
+    }
+
+    #[test]
+    fn a_publish_is_unconfirmed_until_its_confirm_is_written() {
+        let mut confirms = ChannelConfirms::default();
+        confirms.count_publish();
+        assert_eq!(confirms.unconfirmed(), 1, "it waits for its queues");
+        confirms.add(&flushed(1, &[], None), |_| {});
+        assert_eq!(confirms.unconfirmed(), 0);
+        add(&mut confirms, &flushed(3, &[1], Some(10)));
+        add(&mut confirms, &flushed(2, &[], Some(20)));
+        assert_eq!(confirms.unconfirmed(), 5);
+        release(&mut confirms, 10);
+        assert_eq!(confirms.unconfirmed(), 2);
+        release(&mut confirms, 20);
+        assert_eq!(confirms.unconfirmed(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! basic.publish and its confirms.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use amqp::content::{Assembled, Content};
 use amqp::error::{Fault, ReplyCode};
@@ -130,7 +131,10 @@ impl Channel {
                 let publisher = self.publisher.get(context, self.number);
                 return transaction.publish(publisher, message, mandatory, context.now);
             }
-            Mode::Confirm(_) => context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1),
+            Mode::Confirm(confirms) => {
+                confirms.count_publish();
+                context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1);
+            }
             Mode::Plain => {}
         }
         if !self.publisher.get(context, self.number).publish(message, context.now)? {
@@ -175,6 +179,7 @@ impl Channel {
     pub(crate) fn flush(&mut self, context: &ChannelContext) -> bool {
         let Some(flushed) = self.publisher.flush(context.now) else { return true };
         if flushed.unfinished {
+            self.show_unconfirmed();
             return false;
         }
         context.handed_over(&flushed);
@@ -187,6 +192,7 @@ impl Channel {
             if let Some(until) = flushed.until {
                 context.wait_until_stored(until);
             }
+            self.show_unconfirmed();
         }
         true
     }
@@ -194,6 +200,13 @@ impl Channel {
     /// Flushes everything, however long it takes: the next operation must see all earlier publishes.
     pub(crate) fn flush_all(&mut self, context: &ChannelContext) {
         while !self.flush(context) {}
+    }
+
+    /// Updates the number of unconfirmed publishes that operators see.
+    fn show_unconfirmed(&self) {
+        if let Mode::Confirm(confirms) = &self.mode {
+            self.view.unconfirmed.store(confirms.unconfirmed(), Ordering::Relaxed);
+        }
     }
 
     /// Whether confirms wait for the disk.
@@ -206,6 +219,7 @@ impl Channel {
         let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode {
             confirms.release(durable, |run| confirm(context, number, view, run));
+            self.show_unconfirmed();
         }
     }
 

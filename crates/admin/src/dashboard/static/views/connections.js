@@ -127,6 +127,7 @@ function channelColumns({ before = [], after = [] } = {}) {
     { title: "Mode", group: "Overview", badges: (each) => modes(each) },
     { title: "State", sort: "state", group: "Overview", badges: (each) => [stateBadge(each.state)] },
     countColumn("Consumers", "consumer_count", "Details"),
+    countColumn("Unconfirmed", "messages_unconfirmed", "Details"),
     { title: "Prefetch", sort: "prefetch_count", group: "Details", number: true, text: (each) => prefetch(each) },
     countColumn("Unacked", "messages_unacknowledged", "Details"),
     rateColumn("publish", "publish"),

@@ -1,0 +1,72 @@
+//! Channels, of a connection that the test makes up.
+
+use super::*;
+
+/// A connection of user guest with these channels.
+struct Connected(Vec<ChannelInfo>);
+
+impl ClientConnection for Connected {
+    fn id(&self) -> u64 {
+        1
+    }
+
+    fn name(&self) -> String {
+        "client".to_owned()
+    }
+
+    fn user(&self) -> &str {
+        "guest"
+    }
+
+    fn vhost(&self) -> &str {
+        "/"
+    }
+
+    fn info(&self) -> ConnectionInfo {
+        ConnectionInfo::default()
+    }
+
+    fn channels(&self, _: Timestamp) -> Vec<ChannelInfo> {
+        self.0.clone()
+    }
+
+    fn byte_rates(&self, _: Timestamp) -> (f64, f64) {
+        (0.0, 0.0)
+    }
+
+    fn close(&self, _: &str) {}
+}
+
+fn api(channels: &[ChannelInfo]) -> Arc<Api> {
+    let connections: Vec<Arc<dyn ClientConnection>> = vec![Arc::new(Connected(channels.to_vec()))];
+    let quiet = Quiet { connections, ..Quiet::default() };
+    Api::new(Some(Broker::new(BrokerConfig::default())), Arc::new(quiet))
+}
+
+#[test]
+fn a_channel_shows_unacknowledged_deliveries_and_unconfirmed_publishes() {
+    let api = api(&[
+        ChannelInfo { number: 1, unacknowledged: 2, ..ChannelInfo::default() },
+        ChannelInfo { number: 2, confirms: true, unconfirmed: 3, ..ChannelInfo::default() },
+    ]);
+    let query = [("columns", "name,messages_unacknowledged,messages_unconfirmed")];
+    let shown = shown(connections::channels(&call(&api, &[], &query, &json!({}))));
+    let of = |name: &str, unacknowledged: u64, unconfirmed: u64| {
+        json!({
+            "name": name, "messages_unacknowledged": unacknowledged, "messages_unconfirmed": unconfirmed,
+        })
+    };
+    assert_eq!(shown, json!([of("client (1)", 2, 0), of("client (2)", 0, 3)]));
+}
+
+#[test]
+fn channels_are_sorted_by_unconfirmed_publishes() {
+    let channels = [1, 3, 2].map(|count: u16| ChannelInfo {
+        number: count,
+        unconfirmed: count.into(),
+        ..ChannelInfo::default()
+    });
+    let query = [("sort", "messages_unconfirmed"), ("sort_reverse", "true"), ("columns", "number")];
+    let shown = shown(connections::channels(&call(&api(&channels), &[], &query, &json!({}))));
+    assert_eq!(shown, json!([{"number": 3}, {"number": 2}, {"number": 1}]));
+}
