@@ -3,90 +3,94 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $help:literal])+ $name:ident),* $(,)?) => {
         /// Counts of a broker's operations since it started, and of its current contents. Each value is
         /// exact; two values read one after the other need not belong to the same moment.
+        ///
+        /// The documentation of a counter is also its help text in the metrics.
         #[derive(Debug, Default)]
         pub struct Metrics {
-            $($(#[$doc])* pub $name: SharedCounter,)*
+            $($(#[doc = $help])+ pub $name: SharedCounter,)*
             published: [Published; FrontEnd::COUNT],
         }
 
         impl Metrics {
-            /// All counters with their names.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name.get())),*].into_iter()
+            /// All counters: name, help text and value.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($help),+).trim_start(), self.$name.get())),*].into_iter()
             }
         }
     };
 }
 
 counters! {
-    /// Published messages that reached at least one queue.
+    /// Messages published by clients that reached at least one queue; each counts once, when it is routed.
     messages_routed,
-    /// Published messages that reached none.
+    /// Messages published by clients that reached no queue, whether returned or not; each counts once.
     messages_unroutable,
-    /// Messages put into queues; a message counts once for each of its queues.
+    /// Messages put into queues, dead letters and traces included; each counts once for each of its queues.
     messages_enqueued,
-    /// Deliveries to consumers.
+    /// Messages delivered to consumers, when they are passed to their connection; each redelivery counts again.
     messages_delivered,
-    /// The number of these deliveries that need no acknowledgement.
+    /// Messages delivered to consumers that do not acknowledge; also part of messages_delivered.
     messages_delivered_auto_ack,
-    /// Messages handed out by `get`.
+    /// Messages fetched with basic.get or over HTTP, when they leave the queue.
     messages_got,
-    /// The number of these that need no acknowledgement.
+    /// Messages fetched with basic.get or over HTTP without acknowledgement; also part of messages_got.
     messages_got_auto_ack,
-    /// Calls of `get` on an empty queue.
+    /// Fetches, with basic.get or over HTTP, that found their queue empty.
     gets_empty,
-    /// Deliveries and gets of messages that had been delivered before.
+    /// Messages delivered or fetched that had been delivered or fetched before; each time counts.
     messages_redelivered,
-    /// Messages acknowledged by clients.
+    /// Messages acknowledged by clients, when the acknowledgement arrives; in a transaction, at its commit.
     messages_acked,
-    /// Messages that clients returned to their queue.
+    /// Messages returned to their queue by reject, nack or recover, or because their channel or session ended.
     messages_requeued,
-    /// Messages that a full queue refused.
+    /// Messages that a full queue with overflow reject-publish or reject-publish-dlx refused; each queue counts.
     messages_refused,
-    /// Messages that were dead-lettered.
+    /// Messages passed on to the dead-letter exchange of their queue, for any reason; each hop counts.
     messages_dead_lettered,
-    /// The number of these that a consumer had rejected.
+    /// Messages dead-lettered because a consumer rejected them; also part of messages_dead_lettered.
     messages_dead_lettered_rejected,
-    /// The number of these that had expired.
+    /// Messages dead-lettered because their time to live was over; also part of messages_dead_lettered.
     messages_dead_lettered_expired,
-    /// The number of these that exceeded a length limit.
+    /// Messages dead-lettered because a queue exceeded its maximum length; also part of messages_dead_lettered.
     messages_dead_lettered_maxlen,
-    /// The number of these that had been redelivered too often.
+    /// Messages dead-lettered because they exceeded a delivery limit; also part of messages_dead_lettered.
     messages_dead_lettered_delivery_limit,
-    /// Dead letters dropped because the death of one message had led to too many letters.
+    /// Dead letters dropped because the death of one message had led to too many dead letters.
     dead_letters_dropped,
-    /// Ready messages that were moved from memory to disk, except those that never were in a queue's memory.
+    /// Ready messages removed from their queue's memory and left on disk; each time counts.
     messages_paged_out,
-    /// Bytes of the bodies of messages paged out.
+    /// Bytes of the bodies of the messages of messages_paged_out.
     bytes_paged_out,
-    /// Messages that were loaded back into memory.
+    /// Paged-out messages that were read back into memory, before their delivery; each time counts.
     messages_paged_in,
-    /// Bytes of the bodies of messages paged in.
+    /// Bytes of the bodies of the messages of messages_paged_in.
     bytes_paged_in,
-    /// Writes of messages to disk so that they can leave memory. Messages in the store are on disk already.
+    /// Writes of a batch of messages to disk so that they can leave memory; persistent messages of durable
+    /// queues need none.
     paging_writes,
-    /// Reads of messages from disk to bring them back.
+    /// Reads of a batch of paged-out messages from disk.
     paging_reads,
-    /// Batches of publishes whose session had to pause until enough messages had left memory.
+    /// Batches of publishes after which their client was not read until enough messages had left memory; each
+    /// queue counts.
     paging_pauses,
-    /// Failed attempts to page, which are repeated.
+    /// Failed reads and writes of messages that are paged; each is repeated within half a minute.
     paging_failures,
-    /// Queues that exist.
+    /// Queues that exist, in all virtual hosts.
     queues,
-    /// Declarations of queues, whether they existed or were created.
+    /// Queue declarations that succeeded, of new and of existing queues; passive ones do not count.
     queues_declared,
-    /// Queues created.
+    /// Queues created by a declaration; those restored at the start do not count.
     queues_created,
-    /// Queues deleted.
+    /// Queues deleted, expired ones and those of closed connections included.
     queues_deleted,
-    /// Exchanges that exist.
+    /// Exchanges that exist, in all virtual hosts; those that every virtual host has are included.
     exchanges,
-    /// Bindings that exist.
+    /// Bindings that exist, in all virtual hosts; those of the default exchange do not count.
     bindings,
-    /// Consumers that exist.
+    /// Consumers that exist, in all virtual hosts.
     consumers,
 }
 
@@ -144,6 +148,19 @@ impl SharedCounter {
     pub(crate) fn sub(&self, n: usize) {
         if n > 0 {
             self.0.fetch_sub(n as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_explains_itself_in_a_sentence() {
+        for (name, help, _) in Metrics::default().iter() {
+            assert!(help.ends_with('.') && help.split(' ').count() > 3, "{name}: {help}");
+            assert!(!help.contains("  ") && help.starts_with(char::is_uppercase), "{name}: {help}");
         }
     }
 }

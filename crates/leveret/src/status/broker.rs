@@ -54,31 +54,27 @@ pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, o
 }
 
 fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {
-    for (name, value) in metrics.iter() {
-        let words = name.replace('_', " ");
-        let (name, help, kind) = match name {
+    for (name, help, value) in metrics.iter() {
+        let (name, kind) = match name {
             "queues" | "exchanges" | "bindings" | "consumers" => {
-                let help = format!("Number of {words} in the embedded broker.");
-                (format!("leveret_broker_{name}"), help, MetricKind::Gauge)
+                (format!("leveret_broker_{name}"), MetricKind::Gauge)
             }
-            _ => {
-                let help = format!("Count of {words} in the embedded broker.");
-                (format!("leveret_broker_{name}_total"), help, MetricKind::Counter)
-            }
+            _ => (format!("leveret_broker_{name}_total"), MetricKind::Counter),
         };
-        out.family(&name, &help, kind).sample(&[], value);
+        out.family(&name, help, kind).sample(&[], value);
     }
 }
 
 /// Writes how much of the queues is in memory, and how much only on disk.
 fn write_paging(held: &broker::PagingStatus, out: &mut MetricsWriter) {
-    let help = "Memory in bytes used by ready messages.";
+    let help = "Memory in bytes that ready messages take in all queues; unacknowledged ones do not count.";
     out.gauge("leveret_broker_resident_bytes", help, held.resident);
-    let help = "Memory in bytes used by ready messages above which long queues are paged out to disk.";
+    let help =
+        "Memory in bytes of ready messages above which long queues are paged out (memory_paging_watermark).";
     out.gauge("leveret_broker_paging_watermark_bytes", help, held.watermark);
-    let help = "Ready messages that are paged out to disk.";
+    let help = "Ready messages that are on disk only, in all queues.";
     out.gauge("leveret_broker_paged_messages", help, held.paged_messages);
-    let help = "Bytes of the bodies of ready messages that are paged out to disk.";
+    let help = "Bytes of the bodies of ready messages that are on disk only, in all queues.";
     out.gauge("leveret_broker_paged_bytes", help, held.paged_bytes);
 }
 
