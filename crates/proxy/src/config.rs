@@ -169,7 +169,7 @@ pub(crate) const STREAM_SHARE: usize = 8;
 pub(crate) const WAITING_BUDGETS: usize = 64;
 /// Lower bound of a budget in bytes: connections that belong to one client need room however little may wait
 /// on shared ones.
-const WAITING_BUDGET_MIN: usize = 1024 * 1024;
+pub(crate) const WAITING_BUDGET_MIN: usize = 1024 * 1024;
 /// Bytes of one client's frames that may wait for placement before it is no longer read: as much as an
 /// out-buffer takes; one batch of reads may come on top.
 pub(crate) const HELD_CLIENT_MAX: usize = 1024 * 1024;

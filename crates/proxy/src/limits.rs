@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::auth_gate::{HANDSHAKES_AT_ONCE, REFUSAL_HOLDS, REFUSED_MAX, VERIFIED_MAX};
-use crate::config::{HELD_CLIENT_MAX, PoolConfig, STREAM_SHARE, WAITING_BUDGETS};
+use crate::config::{HELD_CLIENT_MAX, PoolConfig, STREAM_SHARE, WAITING_BUDGET_MIN, WAITING_BUDGETS};
 use crate::pool::OPENING_MAX;
 use crate::session::{MAX_UNANSWERED_SECRETS, STAGING_BUDGET};
 use crate::topology::{CLIENT_BYTES_MAX, TOTAL_BYTES_MAX};
@@ -65,18 +65,33 @@ fn bytes(config: &PoolConfig) -> Vec<Row> {
             "deliveries and answers that wait for clients to read (`proxy::waiting`)",
             &format!("an eighth of what all others leave, at least {}", size(waiting::ALWAYS)),
             &format!(
-                "{WAITING_BUDGETS} × `upstream_consumer_budget`, {} each, a read for each own connection, and answers under way",
+                "{WAITING_BUDGETS} × `upstream_consumer_budget`, each as {} at least; {} each, a read for each own connection, \
+                 and answers under way",
+                size(WAITING_BUDGET_MIN),
                 size(waiting::ALWAYS)
             ),
             "a client that does not read is not read, nor is its own upstream connection; its consumers move",
             "the client, when it reads",
         ),
+    ]
+}
+
+/// Limits of bytes that an upstream has not read yet.
+fn towards_upstreams(config: &PoolConfig) -> Vec<Row> {
+    vec![
         row(
             "bytes that wait for a shared upstream connection",
             &format!("{} and a read", size(WINDOW as usize)),
             &format!("{} × {} for each connection", HARD_LIMIT, size(config.outbox_limit)),
             "the client is not read",
             "half of its bytes being written",
+        ),
+        row(
+            "bytes that wait for a client's own upstream connection",
+            &format!("{} and a read", size(config.outbox_limit)),
+            "none",
+            "the client is not read",
+            "half of them being written",
         ),
     ]
 }
@@ -163,6 +178,7 @@ fn the_document_has_the_limits_of_the_code() {
     let begin = "| what the pool limits | for one client | for all | what happens at the limit | what ends the wait |\n|---|---|---|---|---|\n";
     let table: String = bytes(&config)
         .iter()
+        .chain(&towards_upstreams(&config))
         .chain(&others(&config))
         .map(|row| format!("| {} |\n", row.join(" | ")))
         .collect();
