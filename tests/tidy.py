@@ -248,6 +248,20 @@ def names_of_architecture(root, files):
             crate, *parts = named.split("::")
             if crate in sources and not all(is_declared(part, sources[crate], root / "crates" / crates[crate]) for part in parts):
                 yield f"ARCHITECTURE.md:{number}: there is no {named}"
+        yield from hops_of_behaviour(root, files, number, line)
+
+
+def hops_of_behaviour(root, files, number, line):
+    """The table "Where things happen": the entry and the hops of a row are in the files at its end."""
+    *rest, last = line.strip("| ").split(" | ")
+    named_files = NAMED_PATH.findall(last)
+    if len(rest) != 3 or last != ", ".join(f"`{named}`" for named in named_files):
+        return
+    source = "\n".join(files.get(root / named, "") for named in named_files)
+    for named in NAMED_ITEM.findall(" ".join(rest)):
+        name = named.split("::")[-1]
+        if not re.search(rf"\b(?:fn|struct|enum|trait) {name}\b", source):
+            yield f"ARCHITECTURE.md:{number}: {named} is in none of the files of its row"
 
 
 def is_declared(name, source, folder):

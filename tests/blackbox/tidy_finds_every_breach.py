@@ -30,6 +30,14 @@ BREACHES = {
     "a public function without a user": ({STRICT: "pub const fn unused() {}\n", LIB: "// unused\n"}, "no other crate uses unused"),
     "a path that is gone": ({LIB: "", "ARCHITECTURE.md": "See `crates/one/src/gone.rs`.\n"}, "gone.rs does not exist"),
     "a function that is gone": ({LIB: "fn here() {}\n", "ARCHITECTURE.md": "See `one::gone`.\n"}, "there is no one::gone"),
+    "a hop in another file": (
+        {
+            LIB: "fn here() {}\n",
+            "crates/one/src/b.rs": "fn there() {}\n",
+            "ARCHITECTURE.md": "| it | `one::here` | `one::there` | `crates/one/src/lib.rs` |\n",
+        },
+        "one::there is in none of the files of its row",
+    ),
 }
 
 SOUND = {
