@@ -54,6 +54,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
     }
 
+    // Certificates and relays are read before the data folder is, which may take minutes.
     warn_of_open_listeners(&config);
     let tls = Tls::load(&config).map_err(ServeError::Setting)?;
 
@@ -70,6 +71,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     let sampler = start_sampler(&config, &server, &backend)?;
+    // All addresses are bound before any client is served, so that a start either serves all of them or fails.
     let listeners = ClientListeners::bind(&config).await?;
     let relay_listeners = relays.listen(&config).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
@@ -83,6 +85,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let http_listeners = HttpListeners::bind(&config, &tls).await?;
     listeners.serve(&server, &config, &relays, &tls);
     relays.serve(relay_listeners, &server, &config, &tls);
+    // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
         flags,
         effective: Mutex::new(effective),

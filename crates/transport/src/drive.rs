@@ -142,6 +142,7 @@ where
             }
         }
     };
+    // Other tasks append to the outbox until now; later bytes would wait for nobody.
     outbox.close();
     if matches!(ended, Ended::Io(_)) {
         Box::pin(turn_to_end()).await;
@@ -231,9 +232,11 @@ where
     }
 
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+        // Registered before the outbox is looked at, so that no append in between is missed.
         self.outbox.register(cx);
         loop {
             let mut progress = false;
+            // Nudges come first: they may produce bytes, which then leave with the others in one write.
             if self.outbox.take_nudge() {
                 self.protocol.handle_nudge(Instant::now());
                 progress = true;
@@ -242,10 +245,13 @@ where
                 Ok(wrote) => progress |= wrote,
                 Err(error) => return Poll::Ready(Step::Ended(Ended::Io(error))),
             }
+            // Only after the write, which makes the room that senders wait for.
             if self.outbox.take_starved() {
                 self.protocol.handle_room();
                 progress = true;
             }
+            // Reading comes last, and only while the peer takes what is written to it: the answers to more input would only
+            // add to the backlog. Input that the protocol left is shown again before more is read.
             match self.protocol.intent() {
                 Intent::Finish if self.stuck_since.is_none() && !work::is_turn_over() => {
                     return Poll::Ready(Step::Ended(self.finished()));
@@ -270,6 +276,7 @@ where
             if let Poll::Ready(ended) = self.poll_deadline(cx, &mut progress) {
                 return Poll::Ready(Step::Ended(ended));
             }
+            // Everything above has then registered its waker.
             if !progress {
                 return Poll::Pending;
             }

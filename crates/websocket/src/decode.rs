@@ -185,6 +185,7 @@ impl FrameDecoder {
     fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<FrameDecodeStep, WebSocketFault> {
         let mut taken = 0;
         loop {
+            // The rest of the current data frame first; it may end in a later read.
             if let Some(frame) = &mut self.frame {
                 if let Some(inflater) = &mut self.inflater {
                     let before = out.len();
@@ -194,6 +195,7 @@ impl FrameDecoder {
                         self.utf8.push(&out[before..]).map_err(|_| NOT_TEXT)?;
                     }
                     if inflated.full {
+                        // A few compressed bytes can inflate to very many: the caller passes on the present ones first.
                         return Ok(FrameDecodeStep { taken, event: Some(WebSocketEvent::More) });
                     }
                 } else {
@@ -210,12 +212,14 @@ impl FrameDecoder {
                     return Ok(FrameDecodeStep { taken, event: Some(WebSocketEvent::MessageEnd) });
                 }
             }
+            // Then the next frame's header. An incomplete one is not consumed, and is shown again with more input.
             let rest = &input[taken..];
             let Some((header, header_len)) = FrameHeader::parse(rest, self.deflate)? else {
                 return Ok(FrameDecodeStep { taken, event: None });
             };
             self.check_mask(&header)?;
             if header.opcode.is_control() {
+                // It may come between the frames of a message, and is consumed whole, so `self.frame` stays as it is.
                 // At most 125, as was checked.
                 let end = header_len + header.len as usize;
                 let Some(payload) = rest.get(header_len..end) else {

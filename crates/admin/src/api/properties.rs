@@ -10,6 +10,7 @@ use super::error::ApiError;
 
 /// Encodes properties given as JSON. Unknown ones are ignored, as in RabbitMQ.
 pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
+    // Headers first: taking them out needs `given` mutably, the readers below borrow it.
     let headers = match given.get("headers") {
         None | Some(Value::Null) => None,
         Some(_) => Some(arguments_of(&object(&mut given, "headers")?).encode()),
@@ -34,6 +35,7 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
             Some(number.ok_or_else(|| ApiError::bad_request(format!("timestamp is not a number: {value}")))?)
         }
     };
+    // The encoded table is checked like one from the wire, which bounds its depth.
     let headers = headers.as_deref().map(RawTable::check).transpose();
     let properties = Properties {
         content_type: text("content_type")?,

@@ -3,6 +3,20 @@
 //! Each queue does one step at a time, in a call of [`Broker::page`](crate::Broker::page): a step checks
 //! under the lock for work, reads or writes without it, and applies the result under it. Since the queue may
 //! have changed in between, messages that were read or written are identified by their positions.
+//!
+//! # Example
+//! More is in memory than the watermark allows, and a queue has 3,000 ready transient messages, each of which takes
+//! 1 KiB of memory. The queue is long, since more than 128 KiB can leave, and is given a job:
+//! - It is split: the first 64 messages (64 KiB) stay as the head, the other 2,936 are the tail.
+//! - Five steps copy 512 messages each from the front of the tail and write them to transient segments, a sixth one the
+//!   last 376. After each write, those of them that are still in the tail join the run, which is on disk only. Persistent
+//!   messages that the store has would leave in the same steps without a write.
+//! - The job ends sooner if less than seven eighths of the watermark are in memory, and after 64 steps, when other
+//!   queues have their turn.
+//! - A consumer takes a message. Because the head has less than 512 KiB, about 1 MiB is read from the front of the run, a
+//!   thousand messages, and appended to the head. The next load follows when consumers have left less than 512 KiB of it.
+//! - If a read or a write fails, everything stays where it is. The queue is given a job again after 100 ms, then after
+//!   200 ms, and so on up to 25.6 s.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -100,12 +100,14 @@ impl ServerConnection {
         if core.version.is_5() && maximum != 0 && (asked.0 == 0 || asked.0 > maximum) {
             core.keep_alive_secs = maximum;
         }
+        // From here on the connection is open: the session continues, and the decoder expects the agreed version.
         let session_present = kept.is_some();
         core.session = kept.unwrap_or_default();
         core.session.resume();
         core.phase = Phase::Connected;
         core.keep_alive = Some(KeepAlive::new(core.keep_alive_secs, now));
         self.decoder.set(core.version, settings.maximum_packet_size);
+        // CONNACK has the server's limits, and of the client's wishes only those that it did not get (section 3.2.2.3).
         let mut properties = PropertyList::new();
         if core.version.is_5() {
             if core.session_expiry != asked.1 {
@@ -121,6 +123,8 @@ impl ServerConnection {
         }
         let properties = properties.as_properties();
         ConnAck { session_present, reason: ReasonCode::Success, properties }.encode(core.version, out.tail());
+        // Nothing may precede CONNACK, so messages that the last connection left unacknowledged follow it; those that are
+        // too large for this one are dropped.
         let (version, size) = (core.version, core.maximum_packet_size);
         let dropped = core
             .session

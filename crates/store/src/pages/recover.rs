@@ -1,4 +1,26 @@
 //! Opening a queue's folder after a restart.
+//!
+//! # Example
+//! The messages of a queue have payloads of 68 bytes, so that a record takes 100. The folder has `3.segment` with its
+//! index, and `4.segment`, to which records were appended when the broker was killed:
+//!
+//! | offset in `4.segment` | |
+//! |---|---|
+//! | 0 | header |
+//! | 32, 132, 232 | the messages at positions 10, 11 and 12 |
+//! | 332 | sync mark |
+//! | 364 | the message at position 13 |
+//! | 464 | the first 36 bytes of the record of position 14; the file ends at 500 |
+//!
+//! - The bodies of `3.segment` are not read: the index has its extent, and a sidecar says which messages are settled. If
+//!   the file were shorter than the index says, that would be damage.
+//! - `4.segment` has no index, and is read. The record at 464 is incomplete, and no sync mark behind it proves that it was
+//!   ever durable: the file is cut off at 464, which is reported as a [`Cut`] of 36 bytes.
+//! - The message at 13 is kept. No mark follows it, so it may be in the kernel's memory alone: the bytes from 364 to 464
+//!   are written again and synced. The next message has position 14.
+//! - If the record at 132 were bad instead, the mark at 332 would prove that it had been durable. That is damage, and the
+//!   start is refused with the file and 132, or with [`Repair::Skip`] position 11 is given up and 12 follows.
+//! - No index is written for so short a segment: only one of 256 KiB or more, or a repaired one, has an index after that.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -124,6 +124,7 @@ impl fmt::Debug for ServerTls {
 
 fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     let provider = provider();
+    // Each certificate serves its own names, and the first one also clients that request another name, or none.
     let mut resolver: Option<CertificatesByName> = None;
     let mut certificates = Vec::new();
     for pair in &files.certificates {
@@ -141,6 +142,7 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
     // TLS 1.2 and 1.3.
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
+    // Client certificates are verified in the handshake, required or not: one that is invalid is refused in either case.
     let mut authorities_info = None;
     let mut config = match &files.client_certificates {
         ClientCertificates::Off => builder.with_no_client_auth().with_cert_resolver(resolver),
@@ -156,6 +158,7 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
             builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver)
         }
     };
+    // Resumption: no session is stored here, and tickets are sent only without client certificates.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     if files.client_certificates == ClientCertificates::Off {

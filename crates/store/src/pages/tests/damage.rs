@@ -1,7 +1,7 @@
 //! Torn ends are cut off, and damage is reported, never ignored.
 
 use super::*;
-use crate::pages::PagesError;
+use crate::pages::{Cut, PagesError};
 
 /// Three segments; the last one is open, and synced with a mark.
 fn three_segments() -> (SimDisk, Vec<String>) {
@@ -37,6 +37,40 @@ fn a_torn_end_that_was_not_synced_is_cut_off() {
     let (segments, recovered) = reopen(&disk.crash());
     assert_eq!(positions(&segments), (0..60).collect::<Vec<_>>());
     assert!(recovered.cut.is_empty());
+}
+
+/// The example in the documentation of `recover`.
+#[test]
+fn the_documented_example_is_what_happens() {
+    let disk = sim();
+    let segments = create(&disk);
+    let append = |positions: std::ops::RangeInclusive<u64>| {
+        for position in positions {
+            let (expires, payload) = (None, &[b'x'; 68][..]);
+            let record = Record { position, expires, deliveries: 0, transient: false, weight: 68, payload };
+            segments.append(&[record]).unwrap();
+        }
+    };
+    append(10..=12);
+    segments.sync().unwrap();
+    append(13..=14);
+    segments.flush().unwrap();
+    drop(segments);
+    let file = segment_files(&disk).pop().unwrap();
+    disk.damage(&file, |bytes| bytes.truncate(500));
+    let damaged = disk.kill();
+    let (_, recovered) = reopen(&disk);
+    assert_eq!(recovered.cut, [Cut { file: file.clone(), offset: 464, bytes: 36 }]);
+    assert_eq!((recovered.live, recovered.first, recovered.last), (4, Some(10), Some(13)));
+    flip(&damaged, &file, 140);
+    assert!(
+        refusal(&damaged).starts_with(&format!("{file} is damaged at offset 132")),
+        "{}",
+        refusal(&damaged)
+    );
+    let (_, recovered) = small(&damaged).open(QUEUE, Repair::Skip).unwrap();
+    assert_eq!(recovered.damaged[0].lost, 11..=11);
+    assert_eq!((recovered.live, recovered.last), (3, Some(13)));
 }
 
 #[test]
