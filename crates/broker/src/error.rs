@@ -98,7 +98,15 @@ impl fmt::Display for BrokerError {
     }
 }
 
-impl std::error::Error for BrokerError {}
+impl std::error::Error for BrokerError {
+    // The message is that of the inner error, so that one is not repeated as a source.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::MalformedProperties(error) => error.source(),
+            _ => None,
+        }
+    }
+}
 
 impl From<BrokerError> for Fault {
     fn from(error: BrokerError) -> Self {

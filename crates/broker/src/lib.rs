@@ -89,9 +89,9 @@ pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{FrontEnd, Metrics, Published, SharedCounter};
 pub use names::generated_name;
 pub use paging::PagingStatus;
-pub use permissions::{AuthorisedSession, Pattern, Permissions, TopicPermissions};
+pub use permissions::{AuthorisedSession, Pattern, PatternError, Permissions, TopicPermissions};
 pub use persistence::{RestoreError, body_bytes};
-pub use policies::{ApplyTo, Policy, PolicyDefinition};
+pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue,

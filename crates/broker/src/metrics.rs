@@ -134,7 +134,7 @@ impl Metrics {
 pub struct SharedCounter(AtomicU64);
 
 impl SharedCounter {
-    /// The current value.
+    /// The count since the start, or the current value of a gauge.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -31,11 +31,11 @@ use crate::vhost::{Allowed, Found, VirtualHost};
 pub struct Publish<'a> {
     /// The exchange; empty for the default one.
     pub exchange: &'a str,
-    /// The routing key.
+    /// Matched against the bindings of the exchange; the name of a queue with the default exchange.
     pub routing_key: &'a str,
     /// Property flags and list, as in the content header.
     pub properties: &'a [u8],
-    /// The body.
+    /// The body without its frames; it may be empty.
     pub body: Body<'a>,
 }
 

@@ -66,7 +66,7 @@ pub struct MessageCounts {
     pub get_empty: Count,
     /// Deliveries and gets of messages that had been delivered before.
     pub redeliver: Count,
-    /// Acknowledged.
+    /// Acknowledged by clients (`basic.ack`); deliveries and gets without acknowledgement do not count.
     pub ack: Count,
 }
 
@@ -122,7 +122,7 @@ pub struct Leaving {
     pub get_empty: usize,
     /// Deliveries and gets of messages that had been delivered before.
     pub redeliver: usize,
-    /// Acknowledged.
+    /// Acknowledged by clients (`basic.ack`).
     pub ack: usize,
 }
 
@@ -191,12 +191,12 @@ impl Passing {
 pub struct Publishing(SharedRated<4>);
 
 impl Publishing {
-    /// Counts publishes.
+    /// Counts `count` messages that the client has published.
     pub fn published(&self, count: u64, now: Timestamp) {
         self.0.add([count, 0, 0, 0], now);
     }
 
-    /// Counts confirms.
+    /// Counts `count` messages that were confirmed to the client.
     pub fn confirmed(&self, count: u64, now: Timestamp) {
         self.0.add([0, count, 0, 0], now);
     }

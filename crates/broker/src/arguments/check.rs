@@ -1,5 +1,7 @@
 //! Checks of single arguments, in the order and with the texts of RabbitMQ 3.10.
 
+use std::fmt;
+
 use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue, QUEUE_ARGUMENTS};
 
 use super::QueueKind;
@@ -61,7 +63,7 @@ fn check_one(
     key: &str,
     queue: &str,
     vhost: &str,
-    check: impl FnOnce(&FieldValue) -> Result<(), String>,
+    check: impl FnOnce(&FieldValue) -> Result<(), ArgumentFault>,
 ) -> Result<(), BrokerError> {
     let Some(value) = table.get(key) else { return Ok(()) };
     check(value).map_err(|reason| {
@@ -70,50 +72,79 @@ fn check_one(
     })
 }
 
-/// Checks one value of the arguments in `table`; the error is RabbitMQ's reason.
-fn check(valid: &ArgumentValue, value: &FieldValue, table: &FieldTable) -> Result<(), String> {
+/// The reason why an argument is invalid. `Display` is RabbitMQ's: in most cases an Erlang term.
+enum ArgumentFault {
+    /// The value is not an integer, but of this type.
+    NotInteger(&'static str),
+    /// The value has this type, which the argument does not accept.
+    Type(&'static str),
+    Negative(i64),
+    /// The argument's own text for zero.
+    Zero(&'static str),
+    /// The value is too large or not one of the choices; the argument's own text has `{}` in the value's place.
+    OutOfRange {
+        text: &'static str,
+        value: String,
+    },
+    /// `x-dead-letter-routing-key` without an exchange.
+    NoDeadLetterExchange,
+}
+
+impl fmt::Display for ArgumentFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotInteger(found) => write!(f, "\"expected integer, got {found}\""),
+            Self::Type(found) => write!(f, "{{unacceptable_type,{found}}}"),
+            Self::Negative(value) => write!(f, "{{value_negative,{value}}}"),
+            Self::Zero(text) => f.write_str(text),
+            Self::OutOfRange { text, value } => f.write_str(&text.replace("{}", value)),
+            Self::NoDeadLetterExchange => f.write_str("routing_key_but_no_dlx_defined"),
+        }
+    }
+}
+
+/// Checks one value of the arguments in `table`.
+fn check(valid: &'static ArgumentValue, value: &FieldValue, table: &FieldTable) -> Result<(), ArgumentFault> {
     match valid {
         ArgumentValue::Count { zero, most } => match (integer_of(value)?, zero, most) {
-            (0, Some(text), _) => Err((*text).into()),
-            (n @ ..0, ..) => Err(format!("{{value_negative,{n}}}")),
-            (n, _, Some((most, text))) if n > *most => Err(text.replace("{}", &n.to_string())),
+            (0, Some(text), _) => Err(ArgumentFault::Zero(text)),
+            (n @ ..0, ..) => Err(ArgumentFault::Negative(n)),
+            (n, _, Some((most, text))) if n > *most => {
+                Err(ArgumentFault::OutOfRange { text, value: n.to_string() })
+            }
             _ => Ok(()),
         },
         ArgumentValue::Flag => boolean(value),
         ArgumentValue::Choice(known, text) => match string_of(value)? {
             value if known.contains(&&*value) => Ok(()),
-            value => Err(text.replace("{}", &value)),
+            value => Err(ArgumentFault::OutOfRange { text, value }),
         },
         ArgumentValue::DeadLetterKey => {
             string_of(value)?;
             let exchange = table.get(DEAD_LETTER_EXCHANGE);
-            exchange.map(drop).ok_or_else(|| "routing_key_but_no_dlx_defined".into())
+            exchange.map(drop).ok_or(ArgumentFault::NoDeadLetterExchange)
         }
         // An exchange has been checked already, and the others belong to no queue of this broker.
         ArgumentValue::Exchange | ArgumentValue::Text | ArgumentValue::Unspecified => Ok(()),
     }
 }
 
-fn integer_of(value: &FieldValue) -> Result<i64, String> {
-    value.as_integer().ok_or_else(|| format!("\"expected integer, got {}\"", value.type_name()))
+fn integer_of(value: &FieldValue) -> Result<i64, ArgumentFault> {
+    value.as_integer().ok_or(ArgumentFault::NotInteger(value.type_name()))
 }
 
-fn boolean(value: &FieldValue) -> Result<(), String> {
+fn boolean(value: &FieldValue) -> Result<(), ArgumentFault> {
     match value {
         FieldValue::Boolean(_) => Ok(()),
-        other => Err(unacceptable(other)),
+        other => Err(ArgumentFault::Type(other.type_name())),
     }
 }
 
-fn string_of(value: &FieldValue) -> Result<String, String> {
+fn string_of(value: &FieldValue) -> Result<String, ArgumentFault> {
     match value {
         FieldValue::LongString(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
-        other => Err(unacceptable(other)),
+        other => Err(ArgumentFault::Type(other.type_name())),
     }
-}
-
-fn unacceptable(value: &FieldValue) -> String {
-    format!("{{unacceptable_type,{}}}", value.type_name())
 }
 
 const DEAD_LETTER_EXCHANGE: &str = "x-dead-letter-exchange";

@@ -4,7 +4,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::DefinitionsError;
+use super::error::{DefinitionsError, EntryError};
 use crate::users::GUEST;
 
 #[derive(Debug, Clone, Default)]
@@ -239,7 +239,7 @@ impl DefinitionsFile {
 
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, DefinitionsError> {
         let file: Map<String, Value> =
-            serde_json::from_slice(bytes).map_err(|error| DefinitionsError::new("", error.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|error| DefinitionsError::new("", error.into()))?;
         Self::from_map(&file)
     }
 
@@ -264,14 +264,14 @@ fn section<T: DeserializeOwned>(file: &Map<String, Value>, name: &str) -> Result
     let entries = match file.get(name) {
         None => return Ok(Vec::new()),
         Some(Value::Array(entries)) => entries,
-        Some(_) => return Err(DefinitionsError::new(name, "not a list")),
+        Some(_) => return Err(DefinitionsError::new(name, EntryError::NotAList)),
     };
     let read = |(at, entry): (usize, &Value)| {
         T::deserialize(entry).map_err(|error| {
             let view = entry.get("name").and_then(Value::as_str);
             let entry =
                 view.map_or_else(|| format!("{name}[{at}]"), |view| format!("{name}[{at}] ('{view}')"));
-            DefinitionsError::new(entry, error.to_string())
+            DefinitionsError::new(entry, error.into())
         })
     };
     entries.iter().enumerate().map(read).collect()

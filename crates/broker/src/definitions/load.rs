@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use amqp::{DecodeError, RawTable};
+use amqp::RawTable;
 use serde::Deserialize;
 use store::catalogue::Section;
 
+use super::Definitions;
 use super::arguments::table_of;
+use super::error::{DefinitionsError, EntryError, MAX_NAME};
 use super::format::{
     BindingEntry, DefinitionsFile, DefinitionsScope, DestinationType, ExchangeEntry, Limits, Parameter,
     PolicyBody, QueueEntry, Tags, User,
 };
-use super::{Definitions, DefinitionsError};
 use crate::SessionId;
 use crate::broker::Broker;
 use crate::limits::VirtualHostLimits;
@@ -152,12 +153,12 @@ impl Broker {
         )
     }
 
-    fn known(&self, vhost: &str) -> Result<Arc<VirtualHost>, String> {
-        self.vhost(vhost).ok_or_else(|| format!("vhost '{vhost}' does not exist"))
+    fn known(&self, vhost: &str) -> Result<Arc<VirtualHost>, EntryError> {
+        self.vhost(vhost).ok_or_else(|| EntryError::NoVirtualHost(vhost.to_owned()))
     }
 
-    fn check_user(&self, name: &str) -> Result<(), String> {
-        if self.has_user(name) { Ok(()) } else { Err(format!("user '{name}' does not exist")) }
+    fn check_user(&self, name: &str) -> Result<(), EntryError> {
+        if self.has_user(name) { Ok(()) } else { Err(EntryError::NoUser(name.to_owned())) }
     }
 }
 
@@ -166,14 +167,14 @@ fn each<T>(
     what: &str,
     entries: &[T],
     name: impl Fn(&T) -> (&String, Option<&String>),
-    mut load: impl FnMut(&T) -> Result<(), String>,
+    mut load: impl FnMut(&T) -> Result<(), EntryError>,
 ) -> Result<(), DefinitionsError> {
     for entry in entries {
         // Checked before anything has changed.
         let (own, vhost) = name(entry);
         let long = [Some(own), vhost].into_iter().flatten().find(|name| name.len() > MAX_NAME);
         let checked = match long {
-            Some(long) => Err(format!("a name of {} bytes, but {MAX_NAME} are the most", long.len())),
+            Some(long) => Err(EntryError::LongName(long.len())),
             None => load(entry),
         };
         checked.map_err(|reason| {
@@ -198,9 +199,9 @@ impl User {
     }
 }
 
-fn spec_of(user: &User) -> Result<UserSpec, String> {
+fn spec_of(user: &User) -> Result<UserSpec, EntryError> {
     if user.limits.max_queues.is_some() {
-        return Err("limits: max-queues is not a limit of users".into());
+        return Err(EntryError::UserLimit);
     }
     let password = match &user.password {
         Some(password) => Some(PasswordHash::new(password.as_bytes())),
@@ -224,33 +225,33 @@ fn limit(most: Option<i64>) -> Option<u64> {
     most.and_then(|most| u64::try_from(most).ok())
 }
 
-fn set_parameter(vhost: &Arc<VirtualHost>, entry: &Parameter, now: Timestamp) -> Result<(), String> {
+fn set_parameter(vhost: &Arc<VirtualHost>, entry: &Parameter, now: Timestamp) -> Result<(), EntryError> {
     match entry.component.as_str() {
         "operator_policy" => {
-            let body = PolicyBody::deserialize(&entry.value).map_err(|error| error.to_string())?;
+            let body = PolicyBody::deserialize(&entry.value)?;
             let definition = PolicyDefinition::parse_operator(&body.definition)?;
             vhost.set_operator_policy(policy_of(&entry.name, &body, definition)?, now);
         }
         // One entry holds all limits: a second one would replace them, and remove them when it is deleted.
         "vhost-limits" if entry.name != "limits" => {
-            return Err(format!("vhost-limits are under the name 'limits', not '{}'", entry.name));
+            return Err(EntryError::LimitsName(entry.name.clone()));
         }
         "vhost-limits" => {
-            let limits = Limits::deserialize(&entry.value).map_err(|error| error.to_string())?;
+            let limits = Limits::deserialize(&entry.value)?;
             if limits.max_channels.is_some() {
-                return Err("max-channels is not a limit of virtual hosts".into());
+                return Err(EntryError::VirtualHostLimit);
             }
             vhost.set_limits(VirtualHostLimits {
                 max_connections: limit(limits.max_connections),
                 max_queues: limit(limits.max_queues),
             });
         }
-        other => return Err(format!("component '{other}' does not exist")),
+        other => return Err(EntryError::NoComponent(other.to_owned())),
     }
     Ok(())
 }
 
-fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Result<Policy, String> {
+fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Result<Policy, EntryError> {
     Ok(Policy {
         name: name.into(),
         pattern: Pattern::new(&body.pattern)?,
@@ -264,7 +265,7 @@ fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Res
     })
 }
 
-fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<(), String> {
+fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<(), EntryError> {
     if vhost.has_queue(&entry.name) {
         return Ok(());
     }
@@ -273,13 +274,14 @@ fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -
         name: &entry.name,
         durable: entry.durable,
         auto_delete: entry.auto_delete,
-        arguments: raw(&arguments)?,
+        arguments: RawTable::check(&arguments)?,
         ..Default::default()
     };
-    vhost.declare_queue(NOBODY, &declare, now).map(drop).map_err(|error| error.to_string())
+    vhost.declare_queue(NOBODY, &declare, now)?;
+    Ok(())
 }
 
-fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), String> {
+fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), EntryError> {
     if entry.name.is_empty() || vhost.has_exchange(&entry.name) {
         return Ok(());
     }
@@ -291,40 +293,34 @@ fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), St
         durable: entry.durable,
         auto_delete: entry.auto_delete,
         internal: entry.internal,
-        arguments: raw(&arguments)?,
+        arguments: RawTable::check(&arguments)?,
     };
-    vhost.declare_exchange(&declare).map(drop).map_err(|error| error.to_string())
+    vhost.declare_exchange(&declare)?;
+    Ok(())
 }
 
-fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
+fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), EntryError> {
     check_short("routing_key", &entry.routing_key)?;
     let arguments = table_of(&entry.arguments).encode();
     let binding = Binding {
         source: &entry.source,
         destination: &entry.destination,
         routing_key: &entry.routing_key,
-        arguments: raw(&arguments)?,
+        arguments: RawTable::check(&arguments)?,
     };
-    let bound = match entry.destination_type {
-        DestinationType::Queue => vhost.bind_queue(NOBODY, &binding),
-        DestinationType::Exchange => vhost.bind_exchange(&binding),
+    match entry.destination_type {
+        DestinationType::Queue => vhost.bind_queue(NOBODY, &binding)?,
+        DestinationType::Exchange => vhost.bind_exchange(&binding)?,
     };
-    bound.map(drop).map_err(|error| error.to_string())
+    Ok(())
 }
 
-fn check_short(what: &str, text: &str) -> Result<(), String> {
+fn check_short(what: &'static str, text: &str) -> Result<(), EntryError> {
     match text.len() {
         ..=MAX_NAME => Ok(()),
-        long => Err(format!("{what} has {long} bytes, but {MAX_NAME} are the most")),
+        bytes => Err(EntryError::LongText { what, bytes }),
     }
 }
-
-fn raw(arguments: &[u8]) -> Result<RawTable<'_>, String> {
-    RawTable::check(arguments).map_err(|error: DecodeError| error.to_string())
-}
-
-/// The longest name or key, as everywhere in AMQP, in bytes.
-const MAX_NAME: usize = 255;
 
 /// The owner of what is defined: no session.
 const NOBODY: SessionId = SessionId(u64::MAX);

@@ -2,28 +2,21 @@
 //! policies, limits, queues, exchanges and bindings as JSON.
 
 mod arguments;
+mod error;
 mod format;
 mod load;
 mod restore;
 
-use std::fmt;
-
 use serde_json::{Map, Value};
 
 pub use arguments::{json_of, table_of as arguments_of};
+pub use error::DefinitionsError;
 use format::DefinitionsFile;
 
 /// A definitions file that has been read and is well-formed, to be loaded with [`crate::Broker::load`].
 #[derive(Debug, Clone)]
 pub struct Definitions {
     file: DefinitionsFile,
-}
-
-/// An error in definitions. `Display` names the entry at fault.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DefinitionsError {
-    entry: String,
-    reason: String,
 }
 
 impl Definitions {
@@ -51,23 +44,6 @@ impl Definitions {
         Self { file: DefinitionsFile::defaults() }
     }
 }
-
-impl DefinitionsError {
-    fn new(entry: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { entry: entry.into(), reason: reason.into() }
-    }
-}
-
-impl fmt::Display for DefinitionsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.entry.is_empty() {
-            return f.write_str(&self.reason);
-        }
-        write!(f, "{}: {}", self.entry, self.reason)
-    }
-}
-
-impl std::error::Error for DefinitionsError {}
 
 #[cfg(test)]
 mod tests;

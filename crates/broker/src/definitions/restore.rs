@@ -9,8 +9,9 @@ use serde::de::DeserializeOwned;
 use store::catalogue::{Catalogue, Section};
 use store::{Recovered, Store};
 
+use super::Definitions;
+use super::error::{DefinitionsError, EntryError, MAX_NAME};
 use super::format::DefinitionsFile;
-use super::{Definitions, DefinitionsError};
 use crate::broker::Broker;
 use crate::ledger::{key, read_binding, read_exchange, read_queue};
 use crate::persistence::{RestoreError, Restored};
@@ -91,11 +92,11 @@ impl Broker {
         section: Section,
         names: &[&str],
         entry: &T,
-    ) -> Result<(), String> {
+    ) -> Result<(), EntryError> {
         if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME) {
-            return Err(format!("a name of {} bytes, but {MAX_NAME} are the most", long.len()));
+            return Err(EntryError::LongName(long.len()));
         }
-        let value = serde_json::to_value(entry).map_err(|error| error.to_string())?;
+        let value = serde_json::to_value(entry)?;
         let bytes = value.to_string().into_bytes();
         self.book().put(section, names, value, || {
             if let Some(catalogue) = self.catalogue() {
@@ -129,12 +130,9 @@ fn scan(
         }
     };
     let scanned = catalogue.scan(section, each);
-    scanned.map_err(|error| DefinitionsError::new("", error.to_string()))?;
+    scanned.map_err(|error| DefinitionsError::new("", error.into()))?;
     match wrong {
         None => Ok(()),
-        Some(key) => Err(DefinitionsError::new(format!("{section:?} '{key}'"), "cannot be read")),
+        Some(key) => Err(DefinitionsError::new(format!("{section:?} '{key}'"), EntryError::Unreadable)),
     }
 }
-
-/// The longest name, as everywhere in AMQP, in bytes.
-const MAX_NAME: usize = 255;

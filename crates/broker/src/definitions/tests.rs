@@ -68,7 +68,7 @@ fn loading_twice_changes_nothing() {
         "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false, "arguments": {}}]}"#;
     let broker = load(json).unwrap();
     let definitions = Definitions::from_json(json.as_bytes()).unwrap();
-    assert_eq!(broker.load(&definitions, NOW), Ok(()));
+    broker.load(&definitions, NOW).unwrap();
 }
 
 #[test]
@@ -119,4 +119,24 @@ fn the_entry_at_fault_is_named() {
     for (json, line) in cases {
         assert_eq!(load(json).err().as_deref(), Some(line), "{json}");
     }
+}
+
+#[test]
+fn an_error_keeps_the_one_that_caused_it() {
+    let cause = |json: &str| {
+        let broker = Broker::new(BrokerConfig::default());
+        let definitions = Definitions::from_json(json.as_bytes()).unwrap();
+        let error = broker.load(&definitions, NOW).unwrap_err();
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        (error.to_string(), cause)
+    };
+    let (text, source) = cause(
+        r#"{"policies": [{"vhost": "/", "name": "p", "pattern": "", "definition": {"max-length": -1}}]}"#,
+    );
+    assert_eq!(text, "policy 'p' in vhost '/': max-length: -1 is not a whole number of at least 0");
+    assert_eq!(source.as_deref(), Some("max-length: -1 is not a whole number of at least 0"));
+    let (_, source) = cause(r#"{"users": [{"name": "u", "password_hash": "AAAA", "tags": ""}]}"#);
+    assert_eq!(source.as_deref(), Some("password_hash has 3 bytes, not the 36 of salt and digest"));
+    let permissions = r#"{"user": "nobody", "vhost": "/", "configure": "", "write": "", "read": ""}"#;
+    assert_eq!(cause(&format!(r#"{{"permissions": [{permissions}]}}"#)).1, None);
 }

@@ -63,7 +63,7 @@ pub struct BindingView {
     pub destination: Arc<str>,
     /// The type of the destination.
     pub destination_type: BindingEnd,
-    /// The binding key.
+    /// The binding key, or any text where the type of the source ignores it.
     pub routing_key: String,
     /// The binding's arguments, decoded.
     pub arguments: FieldTable,

@@ -57,7 +57,7 @@ impl AuthorisedSession {
         &self.vhost
     }
 
-    /// The logged-in user.
+    /// The user whose permissions every operation of the session is checked against.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }

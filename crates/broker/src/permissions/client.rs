@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sync::{Mutex, Rank};
 
-use super::Pattern;
+use super::{Pattern, PatternError};
 
 /// The variable that is replaced with the client's name in an expression.
 const VARIABLE: &str = "{client_id}";
@@ -29,8 +29,8 @@ impl TopicRule {
     /// Reads an expression whose other variables have been replaced.
     ///
     /// # Errors
-    /// The text is not a valid expression, and the reason.
-    pub(super) fn new(text: &str) -> Result<Self, String> {
+    /// The text is not a valid expression.
+    pub(super) fn new(text: &str) -> Result<Self, PatternError> {
         if !text.contains(VARIABLE) {
             return Pattern::of_permission(text).map(Self::Same);
         }

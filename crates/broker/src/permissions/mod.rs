@@ -16,7 +16,7 @@ use sync::{Rank, RwLock};
 pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
 use client::TopicRule;
-pub use pattern::Pattern;
+pub use pattern::{Pattern, PatternError};
 
 use crate::error::BrokerError;
 use crate::names::Resource;
@@ -117,9 +117,9 @@ impl Grant {
     }
 
     /// Sets the permissions, or removes them.
-    pub(crate) fn set(&self, permissions: Option<&Permissions>) -> Result<(), String> {
+    pub(crate) fn set(&self, permissions: Option<&Permissions>) -> Result<(), PatternError> {
         let compile = |of: &Permissions| {
-            Ok::<_, String>(ResourceRules {
+            Ok::<_, PatternError>(ResourceRules {
                 configure: Pattern::of_permission(&of.configure)?,
                 write: Pattern::of_permission(&of.write)?,
                 read: Pattern::of_permission(&of.read)?,
@@ -131,7 +131,7 @@ impl Grant {
     }
 
     /// Restricts the topics of one exchange.
-    pub(crate) fn set_topic(&self, permissions: &TopicPermissions) -> Result<(), String> {
+    pub(crate) fn set_topic(&self, permissions: &TopicPermissions) -> Result<(), PatternError> {
         let new =
             TopicRules { write: self.expand(&permissions.write)?, read: self.expand(&permissions.read)? };
         self.rules.rcu(|rules| {
@@ -194,7 +194,7 @@ impl Grant {
 
     /// Replaces variables with names. Unlike in RabbitMQ the names are taken literally, so that a user named
     /// `.*` is not allowed everything.
-    fn expand(&self, pattern: &str) -> Result<TopicRule, String> {
+    fn expand(&self, pattern: &str) -> Result<TopicRule, PatternError> {
         let expanded = pattern
             .replace("{username}", &fancy_regex::escape(&self.user))
             .replace("{vhost}", &fancy_regex::escape(&self.vhost));

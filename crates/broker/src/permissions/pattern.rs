@@ -1,5 +1,6 @@
 //! The regular expressions of permissions and policies.
 
+use std::error::Error;
 use std::fmt;
 
 use fancy_regex::{Regex, RegexBuilder};
@@ -10,6 +11,13 @@ use fancy_regex::{Regex, RegexBuilder};
 pub struct Pattern {
     text: Box<str>,
     rule: Rule,
+}
+
+/// A text that is not a regular expression, or one that is too large to compile.
+#[derive(Debug, Clone)]
+pub struct PatternError {
+    text: Box<str>,
+    source: Box<fancy_regex::Error>,
 }
 
 #[derive(Clone)]
@@ -23,8 +31,8 @@ impl Pattern {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// The expression is invalid, and the reason, or it is too large.
-    pub fn new(text: &str) -> Result<Self, String> {
+    /// The expression is invalid, or it is too large.
+    pub fn new(text: &str) -> Result<Self, PatternError> {
         let rule = match text {
             ".*" | "^.*" | ".*$" | "^.*$" => Rule::Everything,
             _ => Rule::Expression(Box::new(
@@ -32,14 +40,14 @@ impl Pattern {
                     .backtrack_limit(MAX_STEPS)
                     .delegate_size_limit(MAX_COMPILED_BYTES)
                     .build()
-                    .map_err(|error| format!("'{text}' is not a regular expression: {error}"))?,
+                    .map_err(|error| PatternError { text: text.into(), source: Box::new(error) })?,
             )),
         };
         Ok(Self { text: text.into(), rule })
     }
 
     /// Compiles an expression of permissions, where an empty one matches only the empty name.
-    pub(super) fn of_permission(text: &str) -> Result<Self, String> {
+    pub(super) fn of_permission(text: &str) -> Result<Self, PatternError> {
         Self::new(if text.is_empty() { "^$" } else { text })
     }
 
@@ -66,6 +74,18 @@ impl fmt::Debug for Pattern {
 impl PartialEq for Pattern {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text
+    }
+}
+
+impl fmt::Display for PatternError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' is not a regular expression: {}", self.text, self.source)
+    }
+}
+
+impl Error for PatternError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.source)
     }
 }
 
@@ -109,6 +129,6 @@ mod tests {
         let name = "a".repeat(255);
         assert!(!matches("^(?=(a+)+b)", &name), "takes too many steps");
         assert!(Pattern::new("(\\w{500}){500}").is_err(), "takes too much memory");
-        assert!(Pattern::new("(").unwrap_err().starts_with("'(' is not a regular expression"));
+        assert!(Pattern::new("(").unwrap_err().to_string().starts_with("'(' is not a regular expression"));
     }
 }

@@ -152,7 +152,16 @@ impl fmt::Display for PagingError {
     }
 }
 
-impl std::error::Error for PagingError {}
+impl std::error::Error for PagingError {
+    // The message is that of the inner error, so that one is not repeated as a source.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Store(error) => error.source(),
+            Self::Pages(error) => error.source(),
+            Self::UnknownForm { .. } | Self::Missing { .. } => None,
+        }
+    }
+}
 
 /// Bytes read in one go, and held twice for a moment: a disk reads them in about a millisecond.
 const LOAD_BYTES: usize = 1 << 20;

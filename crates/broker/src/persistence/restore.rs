@@ -113,7 +113,16 @@ impl fmt::Display for RestoreError {
     }
 }
 
-impl std::error::Error for RestoreError {}
+impl std::error::Error for RestoreError {
+    // The message is that of the inner error, so that one is not repeated as a source.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Definitions(error) => error.source(),
+            Self::Messages(error) => error.source(),
+            Self::UnknownForm(_) => None,
+        }
+    }
+}
 
 /// Most bytes of memory that a start fills with messages: a small broker has all its messages in memory
 /// again, and a large one starts within seconds.

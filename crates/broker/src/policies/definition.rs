@@ -1,5 +1,6 @@
 //! The definition of a policy: its keys and values, validated as in RabbitMQ.
 
+use std::fmt;
 use std::sync::Arc;
 
 use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue, PolicyKey};
@@ -20,18 +21,37 @@ pub struct PolicyDefinition {
     not_for_quorum: bool,
 }
 
+/// A definition of a policy that is refused. `Display` begins with the key at fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyError {
+    key: String,
+    fault: PolicyFault,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PolicyFault {
+    NoKeys,
+    Unknown,
+    NotForOperators,
+    /// The value is not a whole number of at least this.
+    Below(u64, Value),
+    NotText(Value),
+    /// The value is none of the key's choices.
+    Choice(String),
+}
+
 impl PolicyDefinition {
     /// Reads the definition of a policy.
     ///
     /// # Errors
-    /// The invalid key, and the reason.
-    pub fn parse(entries: &Map<String, Value>) -> Result<Self, String> {
+    /// A key is unknown or its value invalid, or there are no keys.
+    pub fn parse(entries: &Map<String, Value>) -> Result<Self, PolicyError> {
         if entries.is_empty() {
-            return Err("no policy provided".into());
+            return Err(PolicyError { key: String::new(), fault: PolicyFault::NoKeys });
         }
         let mut definition = Self::default();
         for (key, value) in entries {
-            definition.read(key, value).map_err(|reason| format!("{key}: {reason}"))?;
+            definition.read(key, value).map_err(|fault| PolicyError { key: key.clone(), fault })?;
         }
         Ok(definition)
     }
@@ -39,12 +59,12 @@ impl PolicyDefinition {
     /// Reads the definition of an operator policy, which supports only some of the numeric keys.
     ///
     /// # Errors
-    /// The invalid key, and the reason.
-    pub fn parse_operator(entries: &Map<String, Value>) -> Result<Self, String> {
+    /// As of [`PolicyDefinition::parse`], or a key is not one of those.
+    pub(crate) fn parse_operator(entries: &Map<String, Value>) -> Result<Self, PolicyError> {
         let is_allowed =
             |key: &str| ArgumentSpec::of_policy(key).is_some_and(|spec| spec.policy == PolicyKey::Operator);
         match entries.keys().find(|key| !is_allowed(key)) {
-            Some(key) => Err(format!("{key}: not recognised in operator policies")),
+            Some(key) => Err(PolicyError { key: key.clone(), fault: PolicyFault::NotForOperators }),
             None => Self::parse(entries),
         }
     }
@@ -56,7 +76,7 @@ impl PolicyDefinition {
         }
     }
 
-    fn read(&mut self, key: &str, value: &Value) -> Result<(), String> {
+    fn read(&mut self, key: &str, value: &Value) -> Result<(), PolicyFault> {
         if key == "alternate-exchange" {
             self.alternate_exchange = Some(text(value)?.into());
             return Ok(());
@@ -65,38 +85,58 @@ impl PolicyDefinition {
             self.not_for_quorum = true;
             return Ok(());
         }
-        let spec = ArgumentSpec::of_policy(key).ok_or("not a recognised policy setting")?;
+        let spec = ArgumentSpec::of_policy(key).ok_or(PolicyFault::Unknown)?;
         self.not_for_classic |= QueueKind::Classic.refuses(spec);
         self.not_for_quorum |= QueueKind::Quorum.refuses(spec);
         if spec.has_effect {
-            self.arguments.insert(spec.name, argument(key, &spec.value, value)?);
+            self.arguments.insert(spec.name, argument(&spec.value, value)?);
         }
         Ok(())
     }
 }
 
 /// The value that a policy gives to an argument.
-fn argument(key: &str, valid: &ArgumentValue, value: &Value) -> Result<FieldValue, String> {
+fn argument(valid: &ArgumentValue, value: &Value) -> Result<FieldValue, PolicyFault> {
     match valid {
         ArgumentValue::Count { zero, .. } => {
             let least = u64::from(zero.is_some());
             let number = value.as_u64().filter(|number| *number >= least);
-            let number =
-                number.ok_or_else(|| format!("{value} is not a whole number of at least {least}"))?;
+            let number = number.ok_or_else(|| PolicyFault::Below(least, value.clone()))?;
             Ok(FieldValue::I64(i64::try_from(number).unwrap_or(i64::MAX)))
         }
         ArgumentValue::Choice(known, _) => match text(value)? {
             text if known.contains(&text) => Ok(FieldValue::text(text)),
-            other if key == "overflow" => Err(format!("'{other}' is not a valid overflow")),
-            other => Err(format!("'{other}' is not a valid {key} value")),
+            other => Err(PolicyFault::Choice(other.to_owned())),
         },
         _ => text(value).map(FieldValue::text),
     }
 }
 
-fn text(value: &Value) -> Result<&str, String> {
-    value.as_str().ok_or_else(|| format!("{value} is not a text"))
+fn text(value: &Value) -> Result<&str, PolicyFault> {
+    value.as_str().ok_or_else(|| PolicyFault::NotText(value.clone()))
 }
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, fault } = self;
+        match fault {
+            PolicyFault::NoKeys => f.write_str("no policy provided"),
+            PolicyFault::Unknown => write!(f, "{key}: not a recognised policy setting"),
+            PolicyFault::NotForOperators => write!(f, "{key}: not recognised in operator policies"),
+            PolicyFault::Below(least, value) => {
+                write!(f, "{key}: {value} is not a whole number of at least {least}")
+            }
+            PolicyFault::NotText(value) => write!(f, "{key}: {value} is not a text"),
+            // RabbitMQ has another text for this key.
+            PolicyFault::Choice(value) if key == "overflow" => {
+                write!(f, "{key}: '{value}' is not a valid overflow")
+            }
+            PolicyFault::Choice(value) => write!(f, "{key}: '{value}' is not a valid {key} value"),
+        }
+    }
+}
+
+impl std::error::Error for PolicyError {}
 
 /// Keys about the mirrors of classic queues, which have no effect on a single node.
 const MIRRORING: &[&str] = &[
@@ -112,7 +152,7 @@ const MIRRORING: &[&str] = &[
 mod tests {
     use super::*;
 
-    fn parse(json: &str) -> Result<PolicyDefinition, String> {
+    fn parse(json: &str) -> Result<PolicyDefinition, PolicyError> {
         PolicyDefinition::parse(&serde_json::from_str(json).unwrap())
     }
 
@@ -155,9 +195,11 @@ mod tests {
             (r#"{"dead-letter-exchange": 5}"#, "dead-letter-exchange: 5 is not a text"),
         ];
         for (json, reason) in cases {
-            assert_eq!(parse(json), Err(reason.to_owned()));
+            assert_eq!(parse(json).unwrap_err().to_string(), reason);
         }
         let operator = serde_json::from_str(r#"{"overflow": "drop-head"}"#).unwrap();
-        assert!(PolicyDefinition::parse_operator(&operator).unwrap_err().starts_with("overflow: "));
+        assert!(
+            PolicyDefinition::parse_operator(&operator).unwrap_err().to_string().starts_with("overflow: ")
+        );
     }
 }

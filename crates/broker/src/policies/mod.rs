@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue};
 
-pub use definition::PolicyDefinition;
+pub use definition::{PolicyDefinition, PolicyError};
 
 use crate::arguments::{QueueArguments, QueueKind};
 use crate::permissions::Pattern;
@@ -15,7 +15,7 @@ use crate::queue::Queue;
 /// A policy or an operator policy.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// The policy's name.
+    /// Unique in the virtual host, among policies or among operator policies.
     pub name: String,
     /// Matches the names it applies to.
     pub pattern: Pattern,

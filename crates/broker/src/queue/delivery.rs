@@ -134,7 +134,7 @@ impl Delivery {
 /// The result of `basic.get`.
 #[derive(Debug)]
 pub struct Got {
-    /// The message.
+    /// The message, which is unacknowledged unless the call was with `no-ack`.
     pub delivery: Delivery,
     /// Ready messages left in the queue.
     pub remaining: u64,

@@ -112,7 +112,7 @@ pub(crate) struct NewQueue {
 /// A consumer, for introspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumerInfo {
-    /// Its tag.
+    /// The consumer tag, unique on its channel.
     pub tag: String,
     /// The session of the consumer.
     pub session: SessionId,
@@ -167,7 +167,7 @@ impl Queue {
         })
     }
 
-    /// Its name.
+    /// The name, unique among the queues of the virtual host.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }

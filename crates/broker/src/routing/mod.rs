@@ -49,7 +49,7 @@ impl ExchangeKind {
         })
     }
 
-    /// The type's name.
+    /// The name as in `exchange.declare`, such as `x-consistent-hash`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",

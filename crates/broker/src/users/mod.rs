@@ -35,13 +35,13 @@ impl Identity {
         self.client.as_deref()
     }
 
-    /// The user's name.
+    /// The user's name, as `user-id` has it (AMQP 0-9-1, basic class).
     pub fn user(&self) -> &str {
         &self.name
     }
 
     /// Whether the user may publish under other users' names (tag `impersonator`).
-    pub fn may_impersonate(&self) -> bool {
+    pub(crate) fn may_impersonate(&self) -> bool {
         self.impersonator
     }
 }

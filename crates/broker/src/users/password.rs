@@ -1,6 +1,7 @@
 //! Stored passwords, in RabbitMQ's format (RabbitMQ, "Credentials and Passwords"): four bytes of salt, then
 //! the digest of salt and password; in base64 in files.
 
+use std::error::Error;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
@@ -15,6 +16,22 @@ pub struct PasswordHash {
     algorithm: Algorithm,
     salt: [u8; SALT_LEN],
     digest: Box<[u8]>,
+}
+
+/// A stored hash that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PasswordHashError {
+    /// `hashing_algorithm` is none that RabbitMQ supports and that is still safe to use.
+    Algorithm(String),
+    /// `password_hash` is not base64.
+    Base64(base64::DecodeError),
+    /// The length is not that of salt and digest.
+    Length {
+        /// Bytes in `password_hash`.
+        found: usize,
+        /// Bytes of salt and digest, by the algorithm.
+        expected: usize,
+    },
 }
 
 /// The digests that RabbitMQ supports and that are still safe to use.
@@ -36,29 +53,22 @@ impl PasswordHash {
     /// SHA-256.
     ///
     /// # Errors
-    /// The hash or the algorithm is invalid, and the reason.
-    pub fn parse(base64: &str, algorithm: Option<&str>) -> Result<Self, String> {
+    /// The hash or the algorithm is invalid.
+    pub(crate) fn parse(base64: &str, algorithm: Option<&str>) -> Result<Self, PasswordHashError> {
         let algorithm = match algorithm {
             None | Some("rabbit_password_hashing_sha256") => Algorithm::Sha256,
             Some("rabbit_password_hashing_sha512") => Algorithm::Sha512,
-            Some(other) => {
-                return Err(format!(
-                    "hashing_algorithm '{other}' is neither rabbit_password_hashing_sha256 nor \
-                     rabbit_password_hashing_sha512"
-                ));
-            }
+            Some(other) => return Err(PasswordHashError::Algorithm(other.to_owned())),
         };
-        let bytes =
-            STANDARD.decode(base64).map_err(|error| format!("password_hash is not base64: {error}"))?;
+        let bytes = STANDARD.decode(base64).map_err(PasswordHashError::Base64)?;
         match bytes.split_first_chunk::<SALT_LEN>() {
             Some((salt, digest)) if digest.len() == algorithm.digest_len() => {
                 Ok(Self { algorithm, salt: *salt, digest: digest.into() })
             }
-            _ => Err(format!(
-                "password_hash has {} bytes, not the {} of salt and digest",
-                bytes.len(),
-                SALT_LEN + algorithm.digest_len()
-            )),
+            _ => Err(PasswordHashError::Length {
+                found: bytes.len(),
+                expected: SALT_LEN + algorithm.digest_len(),
+            }),
         }
     }
 
@@ -115,6 +125,31 @@ impl fmt::Debug for PasswordHash {
     }
 }
 
+impl fmt::Display for PasswordHashError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Algorithm(name) => write!(
+                f,
+                "hashing_algorithm '{name}' is neither rabbit_password_hashing_sha256 nor \
+                 rabbit_password_hashing_sha512"
+            ),
+            Self::Base64(error) => write!(f, "password_hash is not base64: {error}"),
+            Self::Length { found, expected } => {
+                write!(f, "password_hash has {found} bytes, not the {expected} of salt and digest")
+            }
+        }
+    }
+}
+
+impl Error for PasswordHashError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Base64(error) => Some(error),
+            Self::Algorithm(_) | Self::Length { .. } => None,
+        }
+    }
+}
+
 /// Bytes of salt in front of the digest.
 const SALT_LEN: usize = 4;
 
@@ -152,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_hash_is_told() {
-        let refused = |hash, algorithm| PasswordHash::parse(hash, algorithm).unwrap_err();
+        let refused = |hash, algorithm| PasswordHash::parse(hash, algorithm).unwrap_err().to_string();
         assert!(refused("!", None).starts_with("password_hash is not base64"));
         assert_eq!(refused("AAAA", None), "password_hash has 3 bytes, not the 36 of salt and digest");
         assert!(refused(DOCUMENTED, Some("rabbit_password_hashing_md5")).contains("_md5' is neither"));

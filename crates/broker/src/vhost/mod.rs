@@ -42,7 +42,7 @@ use crate::users::Identity;
 /// The arguments of `exchange.declare`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExchangeDeclare<'a> {
-    /// Its name.
+    /// The exchange; names that begin with `amq.` are reserved (AMQP 0-9-1, exchange.declare).
     pub name: &'a str,
     /// Its type: `direct`, `fanout`, `topic`, `headers` or `x-consistent-hash`. Ignored when passive.
     pub kind: &'a str,
@@ -82,7 +82,7 @@ pub struct Binding<'a> {
     pub source: &'a str,
     /// The queue or exchange that they go to.
     pub destination: &'a str,
-    /// The binding key.
+    /// Matched against routing keys by a direct or topic exchange; other types ignore it or use it as a weight.
     pub routing_key: &'a str,
     /// Matched against headers by a headers exchange; otherwise only part of the binding's identity.
     pub arguments: RawTable<'a>,
@@ -197,7 +197,7 @@ impl VirtualHost {
         vhost
     }
 
-    /// Its name.
+    /// The name, unique among the virtual hosts of the broker.
     pub fn name(&self) -> &str {
         &self.name
     }

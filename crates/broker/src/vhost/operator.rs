@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::VirtualHost;
 use crate::error::BrokerError;
 use crate::limits::{Tally, VirtualHostLimits, too_many_queues};
-use crate::permissions::{Grant, Permissions, TopicPermissions};
+use crate::permissions::{Grant, PatternError, Permissions, TopicPermissions};
 use crate::policies::Policy;
 use crate::time::Timestamp;
 
@@ -14,8 +14,8 @@ impl VirtualHost {
     /// those stay open.
     ///
     /// # Errors
-    /// The expression that is invalid, and the reason. Nothing has changed then.
-    pub fn set_permissions(&self, user: &str, permissions: Option<&Permissions>) -> Result<(), String> {
+    /// An expression is invalid. Nothing has changed then.
+    pub fn set_permissions(&self, user: &str, permissions: Option<&Permissions>) -> Result<(), PatternError> {
         self.grant(user).set(permissions)?;
         self.forget_routes();
         Ok(())
@@ -24,8 +24,12 @@ impl VirtualHost {
     /// Restricts the topics of a user on one exchange.
     ///
     /// # Errors
-    /// The expression that is invalid, and the reason. Nothing has changed then.
-    pub fn set_topic_permissions(&self, user: &str, permissions: &TopicPermissions) -> Result<(), String> {
+    /// An expression is invalid. Nothing has changed then.
+    pub fn set_topic_permissions(
+        &self,
+        user: &str,
+        permissions: &TopicPermissions,
+    ) -> Result<(), PatternError> {
         self.grant(user).set_topic(permissions)?;
         self.forget_routes();
         Ok(())
@@ -43,8 +47,8 @@ impl VirtualHost {
         self.apply_policies(now);
     }
 
-    /// Removes a policy.
-    pub fn remove_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
+    /// Removes a policy. Queues and exchanges get the next one that matches, at once.
+    pub(crate) fn remove_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
         self.policies.write().remove(name);
         self.apply_policies(now);
     }
