@@ -100,7 +100,14 @@ impl fmt::Display for ClientFailure {
     }
 }
 
-impl std::error::Error for ClientFailure {}
+impl std::error::Error for ClientFailure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Fault(fault) => Some(fault),
+            _ => None,
+        }
+    }
+}
 
 /// The client's end of the handshake. See the [module](super) for the order of the calls.
 #[derive(Debug)]
