@@ -87,7 +87,8 @@ impl fmt::Debug for ClientTls {
 
 fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<CertificateInfo>), TlsError> {
     let provider = provider();
-    let internal = |error: rustls::Error| TlsError { file: TlsFile::Authorities, reason: error.to_string() };
+    let internal =
+        |error: rustls::Error| TlsError::without_path(TlsFile::Authorities, &error).caused_by(error);
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
     let builder = if files.verify {

@@ -18,17 +18,28 @@ pub enum TlsFile {
 }
 
 /// A file that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct TlsError {
     /// The purpose of the file.
     pub file: TlsFile,
     /// The file and its fault, or that it is missing.
     pub reason: String,
+    /// The error of rustls. Those of reading PEM are left out, for their texts may quote a key.
+    source: Option<Error>,
 }
 
 impl TlsError {
     pub(super) fn new(file: TlsFile, path: &Path, reason: impl fmt::Display) -> Self {
-        Self { file, reason: format!("{}: {reason}", path.display()) }
+        Self { file, reason: format!("{}: {reason}", path.display()), source: None }
+    }
+
+    /// A configuration that is wrong, whichever its file.
+    pub(super) fn without_path(file: TlsFile, reason: impl fmt::Display) -> Self {
+        Self { file, reason: reason.to_string(), source: None }
+    }
+
+    pub(super) fn caused_by(self, source: Error) -> Self {
+        Self { source: Some(source), ..self }
     }
 }
 
@@ -38,7 +49,11 @@ impl fmt::Display for TlsError {
     }
 }
 
-impl std::error::Error for TlsError {}
+impl std::error::Error for TlsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|error| error as _)
+    }
+}
 
 /// Turns the failure of a handshake with a client into an error that explains it.
 pub(super) fn explain_client(error: io::Error) -> io::Error {

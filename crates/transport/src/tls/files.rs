@@ -75,7 +75,7 @@ pub(super) fn read_pair(
         rustls::Error::InconsistentKeys(_) => {
             of_key(format!("is not the key of the certificate in {}", files.certificate.display()))
         }
-        other => of_key(format!("not a usable key: {other}")),
+        other => of_key(format!("not a usable key: {other}")).caused_by(other),
     })?;
     Ok((pair, info))
 }
@@ -86,7 +86,9 @@ pub(super) fn read_authorities(path: &Path) -> Result<(RootCertStore, Authoritie
     let ends = ends(&certificates);
     let mut roots = RootCertStore::empty();
     for certificate in certificates {
-        roots.add(certificate).map_err(|error| TlsError::new(TlsFile::Authorities, path, error))?;
+        roots
+            .add(certificate)
+            .map_err(|error| TlsError::new(TlsFile::Authorities, path, &error).caused_by(error))?;
     }
     Ok((roots, AuthoritiesInfo { path: path.to_owned(), ends }))
 }

@@ -135,10 +135,10 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
         }
         certificates.push(info);
     }
-    let missing =
-        || TlsError { file: TlsFile::Certificate, reason: "no certificate is configured".to_owned() };
+    let missing = || TlsError::without_path(TlsFile::Certificate, "no certificate is configured");
     let resolver = Arc::new(resolver.ok_or_else(missing)?);
-    let internal = |error: rustls::Error| TlsError { file: TlsFile::Certificate, reason: error.to_string() };
+    let internal =
+        |error: rustls::Error| TlsError::without_path(TlsFile::Certificate, &error).caused_by(error);
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
     // TLS 1.2 and 1.3.
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
