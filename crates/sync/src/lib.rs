@@ -38,7 +38,7 @@ pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWrit
 #[cfg(not(any(debug_assertions, feature = "loom")))]
 pub use unchecked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The atomic types.
+/// The atomic types of `std`, or loom's where a test explores interleavings.
 pub mod atomic {
     #[cfg(feature = "loom")]
     pub use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -28,7 +28,7 @@ use crate::waiters::{Waiter, Waiters};
 use backend::{Backend, Doubt};
 use guard::guarded;
 
-/// Definitions on disk.
+/// The definitions on disk, in one redb file: changes are noted in memory and committed together, by the next round.
 pub struct Catalogue {
     doubt: Arc<Doubt>,
     pending: Mutex<PendingChanges, { Rank::CatalogueChanges as u8 }>,
@@ -87,7 +87,7 @@ impl Change {
         Self { section, key: key.into(), deed: Deed::Put(value.into()) }
     }
 
-    /// Deletes a definition.
+    /// Deletes a definition; nothing changes if there is none with this key.
     pub fn delete(section: Section, key: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: Deed::Delete }
     }
@@ -346,7 +346,7 @@ fn prepare(database: Database) -> Result<Database, CatalogueError> {
 
 /// Longest key in bytes: a binding's, with two names and a routing key of 255 bytes each, and arguments of up to a
 /// frame.
-pub const MAX_KEY: usize = 1 << 20;
+const MAX_KEY: usize = 1 << 20;
 
 const FILE: &str = "definitions.redb";
 const META: TableDefinition<'static, &'static str, u64> = TableDefinition::new("meta");

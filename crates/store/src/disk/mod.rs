@@ -69,7 +69,7 @@ pub trait Disk: Send + Sync {
     fn free_space(&self) -> io::Result<u64>;
 }
 
-/// An open file.
+/// A file that is open for reading and writing at any offset, by several threads at a time.
 #[expect(clippy::len_without_is_empty, reason = "nobody asks that of a file")]
 pub trait DiskFile: Send + Sync {
     /// Writes all of `bytes` at `offset`. After an error any part of them may have been written.

@@ -121,7 +121,7 @@ impl Store {
         Ok((Arc::new(Self { journal, shelves, catalogue, brake }), rounds, recovered))
     }
 
-    /// The definitions.
+    /// The definitions, whose changes the same rounds commit, before those of the journal.
     pub fn catalogue(&self) -> &Arc<Catalogue> {
         &self.catalogue
     }
@@ -225,7 +225,7 @@ impl Store {
 }
 
 impl StoredQueue {
-    /// The queue's number.
+    /// The number that the catalogue has assigned to the queue.
     pub fn id(&self) -> QueueId {
         self.shelf.log.id()
     }

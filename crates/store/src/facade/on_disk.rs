@@ -113,12 +113,12 @@ impl<A> AnswerQueue<A> {
         Some(answer)
     }
 
-    /// Whether none waits.
+    /// Whether no answer waits for the disk.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// How many wait.
+    /// Number of answers that wait for the disk, or for an earlier answer.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }

@@ -17,7 +17,7 @@ pub struct Recovered {
 /// A queue in the store, which may no longer be in the catalogue: see [`super::Store::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecoveredQueue {
-    /// Its number.
+    /// The number that the catalogue has assigned to it.
     pub id: QueueId,
     /// Higher than any position that it has used.
     pub next_position: u64,
@@ -28,9 +28,9 @@ pub struct RecoveredQueue {
 /// A message's entry in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredLocation {
-    /// The queue.
+    /// The number of the queue in the catalogue.
     pub queue: QueueId,
-    /// Its position there.
+    /// Ascends in the order of arrival in the queue.
     pub position: u64,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,

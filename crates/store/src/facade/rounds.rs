@@ -29,7 +29,8 @@ impl Rounds {
         Self { committer, mover, catalogue }
     }
 
-    /// Runs one round.
+    /// Commits the catalogue, then writes and syncs what the journal has gathered. Returns without a round if nothing
+    /// is to be written.
     pub fn step(&mut self) -> CommitOutcome {
         self.committer.step()
     }

@@ -17,7 +17,7 @@ pub struct QueueId(pub u64);
 pub struct Entry {
     /// Ascends in publishing order, below [`MAX_POSITION`].
     pub position: u64,
-    /// The message.
+    /// Its payload in the journal, which all queues with the message share.
     pub message: MessageRef,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,
@@ -28,7 +28,7 @@ pub struct Entry {
 /// Positions from the first to the last, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The first one.
+    /// The lowest position of the range.
     pub first: u64,
     /// The last one, not below the first.
     pub last: u64,
@@ -36,18 +36,18 @@ pub struct Range {
 
 impl MessageRef {
     /// The reference as a number, for compact storage; never 0.
-    pub fn to_u64(self) -> u64 {
+    pub(crate) fn to_u64(self) -> u64 {
         self.0
     }
 
     /// The reverse of [`MessageRef::to_u64`]. A number that belongs to no message is detected when it is read.
-    pub fn from_u64(number: u64) -> Self {
+    pub(crate) fn from_u64(number: u64) -> Self {
         Self(number)
     }
 }
 
 impl Range {
-    /// A single position.
+    /// The range of this position alone.
     pub fn one(position: u64) -> Self {
         Self { first: position, last: position }
     }
@@ -55,7 +55,7 @@ impl Range {
 
 /// Positions are below this: the index keeps a delivery count in the upper bits. At a million messages a second a queue
 /// gets there in 142 years.
-pub const MAX_POSITION: u64 = 1 << 52;
+pub(crate) const MAX_POSITION: u64 = 1 << 52;
 
 /// LSN at which the log begins. Not 0, so that 0 can stand for no message.
 pub(super) const LOG_START: u64 = 4096;

@@ -154,7 +154,7 @@ impl JournalIndex {
 }
 
 /// Delivery counts stop here: they have twelve bits.
-pub const MAX_DELIVERIES: u32 = 4095;
+const MAX_DELIVERIES: u32 = 4095;
 /// With fewer settled slots than this it is not worth moving the others.
 const MIN_TIDY: usize = 64;
 /// Number of slots whose memory an empty queue keeps, 64 KiB.

@@ -40,9 +40,9 @@ use std::time::SystemTime;
 use smallvec::SmallVec;
 use sync::{Condvar, Mutex, MutexGuard, Rank, RwLock, RwLockReadGuard};
 
-pub use address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
+pub use address::{Entry, Lsn, MessageRef, QueueId, Range};
 pub use commit::{CommitOutcome, Committer, Hooks};
-pub use index::{LiveMessage, MAX_DELIVERIES};
+pub use index::LiveMessage;
 pub(crate) use promise::JournalFiles;
 pub use reader::{JournalReader, ReadError};
 pub use recovery::{JournalQueue, OpenError, RecoveredJournal, check, open, repair};
@@ -103,7 +103,7 @@ pub struct Transfer {
     enqueued: SmallVec<[Lsn; 4]>,
 }
 
-/// Size limits.
+/// Sizes of the journal, in bytes on disk and in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct JournalSettings {
     /// Bytes of a segment file.
@@ -173,7 +173,7 @@ impl Journal {
     ///
     /// # Panics
     /// If the message has 4 GiB or more.
-    pub fn append_regardless(&self, parts: &[&[u8]]) -> (MessageRef, bool) {
+    pub(crate) fn append_regardless(&self, parts: &[&[u8]]) -> (MessageRef, bool) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         assert!(u32::try_from(len).is_ok(), "a message of 4 GiB");
         let mut hasher = crc32fast::Hasher::new();
@@ -269,7 +269,7 @@ impl Journal {
     }
 
     /// Lets a round begin as soon as possible, for the sake of its hook even if nothing was appended.
-    pub fn demand_round(&self) {
+    pub(crate) fn demand_round(&self) {
         self.demand(self.pending.lock());
     }
 
@@ -488,9 +488,9 @@ impl QueueLog {
 }
 
 /// Long enough that changing files costs nothing, short enough that segments get retired.
-pub const SEGMENT_SIZE: u64 = 64 << 20;
+const SEGMENT_SIZE: u64 = 64 << 20;
 /// A third of a second of the fastest publishing: a sync that takes longer pauses publishers.
-pub const PENDING_LIMIT: usize = 64 << 20;
+const PENDING_LIMIT: usize = 64 << 20;
 /// A round begins without a request once this number of bytes has gathered.
 const EAGER_BYTES: usize = 1 << 20;
 /// Messages of a deleted queue that are released under one lock: some tens of microseconds.

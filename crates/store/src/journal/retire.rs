@@ -152,7 +152,7 @@ impl QueueLog {
 }
 
 impl QueueLog {
-    /// The queue's number.
+    /// The number of the queue in the catalogue.
     pub fn id(&self) -> QueueId {
         self.id
     }

@@ -23,7 +23,7 @@ pub struct JournalReport {
     pub(crate) files: Vec<(Lsn, u64)>,
     /// Number of bytes in all records.
     pub bytes: u64,
-    /// Number of records.
+    /// Number of intact records, of all types.
     pub records: u64,
     /// Set if the log ends in the middle of a record, as a crash leaves it.
     pub torn: Option<Torn>,
@@ -44,7 +44,7 @@ pub struct Torn {
     pub records: u64,
 }
 
-/// A damaged location.
+/// A location in the journal where records are missing or changed, though they were synced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Path of the file, in the data folder.

@@ -22,7 +22,7 @@ pub struct FolderReport {
 pub struct SegmentReport {
     /// Its file, relative to the data folder.
     pub file: String,
-    /// Length in bytes.
+    /// Bytes in the file, a torn or damaged end included.
     pub length: u64,
     /// Intact records, settled ones included.
     pub records: u64,

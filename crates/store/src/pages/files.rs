@@ -157,7 +157,7 @@ pub(super) const INDEX: &str = ".index";
 pub(super) const SIDECARS: [&str; 2] = [".settled0", ".settled1"];
 /// Space is freed in steps of this size, and this much is read again at a start after a crash; ten million messages of
 /// 1 KiB are 1,300 files.
-pub const SEGMENT_BYTES: u64 = 8 << 20;
+pub(crate) const SEGMENT_BYTES: u64 = 8 << 20;
 /// Large enough for few system calls; each queue that is being written to may hold this much.
 const BUFFER_BYTES: usize = 256 << 10;
 /// A read from an arbitrary position reads at most this much in vain, and ten million messages of 1 KiB need 160,000

@@ -45,7 +45,7 @@ use std::sync::Arc;
 
 pub use check::{FolderReport, SegmentReport};
 pub use error::{Damage, PagesError};
-pub use files::SEGMENT_BYTES;
+pub(crate) use files::SEGMENT_BYTES;
 pub use queue::{QueueSegments, Usage};
 pub use read::Stored;
 pub use record::Record;
@@ -80,7 +80,7 @@ impl Pages {
     }
 
     /// The same with segments of another length, in bytes. It may change from one start to the next.
-    pub fn with_segments_of(disk: Arc<dyn Disk>, open_files: usize, segment: u64) -> Self {
+    pub(crate) fn with_segments_of(disk: Arc<dyn Disk>, open_files: usize, segment: u64) -> Self {
         let sizes = Sizes { segment, ..Sizes::default() };
         Self { files: Arc::new(OpenFiles::new(disk, open_files, sizes)) }
     }
@@ -124,7 +124,7 @@ impl Pages {
     ///
     /// # Errors
     /// If something cannot be removed.
-    pub fn wipe_transient(&self) -> Result<(), PagesError> {
+    pub(crate) fn wipe_transient(&self) -> Result<(), PagesError> {
         let folder = Durability::Transient.folder();
         self.files.disk().remove_folder(folder).map_err(at(folder))
     }

@@ -23,20 +23,14 @@ impl QueueSegments {
     /// Makes settled positions and delivery counts durable: call it before the journal drops them. Costs a sync for
     /// each segment in which something changed, and nothing if nothing did. Reaps as well.
     ///
-    /// # Errors
-    /// If a file cannot be written, synced or removed. Data that was durable before still is; call it again.
-    pub fn persist_settled(&self) -> Result<(), PagesError> {
-        self.persist_settled_if(|_| true, || true).map(drop)
-    }
-
-    /// The same, if `may` returns true. It is called after the settled positions were collected and before any of them
-    /// is written, and only if there are some: they have been recorded elsewhere, and that record may have to be
-    /// durable first. Returns the result of `may`. Only segments whose number passes `may_remove` have their files
+    /// `may` is called after the settled positions were collected and before any of them is written, and only if there
+    /// are some: they have been recorded elsewhere, and that record may have to be durable first. If it returns false,
+    /// nothing is written. Returns the result of `may`. Only segments whose number passes `may_remove` have their files
     /// removed, the others another time.
     ///
     /// # Errors
-    /// See [`persist_settled`](Self::persist_settled).
-    pub fn persist_settled_if(
+    /// If a file cannot be written, synced or removed. Data that was durable before still is; call it again.
+    pub(crate) fn persist_settled_if(
         &self,
         may_remove: impl Fn(u64) -> bool,
         may: impl FnOnce() -> bool,
@@ -84,6 +78,11 @@ impl QueueSegments {
             writer.orphans.pop();
         }
         Ok(true)
+    }
+
+    #[cfg(test)]
+    pub(super) fn persist_settled(&self) -> Result<(), PagesError> {
+        self.persist_settled_if(|_| true, || true).map(drop)
     }
 
     /// Removes the files of segments that have no live messages, the open one included.

@@ -72,9 +72,9 @@ pub struct Usage {
     pub weight: u64,
     /// Bytes of the files (and of the data still to be written to them), settled messages included.
     pub disk: u64,
-    /// Bytes of memory.
+    /// Bytes of memory that the state of the segments takes, indexes included.
     pub memory: u64,
-    /// Number of segments.
+    /// Segments that are open or sealed.
     pub segments: usize,
 }
 
@@ -84,8 +84,7 @@ impl QueueSegments {
     }
 
     /// Removes messages for good: acknowledged, dropped, expired or dead-lettered. Ignores positions that are not here.
-    /// Returns how many were removed. Never touches the disk: see [`persist_settled`](Self::persist_settled) and
-    /// [`reap`](Self::reap).
+    /// Returns how many were removed. Never touches the disk: see [`reap`](Self::reap).
     pub fn settle(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>) -> u64 {
         let mut state = self.state.lock();
         positions.into_iter().map(|range| state.settle(*range.start(), *range.end())).sum()
@@ -96,9 +95,13 @@ impl QueueSegments {
         self.state.lock().settle(0, u64::MAX)
     }
 
-    /// Sets the delivery count of messages: reads return it from now on, and so does a restart after
-    /// [`persist_settled`](Self::persist_settled). Ignores positions that are not here. Never touches the disk.
-    pub fn mark_delivered(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>, deliveries: u32) {
+    /// Sets the delivery count of messages: reads return it from now on, and so does a restart once
+    /// they are persisted. Ignores positions that are not here. Never touches the disk.
+    pub(crate) fn mark_delivered(
+        &self,
+        positions: impl IntoIterator<Item = RangeInclusive<u64>>,
+        deliveries: u32,
+    ) {
         let mut state = self.state.lock();
         for range in positions {
             let (from, to) = (*range.start(), *range.end());
@@ -119,16 +122,10 @@ impl QueueSegments {
     }
 
     /// The first live message at or above a position.
-    pub fn next_live(&self, from: u64) -> Option<u64> {
+    pub(crate) fn next_live(&self, from: u64) -> Option<u64> {
         let state = self.state.lock();
         let start = state.segments.partition_point(|segment| segment.shape.last < from);
         state.segments.range(start..).find_map(|segment| segment.live.next(from))
-    }
-
-    /// Number of live messages in a range of positions.
-    pub fn live_in(&self, positions: RangeInclusive<u64>) -> u64 {
-        let (from, to) = positions.into_inner();
-        self.state.lock().overlapping(from, to).map(|segment| segment.live.count_in(from, to)).sum()
     }
 
     /// Sums up the segments. Takes time in proportion to the segments that are partly settled: meant for metrics, not

@@ -66,7 +66,7 @@ pub struct RecoveredPages {
 /// A torn end that was cut off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// The file.
+    /// Path of the file, in the data folder.
     pub file: String,
     /// Its length now, in bytes.
     pub offset: u64,
@@ -138,7 +138,7 @@ impl QueueSegments {
             .collect()
     }
 
-    /// Numbers of segments whose files the next [`persist_settled`](Self::persist_settled) removes.
+    /// Numbers of segments whose files the next `persist_settled_if` removes.
     pub(crate) fn dead_files(&self) -> Vec<u64> {
         let mut state = self.state.lock();
         let open = state.open_segment().filter(|open| open.live.count() == 0).map(|open| open.file.sequence);

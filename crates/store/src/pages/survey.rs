@@ -13,7 +13,7 @@ use super::walk::{Walk, WalkedItem};
 pub struct Survey {
     /// How many there are.
     pub live: u64,
-    /// Their weight.
+    /// The sum of their weights, as given to `append`.
     pub weight: u64,
     /// Positions of the first and of the last one; `None` if there are none.
     pub positions: Option<(u64, u64)>,
@@ -42,7 +42,7 @@ impl QueueSegments {
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub fn survey(&self) -> Result<Survey, PagesError> {
+    pub(crate) fn survey(&self) -> Result<Survey, PagesError> {
         let (mut survey, mixed) = self.state.lock().survey();
         for stretch in mixed {
             survey.weight += self.weigh(&stretch)?;
