@@ -1,4 +1,45 @@
 //! A client's channel: the frames it has sent, and its one or two upstream channels.
+//!
+//! # States
+//! Those of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
+//! the client's connection with 505 UNEXPECTED_FRAME; other events leave the state as it is.
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | no channel | channel.open | between messages |
+//! | between messages | basic.publish | header due, held; streamed if the client has too much of incomplete messages |
+//! | between messages | any other method | between messages |
+//! | header due | header of an empty message | between messages; the message is passed on |
+//! | header due, held | header of another one | body due, held; streamed if the message, or all of the client's, are too large |
+//! | header due, streamed | header of another one | body due, streamed |
+//! | body due, held | a part of it | body due, held; streamed if the client has too much of incomplete messages |
+//! | body due | the rest of it | between messages; the message is passed on, whole unless it was streamed |
+//! | held | the room is granted to others, or as a stream ([`super::room`]) | the same, streamed |
+//! | between messages | channel.close | closing; no channel, if nothing has to be awaited |
+//! | any | the client closes its connection | closing, half streamed if it was streamed; no channel, likewise |
+//! | closing | the last side is gone | no channel, and channel.close-ok is sent |
+//! | any but closing | the broker closes an upstream channel of it; a header is refused | no channel, and channel.close is sent |
+//!
+//! Those of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
+//! general side alone, with everything on it.
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | nowhere | a frame has to go out | placed, if a connection is ready; otherwise waiting |
+//! | waiting | a connection is ready, or a channel on it is free | placed; waiting while the other side is still on a shared connection |
+//! | waiting | another frame needs the own connection | waiting for that one |
+//! | placed | a frame needs the own connection; the client reads too slowly, has a new secret, or has streamed enough | leaving |
+//! | placed | the client closes the channel | closing if it was used for more than publishing; otherwise nowhere |
+//! | leaving | everything is confirmed | leaving; the old upstream channel is closed |
+//! | leaving | close-ok | waiting; nowhere, if the client has closed the channel and nothing is held |
+//! | closing | close-ok | nowhere |
+//! | closing | the other side has to go to the own connection | leaving |
+//! | placed, leaving, closing | the broker closes the channel | nowhere |
+//! | placed, leaving, closing | the connection is lost | waiting, with what is not settled and the consumers; otherwise nowhere |
+//! | waiting | the client closes the channel, and nothing is held | nowhere |
+//!
+//! A side is closing only in a channel that is closing. While the general side is placed on the own connection there is
+//! no other one, and until the other one has left its shared connection the general side waits.
 
 use std::time::Instant;
 
@@ -31,37 +72,55 @@ pub(super) struct Channel {
     /// Frames that wait until the broker has processed those sent on the other side, in the format of stored
     /// frames.
     pub(super) in_line: Vec<u8>,
-    pub(super) content: Content,
-    /// Whether the incoming message goes to the default exchange.
-    pub(super) to_default: bool,
-    /// Whether the incoming message may make the broker close its connection.
-    pub(super) needs_own: bool,
-    /// Whether there has been such a message.
+    pub(super) phase: ChannelPhase,
+    /// Whether there has been a message that may make the broker close its connection. Never cleared.
     pub(super) risked: bool,
-    /// Whether the incoming message is passed on as it arrives, not held until it is complete.
-    pub(super) streaming: bool,
-    /// The frames of an incomplete message.
-    pub(super) partial: Vec<u8>,
-    /// When that message began.
-    pub(super) began: Option<Instant>,
     /// The limits that the client requested last, whether the method has gone out or not.
     pub(super) limits: PrefetchLimits,
-    /// Whether the client has sent `queue.declare`, so that an empty queue name means something.
+    /// Whether the client has sent `queue.declare`, so that an empty queue name means something. Never cleared.
     pub(super) has_declared: bool,
-    /// Whether the client has closed the channel and waits for close-ok.
-    pub(super) closing: bool,
 }
 
-/// The kind of frame that has to come next on a channel.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Content {
-    /// A method.
+/// Whether the client still sends on a channel.
+#[derive(Debug)]
+pub(super) enum ChannelPhase {
+    Open(Incoming),
+    /// The client has closed the channel, and waits for close-ok. Or it has closed its connection, perhaps in the
+    /// middle of a message that was being streamed.
+    Closing {
+        half_streamed: bool,
+    },
+}
+
+/// The message that a client is sending on a channel, by the frame that has to come next.
+#[derive(Debug, Default)]
+pub(super) enum Incoming {
+    /// A method: there is no message.
     #[default]
     None,
-    /// A content header.
-    Header,
-    /// This many bytes of body, in one or more frames.
-    Body(u64),
+    /// A content header, of a message that goes `to_default` exchange or not.
+    Header { message: IncompleteMessage, to_default: bool },
+    /// This number of bytes of body, in one or more frames; never 0.
+    Body { message: IncompleteMessage, missing: u64 },
+}
+
+/// A message whose `basic.publish` has come, and which is not complete.
+#[derive(Debug)]
+pub(super) struct IncompleteMessage {
+    /// When its `basic.publish` came.
+    pub(super) began: Instant,
+    /// Whether it may make the broker close its connection.
+    pub(super) needs_own: bool,
+    pub(super) frames: MessageFrames,
+}
+
+/// The frames of an incomplete message.
+#[derive(Debug)]
+pub(super) enum MessageFrames {
+    /// Held until the message is complete: those that have come, in the format of stored frames; never empty.
+    Held(Vec<u8>),
+    /// Passed on as they arrive, on the client's own connection.
+    Streaming,
 }
 
 /// The frames that the broker must have processed before a frame may go out.
@@ -155,9 +214,69 @@ impl Channel {
         self.in_line.len() + self.sides().map(|side| side.held.len()).sum::<usize>()
     }
 
+    /// The message that the client is sending.
+    pub(super) fn incoming(&self) -> Option<&IncompleteMessage> {
+        match &self.phase {
+            ChannelPhase::Open(Incoming::Header { message, .. } | Incoming::Body { message, .. }) => {
+                Some(message)
+            }
+            ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => None,
+        }
+    }
+
+    pub(super) fn incoming_mut(&mut self) -> Option<&mut IncompleteMessage> {
+        match &mut self.phase {
+            ChannelPhase::Open(Incoming::Header { message, .. } | Incoming::Body { message, .. }) => {
+                Some(message)
+            }
+            ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => None,
+        }
+    }
+
+    /// Continues the incoming message behind its header, or a part of its body, with `missing` bytes of body to come;
+    /// returns it if it is complete.
+    #[inline]
+    pub(super) fn advance(&mut self, missing: u64) -> Option<IncompleteMessage> {
+        let ChannelPhase::Open(incoming) = &mut self.phase else { return None };
+        let (Incoming::Header { message, .. } | Incoming::Body { message, .. }) = std::mem::take(incoming)
+        else {
+            return None;
+        };
+        if missing == 0 {
+            return Some(message);
+        }
+        *incoming = Incoming::Body { message, missing };
+        None
+    }
+
+    /// Bytes of the incoming message that are held.
+    pub(super) fn staged(&self) -> usize {
+        self.incoming().map_or(0, |message| message.held().len())
+    }
+
+    /// The client closes the channel, or its connection: a message that is held is dropped. Returns its bytes.
+    pub(super) fn begin_closing(&mut self) -> usize {
+        let staged = self.staged();
+        if let ChannelPhase::Open(_) = self.phase {
+            self.phase = ChannelPhase::Closing { half_streamed: self.is_streaming() };
+        }
+        staged
+    }
+
+    /// Whether the client has closed the channel and waits for close-ok.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.phase, ChannelPhase::Closing { .. })
+    }
+
+    /// Whether a message is being streamed, or was when the client closed its connection.
+    pub(super) fn is_streaming(&self) -> bool {
+        let is_streaming = || self.incoming().is_some_and(IncompleteMessage::is_streaming);
+        matches!(self.phase, ChannelPhase::Closing { half_streamed: true }) || is_streaming()
+    }
+
     /// Whether the broker has seen a part of a message on the client's own connection.
     pub(super) fn is_half_sent(&self) -> bool {
-        self.streaming && self.content != Content::None && self.general.is_placed()
+        self.is_streaming() && self.general.is_placed()
     }
 
     /// Whether the client's messages are to be confirmed.
@@ -223,6 +342,26 @@ impl Channel {
         if !self.general.is_resuming() {
             self.general.place = SidePlacement::Nowhere;
         }
+    }
+}
+
+impl Default for ChannelPhase {
+    fn default() -> Self {
+        Self::Open(Incoming::None)
+    }
+}
+
+impl IncompleteMessage {
+    /// The frames that are held.
+    pub(super) fn held(&self) -> &[u8] {
+        match &self.frames {
+            MessageFrames::Held(frames) => frames,
+            MessageFrames::Streaming => &[],
+        }
+    }
+
+    pub(super) fn is_streaming(&self) -> bool {
+        matches!(self.frames, MessageFrames::Streaming)
     }
 }
 

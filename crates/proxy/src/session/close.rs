@@ -8,7 +8,7 @@ use amqp::method::channel as channel_methods;
 
 use super::channel::{Channel, FrameTurn};
 use super::placement::UpstreamLink;
-use super::side::{Route, Side, SidePlacement};
+use super::side::{Side, SidePlacement};
 use super::{Life, ProxySession};
 use crate::link::Event;
 use crate::metrics::add;
@@ -92,7 +92,7 @@ impl ProxySession {
     pub(super) fn fail_channel(&mut self, number: u16, fault: &Fault) {
         self.output.hand_over();
         let Some(channel) = self.channels.start_closing(number) else { return };
-        self.staged -= channel.partial.len();
+        self.staged -= channel.staged();
         self.held -= channel.held();
         for side in channel.sides() {
             if let Some(route) = side.route() {
@@ -113,7 +113,7 @@ impl ProxySession {
     /// The client closes a channel, or its connection.
     pub(super) fn close_channel(&mut self, number: u16) {
         let Some(channel) = self.channels.get_mut(number) else { return };
-        channel.closing = true;
+        self.staged -= channel.begin_closing();
         self.close_sides(number);
     }
 
@@ -127,7 +127,7 @@ impl ProxySession {
             return;
         }
         // A close may delete a queue, and requeues messages: like any method it waits for earlier publishes.
-        let closes = channel.general.is_placed() && channel.general.touched && !channel.general.close_sent;
+        let closes = channel.general.is_placed() && channel.general.touched;
         if closes && !channel.is_own() && !channel.may_pass(FrameTurn::Method, &mut self.output) {
             self.output.hand_over();
             return self.line_up(number);
@@ -146,26 +146,27 @@ impl ProxySession {
     fn close_side(&mut self, number: u16, role: Role) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let half_sent = channel.is_half_sent();
-        let partial = std::mem::take(&mut channel.partial).len();
-        self.staged -= partial;
         let Some(side) = channel.side_mut(role) else { return };
-        let SidePlacement::Placed(Route { upstream, channel: on, .. }) = &side.place else {
-            side.place = SidePlacement::Nowhere;
-            return;
+        let route = match &side.place {
+            SidePlacement::Placed(route) => route.clone(),
+            // The answer is still to come.
+            SidePlacement::Closing(_) => return,
+            SidePlacement::Nowhere | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {
+                side.place = SidePlacement::Nowhere;
+                return;
+            }
         };
         let usage = side.usage();
         let must_wait = usage.touched || (side.has_under_way() && self.pool.departed_is_full());
-        if side.close_sent {
-            // The answer is still to come.
-        } else if half_sent {
+        if half_sent {
             // Only a connection.close can do this now. The client is closing its connection, or this code
             // would not be reached.
             self.exclusive = true;
             side.place = SidePlacement::Nowhere;
         } else if must_wait {
-            upstream.close_channel(*on);
-            side.close_sent = true;
-        } else if upstream.release(*on, usage) {
+            route.upstream.close_channel(route.channel);
+            side.place = SidePlacement::Closing(route);
+        } else if route.upstream.release(route.channel, usage) {
             add(&self.pool.counters().round_trips_saved, 1);
             side.place = SidePlacement::Nowhere;
         }

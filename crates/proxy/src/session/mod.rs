@@ -31,7 +31,7 @@ use amqp::frame::write_method;
 use amqp::method::{channel as channel_methods, confirm};
 use amqp::{ContentHeader, Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
-use self::channel::{Channel, Content};
+use self::channel::{Channel, ChannelPhase, Incoming, IncompleteMessage, MessageFrames};
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
 use self::placement::UpstreamLink;
@@ -221,7 +221,7 @@ impl ProxySession {
     fn prove(&mut self) {
         for number in std::mem::take(&mut self.unproven) {
             if let Some(channel) = self.channels.get_mut(number)
-                && !channel.closing
+                && !channel.is_closing()
             {
                 channel.prove(&mut self.output);
             }
@@ -229,7 +229,7 @@ impl ProxySession {
         if !self.link.kept.may_add() {
             self.channels
                 .iter_mut()
-                .filter(|(_, channel)| !channel.closing)
+                .filter(|(_, channel)| !channel.is_closing())
                 .for_each(|(_, channel)| channel.prove(&mut self.output));
         }
     }
@@ -295,7 +295,7 @@ impl ProxySession {
         // All sides are asked, so that each of them notifies.
         let sides = self.channels.iter().flat_map(|(_, channel)| channel.sides());
         let unconfirmed = sides.filter(|side| !confirmed(side)).count();
-        let incomplete = self.channels.iter().any(|(_, channel)| channel.content != Content::None);
+        let incomplete = self.channels.iter().any(|(_, channel)| channel.incoming().is_some());
         unconfirmed == 0 && !incomplete && self.held == 0
     }
 
@@ -318,20 +318,15 @@ impl ProxySession {
     fn method(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
         let (number, payload) = (frame.channel, frame.payload);
         if let Some(channel) = self.channels.get_mut(number) {
-            if channel.content != Content::None {
-                return Err(unexpected(channel.content));
-            }
-            if !channel.closing && is_publish(payload) {
-                validate_publish(payload)?;
-                channel.content = Content::Header;
-                channel.to_default = is_to_default(payload);
-                channel.needs_own = publish_need(payload) == Need::Own;
-                // Held until the header is validated, wherever the message will go.
-                channel.streaming = false;
-                return self.content(number, frame, false);
-            }
-            if !channel.closing && is_ack(payload) {
-                return self.pass_on(number, FrameKind::Method, payload, false);
+            match &channel.phase {
+                ChannelPhase::Open(Incoming::None) if is_publish(payload) => {
+                    return self.begin_message(number, payload);
+                }
+                ChannelPhase::Open(Incoming::None) if is_ack(payload) => {
+                    return self.pass_on(number, FrameKind::Method, payload, false);
+                }
+                ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => {}
+                phase => return Err(unexpected(phase)),
             }
         }
         let method = Method::decode(payload)?;
@@ -353,7 +348,7 @@ impl ProxySession {
     fn deliver(&mut self, number: u16, method: &Method<'_>, payload: &[u8]) -> Result<(), Fault> {
         let mut need = validate(method, self.exclusive)?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        if channel.closing {
+        if channel.is_closing() {
             let fault = Fault::new(ReplyCode::ChannelError, "expected 'channel.open'");
             return Err(fault.caused_by(method.ids()));
         }
@@ -438,14 +433,14 @@ impl ProxySession {
     fn header(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
         let max_size = self.pool.config().max_message_size;
         let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
-        if channel.content != Content::Header {
-            return Err(unexpected(channel.content));
-        }
+        let ChannelPhase::Open(Incoming::Header { message, to_default }) = &mut channel.phase else {
+            return Err(unexpected(&channel.phase));
+        };
         let header = ContentHeader::decode(frame.payload).map_err(malformed)?;
         header.check().map_err(|fault| fault.caused_by(PUBLISH_IDS))?;
-        let need = validate_properties(header.properties, channel.to_default)?;
-        channel.needs_own |= need == Need::Own;
-        channel.risked |= channel.needs_own;
+        let need = validate_properties(header.properties, *to_default)?;
+        message.needs_own |= need == Need::Own;
+        channel.risked |= message.needs_own;
         let size = header.body_size;
         if let Some(max_size) = max_size
             && let Err(fault) = check_size(size, max_size)
@@ -464,21 +459,20 @@ impl ProxySession {
             self.stream(frame.channel)?;
         }
         self.output.count_messages(1);
-        self.content(frame.channel, frame, size == 0)?;
-        self.expect(frame.channel, if size == 0 { Content::None } else { Content::Body(size) });
-        Ok(())
+        self.content(frame, size)
     }
 
     fn body(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
         let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
-        let Content::Body(missing) = channel.content else { return Err(unexpected(channel.content)) };
+        let ChannelPhase::Open(Incoming::Body { missing, .. }) = &channel.phase else {
+            return Err(unexpected(&channel.phase));
+        };
         let Some(missing) = missing.checked_sub(frame.payload.len() as u64) else {
             let fault =
                 Fault::new(ReplyCode::FrameError, "content body frame exceeds remaining content size");
             return Err(fault.caused_by(PUBLISH_IDS));
         };
-        self.content(frame.channel, frame, missing == 0)?;
-        self.expect(frame.channel, if missing == 0 { Content::None } else { Content::Body(missing) });
+        self.content(frame, missing)?;
         self.budget.count_came(frame.payload.len());
         if self.budget.has_stream() {
             self.leave_stream()?;
@@ -486,48 +480,67 @@ impl ProxySession {
         Ok(())
     }
 
-    fn expect(&mut self, number: u16, content: Content) {
-        if let Some(channel) = self.channels.get_mut(number) {
-            channel.content = content;
+    /// Begins a message with its `basic.publish`, which is held until the header is validated, wherever the message
+    /// will go.
+    fn begin_message(&mut self, number: u16, publish: &[u8]) -> Result<(), Fault> {
+        validate_publish(publish)?;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let mut frames = std::mem::take(&mut self.spare);
+        frames.reserve(PARTIAL_CAPACITY);
+        put_frame(&mut frames, FrameKind::Method, 0, publish, 0);
+        self.staged += frames.len();
+        let message = IncompleteMessage {
+            began: Instant::now(),
+            needs_own: publish_need(publish) == Need::Own,
+            frames: MessageFrames::Held(frames),
+        };
+        channel.phase = ChannelPhase::Open(Incoming::Header { message, to_default: is_to_default(publish) });
+        self.keep_within_budget(number)
+    }
+
+    /// Streams the message on a channel if the client has too much of incomplete messages in all.
+    fn keep_within_budget(&mut self, number: u16) -> Result<(), Fault> {
+        if self.staged <= STAGING_BUDGET {
+            return Ok(());
         }
+        self.keep_own();
+        self.stream(number)
     }
 
     /// Passes on the frames of a message held so far, and the rest as it arrives, on the client's own connection.
     fn stream(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        channel.streaming = true;
-        let partial = std::mem::take(&mut channel.partial);
-        self.staged -= partial.len();
-        self.pass_on_message(number, &partial, true)
+        let Some(message) = channel.incoming_mut() else { return Ok(()) };
+        let MessageFrames::Held(held) = std::mem::replace(&mut message.frames, MessageFrames::Streaming)
+        else {
+            return Ok(());
+        };
+        self.staged -= held.len();
+        self.pass_on_message(number, &held, true)
     }
 
-    /// Passes on a frame of a message, or holds it until the message is complete.
+    /// Passes on a header or body frame, behind which `missing` bytes of body are to come, or holds it until the
+    /// message is complete.
     #[inline]
-    fn content(&mut self, number: u16, frame: &Frame<'_>, complete: bool) -> Result<(), Fault> {
+    fn content(&mut self, frame: &Frame<'_>, missing: u64) -> Result<(), Fault> {
+        let number = frame.channel;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        if channel.streaming {
+        let Some(message) = channel.incoming_mut() else { return Ok(()) };
+        let MessageFrames::Held(frames) = &mut message.frames else {
             self.pass_on(number, frame.kind, frame.payload, true)?;
             self.note_unproven(number);
-            return Ok(());
-        }
-        let before = channel.partial.len();
-        if before == 0 {
-            channel.began = Some(Instant::now());
-            channel.partial = std::mem::take(&mut self.spare);
-            channel.partial.reserve(PARTIAL_CAPACITY);
-        }
-        put_frame(&mut channel.partial, frame.kind, 0, frame.payload, 0);
-        self.staged += channel.partial.len() - before;
-        if !complete {
-            if self.staged <= STAGING_BUDGET {
-                return Ok(());
+            if let Some(channel) = self.channels.get_mut(number) {
+                channel.advance(missing);
             }
-            // The client has as much of messages on other channels.
-            self.keep_own();
-            return self.stream(number);
-        }
-        let mut message = std::mem::take(&mut channel.partial);
-        let needs_own = channel.needs_own;
+            return Ok(());
+        };
+        let before = frames.len();
+        put_frame(frames, frame.kind, 0, frame.payload, 0);
+        self.staged += frames.len() - before;
+        let Some(IncompleteMessage { needs_own, frames, .. }) = channel.advance(missing) else {
+            return self.keep_within_budget(number);
+        };
+        let MessageFrames::Held(mut message) = frames else { return Ok(()) };
         channel.general.touched |= needs_own;
         self.staged -= message.len();
         if needs_own {
@@ -567,13 +580,17 @@ impl Drop for ProxySession {
 }
 
 #[cold]
-fn unexpected(content: Content) -> Fault {
-    let (text, ids) = match content {
-        Content::None => ("expected method frame, got non method frame instead", (0, 0)),
-        Content::Header => {
+fn unexpected(phase: &ChannelPhase) -> Fault {
+    let (text, ids) = match phase {
+        ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => {
+            ("expected method frame, got non method frame instead", (0, 0))
+        }
+        ChannelPhase::Open(Incoming::Header { .. }) => {
             ("expected content header for class 60, got non content header frame instead", PUBLISH_IDS)
         }
-        Content::Body(_) => ("expected content body, got non content body frame instead", PUBLISH_IDS),
+        ChannelPhase::Open(Incoming::Body { .. }) => {
+            ("expected content body, got non content body frame instead", PUBLISH_IDS)
+        }
     };
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }

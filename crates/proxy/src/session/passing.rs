@@ -117,7 +117,7 @@ impl ProxySession {
         channel.in_line = stored;
         if !channel.in_line.is_empty() {
             self.line_up(number);
-        } else if channel.closing {
+        } else if channel.is_closing() {
             self.close_sides(number);
         }
         result

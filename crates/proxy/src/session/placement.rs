@@ -52,7 +52,7 @@ impl ProxySession {
         if !is_nowhere {
             return Ok(());
         }
-        channel.side_for(role).place = SidePlacement::Waiting { own: false };
+        channel.side_for(role).place = SidePlacement::Waiting { own: false, resuming: false };
         self.place(number, role)
     }
 
@@ -61,10 +61,12 @@ impl ProxySession {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let leaving = match &channel.general.place {
             SidePlacement::Nowhere | SidePlacement::Waiting { .. } => {
-                channel.general.place = SidePlacement::Waiting { own: true };
+                let resuming = channel.general.is_resuming();
+                channel.general.place = SidePlacement::Waiting { own: true, resuming };
                 false
             }
-            SidePlacement::Leaving { route, .. } => {
+            // Its close was sent already.
+            SidePlacement::Leaving { route, .. } | SidePlacement::Closing(route) => {
                 channel.general.place = SidePlacement::Leaving { route: route.clone(), own: true };
                 false
             }
@@ -118,7 +120,7 @@ impl ProxySession {
         for _ in 0..PLACING_ATTEMPTS {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Some(side) = channel.side(role) else { return Ok(()) };
-            let SidePlacement::Waiting { own } = side.place else { return Ok(()) };
+            let SidePlacement::Waiting { own, .. } = side.place else { return Ok(()) };
             let confirm = if own { channel.is_confirming() } else { side.is_confirming() };
             let Some(upstream) = self.connection(own, role, confirm)? else { return Ok(()) };
             let lease = self.next_lease;
@@ -134,7 +136,7 @@ impl ProxySession {
                     self.pool.counters().count_lease(leased.fresh);
                     let route = Route { upstream, channel: leased.channel, own };
                     side.start(&mut self.output, route, leased, lease)?;
-                    if channel.closing {
+                    if channel.is_closing() {
                         // Not at once: the frames it was placed for may still be on their way to it.
                         self.line_up(number);
                     }
@@ -161,8 +163,8 @@ impl ProxySession {
     fn turn_publishing(&mut self, number: u16) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return false };
         let Some(publishing) = &mut channel.publishing else { return false };
-        let is_new =
-            publishing.held.is_empty() && matches!(publishing.place, SidePlacement::Waiting { own: false });
+        let is_new = publishing.held.is_empty()
+            && matches!(publishing.place, SidePlacement::Waiting { own: false, .. });
         if !is_new || !channel.general.is_untouched() || !matches!(self.publishing, UpstreamLink::None) {
             return false;
         }
@@ -316,7 +318,7 @@ impl ProxySession {
     fn overflowed(&mut self, number: u16, lease: u64) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let is_it = channel.role_of(lease) == Some(Role::General) && channel.general.is_placed();
-        if !is_it || channel.closing || channel.is_own() {
+        if !is_it || channel.is_closing() || channel.is_own() {
             return Ok(());
         }
         add(&self.pool.counters().consumers_moved, 1);
@@ -331,13 +333,13 @@ impl ProxySession {
             // The client closed it meanwhile; that way the broker has received, or will receive, its close-ok.
             return;
         };
-        let (held, partial) = (channel.held(), channel.partial.len());
+        let (held, staged) = (channel.held(), channel.staged());
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         if answered && let Some(side) = self.side(number, role) {
             side.place = SidePlacement::Nowhere;
         }
-        self.staged -= partial;
+        self.staged -= staged;
         self.held -= held;
         let Some(channel) = self.channels.get_mut(number) else { return };
         if let Some(side) = channel.side_mut(role)
@@ -348,10 +350,9 @@ impl ProxySession {
             let _ = route.upstream.release(route.channel, side.usage());
             side.place = SidePlacement::Nowhere;
         }
-        channel.partial = Vec::new();
         channel.in_line = Vec::new();
         channel.sides_mut().for_each(|side| side.held = Vec::new());
-        if channel.closing {
+        if channel.is_closing() {
             // The client's requests on the other side continue.
             return self.close_sides(number);
         }
@@ -372,7 +373,7 @@ impl ProxySession {
         let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let Some(role) = channel.role_of(lease) else { return Ok(()) };
-        let is_over = channel.closing && channel.held() == 0;
+        let is_over = channel.is_closing() && channel.held() == 0;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
         let SidePlacement::Leaving { route: Route { own: was_own, .. }, own } = side.place else {
             side.place = SidePlacement::Nowhere;
@@ -424,7 +425,7 @@ impl ProxySession {
     fn place_waiting(&mut self, own: bool, role: Role) -> Result<(), Fault> {
         let role = if own { Role::General } else { role };
         let waiting =
-            |side: &Side| matches!(side.place, SidePlacement::Waiting { own: wanted } if wanted == own);
+            |side: &Side| matches!(side.place, SidePlacement::Waiting { own: wanted, .. } if wanted == own);
         let numbers: Vec<u16> = self
             .channels
             .iter()

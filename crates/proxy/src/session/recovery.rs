@@ -122,7 +122,7 @@ impl ProxySession {
             // Frames of a transaction are not kept, and frames behind half a message are useless.
             channel.in_line = Vec::new();
             channel.sides_mut().for_each(|side| side.held = Vec::new());
-            if channel.closing {
+            if channel.is_closing() {
                 self.finish_channel(number);
             } else {
                 self.fail_channel(number, &cannot_carry(ReplyCode::PreconditionFailed, fault, what));
@@ -136,7 +136,7 @@ impl ProxySession {
         add(&self.pool.counters().messages_replayed, remains.messages);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let before = channel.held();
-        let ends = channel.closing || !is_open;
+        let ends = channel.is_closing() || !is_open;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
         let was_own = side.route().is_some_and(|route| route.own);
         let goes_on = side.resume(remains, ends, suspect && role == Role::General);
@@ -153,7 +153,7 @@ impl ProxySession {
         }
         // The other side may have waited for this one to leave.
         self.place(number, Role::General)?;
-        if self.channels.get_mut(number).is_some_and(|channel| channel.closing) {
+        if self.channels.get_mut(number).is_some_and(|channel| channel.is_closing()) {
             self.close_sides(number);
         }
         Ok(())
@@ -166,7 +166,7 @@ fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
         Some("a transaction")
     } else if channel.is_half_sent() && remains.last_too_large {
         Some("half of a large message")
-    } else if !channel.closing && remains.carried.consumers.iter().any(|consumer| consumer.is_reply_to) {
+    } else if !channel.is_closing() && remains.carried.consumers.iter().any(|consumer| consumer.is_reply_to) {
         Some("direct reply-to")
     } else {
         None

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use amqp::{Fault, ReplyCode};
 
-use super::channel::Content;
 use super::placement::UpstreamLink;
 use super::side::SidePlacement;
 use super::{Life, ProxySession};
@@ -47,8 +46,8 @@ impl ProxySession {
 
     /// Streams the incomplete message with the most bytes held.
     fn stream_largest(&mut self) -> Result<(), Fault> {
-        let held = self.channels.iter().filter(|(_, channel)| !channel.partial.is_empty());
-        let largest = held.max_by_key(|(_, channel)| channel.partial.len()).map(|(number, _)| number);
+        let held = self.channels.iter().filter(|(_, channel)| channel.staged() > 0);
+        let largest = held.max_by_key(|(_, channel)| channel.staged()).map(|(number, _)| number);
         largest.map_or(Ok(()), |number| self.stream(number))
     }
 
@@ -73,7 +72,7 @@ impl ProxySession {
         for (number, channel) in self.channels.iter() {
             if let SidePlacement::Placed(route) = &channel.general.place
                 && route.own
-                && !channel.closing
+                && !channel.is_closing()
             {
                 leaving.push(number);
             }
@@ -108,7 +107,7 @@ impl ProxySession {
 
     /// Whether a message is being streamed, or streamed frames wait for the connection.
     fn is_streaming(&self) -> bool {
-        self.channels.iter().any(|(_, channel)| channel.streaming && channel.content != Content::None)
+        self.channels.iter().any(|(_, channel)| channel.is_streaming())
     }
 
     /// Others wait for the room or the stream that this client holds.
@@ -135,11 +134,7 @@ impl ProxySession {
     /// When the oldest incomplete message began of those that are streamed, or else of those that hold room.
     fn oldest(&self) -> Option<Instant> {
         let is_streaming = self.budget.has_stream();
-        let channels = self.channels.iter().map(|(_, channel)| channel);
-        let incomplete = channels.filter(|channel| match is_streaming {
-            true => channel.streaming && channel.content != Content::None,
-            false => !channel.partial.is_empty(),
-        });
-        incomplete.filter_map(|channel| channel.began).min()
+        let incomplete = self.channels.iter().filter_map(|(_, channel)| channel.incoming());
+        incomplete.filter(|message| message.is_streaming() == is_streaming).map(|message| message.began).min()
     }
 }

@@ -76,7 +76,7 @@ impl ProxySession {
             for role in [Role::General, Role::Publishing] {
                 if let Some(SidePlacement::Placed(route)) = channel.side(role).map(|side| &side.place)
                     && !route.own
-                    && !channel.closing
+                    && !channel.is_closing()
                 {
                     shared.push((number, role));
                 }

@@ -27,8 +27,6 @@ pub(super) struct Side {
     pub(super) held: Vec<u8>,
     /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
-    /// Whether the client's channel and the upstream channel are being closed: an event follows. Never cleared.
-    pub(super) close_sent: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
     /// How long mandatory messages sent on the present upstream channel may still be returned.
@@ -42,8 +40,6 @@ pub(super) struct Side {
     carried: Carried,
     /// The frames in flight on the present upstream channel.
     ledger: Option<Arc<Ledger>>,
-    /// Whether the previous upstream channel was lost, and the next one is not there yet.
-    resuming: bool,
     /// The meaning of an empty queue name, if the broker cannot know it because the channel was moved.
     last_queue: Option<Box<str>>,
 }
@@ -54,16 +50,21 @@ pub(super) enum SidePlacement {
     /// Not placed: nothing had to go out yet.
     #[default]
     Nowhere,
-    /// Waiting for a connection that is being opened.
+    /// Waiting for a connection that is being opened. `resuming` if the previous upstream channel, with deliveries
+    /// or frames in flight, was lost or left.
     Waiting {
         own: bool,
+        resuming: bool,
     },
-    /// Moving to another connection, the client's own one or not: the old upstream channel is being closed.
+    /// Moving to another connection, the client's own one or not: the old upstream channel is being closed, or will
+    /// be once its messages are confirmed.
     Leaving {
         route: Route,
         own: bool,
     },
     Placed(Route),
+    /// The client has closed its channel, and `channel.close` was sent to the broker: close-ok follows.
+    Closing(Route),
 }
 
 /// An upstream channel.
@@ -99,7 +100,9 @@ impl Side {
     /// The upstream channel known to the broker, whether it is being left or not.
     pub(super) fn route(&self) -> Option<&Route> {
         match &self.place {
-            SidePlacement::Placed(route) | SidePlacement::Leaving { route, .. } => Some(route),
+            SidePlacement::Placed(route)
+            | SidePlacement::Leaving { route, .. }
+            | SidePlacement::Closing(route) => Some(route),
             SidePlacement::Nowhere | SidePlacement::Waiting { .. } => None,
         }
     }
@@ -107,8 +110,8 @@ impl Side {
     /// Whether the channel is on the client's own connection, or will be.
     pub(super) fn is_own(&self) -> bool {
         match &self.place {
-            SidePlacement::Placed(route) => route.own,
-            SidePlacement::Waiting { own } | SidePlacement::Leaving { own, .. } => *own,
+            SidePlacement::Placed(route) | SidePlacement::Closing(route) => route.own,
+            SidePlacement::Waiting { own, .. } | SidePlacement::Leaving { own, .. } => *own,
             SidePlacement::Nowhere => false,
         }
     }
@@ -128,7 +131,7 @@ impl Side {
             // An acknowledgement sent while the channel is unplaced refers to deliveries from its previous
             // placement.
             let was_delivered =
-                self.resuming || (self.touched && matches!(self.place, SidePlacement::Leaving { .. }));
+                self.is_resuming() || (self.touched && matches!(self.place, SidePlacement::Leaving { .. }));
             let is_stale = was_delivered && kind == FrameKind::Method && is_settling(payload);
             if !is_stale {
                 put_frame(&mut self.held, kind, 0, payload, 0);
@@ -220,7 +223,7 @@ impl Side {
     /// no other effect, while `basic.qos` would override limits (RabbitMQ, rabbit_channel.erl).
     pub(super) fn prove(&mut self, output: &mut Output) {
         let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
-        if self.close_sent || !ledger.is_unproven().0 {
+        if !ledger.is_unproven().0 {
             return;
         }
         ledger.prove();
@@ -297,16 +300,15 @@ impl Side {
         self.published = 0;
         self.carried = remains.carried;
         self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
-        self.close_sent = false;
         if ends {
             self.carried.consumers.clear();
         }
         self.held.splice(..0, remains.frames);
         let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
-        self.resuming = goes_on;
         // If nothing is left, nothing has to be undone either.
         self.touched &= goes_on;
-        self.place = if goes_on { SidePlacement::Waiting { own } } else { SidePlacement::Nowhere };
+        self.place =
+            if goes_on { SidePlacement::Waiting { own, resuming: true } } else { SidePlacement::Nowhere };
         goes_on
     }
 
@@ -380,7 +382,6 @@ impl Side {
         // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
         self.returns = Returns::None;
-        self.resuming = false;
         self.lease = lease;
         self.place = SidePlacement::Placed(route);
         let held = std::mem::take(&mut self.held);
@@ -391,9 +392,8 @@ impl Side {
     pub(super) fn left(&mut self, last_queue: Option<Box<str>>, own: bool) {
         self.published = 0;
         self.carried = self.take_remains().carried;
-        self.resuming = !self.carried.consumers.is_empty();
         self.last_queue = last_queue.or(self.last_queue.take());
-        self.place = SidePlacement::Waiting { own };
+        self.place = SidePlacement::Waiting { own, resuming: !self.carried.consumers.is_empty() };
     }
 
     /// The ledger of frames in flight, for tasks that have to wait for them.
@@ -408,18 +408,22 @@ impl Side {
             SidePlacement::Nowhere => true,
             SidePlacement::Waiting { .. } => self.held.is_empty(),
             SidePlacement::Leaving { .. } => false,
-            SidePlacement::Placed(_) => self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet()),
+            SidePlacement::Placed(_) | SidePlacement::Closing(_) => {
+                self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet())
+            }
         }
     }
 
     /// Like [`Self::is_quiet`]; if not, an event follows.
     pub(super) fn await_quiet(&mut self, output: &mut Output) -> bool {
-        let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else {
+        let (SidePlacement::Placed(route) | SidePlacement::Closing(route), Some(ledger)) =
+            (&self.place, &self.ledger)
+        else {
             return self.is_quiet();
         };
         match ledger.await_quiet() {
             Quiet::Yes => return true,
-            Quiet::Asking if !self.close_sent => {
+            Quiet::Asking if self.is_placed() => {
                 ledger.prove();
                 route.upstream.expect_proof(route.channel);
                 write_method(output.to(&route.upstream), route.channel, channel::Flow { active: true });
@@ -431,7 +435,7 @@ impl Side {
 
     /// Whether consumers wait to be set up again.
     pub(super) fn is_resuming(&self) -> bool {
-        self.resuming
+        matches!(self.place, SidePlacement::Waiting { resuming: true, .. })
     }
 
     /// Whether it is placed on a shared connection, with nothing to be undone or waited for there.

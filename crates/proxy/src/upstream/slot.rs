@@ -1,4 +1,23 @@
 //! The state of one upstream channel.
+//!
+//! # States
+//! Those of a channel number ([`Slot`]). In use are all but free and resting ones.
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | free | lease | leased; the session sends channel.open |
+//! | resting | lease | leased, as it is |
+//! | leased | the session asks for its close | leased, [`Lease::close_sent`]; close-ok is reported to the session |
+//! | leased | release, used for publishing and declaring alone | settling; resting, if nothing is pending |
+//! | leased | release, used in another way or `close_sent` | closing |
+//! | leased | close-ok | free |
+//! | leased | the broker closes it | peer closed; closing if `close_sent` |
+//! | settling | the last reply or confirm | resting; closing if it was opened too long ago (P1) |
+//! | settling, resting | the broker closes it | free |
+//! | resting | rested for too long, or its number is needed | closing |
+//! | peer closed | release | free; close-ok is sent |
+//! | closing | close-ok | free |
+//! | any | the connection ends | gone; the frames in flight are the session's, or those of a departed client ([`Left`]) |
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

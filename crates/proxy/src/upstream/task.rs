@@ -42,7 +42,22 @@ pub(crate) fn spawn(
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
 ) -> Arc<Upstream> {
-    let now = Instant::now();
+    let task = open(pool, limits, access, owner, role, Instant::now());
+    let upstream = task.upstream.clone();
+    let stream = Paced::new(stream, task.frames.clone());
+    tokio::spawn(run(task, stream, pool.config().write_timeout));
+    upstream
+}
+
+/// Creates a connection that is open as of `now`, and adds it to the pool.
+pub(crate) fn open(
+    pool: &Arc<Pool>,
+    limits: TunedLimits,
+    access: Access,
+    owner: Option<Arc<ClientLink>>,
+    role: Option<Role>,
+    now: Instant,
+) -> UpstreamConnection {
     let config = pool.config();
     let upstream = Arc::new(Upstream {
         id: pool.next_id(),
@@ -81,11 +96,9 @@ pub(crate) fn spawn(
         }),
     });
     pool.add(upstream.clone());
-    let frames = Arc::new(AtomicU64::new(0));
-    let stream = Paced::new(stream, frames.clone());
-    let task = UpstreamConnection {
-        upstream: upstream.clone(),
-        frames,
+    UpstreamConnection {
+        upstream,
+        frames: Arc::default(),
         pool: Arc::downgrade(pool),
         heartbeat: Heartbeat::new(limits.heartbeat_secs, now),
         idle_timeout: config.idle_timeout,
@@ -95,9 +108,7 @@ pub(crate) fn spawn(
         close_confirmed: false,
         finished: false,
         left: false,
-    };
-    tokio::spawn(run(task, stream, config.write_timeout));
-    upstream
+    }
 }
 
 async fn run(mut task: UpstreamConnection, mut stream: Paced, write_timeout: Duration) {
@@ -121,8 +132,8 @@ fn lost(ended: &Ended) -> Fault {
 }
 
 /// The protocol of an upstream connection that is open.
-struct UpstreamConnection {
-    upstream: Arc<Upstream>,
+pub(crate) struct UpstreamConnection {
+    pub(crate) upstream: Arc<Upstream>,
     /// Frames taken so far; from it the stream learns how the broker batches them.
     frames: Arc<AtomicU64>,
     pool: Weak<Pool>,
