@@ -18,7 +18,7 @@
 //! | between messages | channel.close | closing; no channel, if nothing has to be awaited |
 //! | any | the client closes its connection | closing, half streamed if it was streamed; no channel, likewise |
 //! | closing | the last side is gone | no channel, and channel.close-ok is sent |
-//! | any but closing | the broker closes an upstream channel of it; a header is refused | no channel, and channel.close is sent |
+//! | any but closing | the broker closes an upstream channel of it; a header is refused; a state is lost that no other connection can carry on ([`super::recovery`]) | no channel, and channel.close is sent |
 //!
 //! Those of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
 //! general side alone, with everything on it.
@@ -28,7 +28,8 @@
 //! | nowhere | a frame has to go out | placed, if a connection is ready; otherwise waiting |
 //! | waiting | a connection is ready, or a channel on it is free | placed; waiting while the other side is still on a shared connection |
 //! | waiting | another frame needs the own connection | waiting for that one |
-//! | placed | a frame needs the own connection; the client reads too slowly, has a new secret, or has streamed enough | leaving |
+//! | placed | a frame needs the own connection; the client reads too slowly, has a new secret, or has streamed enough | leaving; nowhere, if it only published and nothing is in flight |
+//! | placed, general | the first message, on a connection that nobody else uses | nowhere; the publishing side is placed instead |
 //! | placed | the client closes the channel | closing if it was used for more than publishing; otherwise nowhere |
 //! | leaving | everything is confirmed | leaving; the old upstream channel is closed |
 //! | leaving | close-ok | waiting; nowhere, if the client has closed the channel and nothing is held |
@@ -38,8 +39,9 @@
 //! | placed, leaving, closing | the connection is lost | waiting, with what is not settled and the consumers; otherwise nowhere |
 //! | waiting | the client closes the channel, and nothing is held | nowhere |
 //!
-//! A side is closing only in a channel that is closing. While the general side is placed on the own connection there is
-//! no other one, and until the other one has left its shared connection the general side waits.
+//! One event may lead over several lines: from leaving to waiting, to placed, and to closing. A side is closing only in
+//! a channel that is closing. While the general side is placed on the own connection there is no other one, and until
+//! the other one has left its shared connection the general side waits.
 
 use std::time::Instant;
 

@@ -45,7 +45,7 @@ impl ProxySession {
     }
 
     /// Streams the incomplete message with the most bytes held.
-    fn stream_largest(&mut self) -> Result<(), Fault> {
+    pub(super) fn stream_largest(&mut self) -> Result<(), Fault> {
         let held = self.channels.iter().filter(|(_, channel)| channel.staged() > 0);
         let largest = held.max_by_key(|(_, channel)| channel.staged()).map(|(number, _)| number);
         largest.map_or(Ok(()), |number| self.stream(number))

@@ -1,3 +1,6 @@
+mod peer;
+mod states;
+
 use amqp::Negotiated;
 use amqp::frame::{write_content_header, write_frame, write_method};
 use amqp::method::basic;

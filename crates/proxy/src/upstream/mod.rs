@@ -38,6 +38,11 @@ pub(crate) use slot::{Lease, Left, Slot, Usage};
 use self::slot::Missing;
 pub use self::view::UpstreamView;
 pub(crate) use task::{Access, spawn};
+#[cfg(test)]
+pub(crate) use {
+    handshake::TunedLimits,
+    task::{UpstreamConnection, open},
+};
 
 use self::leases::Resting;
 use self::role::Attached;

@@ -1,0 +1,538 @@
+//! The tables of states at the head of `channel`, checked with random frames of a client, legal and illegal, and random
+//! events of brokers: a channel and its sides change only as the tables say, each line of the tables happens, and a model
+//! of the frame order says which frames are refused. The broker's end checks that it only sees whole messages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+
+use amqp::method::{basic, confirm, queue};
+
+use super::peer::Peer;
+use super::*;
+use crate::refusal::Refusal;
+use crate::session::side::SidePlacement;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum MessageState {
+    Gone,
+    Between,
+    HeaderHeld,
+    HeaderStreamed,
+    BodyHeld,
+    BodyStreamed,
+    Closing,
+    ClosingHalf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum PlaceState {
+    Nowhere,
+    Waiting,
+    WaitingOwn,
+    Placed,
+    PlacedOwn,
+    Leaving,
+    ClosingSide,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    Open,
+    Publish,
+    Header,
+    EmptyHeader,
+    LargeHeader,
+    Part,
+    Rest,
+    Declare,
+    Qos,
+    /// A consumer that may be on a shared connection.
+    Consume,
+    /// One that needs the client's own.
+    Own,
+    Select,
+    Close,
+    CloseConnection,
+    Granted,
+    Overflow,
+    Ready,
+    CloseOk,
+    Confirm,
+    Answer,
+    PeerCloses,
+    Lost,
+}
+
+use Cause::*;
+use MessageState::*;
+use PlaceState::*;
+
+/// All transitions of the incoming message. Any other pair of a state and a cause leaves the state as it is.
+const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
+    (Gone, Open, &[Between]),
+    (Between, Publish, &[HeaderHeld]),
+    (Between, Close, &[Gone, Closing]),
+    (Between, CloseConnection, &[Gone, Closing]),
+    (Between, PeerCloses, &[Gone]),
+    (HeaderHeld, Header, &[BodyHeld]),
+    (HeaderHeld, EmptyHeader, &[Between]),
+    (HeaderHeld, LargeHeader, &[BodyStreamed]),
+    (HeaderHeld, CloseConnection, &[Gone, Closing]),
+    (HeaderHeld, Granted, &[HeaderStreamed]),
+    (HeaderHeld, PeerCloses, &[Gone]),
+    (HeaderStreamed, Header, &[BodyStreamed]),
+    (HeaderStreamed, EmptyHeader, &[Between]),
+    (HeaderStreamed, LargeHeader, &[BodyStreamed]),
+    (HeaderStreamed, CloseConnection, &[Gone]),
+    (BodyHeld, Rest, &[Between]),
+    (BodyHeld, CloseConnection, &[Gone, Closing]),
+    (BodyHeld, Granted, &[BodyStreamed]),
+    (BodyHeld, PeerCloses, &[Gone]),
+    (BodyStreamed, Rest, &[Between]),
+    (BodyStreamed, CloseConnection, &[Gone, ClosingHalf]),
+    (BodyStreamed, PeerCloses, &[Gone]),
+    (BodyStreamed, Lost, &[Gone]),
+    (Closing, Ready, &[Gone]),
+    (Closing, CloseOk, &[Gone]),
+    (Closing, Answer, &[Gone]),
+    (Closing, PeerCloses, &[Gone]),
+    (Closing, Lost, &[Gone]),
+    (ClosingHalf, CloseOk, &[Gone]),
+    (ClosingHalf, PeerCloses, &[Gone]),
+];
+
+/// All transitions of a side, of a channel that stays. One event may lead over several lines of the table in `channel`.
+const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
+    (Nowhere, EmptyHeader, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, LargeHeader, &[WaitingOwn, PlacedOwn]),
+    (Nowhere, Rest, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, Declare, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, Qos, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, Own, &[WaitingOwn, PlacedOwn]),
+    (Nowhere, Granted, &[WaitingOwn, PlacedOwn]),
+    (Nowhere, Answer, &[Waiting, Placed]),
+    (Nowhere, PeerCloses, &[Waiting, Placed]),
+    (Waiting, LargeHeader, &[WaitingOwn]),
+    (Waiting, Granted, &[WaitingOwn, PlacedOwn]),
+    (Waiting, Ready, &[Placed, ClosingSide]),
+    (WaitingOwn, Ready, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, CloseOk, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, PeerCloses, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, Lost, &[PlacedOwn, ClosingSide]),
+    (Placed, EmptyHeader, &[Nowhere, Leaving]),
+    (Placed, LargeHeader, &[Nowhere, Leaving]),
+    (Placed, Rest, &[Nowhere, Leaving]),
+    (Placed, Own, &[Nowhere, Leaving]),
+    (Placed, Granted, &[Nowhere, Leaving]),
+    (Placed, Overflow, &[Nowhere, Leaving]),
+    (Placed, Answer, &[Nowhere, ClosingSide]),
+    (Placed, PeerCloses, &[Nowhere, ClosingSide]),
+    (Placed, Lost, &[Nowhere, Waiting]),
+    (PlacedOwn, Close, &[ClosingSide]),
+    (PlacedOwn, CloseConnection, &[ClosingSide]),
+    (PlacedOwn, Lost, &[Nowhere, WaitingOwn]),
+    (Leaving, CloseOk, &[Nowhere, WaitingOwn, Placed, PlacedOwn]),
+    (Leaving, PeerCloses, &[Nowhere, WaitingOwn, PlacedOwn]),
+    (Leaving, Lost, &[Nowhere, WaitingOwn, PlacedOwn]),
+    (ClosingSide, Lost, &[Waiting, WaitingOwn]),
+];
+
+const CHANNELS: u16 = 3;
+
+struct World {
+    dice: Dice,
+    session: ProxySession,
+    peers: Vec<Peer>,
+    now: Instant,
+    /// Bytes of body that the client has still to send, by channel; `None` for a header. The model of the frame order.
+    sending: BTreeMap<u16, Option<u64>>,
+    messages: BTreeSet<(MessageState, Cause, MessageState)>,
+    sides: BTreeSet<(PlaceState, Cause, PlaceState)>,
+}
+
+type States = BTreeMap<u16, (MessageState, PlaceState, Option<PlaceState>)>;
+
+impl World {
+    fn states(&self) -> States {
+        let place = |side: &Side| match &side.place {
+            SidePlacement::Nowhere => Nowhere,
+            SidePlacement::Waiting { own: false, .. } => Waiting,
+            SidePlacement::Waiting { own: true, .. } => WaitingOwn,
+            SidePlacement::Placed(route) if route.own => PlacedOwn,
+            SidePlacement::Placed(_) => Placed,
+            SidePlacement::Leaving { .. } => Leaving,
+            SidePlacement::Closing(_) => ClosingSide,
+        };
+        let message = |channel: &Channel| match &channel.phase {
+            ChannelPhase::Open(Incoming::None) => Between,
+            ChannelPhase::Open(Incoming::Header { message, .. }) if message.is_streaming() => HeaderStreamed,
+            ChannelPhase::Open(Incoming::Header { .. }) => HeaderHeld,
+            ChannelPhase::Open(Incoming::Body { message, .. }) if message.is_streaming() => BodyStreamed,
+            ChannelPhase::Open(Incoming::Body { .. }) => BodyHeld,
+            ChannelPhase::Closing { half_streamed: true } => ClosingHalf,
+            ChannelPhase::Closing { half_streamed: false } => Closing,
+        };
+        let channels = self.session.channels.iter();
+        let state = |channel: &Channel| {
+            (message(channel), place(&channel.general), channel.publishing.as_deref().map(place))
+        };
+        channels.map(|(number, channel)| (number, state(channel))).collect()
+    }
+
+    /// The combinations that the end of the second table excludes, and the sums that the session keeps.
+    fn check(&self) {
+        for (number, (message, general, publishing)) in self.states() {
+            let is_closing = matches!(message, Closing | ClosingHalf);
+            for side in [Some(general), publishing].into_iter().flatten() {
+                assert!(side != ClosingSide || is_closing, "{number}: a side is closing, the channel is not");
+            }
+            assert!(general != PlacedOwn || publishing.is_none(), "{number}: {publishing:?} beside its own");
+        }
+        let sum =
+            |of: fn(&Channel) -> usize| self.session.channels.iter().map(|(_, channel)| of(channel)).sum();
+        assert_eq!(self.session.staged, sum(Channel::staged), "bytes of incomplete messages");
+        assert_eq!(self.session.held, sum(Channel::held), "bytes that wait for placement");
+    }
+
+    /// Acts, and checks what has changed.
+    fn step(&mut self) {
+        let before = self.states();
+        self.now += Duration::from_millis(self.dice.below(100));
+        let Some((cause, result)) = self.act() else { return };
+        let result = result.and_then(|()| self.session.handle_nudge());
+        for peer in &mut self.peers {
+            peer.read();
+        }
+        if result.is_err() || self.session.is_closed() {
+            return self.start_again();
+        }
+        self.check();
+        self.note(cause, &before);
+        let open: Vec<u16> = self.session.channels.iter().map(|(number, _)| number).collect();
+        self.sending.retain(|number, _| open.contains(number));
+    }
+
+    fn note(&mut self, cause: Cause, before: &States) {
+        let after = self.states();
+        for number in 1..=CHANNELS {
+            let (old, new) = (before.get(&number), after.get(&number));
+            let message = |state: Option<&(MessageState, _, _)>| state.map_or(Gone, |(message, ..)| *message);
+            note(MESSAGES, &mut self.messages, message(old), cause, message(new));
+            let (Some((_, general, publishing)), Some((_, new_general, new_publishing))) = (old, new) else {
+                continue;
+            };
+            note(SIDES, &mut self.sides, *general, cause, *new_general);
+            if let Some(new_publishing) = new_publishing {
+                note(SIDES, &mut self.sides, publishing.unwrap_or(Nowhere), cause, *new_publishing);
+            }
+        }
+    }
+
+    /// Lets the client or a broker do something that is possible now.
+    fn act(&mut self) -> Option<(Cause, Result<(), Fault>)> {
+        match self.dice.below(100) {
+            0..55 => self.client(),
+            55..70 => self.ready(),
+            70..93 => self.answer(),
+            93..96 => {
+                let at = self.pick_peer()?;
+                let pick = self.dice.next();
+                self.peers[at].close_channel(pick).then_some(())?;
+                while self.peers[at].deliver(self.now)? != "channel.close" {}
+                Some((PeerCloses, Ok(())))
+            }
+            96..98 => {
+                let at = self.pick_peer()?;
+                self.peers[at].cut();
+                self.peers.swap_remove(at);
+                Some((Lost, Ok(())))
+            }
+            98 => {
+                let (channel, lease) = {
+                    let mut channels = self.session.channels.iter();
+                    let (number, channel) = channels.find(|(_, channel)| channel.general.is_placed())?;
+                    (number, channel.general.lease)
+                };
+                self.session.link.notify(Event::DeliveriesOverflowed { channel, lease });
+                Some((Overflow, Ok(())))
+            }
+            // Others have been granted the room, and this client may stream.
+            _ => Some((Granted, self.session.stream_largest())),
+        }
+    }
+
+    fn pick_peer(&mut self) -> Option<usize> {
+        let count = self.peers.len() as u64;
+        (count > 0).then(|| self.dice.below(count) as usize)
+    }
+
+    fn answer(&mut self) -> Option<(Cause, Result<(), Fault>)> {
+        let at = self.pick_peer()?;
+        let cause = match self.peers[at].deliver(self.now)? {
+            "channel.close-ok" => CloseOk,
+            "basic.ack" => Confirm,
+            _ => Answer,
+        };
+        Some((cause, Ok(())))
+    }
+
+    /// A connection that the session has asked for is ready.
+    fn ready(&mut self) -> Option<(Cause, Result<(), Fault>)> {
+        let session = &self.session;
+        let wanted = [
+            (true, Role::General, &session.own),
+            (false, Role::General, &session.general),
+            (false, Role::Publishing, &session.publishing),
+        ];
+        let (own, role, _) = wanted.into_iter().find(|(_, _, link)| matches!(link, UpstreamLink::Opening))?;
+        let owner = own.then(|| session.link.clone());
+        let peer = Peer::new(&session.pool, &session.credentials, owner, role, self.now);
+        let result: Result<_, Refusal> = Ok(peer.connection.upstream.clone());
+        self.session.link.notify(Event::Ready { own, role, result });
+        self.peers.push(peer);
+        Some((Ready, Ok(())))
+    }
+
+    /// A frame of the client, mostly a legal one.
+    fn client(&mut self) -> Option<(Cause, Result<(), Fault>)> {
+        let number = 1 + self.dice.below(CHANNELS.into()) as u16;
+        let is_open = self.session.channels.get(number).is_some();
+        let is_closing = self.session.channels.get(number).is_some_and(|channel| channel.is_closing());
+        let sending = self.sending.get(&number).copied();
+        let legal = !self.dice.chance(10);
+        let mut bytes = Vec::new();
+        let cause = match (is_open, sending) {
+            _ if !legal => return self.illegal(number, is_open, is_closing, sending),
+            _ if self.dice.chance(6) => {
+                self.session.close();
+                return Some((CloseConnection, Ok(())));
+            }
+            _ if is_closing => return None,
+            (false, _) => {
+                // Channels whose numbers the session keeps are being closed by it.
+                let is_gone = self.session.channels.len() == self.session.channels.iter().count();
+                if !is_gone {
+                    write_method(&mut bytes, number, channel_methods::CloseOk {});
+                    // Refused if it is another one.
+                    return self.feed(&bytes).ok().map(|()| (Answer, Ok(()))).or_else(|| {
+                        self.start_again();
+                        None
+                    });
+                }
+                write_method(&mut bytes, number, channel_methods::Open::default());
+                Open
+            }
+            (true, None) => self.method(number, &mut bytes)?,
+            (true, Some(None)) => {
+                let (size, cause) = match self.dice.below(10) {
+                    0 => (STAGING_LIMIT + 1, LargeHeader),
+                    1 => (0, EmptyHeader),
+                    _ => (4, Header),
+                };
+                write_content_header(&mut bytes, number, size, NO_PROPERTIES);
+                self.sending.insert(number, Some(size));
+                if size == 0 {
+                    self.sending.remove(&number);
+                }
+                cause
+            }
+            (true, Some(Some(missing))) => {
+                let is_rest = self.dice.chance(500);
+                let size = if is_rest { missing } else { missing / 2 };
+                if size == 0 {
+                    return None;
+                }
+                write_frame(&mut bytes, FrameKind::Body, number, |out| {
+                    out.resize(out.len() + size as usize, 0);
+                });
+                self.sending.insert(number, Some(missing - size));
+                if is_rest {
+                    self.sending.remove(&number);
+                }
+                if is_rest { Rest } else { Part }
+            }
+        };
+        Some((cause, self.feed(&bytes)))
+    }
+
+    /// A method on a channel between messages.
+    fn method(&mut self, number: u16, bytes: &mut Vec<u8>) -> Option<Cause> {
+        Some(match self.dice.below(100) {
+            0..70 => {
+                let routing_key = if self.dice.chance(4) { "amq.rabbitmq.reply-to.x.y" } else { "q" };
+                write_method(bytes, number, basic::Publish { routing_key, ..Default::default() });
+                self.sending.insert(number, None);
+                Publish
+            }
+            70..76 => {
+                write_method(
+                    bytes,
+                    number,
+                    queue::Declare { queue: "q", durable: true, ..Default::default() },
+                );
+                Declare
+            }
+            80..83 => {
+                let consumer_tag = &format!("{}", self.dice.next());
+                write_method(
+                    bytes,
+                    number,
+                    basic::Consume { queue: "q", consumer_tag, ..Default::default() },
+                );
+                let channel = self.session.channels.get(number)?;
+                let has_limit = channel.limits.each.is_some();
+                if has_limit && !channel.is_own() { Consume } else { Own }
+            }
+            76..80 | 88..90 => {
+                write_method(bytes, number, basic::Qos { prefetch_count: 1, ..Default::default() });
+                Qos
+            }
+            83..88 => {
+                write_method(bytes, number, confirm::Select { no_wait: false });
+                Select
+            }
+            _ => {
+                write_method(bytes, number, channel_methods::Close::default());
+                Close
+            }
+        })
+    }
+
+    /// A frame that is refused, by what the model says of it.
+    fn illegal(
+        &mut self,
+        number: u16,
+        is_open: bool,
+        is_closing: bool,
+        sending: Option<Option<u64>>,
+    ) -> Option<(Cause, Result<(), Fault>)> {
+        let mut bytes = Vec::new();
+        let mut method = || write_method(&mut bytes, number, queue::Declare::default());
+        let code = match (is_open, sending) {
+            (false, _) => {
+                method();
+                ReplyCode::ChannelError
+            }
+            (true, None) if is_closing => {
+                method();
+                ReplyCode::ChannelError
+            }
+            (true, None) => {
+                write_frame(&mut bytes, FrameKind::Body, number, |out| out.push(0));
+                ReplyCode::UnexpectedFrame
+            }
+            (true, Some(None)) => {
+                write_frame(&mut bytes, FrameKind::Body, number, |out| out.push(0));
+                ReplyCode::UnexpectedFrame
+            }
+            (true, Some(Some(missing))) if missing < STAGING_LIMIT && self.dice.chance(500) => {
+                write_frame(&mut bytes, FrameKind::Body, number, |out| {
+                    out.resize(out.len() + missing as usize + 1, 0);
+                });
+                ReplyCode::FrameError
+            }
+            (true, Some(Some(_))) => {
+                method();
+                ReplyCode::UnexpectedFrame
+            }
+        };
+        if self.session.life != Life::Open {
+            return None;
+        }
+        let is_discarded = !is_open && self.session.channels.len() > self.session.channels.iter().count();
+        let result = self.feed(&bytes);
+        if !is_discarded {
+            assert_eq!(result.as_ref().map_err(|fault| fault.code), Err(code), "{sending:?}");
+        }
+        self.start_again();
+        None
+    }
+
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        let frame = Frame::parse(bytes, 0).unwrap().unwrap();
+        let result = self.session.handle_frame(frame, &[]);
+        self.session.flush();
+        result.map(drop)
+    }
+
+    /// The next client.
+    fn start_again(&mut self) {
+        let pool = self.session.pool.clone();
+        self.session = session_of(pool);
+        for peer in &mut self.peers {
+            peer.read();
+        }
+        self.sending.clear();
+    }
+}
+
+#[tokio::test]
+async fn a_channel_changes_as_the_tables_say_and_every_line_of_them_happens() {
+    let (mut messages, mut sides) = (BTreeSet::new(), BTreeSet::new());
+    for seed in 0..60 {
+        let session = session();
+        let mut world = World {
+            dice: Dice::new(seed),
+            session,
+            peers: Vec::new(),
+            now: Instant::now(),
+            sending: BTreeMap::new(),
+            messages,
+            sides,
+        };
+        for _ in 0..1500 {
+            world.step();
+        }
+        (messages, sides) = (world.messages, world.sides);
+    }
+    check_all(MESSAGES, &messages);
+    check_all(SIDES, &sides);
+}
+
+/// Checks a change against the table, and notes it.
+fn note<S: Debug + Ord + Copy>(
+    table: &[(S, Cause, &[S])],
+    seen: &mut BTreeSet<(S, Cause, S)>,
+    from: S,
+    cause: Cause,
+    to: S,
+) {
+    let line = table.iter().find(|(state, by, _)| (*state, *by) == (from, cause));
+    // An event may concern another channel.
+    let allowed = from == to || line.is_some_and(|(_, _, next)| next.contains(&to));
+    assert!(allowed, "{cause:?} has turned {from:?} into {to:?}");
+    seen.insert((from, cause, to));
+}
+
+fn check_all<S: Debug + Ord + Copy>(table: &[(S, Cause, &[S])], seen: &BTreeSet<(S, Cause, S)>) {
+    for (from, cause, to) in
+        table.iter().flat_map(|(from, cause, next)| next.iter().map(move |to| (from, cause, to)))
+    {
+        assert!(seen.contains(&(*from, *cause, *to)), "{cause:?} never turned {from:?} into {to:?}");
+    }
+}
+
+/// A small generator (splitmix64): the same seed gives the same run everywhere.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn chance(&mut self, thousandths: u64) -> bool {
+        self.below(1000) < thousandths
+    }
+}
