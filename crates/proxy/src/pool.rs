@@ -1,5 +1,6 @@
 //! The pool: the set of upstream connections, and access to them.
 
+pub(crate) mod background;
 mod connection_permits;
 mod deletions;
 mod endpoints;
@@ -12,7 +13,7 @@ mod verification;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use amqp::sasl::Mechanism;
 use amqp::{Capabilities, Credentials, FieldTable, Negotiated};
@@ -198,7 +199,7 @@ impl Pool {
                     return Ok(Login { credentials, info: client, begun: Some(begun) });
                 }
                 Err(Refusal::Login(text)) => {
-                    self.auth_gate.refuse(credentials, text.clone(), Instant::now());
+                    self.auth_gate.refuse(credentials, text.clone(), transport::now());
                     return Err(Refusal::Login(text));
                 }
                 Err(refusal) => self.wait_for_return(refusal, end).await?,
@@ -228,7 +229,7 @@ impl Pool {
     }
 
     fn check_not_refused(&self, credentials: &Credentials) -> Result<(), Refusal> {
-        let Some(text) = self.auth_gate.refusal(credentials, Instant::now()) else { return Ok(()) };
+        let Some(text) = self.auth_gate.refusal(credentials, transport::now()) else { return Ok(()) };
         add(&self.counters.refusals_repeated, 1);
         Err(Refusal::Login(text))
     }
@@ -259,7 +260,7 @@ impl Pool {
                 Err(refusal) => self.wait_for_return(refusal, end).await?,
             }
         }
-        Ok(ProxySession::new(self.clone(), credentials, virtual_host, &info, client))
+        Ok(ProxySession::new(self.clone(), credentials, virtual_host, &info, client, transport::now()))
     }
 
     async fn verify_once(
@@ -399,7 +400,7 @@ impl Pool {
         let _ = tokio::time::timeout_at(end, handed_over).await;
         self.draining.store(true, Ordering::Release);
         let all: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
-        all.iter().for_each(|upstream| upstream.close("shutdown"));
+        all.iter().for_each(|upstream| upstream.close("shutdown", transport::now()));
         // Past the limit the process goes on without the brokers' answers.
         let emptied = self.wait_until(|| self.connections.lock().is_empty());
         let _ = tokio::time::timeout_at(end, emptied).await;
@@ -599,7 +600,7 @@ impl Pool {
         }
         tracing::debug!(upstream = upstream.id, virtual_host, "upstream connection opened");
         if self.draining.load(Ordering::Acquire) {
-            upstream.close("shutdown");
+            upstream.close("shutdown", transport::now());
         }
         Ok(upstream)
     }

@@ -35,6 +35,7 @@ use tokio::sync::Semaphore;
 
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
+use crate::pool::background;
 
 /// State of the room for incomplete messages, shared by all clients.
 #[derive(Debug)]
@@ -189,13 +190,12 @@ impl Staging {
 
     /// Attends to the wait queue until it is empty.
     fn attend(self: &Arc<Self>) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let staging = self.clone();
-        runtime.spawn(async move {
+        background::run(async move {
             let step = (staging.patience / LOOKS_IN_PATIENCE).max(STEP_MIN);
             loop {
                 tokio::time::sleep(step).await;
-                if !staging.press(Instant::now()) {
+                if !staging.press(transport::now()) {
                     break;
                 }
             }
@@ -303,18 +303,18 @@ impl BudgetShare {
     /// Reports the bytes that the client holds at the end of a batch. Returns false if there is no room: then
     /// it has to wait.
     #[inline]
-    pub(crate) fn settle(&mut self, staged: usize, link: &Arc<ClientLink>) -> bool {
+    pub(crate) fn settle(&mut self, staged: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
         if staged != self.staged {
             // One addition, which wraps around if there are fewer bytes than before.
             self.staging.staged.fetch_add(staged.wrapping_sub(self.staged), Ordering::Relaxed);
             self.staged = staged;
         }
         let wanted = staged.saturating_sub(ALWAYS);
-        (wanted == self.counted && !self.waits) || self.resettle(wanted, link)
+        (wanted == self.counted && !self.waits) || self.resettle(wanted, link, now)
     }
 
     #[cold]
-    fn resettle(&mut self, wanted: usize, link: &Arc<ClientLink>) -> bool {
+    fn resettle(&mut self, wanted: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
         let held = self.holds();
         if wanted > self.counted {
             // More room, unless it is already waited for.
@@ -327,7 +327,7 @@ impl BudgetShare {
             }
             state.hold(link, wanted, self.streams);
             if !held {
-                state.client(link).since = Some(Instant::now());
+                state.client(link).since = Some(now);
             }
         } else {
             // Less room, or no longer the room that it waited for.

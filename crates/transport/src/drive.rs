@@ -97,6 +97,11 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
+/// The time of tokio's clock, which a test may pause: all that [`drive`] calls is called with it.
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 /// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more; a
 /// peer that takes nothing for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says
 /// otherwise.
@@ -238,7 +243,7 @@ where
             let mut progress = false;
             // Nudges come first: they may produce bytes, which then leave with the others in one write.
             if self.outbox.take_nudge() {
-                self.protocol.handle_nudge(Instant::now());
+                self.protocol.handle_nudge(now());
                 progress = true;
             }
             match self.poll_write(cx) {
@@ -309,7 +314,7 @@ where
             }
             scratch[..kept].copy_from_slice(&self.unconsumed);
             let input = &scratch[..kept + bytes];
-            let consumed = self.protocol.handle_input(input, Instant::now());
+            let consumed = self.protocol.handle_input(input, now());
             let left = &input[consumed..];
             if left.is_empty() {
                 self.unconsumed = BytesMut::new();
@@ -338,7 +343,7 @@ where
     fn show_again(&mut self) {
         let mut input = std::mem::take(&mut self.unconsumed);
         if !input.is_empty() {
-            let consumed = self.protocol.handle_input(&input, Instant::now());
+            let consumed = self.protocol.handle_input(&input, now());
             input.advance(consumed);
             if !input.is_empty() {
                 self.unconsumed = input;
@@ -373,14 +378,14 @@ where
                 }
                 Poll::Ready(Err(error)) => return Err(error),
                 Poll::Pending => {
-                    self.stuck_since.get_or_insert_with(Instant::now);
+                    self.stuck_since.get_or_insert_with(now);
                     break;
                 }
             }
         }
         if wrote {
             self.unflushed = true;
-            self.protocol.handle_written(Instant::now());
+            self.protocol.handle_written(now());
         }
         if self.unflushed {
             // TLS takes more bytes than the socket does; the rest is flushed here.
@@ -393,7 +398,7 @@ where
                 }
                 Poll::Ready(Err(error)) => return Err(error),
                 Poll::Pending => {
-                    self.stuck_since.get_or_insert_with(Instant::now);
+                    self.stuck_since.get_or_insert_with(now);
                 }
             }
         }
@@ -419,7 +424,7 @@ where
         if self.write_timeout_suspended {
             return None;
         }
-        let since = if was_suspended { Instant::now() } else { since };
+        let since = if was_suspended { now() } else { since };
         self.stuck_since = Some(since);
         Some(since + self.write_timeout)
     }
@@ -435,7 +440,7 @@ where
             timer.as_mut().reset(deadline.into());
         }
         while timer.as_mut().poll(cx).is_ready() {
-            let now = Instant::now();
+            let now = now();
             if write_deadline.is_some_and(|deadline| deadline <= now) {
                 return Poll::Ready(Ended::WriteTimeout);
             }
@@ -682,7 +687,7 @@ mod tests {
     async fn the_write_timeout_starts_afresh_when_it_applies_again() {
         let (_near, mut far) = tokio::io::duplex(4);
         let (lines, outbox) = lines(1024);
-        let begin = Instant::now();
+        let begin = now();
         let (suspended, timeout) = (Duration::from_millis(60), Duration::from_millis(20));
         let mut protocol = Suspended(Lines { deadline: Some(begin + suspended), ..lines });
         outbox.append(|buf| buf.tail().extend_from_slice(b"more than four bytes"));
@@ -695,7 +700,7 @@ mod tests {
     async fn a_deadline_is_kept() {
         let (_near, mut far) = tokio::io::duplex(4);
         let (mut protocol, outbox) = lines(1024);
-        protocol.deadline = Some(Instant::now() + Duration::from_millis(5));
+        protocol.deadline = Some(now() + Duration::from_millis(5));
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
         assert!(matches!(ended, Ended::Finished));
     }

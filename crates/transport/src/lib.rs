@@ -27,7 +27,7 @@ pub mod tls;
 mod turn;
 
 pub use buffer::OutBuf;
-pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger};
+pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger, now};
 pub use listeners::TcpListeners;
 pub use outbox::Outbox;
 pub use paced::Paced;

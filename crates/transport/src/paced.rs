@@ -13,13 +13,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use crate::Stream;
+use crate::{Stream, now};
 use pace::{Pace, WAIT};
 
 /// A stream that is read at a pace. Only TCP is; other streams are read as data arrives.
@@ -48,7 +47,7 @@ enum Source {
 impl Paced {
     /// Reads `stream` at a pace. `taken` counts the items, such as frames, that the reader takes from it.
     pub fn new(stream: Stream, taken: Arc<AtomicU64>) -> Self {
-        let pace = Pace::new(Instant::now());
+        let pace = Pace::new(now());
         Self { source: Source::Polled(stream), pace, taken, timer: None, waits: false }
     }
 
@@ -103,7 +102,7 @@ impl AsyncRead for Paced {
         ready!(self.polled()?.poll_read(cx, buf))?;
         let bytes = buf.filled().len() - before;
         let taken = self.taken.load(Ordering::Relaxed);
-        if self.pace.read(bytes, taken, Instant::now()) && bytes > 0 {
+        if self.pace.read(bytes, taken, now()) && bytes > 0 {
             self.wait()?;
         }
         Poll::Ready(Ok(()))

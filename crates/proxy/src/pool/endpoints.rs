@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sync::{Mutex, Rank};
 use tokio::sync::Notify;
 
-use super::Pool;
+use super::{Pool, background};
 use crate::config::UpstreamAddress;
 use crate::resolver::Resolver;
 use crate::upstream;
@@ -89,7 +89,7 @@ impl Known {
     }
 
     fn count_failure(&mut self) {
-        let now = Instant::now();
+        let now = transport::now();
         let soon = self.failed_at.is_some_and(|before| now < before + FAILURES_COUNT_WITHIN);
         self.failures = if soon { self.failures.saturating_add(1) } else { 1 };
         self.failed_at = Some(now);
@@ -142,7 +142,8 @@ impl Endpoints {
             return;
         }
         let (endpoints, address) = (self.clone(), address.clone());
-        let lookup = tokio::spawn(async move { endpoints.resolve(&address).await });
+        let resolving = async move { endpoints.resolve(&address).await };
+        let Some(lookup) = background::run(resolving) else { return };
         if has_some {
             // A later result serves later callers.
             let _ = tokio::time::timeout(LOOKUP_PATIENCE, lookup).await;
@@ -157,7 +158,7 @@ impl Endpoints {
         if address.host.parse::<IpAddr>().is_ok() {
             return false;
         }
-        let (mut asked, now) = (self.asked.lock(), Instant::now());
+        let (mut asked, now) = (self.asked.lock(), transport::now());
         match asked.iter_mut().find(|(other, _)| other == address) {
             Some((_, at)) if now < *at + self.resolver.holds() => false,
             Some((_, at)) => {
@@ -183,7 +184,7 @@ impl Endpoints {
     }
 
     fn resolved(&self, address: &UpstreamAddress, sockets: &[SocketAddr]) {
-        let (mut known, now) = (self.known.lock(), Instant::now());
+        let (mut known, now) = (self.known.lock(), transport::now());
         known.retain(|known| {
             let is_gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
             // Names may resolve to a subset of their addresses at a time, so one that is down is not
@@ -273,10 +274,8 @@ impl Endpoints {
 
     /// Records that no name resolves to an address. Retries in the background until one does.
     pub(super) fn is_nameless(&self, pool: &Arc<Pool>) {
-        if let Ok(runtime) = tokio::runtime::Handle::try_current()
-            && !self.nameless.swap(true, Ordering::AcqRel)
-        {
-            runtime.spawn(find(Arc::downgrade(pool)));
+        if !self.nameless.swap(true, Ordering::AcqRel) {
+            background::run(find(Arc::downgrade(pool)));
         }
     }
 
@@ -312,10 +311,8 @@ impl Endpoints {
             }
             is_new
         });
-        if is_new == Some(true)
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(heal(Arc::downgrade(pool), endpoint.clone()));
+        if is_new == Some(true) {
+            background::run(heal(Arc::downgrade(pool), endpoint.clone()));
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
-use super::{Entered, Pool};
+use super::{Entered, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
@@ -82,9 +82,9 @@ impl Pool {
         pause: Duration,
     ) {
         let pool = self.clone();
-        tokio::spawn(async move {
+        background::run(async move {
             let own = announced.is_some();
-            let end = tokio::time::Instant::now() + pool.config.outage_max;
+            let end = Instant::now() + pool.config.outage_max;
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
             }
@@ -104,7 +104,7 @@ impl Pool {
             if let Err(Event::Ready { own: true, result: Ok(upstream), .. }) =
                 link.push(Event::Ready { own, role, result })
             {
-                upstream.give_back(false);
+                upstream.give_back(false, transport::now());
             }
         });
     }
@@ -129,7 +129,7 @@ impl Pool {
         };
         if self.topologies().is_torn(virtual_host, link.declarer_id()) {
             if announced.is_some() {
-                upstream.give_back(false);
+                upstream.give_back(false, transport::now());
             }
             return Err(Refusal::unreachable("lost again"));
         }
@@ -246,12 +246,11 @@ impl Pool {
 
     /// Opens another connection in the background, one at a time.
     fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, role: Role) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.growing.swap(true, Ordering::AcqRel) {
             return;
         }
         let (pool, credentials, virtual_host) = (self.clone(), credentials.clone(), virtual_host.to_owned());
-        runtime.spawn(async move {
+        background::run(async move {
             let result = async {
                 let _permit = pool.auth_gate.enter(&credentials).await;
                 let begun =

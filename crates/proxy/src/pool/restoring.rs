@@ -8,7 +8,7 @@ use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
 use super::connection_permits::ConnectionPermit;
-use super::{Endpoint, Entered, Pool, is_same};
+use super::{Endpoint, Entered, Pool, background, is_same};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
@@ -66,7 +66,7 @@ impl Pool {
             return;
         }
         let pool = self.clone();
-        tokio::spawn(async move {
+        background::run(async move {
             for virtual_host in torn {
                 if let Err(error) = pool.restored(&virtual_host, NOBODY).await {
                     // It is retried when an upstream answers next, or a client needs it.

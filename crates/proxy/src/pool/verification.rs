@@ -7,7 +7,7 @@ use std::time::Duration;
 use amqp::Credentials;
 use amqp::sasl::Secret;
 
-use super::{Entered, Pool};
+use super::{Entered, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
@@ -48,7 +48,7 @@ impl Pool {
         };
         if let Some(other) = self.newest(credentials, others) {
             other.set_verified();
-            verified.close("login verified");
+            verified.close("login verified", transport::now());
         }
         Ok(())
     }
@@ -56,8 +56,7 @@ impl Pool {
     /// Asks the broker again. Credentials that it refuses now no longer vouch for anyone.
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
+        background::run(async move {
             let credentials = upstream.credentials.clone();
             let _permit = pool.auth_gate.enter(&credentials).await;
             let result = async {
@@ -97,7 +96,7 @@ impl Pool {
     ) {
         let credentials = Arc::new(with_secret(old, Secret::new(secret)));
         let pool = self.clone();
-        tokio::spawn(async move {
+        background::run(async move {
             let result = loop {
                 if link.is_gone() {
                     return;
@@ -131,7 +130,7 @@ impl Pool {
             let begun = self.begin(permit, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
                 let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
-                self.auth_gate.refuse(refused, text.clone(), std::time::Instant::now());
+                self.auth_gate.refuse(refused, text.clone(), transport::now());
             }
             self.verify(begun?, &credentials, virtual_host).await?;
             self.auth_gate.verified(&credentials);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use amqp::Fault;
 use amqp::method::channel as channel_methods;
@@ -18,14 +19,15 @@ impl ProxySession {
     /// Handles the client's close of its connection. Returns true if it can be answered now, and false if
     /// something has to be closed at the broker first, such as a consumer or an exclusive queue; then answer
     /// when [`Self::is_closed`] says so, after a nudge.
-    pub fn close(&mut self) -> bool {
+    pub fn close(&mut self, now: Instant) -> bool {
+        self.output.now = now;
         if self.life == Life::Open {
             self.life = Life::Closing;
             let numbers: Vec<u16> = self.channels.iter_mut().map(|(number, _)| number).collect();
             for number in numbers {
                 self.close_channel(number);
             }
-            self.flush();
+            self.flush(now);
             self.go_on_closing();
         }
         self.is_closed()
@@ -38,7 +40,7 @@ impl ProxySession {
 
     /// The client is gone, or its close was answered: hands over the messages that are still held, and closes
     /// its channels.
-    pub fn end(&mut self) {
+    pub fn end(&mut self, now: Instant) {
         if self.life == Life::Ended {
             return;
         }
@@ -46,7 +48,7 @@ impl ProxySession {
         self.life = Life::Ended;
         self.staged = 0;
         self.held = 0;
-        self.flush();
+        self.flush(now);
         self.budget.leave(&self.link);
         let mut dirty = self.exclusive || self.rekeyed;
         let mut channels: Vec<Channel> = self.channels.drain().map(|(_, channel)| *channel).collect();
@@ -62,7 +64,7 @@ impl ProxySession {
                 // closed.
                 Some(route) if route.own && dirty => {}
                 // Frames lost with the connection are handled below.
-                Some(route) => _ = route.upstream.release(route.channel, side.usage()),
+                Some(route) => _ = route.upstream.release(route.channel, side.usage(), now),
                 None => {}
             }
         }
@@ -79,7 +81,7 @@ impl ProxySession {
         if let UpstreamLink::Ready(upstream) = own
             && !returning
         {
-            upstream.give_back(dirty);
+            upstream.give_back(dirty, now);
         }
         self.hand_over_later(channels);
         if let Some(declarer) = self.link.declarer() {
@@ -97,7 +99,7 @@ impl ProxySession {
         for side in channel.sides() {
             if let Some(route) = side.route() {
                 // Frames lost with the connection are handled below.
-                _ = route.upstream.release(route.channel, side.usage());
+                _ = route.upstream.release(route.channel, side.usage(), self.output.now);
             }
         }
         self.hand_over_later(vec![*channel]);
@@ -166,7 +168,7 @@ impl ProxySession {
         } else if must_wait {
             route.upstream.close_channel(route.channel);
             side.place = SidePlacement::Closing(route);
-        } else if route.upstream.release(route.channel, usage) {
+        } else if route.upstream.release(route.channel, usage, self.output.now) {
             add(&self.pool.counters().round_trips_saved, 1);
             side.place = SidePlacement::Nowhere;
         }
@@ -186,7 +188,7 @@ impl ProxySession {
                 self.life = Life::Returning;
                 self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
                 upstream.detach(&self.link);
-                upstream.give_back(close);
+                upstream.give_back(close, self.output.now);
             }
             // A connection that is still being opened was never used.
             upstream_link => {

@@ -17,7 +17,7 @@ use crate::client_properties::ClientProperties;
 use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::metrics::add;
-use crate::pool::{HandingOver, Pool};
+use crate::pool::{HandingOver, Pool, background};
 use crate::quota::QuotaShare;
 use crate::refusal::Refusal;
 use crate::upstream::{Leased, Ledger, Left, Placed, Remains, Role, Upstream};
@@ -53,7 +53,7 @@ impl ProxySession {
                 held.append(&mut remains.frames);
             }
             if is_lost || side.lost_since().is_some() {
-                departed.side.depart(remains);
+                departed.side.depart(remains, self.output.now);
             } else if waits {
                 departed.after.extend(side.under_way());
             }
@@ -82,6 +82,7 @@ pub(crate) fn send_again(
     left: Vec<Left>,
     was_own: bool,
     fault: &Fault,
+    now: std::time::Instant,
 ) {
     let alone = fault.code != ReplyCode::ConnectionForced;
     let mut channels = Vec::new();
@@ -98,7 +99,7 @@ pub(crate) fn send_again(
         add(&pool.counters().messages_departed_resent, left.remains.messages);
         // Exclusive queues of the client's own connection are gone with it.
         left.remains.frames = harmless(&left.remains.frames, was_own);
-        channels.push(Departed { side: Side::of_departed(left), after: Vec::new() });
+        channels.push(Departed { side: Side::of_departed(left, now), after: Vec::new() });
     }
     HandOver {
         handing_over: HandingOver::begin(pool),
@@ -121,7 +122,6 @@ struct HandOver {
 impl HandOver {
     fn begin(self, mut channels: Vec<Departed>) {
         channels.retain(|departed| !departed.side.held.is_empty());
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let pool = self.handing_over.pool();
         let mut kept = Vec::new();
         for departed in channels {
@@ -135,7 +135,7 @@ impl HandOver {
         if kept.is_empty() {
             return;
         }
-        runtime.spawn(async move {
+        background::run(async move {
             // Channels that wait for a broker that does not read must not delay others.
             let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
             let (later, now): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_later);
@@ -161,7 +161,7 @@ impl HandOver {
                 Ok(leased) => leased,
                 Err(error) => return self.give_up(&channel, &error.to_string()),
             };
-            let mut output = Output::default();
+            let mut output = Output::new(transport::now());
             let route = Route { upstream: upstream.clone(), channel: leased.channel, own: self.alone };
             if let Err(fault) = channel.start(&mut output, route, leased, 0) {
                 tracing::warn!(%fault, "messages of a client that is gone do not fit");
@@ -169,15 +169,15 @@ impl HandOver {
             output.hand_over();
             // From here on the ledger counts them.
             drop(bytes);
-            if upstream.release(leased.channel, channel.usage()) {
+            if upstream.release(leased.channel, channel.usage(), transport::now()) {
                 if self.alone {
-                    upstream.give_back(false);
+                    upstream.give_back(false, transport::now());
                     self.wait_until_returned(&link).await;
                 }
                 return;
             }
             let remains = channel.take_remains();
-            channel.depart(remains);
+            channel.depart(remains, transport::now());
             bytes = QuotaShare::new(&self.handing_over.pool().kept().departed, channel.held.len());
             if channel.held.is_empty() {
                 return;
@@ -208,7 +208,7 @@ impl HandOver {
                 }
             };
             if let Placed::On(leased) =
-                upstream.lease(channel.new_lease(link, 0, 0), confirm, Role::Publishing)
+                upstream.lease(channel.new_lease(link, 0, 0, transport::now()), confirm, Role::Publishing)
             {
                 return Ok((upstream, leased));
             }

@@ -1,6 +1,8 @@
 //! One client: validates its frames, and places its channels on upstream connections.
 //!
-//! Sans-IO: the client's own task calls it, and it answers through outboxes. The order of the calls:
+//! Sans-IO: the client's own task calls it with the time, and it answers through outboxes. It reads no clock and starts
+//! no task; connections are opened, secrets verified and leftovers handed over by the pool ([`crate::pool::background`]),
+//! which reports back by events. The order of the calls:
 //! [`ProxySession::handle_frame`] for each frame of a batch, then [`ProxySession::flush`]; [`ProxySession::handle_nudge`]
 //! and [`ProxySession::handle_room`] when the transport says so; [`ProxySession::close`] when the client closes its
 //! connection, and [`ProxySession::end`] finally, in every case.
@@ -134,6 +136,7 @@ impl ProxySession {
         virtual_host: &str,
         info: &ClientInfo,
         client: ClientSide,
+        now: Instant,
     ) -> Self {
         pool.counters().clients.fetch_add(1, Ordering::Relaxed);
         let announced = ClientProperties::of(info, &client.client_properties);
@@ -162,7 +165,7 @@ impl ProxySession {
             exclusive: false,
             auto_delete: false,
             suspect: false,
-            output: Output::default(),
+            output: Output::new(now),
             lined_up: Vec::new(),
             unproven: Vec::new(),
             spare: Vec::new(),
@@ -181,7 +184,8 @@ impl ProxySession {
     /// # Errors
     /// A fault that ends this client's connection: its own, or that of an upstream connection it depends on.
     #[inline]
-    pub fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8]) -> Result<usize, Fault> {
+    pub fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
+        self.output.now = now;
         if self.link.has_events() {
             self.handle_events()?;
         }
@@ -204,13 +208,14 @@ impl ProxySession {
     }
 
     /// Ends a batch: hands the gathered bytes to the upstream connections.
-    pub fn flush(&mut self) {
+    pub fn flush(&mut self, now: Instant) {
+        self.output.now = now;
         self.prove();
         self.output.hand_over();
         self.output.count(self.pool.counters());
         self.spare = Vec::new();
         self.held_share.set(self.held);
-        if !self.budget.settle(self.staged, &self.link) && self.life == Life::Open {
+        if !self.budget.settle(self.staged, &self.link, now) && self.life == Life::Open {
             // Handled as an event, because it may lead to a fault.
             self.link.notify(Event::NoRoom);
         }
@@ -238,9 +243,10 @@ impl ProxySession {
     ///
     /// # Errors
     /// A fault that ends this client's connection.
-    pub fn handle_nudge(&mut self) -> Result<(), Fault> {
+    pub fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
+        self.output.now = now;
         let result = self.handle_events();
-        self.flush();
+        self.flush(now);
         result
     }
 
@@ -490,7 +496,7 @@ impl ProxySession {
         put_frame(&mut frames, FrameKind::Method, 0, publish, 0);
         self.staged += frames.len();
         let message = IncompleteMessage {
-            began: Instant::now(),
+            began: self.output.now,
             needs_own: publish_need(publish) == Need::Own,
             frames: MessageFrames::Held(frames),
         };
@@ -575,7 +581,8 @@ impl ProxySession {
 
 impl Drop for ProxySession {
     fn drop(&mut self) {
-        self.end();
+        // Nobody gives the time here, and most have ended before.
+        self.end(transport::now());
     }
 }
 

@@ -1,13 +1,16 @@
 //! Frames that a session gathers for upstream connections during one batch of reads.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::metrics::{Counters, add};
 use crate::upstream::{Share, Upstream};
 
 /// Bytes for one upstream connection at a time, usually the only one, so that a batch costs one lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Output {
+    /// The time of the session's present call, as its caller gave it.
+    pub(super) now: Instant,
     target: Option<Arc<Upstream>>,
     bytes: Vec<u8>,
     /// Bytes handed over to the last two shared targets: one for publishing, and one for the rest.
@@ -19,6 +22,10 @@ pub(super) struct Output {
 }
 
 impl Output {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { now, target: None, bytes: Vec::new(), shares: Default::default(), uncounted: 0, messages: 0 }
+    }
+
     /// The buffer to which frames for this upstream are appended. Hands over bytes gathered for another one.
     #[inline]
     pub(super) fn to(&mut self, upstream: &Arc<Upstream>) -> &mut Vec<u8> {
@@ -40,7 +47,7 @@ impl Output {
             self.uncounted += self.bytes.len();
             let bytes = std::mem::take(&mut self.bytes);
             let len = bytes.len();
-            let end = target.hand_over(bytes);
+            let end = target.hand_over(bytes, self.now);
             let [latest, other] = &mut self.shares;
             if !latest.is_of(target.id) {
                 std::mem::swap(latest, other);

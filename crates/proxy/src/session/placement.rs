@@ -1,7 +1,6 @@
 //! Placing and moving channels, and handling upstream events.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
@@ -88,8 +87,9 @@ impl ProxySession {
                 // Nothing is waited for, not even a broker that does not read.
                 let route = route.clone();
                 self.output.hand_over();
+                let now = self.output.now;
                 if let Some(publishing) = self.side(number, Role::Publishing)
-                    && route.upstream.release(route.channel, publishing.usage())
+                    && route.upstream.release(route.channel, publishing.usage(), now)
                 {
                     publishing.left(None, false);
                     publishing.place = SidePlacement::Nowhere;
@@ -129,7 +129,7 @@ impl ProxySession {
                 channel.unite();
             }
             let Some(side) = channel.side_mut(role) else { return Ok(()) };
-            match upstream.lease(side.new_lease(&self.link, lease, number), confirm, role) {
+            match upstream.lease(side.new_lease(&self.link, lease, number, self.output.now), confirm, role) {
                 Placed::On(leased) => {
                     self.next_lease += 1;
                     self.held -= side.held.len();
@@ -308,7 +308,7 @@ impl ProxySession {
                 }
             }
             Event::NoRoom => return self.find_room(),
-            Event::GiveWay => return self.give_way(Instant::now()),
+            Event::GiveWay => return self.give_way(self.output.now),
         }
         Ok(())
     }
@@ -347,7 +347,7 @@ impl ProxySession {
         {
             // Nothing is replayed if the connection has ended: the broker has discarded the frames behind the
             // fault.
-            let _ = route.upstream.release(route.channel, side.usage());
+            let _ = route.upstream.release(route.channel, side.usage(), self.output.now);
             side.place = SidePlacement::Nowhere;
         }
         channel.in_line = Vec::new();
@@ -358,7 +358,7 @@ impl ProxySession {
         }
         for side in channel.sides_mut() {
             if let Some(route) = side.route().cloned()
-                && !route.upstream.release(route.channel, side.usage())
+                && !route.upstream.release(route.channel, side.usage(), self.output.now)
             {
                 // Its frames are gone with its connection.
                 drop(side.take_remains());

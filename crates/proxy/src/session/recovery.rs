@@ -1,6 +1,6 @@
 //! Recovery of a client's channels when their upstream connection is lost (P7).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use amqp::method::basic;
 use amqp::{Fault, ReplyCode};
@@ -17,7 +17,9 @@ impl ProxySession {
     /// that can be carried over continues elsewhere, anything else ends with an error that says so.
     pub(super) fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
         let lost = self.attached.iter().position(|upstream| upstream.id == id);
-        let held_for = lost.map(|place| self.attached.swap_remove(place).opened_at.elapsed());
+        let now = self.output.now;
+        let opened_at = lost.map(|place| self.attached.swap_remove(place).opened_at);
+        let held_for = opened_at.map(|opened_at| now.saturating_duration_since(opened_at));
         let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
         if is_own {
             self.own = UpstreamLink::None;
@@ -104,10 +106,14 @@ impl ProxySession {
             self.pause = Duration::ZERO;
         }
         match self.in_trouble_since {
-            Some(since) if since.elapsed() > self.pool.config().outage_max => Err(fault.clone()),
+            Some(since)
+                if self.output.now.saturating_duration_since(since) > self.pool.config().outage_max =>
+            {
+                Err(fault.clone())
+            }
             Some(_) => Ok(()),
             None => {
-                self.in_trouble_since = Some(Instant::now());
+                self.in_trouble_since = Some(self.output.now);
                 Ok(())
             }
         }

@@ -15,7 +15,10 @@ use crate::upstream::Role;
 impl ProxySession {
     /// Handles a lack of room for the messages held at the end of a batch.
     pub(super) fn find_room(&mut self) -> Result<(), Fault> {
-        if self.life != Life::Open || self.budget.waits() || self.budget.settle(self.staged, &self.link) {
+        if self.life != Life::Open
+            || self.budget.waits()
+            || self.budget.settle(self.staged, &self.link, self.output.now)
+        {
             return Ok(());
         }
         if matches!(self.own, UpstreamLink::None) {
@@ -31,7 +34,7 @@ impl ProxySession {
         if !self.budget.waits() {
             return Ok(());
         }
-        let Some(Grant::Stream) = self.budget.take_grant(&self.link, Instant::now()) else { return Ok(()) };
+        let Some(Grant::Stream) = self.budget.take_grant(&self.link, self.output.now) else { return Ok(()) };
         if self.life != Life::Open {
             self.keep_own();
             return Ok(());
@@ -91,7 +94,7 @@ impl ProxySession {
             UpstreamLink::Ready(upstream) => {
                 self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
                 upstream.detach(&self.link);
-                upstream.take_back(self.rekeyed);
+                upstream.take_back(self.rekeyed, self.output.now);
                 self.rekeyed = false;
             }
             UpstreamLink::None => {}

@@ -247,13 +247,13 @@ impl Side {
     }
 
     /// Creates a lease for the channel's next placement.
-    pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16) -> Lease {
+    pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16, now: Instant) -> Lease {
         let ledger = Ledger::new(link, self.carried.clone());
         self.ledger = Some(ledger.clone());
         Lease {
             delivery_offset: self.carried.delivered,
             own_qos_ok: self.restore(&mut Vec::new(), 0),
-            ..Lease::new(link.clone(), ledger, id, number)
+            ..Lease::new(link.clone(), ledger, id, number, now)
         }
     }
 
@@ -333,19 +333,19 @@ impl Side {
 
     /// Prepares to continue with the unsettled frames of a lost upstream channel for a departed client,
     /// without its consumers.
-    pub(super) fn depart(&mut self, remains: Remains) {
+    pub(super) fn depart(&mut self, remains: Remains, now: Instant) {
         self.carried = remains.carried;
         self.carried.consumers.clear();
-        self.carried.lost_since.get_or_insert_with(Instant::now);
+        self.carried.lost_since.get_or_insert(now);
         self.held = remains.frames;
         self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
     }
 
     /// Creates a side that sends a departed client's unsettled frames again.
-    pub(super) fn of_departed(left: Left) -> Self {
+    pub(super) fn of_departed(left: Left, now: Instant) -> Self {
         let Left { remains, confirming } = left;
         let mut side = Self { setup: Setup { confirm: confirming, ..Setup::default() }, ..Self::default() };
-        side.depart(remains);
+        side.depart(remains, now);
         side
     }
 

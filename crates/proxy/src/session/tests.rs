@@ -26,7 +26,7 @@ fn session_of(pool: Arc<Pool>) -> ProxySession {
     };
     let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
     let credentials = Arc::new(Credentials::plain("user", "password"));
-    ProxySession::new(pool, credentials, "/", &info, client)
+    ProxySession::new(pool, credentials, "/", &info, client, Instant::now())
 }
 
 /// A client's data: a message for each of these channels, as separate frames.
@@ -44,7 +44,7 @@ fn take(session: &mut ProxySession, bytes: &[u8]) {
     let mut taken = 0;
     while let Some(frame) = Frame::parse(&bytes[taken..], 0).unwrap() {
         taken += frame.wire_len();
-        taken += session.handle_frame(frame, &bytes[taken..]).unwrap();
+        taken += session.handle_frame(frame, &bytes[taken..], Instant::now()).unwrap();
     }
 }
 
@@ -58,7 +58,7 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     take(&mut session, &open);
     take(&mut session, &frames(&[1, 2, 2, 1]));
     assert!(session.spare.capacity() > 0, "within a batch there is one for the next message");
-    session.flush();
+    session.flush(Instant::now());
     let held = |session: &ProxySession| {
         let partial = session
             .channels
@@ -72,10 +72,10 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     let half = frames(&[2]);
     let body = half.len() - 12;
     take(&mut session, &half[..body]);
-    session.flush();
+    session.flush(Instant::now());
     assert_eq!((session.staged, session.spare.capacity()), (body, 0));
     take(&mut session, &half[body..]);
-    session.flush();
+    session.flush(Instant::now());
     assert_eq!(held(&session), 0);
     assert_eq!(session.held, 5 * frames(&[1]).len());
 }
@@ -106,8 +106,8 @@ fn bodies(frames: usize) -> Vec<u8> {
 /// Feeds a batch from the client to the session.
 fn batch(session: &mut ProxySession, bytes: &[u8]) {
     take(session, bytes);
-    session.flush();
-    session.handle_nudge().unwrap();
+    session.flush(Instant::now());
+    session.handle_nudge(Instant::now()).unwrap();
 }
 
 /// Three sessions that have each begun a message: the first holds all the room, the second the only streaming
@@ -134,7 +134,7 @@ async fn s2_whoever_finds_no_room_is_not_read_until_there_is_some() {
     assert!(holder.has_room() && stream.has_room() && !waiting.has_room());
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     assert_eq!(holder.staged, 0);
-    waiting.handle_nudge().unwrap();
+    waiting.handle_nudge(Instant::now()).unwrap();
     assert!(waiting.has_room());
 }
 
@@ -226,9 +226,9 @@ async fn p2_a_client_with_a_connection_of_its_own_streams_instead_of_giving_way(
     take(&mut holder, &more);
     assert!(holder.staged > 0 && matches!(holder.own, UpstreamLink::Opening));
     assert_eq!(holder.give_way(Instant::now() + Duration::from_secs(11)), Ok(()));
-    holder.flush();
+    holder.flush(Instant::now());
     assert_eq!(holder.staged, 0);
-    waiting.handle_nudge().unwrap();
+    waiting.handle_nudge(Instant::now()).unwrap();
     assert!(waiting.has_room());
 }
 
@@ -282,13 +282,13 @@ async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_nee
     take(&mut waiting, &more);
     assert!(!waiting.has_room() && matches!(waiting.own, UpstreamLink::Opening));
     drop(stream);
-    waiting.handle_nudge().unwrap();
+    waiting.handle_nudge(Instant::now()).unwrap();
     assert!(
         waiting.staged == 0 && !waiting.budget.has_stream(),
         "it streams on its own connection, which it keeps"
     );
     take(&mut waiting, &bodies(STAGING_LIMIT as usize / FRAME - 1));
-    waiting.handle_nudge().unwrap();
+    waiting.handle_nudge(Instant::now()).unwrap();
     assert!(matches!(waiting.own, UpstreamLink::Opening));
 }
 

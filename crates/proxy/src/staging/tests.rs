@@ -27,7 +27,7 @@ impl Client {
     }
 
     fn settle(&mut self, staged: usize) -> bool {
-        self.budget.settle(staged, &self.link)
+        self.budget.settle(staged, &self.link, Instant::now())
     }
 
     fn wait(&mut self) {

@@ -123,7 +123,7 @@ impl Upstream {
             return Placed::Full;
         }
         let max = usize::from(if is_own { self.channel_max } else { self.shared_channel_max });
-        let now = Instant::now();
+        let now = lease.opened_at;
         let leased = if let Some(Rested { number, opened_at, .. }) = self.take_young(&mut state, confirm, now)
         {
             let confirms = match state.slot(number) {
@@ -138,7 +138,6 @@ impl Upstream {
             lease.opened_at = opened_at;
             Leased { channel: number, fresh: false, confirming }
         } else if state.used_numbers() < max {
-            lease.opened_at = now;
             state.opening += 1;
             Leased { channel: state.unused_number(), fresh: true, confirming: false }
         } else {
@@ -187,7 +186,7 @@ impl Upstream {
     /// it is proven clean, or the broker has confirmed its close; until then the frames in flight are kept. Returns
     /// false if the connection has ended: then the session has to handle the frames in flight.
     #[must_use]
-    pub(crate) fn release(&self, number: u16, usage: Usage) -> bool {
+    pub(crate) fn release(&self, number: u16, usage: Usage, now: Instant) -> bool {
         let mut state = self.state.lock();
         match state.slot(number) {
             Some(slot @ Slot::Leased(_)) => {
@@ -206,11 +205,11 @@ impl Upstream {
                 if let Some(slot) = state.slot(number) {
                     *slot = Slot::Settling(Box::new(settling));
                 }
-                self.rest_if_clean(&mut state, number);
+                self.rest_if_clean(&mut state, number, now);
             }
             Some(Slot::PeerClosed) => {
                 self.send(number, channel::CloseOk {});
-                state.set_free(number);
+                state.set_free(number, now);
             }
             _ => return state.phase != Phase::Ended,
         }
@@ -322,13 +321,13 @@ impl Upstream {
     }
 
     /// Lets a settling channel rest when it is proven clean, or closes it if it is too old.
-    pub(super) fn rest_if_clean(&self, state: &mut UpstreamState, number: u16) {
+    pub(super) fn rest_if_clean(&self, state: &mut UpstreamState, number: u16, now: Instant) {
         let Some(slot) = state.slot(number) else { return };
         let Slot::Settling(settling) = slot else { return };
         if !settling.is_clean() {
             return;
         }
-        let (now, opened_at, opening) = (Instant::now(), settling.opened_at(), settling.is_opening());
+        let (opened_at, opening) = (settling.opened_at(), settling.is_opening());
         if now >= opened_at + self.channel_age_max {
             *slot = Slot::Closing(None);
             self.opened_if(state, opening);
@@ -339,7 +338,7 @@ impl Upstream {
         let confirming = confirms.is_some();
         *slot = Slot::Resting(confirms);
         state.resting.of(confirming).push_back(Rested { number, since: now, opened_at });
-        state.left_use();
+        state.left_use(now);
         self.opened_if(state, opening);
         self.news.notify_one();
     }
@@ -360,27 +359,27 @@ impl UpstreamState {
     }
 
     /// The broker has closed a channel, or confirmed its close.
-    pub(super) fn set_free(&mut self, number: u16) {
+    pub(super) fn set_free(&mut self, number: u16, now: Instant) {
         if let Some(slot) = self.slot(number) {
             *slot = Slot::Free;
             self.free.push(number);
-            self.left_use();
+            self.left_use(now);
         }
     }
 
     /// A channel is no longer in use.
-    fn left_use(&mut self) {
+    fn left_use(&mut self, now: Instant) {
         self.in_use -= 1;
         if std::mem::take(&mut self.starved)
             && let Some(owner) = &self.owner
         {
             owner.notify(Event::ChannelFree);
         }
-        self.settle();
+        self.settle(now);
     }
 
     /// Ends a client's ownership when its last channel is closed, and starts the idle time.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn settle(&mut self, now: Instant) {
         if self.in_use > 0 || self.phase != Phase::Open {
             return;
         }
@@ -392,7 +391,7 @@ impl UpstreamState {
             }
         }
         if self.owner.is_none() {
-            self.idle_since = Some(Instant::now());
+            self.idle_since = Some(now);
             if self.attached.is_empty() {
                 self.unused.notify();
             }
@@ -400,10 +399,10 @@ impl UpstreamState {
     }
 
     /// The broker closed a resting channel.
-    pub(super) fn forget_resting(&mut self, number: u16) {
+    pub(super) fn forget_resting(&mut self, number: u16, now: Instant) {
         if self.resting.remove(number) {
             self.in_use += 1;
-            self.set_free(number);
+            self.set_free(number, now);
         }
     }
 

@@ -137,12 +137,12 @@ impl Upstream {
     /// Whether the connection is open and the broker accepted its credentials less than `ttl` ago.
     pub(crate) fn is_verified_within(&self, ttl: Duration) -> bool {
         let state = self.state.lock();
-        state.phase == Phase::Open && state.verified_at.is_some_and(|at| at.elapsed() < ttl)
+        state.phase == Phase::Open && state.verified_at.is_some_and(|at| transport::now() < at + ttl)
     }
 
     /// The broker has just accepted the connection's credentials for its virtual host.
     pub(crate) fn set_verified(&self) {
-        self.state.lock().verified_at = Some(Instant::now());
+        self.state.lock().verified_at = Some(transport::now());
     }
 
     /// Records that the broker has just refused the connection's credentials.
@@ -178,11 +178,11 @@ impl Upstream {
     }
 
     /// Closes the connection if nobody uses it.
-    pub(crate) fn close_unused(&self, reason: &str) -> bool {
+    pub(crate) fn close_unused(&self, reason: &str, now: Instant) -> bool {
         let mut state = self.state.lock();
         let unused = state.unused_since().is_some();
         if unused {
-            self.start_close(&mut state, reason);
+            self.start_close(&mut state, reason, now);
             drop(state);
             self.outbox.nudge();
         }
@@ -215,12 +215,12 @@ impl Upstream {
     }
 
     /// Takes bytes from a client; returns their end position among all that clients have sent.
-    pub(crate) fn hand_over(&self, bytes: Vec<u8>) -> u64 {
+    pub(crate) fn hand_over(&self, bytes: Vec<u8>, now: Instant) -> u64 {
         // Counted first, so that a concurrent reader sees too much written rather than too little, and the
         // client is notified early rather than never.
         let end = self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
         if let Some(mut sample) = self.sample.try_lock() {
-            sample.get_or_insert_with(|| (end, Instant::now()));
+            sample.get_or_insert_with(|| (end, now));
         }
         // Small ones are copied, large ones are chained as they are.
         self.outbox.append(|buf| buf.push(bytes.into()));
@@ -287,13 +287,13 @@ impl Upstream {
 
     /// The owner has finished with its own connection and has released all channels: it returns to the pool
     /// once they are closed, or is closed itself if that is the only way to clean it.
-    pub(crate) fn give_back(&self, close: bool) {
+    pub(crate) fn give_back(&self, close: bool, now: Instant) {
         let mut state = self.state.lock();
         state.returning = true;
         if close {
-            self.start_close(&mut state, "client is gone");
+            self.start_close(&mut state, "client is gone", now);
         } else {
-            state.settle();
+            state.settle(now);
         }
         drop(state);
         // The task may have paused reading for the departed client.
@@ -302,22 +302,22 @@ impl Upstream {
 
     /// Like [`Self::give_back`] for an owner that continues on other connections: it receives no more events
     /// from this one.
-    pub(crate) fn take_back(&self, close: bool) {
+    pub(crate) fn take_back(&self, close: bool, now: Instant) {
         self.state.lock().owner = Some(ClientLink::nobody());
-        self.give_back(close);
+        self.give_back(close, now);
     }
 
     /// Closes the connection cleanly.
-    pub(crate) fn close(&self, reason: &str) {
-        self.start_close(&mut self.state.lock(), reason);
+    pub(crate) fn close(&self, reason: &str, now: Instant) {
+        self.start_close(&mut self.state.lock(), reason, now);
         self.outbox.nudge();
     }
 
-    fn start_close(&self, state: &mut UpstreamState, reason: &str) {
+    fn start_close(&self, state: &mut UpstreamState, reason: &str, now: Instant) {
         if state.phase != Phase::Open {
             return;
         }
-        state.phase = Phase::Closing(Instant::now());
+        state.phase = Phase::Closing(now);
         self.send(
             0,
             connection::Close {

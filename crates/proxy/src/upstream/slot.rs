@@ -95,12 +95,19 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(link: Arc<ClientLink>, ledger: Arc<Ledger>, id: u64, client_channel: u16) -> Self {
+    /// A lease that begins `now`, on a channel that is opened now unless it rests.
+    pub(crate) fn new(
+        link: Arc<ClientLink>,
+        ledger: Arc<Ledger>,
+        id: u64,
+        client_channel: u16,
+        now: Instant,
+    ) -> Self {
         Self {
             link,
             id,
             client_channel,
-            opened_at: Instant::now(),
+            opened_at: now,
             opening: true,
             own_qos_ok: 0,
             own_flow_ok: 0,

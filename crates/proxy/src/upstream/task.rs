@@ -21,7 +21,7 @@ use super::slot::{Lease, Slot};
 use super::{Phase, Upstream, UpstreamState};
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
-use crate::pool::{Endpoint, Pool};
+use crate::pool::{Endpoint, Pool, background};
 use crate::refusal::announced_close;
 use crate::session::send_again;
 
@@ -42,10 +42,10 @@ pub(crate) fn spawn(
     owner: Option<Arc<ClientLink>>,
     role: Option<Role>,
 ) -> Arc<Upstream> {
-    let task = open(pool, limits, access, owner, role, Instant::now());
+    let task = open(pool, limits, access, owner, role, transport::now());
     let upstream = task.upstream.clone();
     let stream = Paced::new(stream, task.frames.clone());
-    tokio::spawn(run(task, stream, pool.config().write_timeout));
+    background::run(run(task, stream, pool.config().write_timeout));
     upstream
 }
 
@@ -99,6 +99,7 @@ pub(crate) fn open(
     UpstreamConnection {
         upstream,
         frames: Arc::default(),
+        now,
         pool: Arc::downgrade(pool),
         heartbeat: Heartbeat::new(limits.heartbeat_secs, now),
         idle_timeout: config.idle_timeout,
@@ -136,6 +137,8 @@ pub(crate) struct UpstreamConnection {
     pub(crate) upstream: Arc<Upstream>,
     /// Frames taken so far; from it the stream learns how the broker batches them.
     frames: Arc<AtomicU64>,
+    /// When the present input was read.
+    now: Instant,
     pool: Weak<Pool>,
     heartbeat: Heartbeat,
     idle_timeout: Duration,
@@ -157,6 +160,7 @@ pub(crate) struct UpstreamConnection {
 
 impl Protocol for UpstreamConnection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+        self.now = now;
         self.heartbeat.received(now);
         let upstream = self.upstream.clone();
         let mut state = upstream.state.lock();
@@ -258,7 +262,7 @@ impl Protocol for UpstreamConnection {
                 if keep {
                     state.idle_since = Some(now);
                 } else {
-                    self.upstream.start_close(&mut state, "idle");
+                    self.upstream.start_close(&mut state, "idle", now);
                 }
             }
             // An idle connection keeps its channels until it is closed itself: closing them would count as use.
@@ -327,7 +331,7 @@ impl UpstreamConnection {
         if let Some(pool) = pool
             && !self.close_confirmed
         {
-            send_again(&pool, &self.upstream, left, was_own, &fault);
+            send_again(&pool, &self.upstream, left, was_own, &fault, transport::now());
         }
     }
 
@@ -430,7 +434,7 @@ impl UpstreamConnection {
                 let Lease { link, id, client_channel, last_queue, ledger, delivered, .. } = *lease;
                 ledger.closed();
                 ledger.end(delivered, None);
-                state.set_free(frame.channel);
+                state.set_free(frame.channel, self.now);
                 link.notify(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }
             _ => {
@@ -468,7 +472,7 @@ impl UpstreamConnection {
                 let opening = settling.is_opening();
                 self.upstream.send(frame.channel, channel::CloseOk {});
                 self.upstream.opened_if(state, opening);
-                return state.set_free(frame.channel);
+                return state.set_free(frame.channel, self.now);
             }
             (FrameKind::Method, [0, 60, 0, 80 | 120, ..]) => match Method::decode(frame.payload) {
                 Ok(Method::BasicAck(ack)) => settling.confirmed(ack.delivery_tag, ack.multiple),
@@ -480,7 +484,7 @@ impl UpstreamConnection {
             (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(),
             _ => {}
         }
-        self.upstream.rest_if_clean(state, frame.channel);
+        self.upstream.rest_if_clean(state, frame.channel, self.now);
     }
 
     /// Handles a frame on a resting channel, where only its end is expected.
@@ -488,7 +492,7 @@ impl UpstreamConnection {
     fn resting_method(&mut self, state: &mut UpstreamState, frame: &Frame<'_>) {
         if let (FrameKind::Method, [0, 20, 0, 40, ..]) = (frame.kind, frame.payload) {
             self.upstream.send(frame.channel, channel::CloseOk {});
-            state.forget_resting(frame.channel);
+            state.forget_resting(frame.channel, self.now);
         }
     }
 
@@ -496,7 +500,7 @@ impl UpstreamConnection {
     #[cold]
     fn closing_method(&mut self, state: &mut UpstreamState, frame: &Frame<'_>) {
         match (frame.kind, frame.payload) {
-            (FrameKind::Method, [0, 20, 0, 41]) => state.set_free(frame.channel),
+            (FrameKind::Method, [0, 20, 0, 41]) => state.set_free(frame.channel, self.now),
             (FrameKind::Method, [0, 20, 0, 40, ..]) => self.upstream.send(frame.channel, channel::CloseOk {}),
             _ => {}
         }

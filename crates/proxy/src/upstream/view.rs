@@ -50,7 +50,7 @@ impl Upstream {
             address: self.endpoint.to_string(),
             user: self.credentials.username.clone(),
             vhost: self.virtual_host.to_string(),
-            age: self.opened_at.elapsed(),
+            age: transport::now().saturating_duration_since(self.opened_at),
             is_open: state.phase == Phase::Open,
             is_own: state.owner.is_some(),
             blocked: state.blocked.as_ref().map(|reason| reason.to_string()),

@@ -415,7 +415,7 @@ impl Client {
         tokio::spawn(async move {
             let outbox = server.outbox.clone();
             transport::drive(&mut far, &mut server, &outbox, 1024 * 1024, PATIENCE).await;
-            server.session.end();
+            server.session.end(transport::now());
         });
         Self { stream, outbox, draining }
     }
@@ -541,7 +541,7 @@ impl ServerEnd {
 }
 
 impl Protocol for ServerEnd {
-    fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         while let (Intent::Run | Intent::Pause, Ok(Some(frame))) =
             (self.intent, Frame::parse(&input[taken..], self.frame_max))
@@ -556,16 +556,16 @@ impl Protocol for ServerEnd {
                 continue;
             }
             if frame.channel == 0 && frame.kind == FrameKind::Method {
-                if self.session.close() {
+                if self.session.close(now) {
                     self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
                     self.intent = Intent::Finish;
                 }
                 continue;
             }
-            let result = self.session.handle_frame(frame, &input[taken..]);
+            let result = self.session.handle_frame(frame, &input[taken..], now);
             self.validate(result.map(|more| taken += more));
         }
-        self.session.flush();
+        self.session.flush(now);
         self.check_room();
         taken
     }
@@ -574,8 +574,8 @@ impl Protocol for ServerEnd {
         self.intent = Intent::Finish;
     }
 
-    fn handle_nudge(&mut self, _now: Instant) {
-        let result = self.session.handle_nudge();
+    fn handle_nudge(&mut self, now: Instant) {
+        let result = self.session.handle_nudge(now);
         self.validate(result);
         if self.intent != Intent::Finish && self.session.is_closed() {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));

@@ -60,20 +60,20 @@ pub(crate) trait BackendSession: Send {
 }
 
 impl BackendSession for proxy::ProxySession {
-    fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], _now: Instant) -> Result<usize, Fault> {
-        Self::handle_frame(self, frame, rest)
+    fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
+        Self::handle_frame(self, frame, rest, now)
     }
 
     fn takes(&mut self, _frame: &Frame<'_>, _now: Instant) -> bool {
         true
     }
 
-    fn flush(&mut self, _now: Instant) {
-        Self::flush(self);
+    fn flush(&mut self, now: Instant) {
+        Self::flush(self, now);
     }
 
-    fn handle_nudge(&mut self, _now: Instant) -> Result<(), Fault> {
-        Self::handle_nudge(self)
+    fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
+        Self::handle_nudge(self, now)
     }
 
     fn handle_room(&mut self, _now: Instant) {
@@ -108,15 +108,15 @@ impl BackendSession for proxy::ProxySession {
         Self::is_settled(self)
     }
 
-    fn close(&mut self, _now: Instant) -> bool {
-        Self::close(self)
+    fn close(&mut self, now: Instant) -> bool {
+        Self::close(self, now)
     }
 
     fn is_closed(&self) -> bool {
         Self::is_closed(self)
     }
 
-    fn end(&mut self, _now: Instant) {
-        Self::end(self);
+    fn end(&mut self, now: Instant) {
+        Self::end(self, now);
     }
 }

@@ -199,7 +199,7 @@ impl World {
         let before = self.states();
         self.now += Duration::from_millis(self.dice.below(100));
         let Some((cause, result)) = self.act() else { return };
-        let result = result.and_then(|()| self.session.handle_nudge());
+        let result = result.and_then(|()| self.session.handle_nudge(self.now));
         for peer in &mut self.peers {
             peer.read();
         }
@@ -304,7 +304,7 @@ impl World {
         let cause = match (is_open, sending) {
             _ if !legal => return self.illegal(number, is_open, is_closing, sending),
             _ if self.dice.chance(6) => {
-                self.session.close();
+                self.session.close(self.now);
                 return Some((CloseConnection, Ok(())));
             }
             _ if is_closing => return None,
@@ -450,8 +450,8 @@ impl World {
 
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         let frame = Frame::parse(bytes, 0).unwrap().unwrap();
-        let result = self.session.handle_frame(frame, &[]);
-        self.session.flush();
+        let result = self.session.handle_frame(frame, &[], self.now);
+        self.session.flush(self.now);
         result.map(drop)
     }
 
