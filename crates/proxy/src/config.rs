@@ -1,10 +1,12 @@
 //! Configuration of the pool.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
 use transport::tls::ClientTls;
 
+use crate::connector::{Connector, TcpConnector};
 use crate::identities::Identities;
 use crate::resolver::{Resolver, SystemResolver};
 
@@ -43,6 +45,10 @@ pub struct PoolConfig {
     pub upstreams: Vec<UpstreamAddress>,
     /// Resolves the brokers' names.
     pub resolver: Arc<dyn Resolver>,
+    /// Opens the sockets of connections to them.
+    pub connector: Arc<dyn Connector>,
+    /// A random number, which spreads the probes of many pools that wait for the same broker.
+    pub random: fn() -> u64,
     /// How to connect to them.
     pub transport: UpstreamTransport,
     /// How long a successful handshake vouches for other clients that present the same credentials.
@@ -115,6 +121,8 @@ impl PoolConfig {
         Self {
             upstreams,
             resolver: Arc::new(SystemResolver),
+            connector: Arc::new(TcpConnector),
+            random: || RandomState::new().hash_one(0),
             transport: UpstreamTransport::default(),
             auth_ttl: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),

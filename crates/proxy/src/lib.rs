@@ -124,6 +124,7 @@
 mod auth_gate;
 mod client_properties;
 mod config;
+mod connector;
 mod frames;
 mod histogram;
 mod identities;
@@ -143,6 +144,7 @@ mod upstream;
 mod waiting;
 
 pub use config::{PoolConfig, UpstreamAddress, UpstreamTransport};
+pub use connector::{Connecting, Connector, TcpConnector};
 pub use histogram::{BOUNDS, Durations};
 pub use identities::Identities;
 pub use metrics::PoolMetrics;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
@@ -20,6 +20,8 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A Unix domain socket.
     Unix(UnixStream),
+    /// Within the process, for simulations.
+    Memory(DuplexStream),
     /// TLS over one of the others. Boxed, so that connections without TLS do not pay for its size.
     Tls(Box<TlsStream<Stream>>),
 }
@@ -119,7 +121,7 @@ impl Stream {
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Self::Tcp(stream) => Some((stream.local_addr().ok()?, stream.peer_addr().ok()?)),
-            Self::Unix(_) => None,
+            Self::Unix(_) | Self::Memory(_) => None,
             Self::Tls(stream) => stream.get_ref().0.addresses(),
         }
     }
@@ -130,6 +132,7 @@ macro_rules! delegate {
         match $self.get_mut() {
             Stream::Tcp($stream) => $call,
             Stream::Unix($stream) => $call,
+            Stream::Memory($stream) => $call,
             Stream::Tls($stream) => $call,
         }
     };

@@ -3,8 +3,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -354,10 +352,8 @@ impl Endpoints {
         known.iter().map(state).collect()
     }
 
-    fn backoff(&self, endpoint: &Endpoint) -> Option<Duration> {
-        self.with(endpoint, |known| {
-            known.down.then(|| backoff(known.failures, RandomState::new().hash_one(0)))
-        })?
+    fn backoff(&self, endpoint: &Endpoint, random: u64) -> Option<Duration> {
+        self.with(endpoint, |known| known.down.then(|| backoff(known.failures, random)))?
     }
 
     fn with<T>(&self, endpoint: &Endpoint, change: impl FnOnce(&mut Known) -> T) -> Option<T> {
@@ -368,7 +364,8 @@ impl Endpoints {
 /// Probes an address until it answers, or another caller found out that it does.
 async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
     loop {
-        let Some(pause) = pool.upgrade().and_then(|pool| pool.endpoints.backoff(&endpoint)) else { return };
+        let pause = |pool: Arc<Pool>| pool.endpoints.backoff(&endpoint, (pool.config.random)());
+        let Some(pause) = pool.upgrade().and_then(pause) else { return };
         tokio::time::sleep(pause).await;
         let Some(pool) = pool.upgrade() else { return };
         if pool.draining.load(Ordering::Acquire) {

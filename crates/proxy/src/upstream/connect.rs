@@ -1,11 +1,10 @@
-//! Connecting to a broker: TCP, then the PROXY protocol, then TLS.
+//! Connecting to a broker: a socket, then the PROXY protocol, then TLS.
 
 use std::io;
-use std::time::Duration;
 
 use proxy_protocol::ProxyHeader;
 use tokio::io::AsyncWriteExt;
-use transport::{ConnectOptions, Stream};
+use transport::Stream;
 
 use crate::config::PoolConfig;
 use crate::pool::Endpoint;
@@ -15,9 +14,8 @@ use crate::pool::Endpoint;
 /// # Errors
 /// Socket errors, and TLS failures such as an untrusted certificate.
 pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Result<Stream> {
-    let options = ConnectOptions { timeout: config.connect_timeout, keepalive: KEEPALIVE };
     let Endpoint { address, socket } = endpoint;
-    let mut stream = Stream::connect(&socket.ip().to_string(), socket.port(), options).await?;
+    let mut stream = config.connector.connect(*socket, config.connect_timeout).await?;
     if let Some(version) = config.transport.proxy_protocol {
         let mut header = Vec::new();
         // Any connection may later serve another client, so the header carries the proxy's own address rather than
@@ -33,7 +31,3 @@ pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Res
         _ => Ok(stream),
     }
 }
-
-/// A broker that is silent for this long is probed with TCP keepalive. Heartbeats detect its death sooner;
-/// this is for when they are off.
-const KEEPALIVE: Duration = Duration::from_secs(30);

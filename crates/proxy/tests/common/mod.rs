@@ -10,7 +10,7 @@ use amqp::properties::NO_PROPERTIES;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
 use parking_lot::Mutex;
 use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, ProxySession, Refusal, UpstreamAddress};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -271,7 +271,7 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
     tokio::select! { () = reading => {}, () = writing => {} }
 }
 
-fn obedient_answer(frame: &OwnedFrame, declares: bool) -> Vec<u8> {
+pub(crate) fn obedient_answer(frame: &OwnedFrame, declares: bool) -> Vec<u8> {
     let (mut out, number) = (Vec::new(), frame.channel);
     if frame.kind != FrameKind::Method {
         return out;
@@ -305,7 +305,10 @@ fn obedient_answer(frame: &OwnedFrame, declares: bool) -> Vec<u8> {
 }
 
 /// The broker's side of the handshake; `None` if no connection is established.
-async fn handshake(stream: &mut TcpStream, manners: &Manners) -> Option<FieldTable> {
+pub(crate) async fn handshake(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    manners: &Manners,
+) -> Option<FieldTable> {
     let mut header = [0; 8];
     stream.read_exact(&mut header).await.ok()?;
     let (mut out, properties) = (Vec::new(), FieldTable::new().encode());
@@ -354,7 +357,7 @@ async fn handshake(stream: &mut TcpStream, manners: &Manners) -> Option<FieldTab
 }
 
 async fn refuse(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     reply_code: u16,
     reply_text: &str,
     (class_id, method_id): (u16, u16),

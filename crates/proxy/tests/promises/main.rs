@@ -7,6 +7,7 @@ mod a_broker_restart_is_no_outage;
 mod a_flood_starves_nobody;
 mod a_memory_alarm_is_waited_out;
 mod a_slow_consumer_delays_nobody;
+mod a_whole_pool_runs_in_simulated_time;
 mod an_alarm_blocks_publishers_alone;
 mod an_outage_looks_like_one;
 mod answers_overtake_nothing;
