@@ -9,7 +9,7 @@ from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.wire import Closed, Wire
 
-READ = r"SIGHUP: no TLS is configured"
+READ = r"SIGHUP: no TLS files to reload"
 
 
 class Configured:

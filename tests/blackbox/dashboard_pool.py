@@ -194,7 +194,7 @@ def test_limits_that_change_under_it_are_shown(tmp_path, targets, window):
         assert bars(visit)["Connections in all"][0] == "0 of 10"
         file.write_text('max_connections = 20\nlimits_mode = "alarm"\n')
         server.child.send(signal.SIGHUP)
-        server.child.wait_line("SIGHUP: no TLS is configured")
+        server.child.wait_line("SIGHUP: no TLS files to reload")
         refreshed(visit)
         visit.wait("document.querySelector('#view .bar .what').textContent === '0 of 20'")
         assert visit.text("#view .badge") == "alarm only"

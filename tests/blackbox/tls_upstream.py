@@ -68,7 +68,7 @@ def test_a_client_certificate_is_shown_to_an_upstream_that_asks(tmp_path, upstre
     certificate, key = Authority(tmp_path / "other", "other").issue("leveret")
     files = ["--upstream-cert", certificate, "--upstream-key", key]
     with leveret(tmp_path / "bad", *upstream.flags(), *files) as server:
-        refused(server, "TLS: refused by the other side: it does not (know|accept)|it may not accept our certificate")
+        refused(server, "TLS: refused by the other side: it does not (trust|accept)|it may not accept our certificate")
 
 
 def test_an_unknown_authority_is_named(tmp_path, upstream):
