@@ -126,8 +126,8 @@ standard error.
 
 | signal | effect |
 |---|---|
-| SIGTERM, SIGINT (Ctrl-C) | drain: accept no more, tell clients, finish, exit 0; a second one leaves at once with exit code 1 |
-| SIGHUP | read the configuration again: settings that are *live* change, others are told in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, authorities) and that of `upstream_external`: new connections get what they hold now, open ones stay as they are; if one cannot be used, all stay as they were. Open the file of `access_log` anew |
+| SIGTERM, SIGINT (Ctrl-C) | drain: accept no more connections, close the clients, exit 0; a second one ends the process at once with exit code 1 |
+| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, authorities) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Open the file of `access_log` anew |
 
 | exit code | meaning |
 |---|---|

@@ -66,10 +66,10 @@ keys! {
     "upstream" "URL" "needed" "The server behind: `tcp://host:port`, `tls://host:port` or `unix:/path`. It is connected to before the client is upgraded; a refusal is 502 to the client, no answer is 504.";
     "upstream_ca" "FILE" "off" "The authorities whose certificates a `tls://` server may have, as PEM; `off` for those of the system.";
     "upstream_server_name" "HOST" "off" "The name that its certificate has to be for; `off` for the host of its URL.";
-    "upstream_verify" "WORD" "on" "With `off` its certificate is not verified, and anybody on the way can read along; start-up warns of it.";
+    "upstream_verify" "WORD" "on" "With `off` its certificate is not verified, and anybody on the network path can read the data; the log warns of it at the start.";
     "connect_timeout" "DURATION" "5s" "How long connecting may take, TLS included. From `100ms` to `10m`; `handshake_timeout` does not count meanwhile.";
     "proxy_protocol" "WORD" "off" "A PROXY protocol header in front of each connection to the server behind: `off`, `v1` or `v2`. It tells the client's address: the one that a proxy in `ws_trusted_proxies` or `trusted_proxies` tells, else the peer's.";
-    "subprotocols" "list" "any" "Subprotocols, the dearest first. A client that offers others only gets 400, one that offers none is relayed without. Without a list, the first that a client offers is taken.";
+    "subprotocols" "list" "any" "Subprotocols in order of preference. A client that offers others only gets 400, one that offers none is relayed without. Without a list, the first that a client offers is taken.";
     "origins" "list" "`ws_origins`" "Which pages may connect, as in `ws_origins`. Others get 403.";
     "max_connections" "N" "unlimited" "The most connections of this relay; above it the answer is 503. They count for the server's own limits, too.";
     "max_connections_per_ip" "N" "unlimited" "The most of them from one IP address.";
