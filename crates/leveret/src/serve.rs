@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use proxy::{DeletedVirtualHost, Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{AcceptedVersions, ProxyVersion};
 use server::{
-    AccessLogWriter, Backend, Clock, Limits, Routes, Scopes, Server, ServerConfig, TrustedProxies,
-    WebSocketConfig,
+    AccessLogWriter, Backend, Clock, Limits, MqttRestoreError, Routes, Scopes, Server, ServerConfig,
+    TrustedProxies, WebSocketConfig,
 };
 use tokio::sync::Notify;
 
@@ -402,7 +402,7 @@ pub(crate) enum ServeError {
     /// The data folder cannot be used.
     DataFolder(SettingError),
     /// The stored sessions of MQTT clients cannot be read.
-    MqttSessions(String),
+    MqttSessions(MqttRestoreError),
 }
 
 impl fmt::Display for ServeError {
@@ -412,7 +412,7 @@ impl fmt::Display for ServeError {
                 write!(formatter, "{key}: cannot listen on {address}: {error}")
             }
             Self::Setting(error) | Self::DataFolder(error) => error.fmt(formatter),
-            Self::MqttSessions(reason) => formatter.write_str(reason),
+            Self::MqttSessions(error) => error.fmt(formatter),
             Self::AccessLog(error) => write!(formatter, "access_log: {error}"),
             Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
@@ -434,7 +434,7 @@ impl std::error::Error for ServeError {
             | Self::Sampler(error)
             | Self::Pagers(error) => Some(error),
             Self::Setting(error) | Self::DataFolder(error) => error.source(),
-            Self::MqttSessions(_) => None,
+            Self::MqttSessions(error) => error.source(),
         }
     }
 }

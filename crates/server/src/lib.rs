@@ -47,8 +47,8 @@ pub use limits::{
 };
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Confirms, Counter, ServerMetrics};
-pub use mqtt::MqttConfig;
-pub use network::Network;
+pub use mqtt::{MqttConfig, MqttRestoreError};
+pub use network::{Network, NotNetwork};
 pub use preface::{Preface, TrustedProxies};
 pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, OpenConnection, canonical};

@@ -50,12 +50,12 @@ impl ServerMetrics {
     }
 }
 
-/// A monotonic counter.
+/// A counter that only grows, from 0 at the start of the process.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// The current value.
+    /// The number of events since the start of the process.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -26,7 +26,7 @@ pub struct Preface {
 pub struct TrustedProxies {
     /// The protocol versions that they use.
     pub accepted: AcceptedVersions,
-    /// Their addresses.
+    /// The ranges that their addresses are in; those of a header do not matter.
     pub networks: Vec<Network>,
     /// Whether clients of Unix sockets are trusted too.
     pub unix: bool,
@@ -68,6 +68,17 @@ impl fmt::Display for PrefaceError {
             }
             Self::Header(error) => error.fmt(f),
             Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for PrefaceError {
+    // The message is that of the inner error, so that one is not repeated as a source.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::HeaderFromStranger => None,
+            Self::Header(error) => error.source(),
+            Self::Io(error) => error.source(),
         }
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct OpenChannel {
 /// The state of a channel at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelStatus {
-    /// The channel's number.
+    /// The number in frames of the connection, from 1 to `channel-max`.
     pub number: u16,
     /// `basic.qos` for future consumers; 0 is no limit.
     pub prefetch: u16,
@@ -104,7 +104,7 @@ pub struct ChannelStatus {
     pub confirms: bool,
     /// Whether publishes and acknowledgements are transactional.
     pub transactional: bool,
-    /// Number of consumers.
+    /// Consumers that were started on the channel and not cancelled.
     pub consumers: usize,
     /// Number of deliveries not yet settled.
     pub unacknowledged: usize,
@@ -183,7 +183,7 @@ impl OpenConnection {
         self.id
     }
 
-    /// The client's address.
+    /// The address of the client, as the PROXY header tells if there is one.
     pub fn peer(&self) -> Peer {
         self.arrival.peer
     }
@@ -218,7 +218,7 @@ impl OpenConnection {
         &self.user
     }
 
-    /// The virtual host.
+    /// The virtual host that the client has opened (`connection.open`).
     pub fn vhost(&self) -> &str {
         &self.vhost
     }

@@ -25,7 +25,7 @@ use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
-use crate::mqtt::{self, Hub, MqttConfig};
+use crate::mqtt::{self, Hub, MqttConfig, MqttRestoreError};
 use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
@@ -42,7 +42,7 @@ pub const MAX_UNSPLIT_MESSAGE: u64 = 16 << 20;
 /// Settings of listeners and sessions; see the configuration reference for the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Limits on clients.
+    /// Connections, their rate, and channels: of all clients, per address and per user.
     pub limits: Limits,
     /// Channels that a connection may have open; 0 is no limit.
     pub channel_max: u16,
@@ -203,8 +203,8 @@ impl Server {
     /// any client is served; does nothing without an embedded broker.
     ///
     /// # Errors
-    /// Describes stored state that cannot be read.
-    pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), String> {
+    /// Stored state cannot be read.
+    pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), MqttRestoreError> {
         let Backend::Broker(broker) = &self.shared.backend else { return Ok(()) };
         let hub = mqtt::start(broker, config, self.shared.clock)?;
         // A second call changes nothing.

@@ -9,7 +9,7 @@ use super::{ConnectionCounter, Members, Scopes};
 pub struct InUse {
     /// Connections, including those that are being opened.
     pub connections: Scopes<usize>,
-    /// Channels.
+    /// Channels that are open, on all connections of a scope.
     pub channels: Scopes<usize>,
 }
 

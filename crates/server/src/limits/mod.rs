@@ -29,7 +29,7 @@ pub use self::in_use::InUse;
 /// One number for each scope of a limit; as a limit, 0 means none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scopes<T> {
-    /// All clients together.
+    /// All clients of the process, whatever their address and user.
     pub total: T,
     /// Clients from one IP address. Unix sockets have none.
     pub per_ip: T,
@@ -37,7 +37,7 @@ pub struct Scopes<T> {
     pub per_user: T,
 }
 
-/// Limits on connections.
+/// Connections that may be open at one time, in each scope.
 pub type ConnectionLimits = Scopes<usize>;
 
 /// All limits on clients.
@@ -89,11 +89,11 @@ pub enum Scope {
 /// A limit that a client would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitReached {
-    /// The limited resource.
+    /// The resource that is used up: connections, their rate, or channels.
     pub what: Limited,
     /// The clients that share the limit.
     pub scope: Scope,
-    /// The limit.
+    /// The configured limit: a number, or a number per second for rates.
     pub most: usize,
 }
 
@@ -329,7 +329,7 @@ impl ConnectionLease {
     }
 
     /// Reduces the number of channels counted to `left`.
-    pub fn keep_channels(&mut self, left: usize) {
+    pub(crate) fn keep_channels(&mut self, left: usize) {
         let gone = self.channels.saturating_sub(left);
         if gone > 0 {
             for (_, share) in self.shares() {

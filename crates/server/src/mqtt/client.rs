@@ -240,6 +240,7 @@ impl MqttClient {
             properties: publish.properties,
             client_id: self.subscriptions.any_no_local().then_some(&*owner.client_id),
         };
+        // Nothing has changed yet if the message is refused here.
         let key = routing_key(publish.topic)?;
         let properties = to_amqp(&message)?;
         if publish.payload.len() as u64 > self.shared.config.max_message_size {
@@ -250,7 +251,9 @@ impl MqttClient {
             self.flush_published();
         }
         let hub = Arc::clone(&self.hub);
+        // The note of a message of QoS 2 gets to the disk no later than the message.
         let together = hub.store().filter(|_| exactly_once).map(|store| store.together());
+        // A large body, or one that is retained too, is shared; a small one is copied into the message.
         let payload =
             (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
         let body = match &payload {
@@ -263,6 +266,7 @@ impl MqttClient {
         }
         let ticket = match &payload {
             Some([payload]) if publish.retain => {
+                // A message that may not be published must not be retained either.
                 self.publisher.check(amqp)?;
                 let payload = payload.clone();
                 hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?
@@ -399,6 +403,7 @@ impl MqttClient {
 
     /// Called when the connection has ended: detaches the session or ends it.
     pub(super) fn end(mut self, mut session: Session, end: MqttEnd) {
+        // Nobody is left to acknowledge to.
         self.publisher.flush_all(self.now);
         self.published.clear();
         for then in self.waiting.drain() {
@@ -412,6 +417,7 @@ impl MqttClient {
         }
         self.renew_lease(end.session_expiry);
         self.detach_all();
+        // A will without delay is published now; another one stays with the session until it is due.
         let will_delay = end.will_delay().unwrap_or_default();
         let user: Box<str> = self.authorised.identity().user().into();
         let mut will = end.will;
@@ -438,6 +444,7 @@ impl MqttClient {
             since: self.now,
             will: will.map(|will| PendingWill { will, user, due }),
         };
+        // Before the release, as another connection may claim the session at once.
         let left = if kept.expiry == 0 {
             self.hub.end(&self.owner, self.vhost(), kept, self.now);
             None

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{
-    Body, Broker, Change, FrontEnd, Publish, Section, SessionId, Store, Ticket, Timestamp, VirtualHost,
+    Body, Broker, CatalogueError, Change, FrontEnd, Publish, Section, SessionId, Store, Ticket, Timestamp,
+    VirtualHost,
 };
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -27,6 +28,7 @@ use transport::Outbox;
 use super::MqttConfig;
 use super::detached::{DetachedSession, PendingWill, Written, lease};
 use super::disk;
+use super::error::{MqttRestoreError, WillError};
 use super::message::{Incoming, routing_key, to_amqp};
 use super::pending_retained;
 use super::received::{self, AfterCrash, Note};
@@ -430,17 +432,17 @@ impl Hub {
         will: &StoredWill,
         view: Option<&Arc<OpenConnection>>,
         now: Timestamp,
-    ) -> Result<(), String> {
+    ) -> Result<(), WillError> {
         // The user was authenticated when the client connected, from whatever address.
-        let identity = self.broker.authenticate_external(user, true).map_err(|why| why.to_string())?;
+        let identity = self.broker.authenticate_external(user, true).map_err(WillError::Login)?;
         let identity = identity.as_client(&owner.client_id);
         // The user may have lost permissions since.
-        self.broker.open(&identity, &owner.vhost).map_err(|error| error.to_string())?;
+        self.broker.open(&identity, &owner.vhost).map_err(WillError::Refused)?;
         let properties = will.properties.as_properties();
         let message =
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
-        let key = routing_key(&will.topic).map_err(|untold| untold.text)?;
-        let amqp = to_amqp(&message).map_err(|untold| untold.text)?;
+        let key = routing_key(&will.topic).map_err(WillError::Untold)?;
+        let amqp = to_amqp(&message).map_err(WillError::Untold)?;
         let mut publisher = vhost.publisher(&identity).of(FrontEnd::Mqtt);
         if let Some(view) = view {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
@@ -448,12 +450,12 @@ impl Hub {
         let body = [Bytes::copy_from_slice(&will.payload)];
         let publish =
             Publish { exchange: EXCHANGE, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
-        publisher.publish(publish, now).map_err(|error| error.to_string())?;
+        publisher.publish(publish, now).map_err(WillError::Refused)?;
         publisher.flush_all(now);
         if will.retain {
             let [payload] = body;
             let retained = self.retain(vhost, &will.topic, &message, payload, now);
-            retained.map_err(|retained::Full| "too much is retained")?;
+            retained.map_err(|retained::Full| WillError::NotRetained)?;
         }
         Ok(())
     }
@@ -484,8 +486,8 @@ impl Hub {
     /// Restores sessions and retained messages from disk. Must be called once, before any client is served.
     ///
     /// # Errors
-    /// Describes stored state that cannot be read.
-    pub(super) fn load(&self, now: Timestamp) -> Result<(), String> {
+    /// Stored state cannot be read.
+    pub(super) fn load(&self, now: Timestamp) -> Result<(), MqttRestoreError> {
         let Some(store) = self.store() else { return Ok(()) };
         let mut wrong = None;
         let mut found = HashMap::new();
@@ -501,7 +503,7 @@ impl Hub {
                 },
                 None => wrong = Some(key.to_vec()),
             });
-        scanned.map_err(|error| error.to_string())?;
+        scanned?;
         let scanned = catalogue.scan(Section::MqttSessions, |key, value| {
             match disk::names::<2>(key).zip(DetachedSession::decode(value, now)) {
                 Some(([vhost, _], _)) if self.broker.vhost(vhost).is_none() => {
@@ -517,7 +519,7 @@ impl Hub {
                 None => wrong = Some(key.to_vec()),
             }
         });
-        scanned.map_err(|error| error.to_string())?;
+        scanned?;
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
         // A crash may have left a queue without its session's expiry; earlier versions never set it.
         for (owner, kept) in found.iter().filter(|(_, kept)| kept.expiry > 0) {
@@ -536,7 +538,7 @@ impl Hub {
         self.load_received(store, &mut found)?;
         load_pending_retained(store, &mut found)?;
         if let Some(key) = wrong {
-            return Err(format!("mqtt: '{}' cannot be read", key.escape_ascii()));
+            return Err(MqttRestoreError::UnknownForm(key.escape_ascii().to_string()));
         }
         let mut sessions = self.sessions.lock();
         for (owner, mut kept) in found {
@@ -561,7 +563,7 @@ impl Hub {
         &self,
         store: &Arc<Store>,
         found: &mut HashMap<Owner, DetachedSession>,
-    ) -> Result<(), String> {
+    ) -> Result<(), CatalogueError> {
         let end = store.opened_at();
         let catalogue = store.catalogue();
         let (mut lost, mut partial) = (Vec::new(), Vec::new());
@@ -577,7 +579,7 @@ impl Hub {
                 (None, _) | (Some(_), AfterCrash::Lost) => lost.push(key.to_vec()),
             }
         });
-        scanned.map_err(|error| error.to_string())?;
+        scanned?;
         // Before the log grows, which would invalidate the log positions in these records.
         lost.into_iter().for_each(|key| _ = catalogue.delete(Section::MqttReceived, key));
         partial.into_iter().for_each(|(key, value)| _ = catalogue.put(Section::MqttReceived, key, value));
@@ -604,7 +606,7 @@ impl Hub {
 fn load_pending_retained(
     store: &Arc<Store>,
     found: &mut HashMap<Owner, DetachedSession>,
-) -> Result<(), String> {
+) -> Result<(), CatalogueError> {
     let mut nobodys = Vec::new();
     let scanned = store.catalogue().scan(Section::MqttPendingRetained, |key, _| {
         let read = pending_retained::read_key(key);
@@ -613,7 +615,7 @@ fn load_pending_retained(
             None => nobodys.push(key.to_vec()),
         }
     });
-    scanned.map_err(|error| error.to_string())?;
+    scanned?;
     nobodys.into_iter().for_each(|key| _ = store.catalogue().delete(Section::MqttPendingRetained, key));
     Ok(())
 }

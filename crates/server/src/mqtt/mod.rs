@@ -8,6 +8,7 @@
 //!   earlier versions stored.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back. [`retained`]: retained messages, and [`pending_retained`]:
 //!   those pending for a client. [`received`]: messages of QoS 2 that clients have not released.
+//! - [`error`]: the errors of restoring sessions and of wills.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
 //! its queue, and here only up to a limit.
@@ -17,6 +18,7 @@ mod connection;
 mod delivering;
 mod detached;
 mod disk;
+mod error;
 mod hub;
 mod inbox;
 mod login;
@@ -39,6 +41,7 @@ use std::time::Instant;
 use ::mqtt::server::MqttSettings;
 use broker::Broker;
 pub(crate) use connection::MqttConnection;
+pub use error::MqttRestoreError;
 pub(crate) use hub::Hub;
 
 use crate::backend::Clock;
@@ -57,8 +60,12 @@ pub struct MqttConfig {
 /// Restores the sessions and starts their expiry. Must be called within a runtime.
 ///
 /// # Errors
-/// Describes stored state that cannot be read.
-pub(crate) fn start(broker: &Arc<Broker>, config: MqttConfig, clock: Clock) -> Result<Arc<Hub>, String> {
+/// Stored state cannot be read.
+pub(crate) fn start(
+    broker: &Arc<Broker>,
+    config: MqttConfig,
+    clock: Clock,
+) -> Result<Arc<Hub>, MqttRestoreError> {
     let hub = Hub::new(Arc::clone(broker), config, clock);
     hub.load(clock.timestamp(Instant::now()))?;
     tokio::spawn(Arc::clone(&hub).keep_time());

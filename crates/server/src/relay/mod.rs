@@ -37,7 +37,7 @@ pub(crate) use run::run;
 pub struct RelayConfig {
     /// Its name in logs: its path or its listener.
     pub name: String,
-    /// The upstream server.
+    /// The address of the upstream server, which each client gets a connection of its own to.
     pub upstream: RelayUpstream,
     /// Time limit for connecting to it, TLS included.
     pub connect_timeout: Duration,
@@ -99,7 +99,7 @@ impl Relay {
         Arc::new(Self { config, counter })
     }
 
-    /// Its configuration.
+    /// The configuration that it was made with; it never changes.
     pub fn config(&self) -> &RelayConfig {
         &self.config
     }

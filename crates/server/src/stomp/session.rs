@@ -156,6 +156,7 @@ impl StompSession {
             self.wait_out_alarms();
             return Ok(());
         }
+        // Messages are published before any other frame takes effect.
         self.flush_published();
         let until = match &request.kind {
             EventKind::Subscribe(subscribe) => {
@@ -181,6 +182,7 @@ impl StompSession {
             }
             EventKind::Send { .. } => DiskPoint::default(),
         };
+        // A subscription gets no message before its receipt, which waits until what the frame did is on disk.
         let new = match &request.kind {
             EventKind::Subscribe(subscribe) => Some(subscribe.number),
             _ => None,

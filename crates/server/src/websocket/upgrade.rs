@@ -108,6 +108,7 @@ fn validate(
     peer: Peer,
     config: &WebSocketConfig,
 ) -> Result<Judged, UpgradeRefusal> {
+    // A file of the webroot needs no upgrade.
     if config.routes.webroot.is_some()
         && let Some(request) = FileRequest::of(&head)
     {
@@ -115,6 +116,7 @@ fn validate(
     }
     let upgrade = Upgrade::validate(head)?;
     let routes = &config.routes;
+    // The path decides on protocol or relay, and so on the origins that may connect.
     let ((origins, setting), protocol, relay) = match routes.find(upgrade.head.path) {
         Some(Route::Protocol(at_path)) => {
             let origins = (&config.origins, "the setting ws_origins allows them");
@@ -143,6 +145,7 @@ fn validate(
         None => subprotocol(&upgrade, ClientProtocol::of(protocol))?,
         Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
     };
+    // Headers about the client count only if a trusted proxy has sent them.
     let reported = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
     let contradiction = |error: Contradiction| UpgradeRefusal::new(Status::BadRequest, error.to_string());
     let client = config.is_from_proxy(peer).then(reported).transpose().map_err(contradiction)?.flatten();
