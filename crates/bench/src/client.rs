@@ -218,7 +218,7 @@ pub(crate) fn validate_login(event: ClientEvent) -> Result<Opened, ClientError> 
     match event {
         ClientEvent::Opened(opened) => Ok(*opened),
         ClientEvent::Refused(close) => Err(ClientError::Closed(close.to_string())),
-        ClientEvent::Failed(failure) => Err(ClientError::Protocol(failure.to_string())),
+        ClientEvent::Failed(failure) => Err(ClientError::Amqp(Box::new(failure))),
         ClientEvent::Challenge(_) => Err(ClientError::Protocol("PLAIN was answered with a challenge".into())),
     }
 }

@@ -119,6 +119,8 @@ pub enum ClientError {
     Closed(String),
     /// The server violated the protocol, or did something that no step of the workload expects.
     Protocol(String),
+    /// The server violated AMQP, by the codec or in the handshake.
+    Amqp(Box<dyn std::error::Error + Send + Sync>),
     /// The server did not answer in time.
     TimedOut(&'static str),
     /// A thread of the load generator panicked; a defect of this crate.
@@ -140,6 +142,7 @@ impl fmt::Display for ClientError {
             Self::Io { doing, cause } => write!(f, "{doing}: {cause}"),
             Self::Closed(text) => write!(f, "closed by the server: {text}"),
             Self::Protocol(text) => write!(f, "protocol error: {text}"),
+            Self::Amqp(cause) => write!(f, "protocol error: {cause}"),
             Self::TimedOut(what) => write!(f, "no answer in time: {what}"),
             Self::Panicked(what) => write!(f, "the {what} thread panicked"),
             Self::Member(cause) => write!(f, "protocol error: {cause}"),
@@ -152,6 +155,7 @@ impl std::error::Error for ClientError {
         match self {
             Self::Io { cause, .. } => Some(cause),
             Self::Member(cause) => Some(cause.as_ref()),
+            Self::Amqp(cause) => Some(cause.as_ref()),
             _ => None,
         }
     }
@@ -159,12 +163,12 @@ impl std::error::Error for ClientError {
 
 impl From<amqp::DecodeError> for ClientError {
     fn from(error: amqp::DecodeError) -> Self {
-        Self::Protocol(error.to_string())
+        Self::Amqp(Box::new(error))
     }
 }
 
 impl From<amqp::Fault> for ClientError {
     fn from(fault: amqp::Fault) -> Self {
-        Self::Protocol(fault.to_string())
+        Self::Amqp(Box::new(fault))
     }
 }

@@ -65,8 +65,9 @@ use study::report::StudyReport;
 use study::results::Results;
 use websockets::WebSocketsArguments;
 
-/// Measure AMQP systems
+/// The command line of `leveret bench`: one of the studies, each a subcommand.
 #[derive(Debug, Clone, Args)]
+#[command(about = "Measure AMQP systems")]
 pub struct Arguments {
     #[command(subcommand)]
     command: BenchCommand,

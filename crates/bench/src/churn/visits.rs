@@ -237,7 +237,7 @@ mod tests {
         let server = thread::spawn(move || (0..2).for_each(|_| drop(listener.accept())));
         let closed = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
         let reported =
-            matches!(closed, ClientError::Closed(_) | ClientError::Protocol(_) | ClientError::Io { .. });
+            matches!(closed, ClientError::Closed(_) | ClientError::Amqp(_) | ClientError::Io { .. });
         assert!(reported, "{closed}");
         server.join().unwrap();
         // The listener is gone.

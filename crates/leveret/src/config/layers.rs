@@ -62,6 +62,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
+// Without a source, whose text might hold a password.
 impl std::error::Error for ConfigError {}
 
 /// The variable that names the file when `--config` does not.
