@@ -284,6 +284,7 @@ impl Publisher {
             }
             return Ok(false);
         }
+        // One message for all queues of the route.
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
         let exchange = route.exchange.clone();
         let mut message =
@@ -293,6 +294,7 @@ impl Publisher {
         self.batch_bytes += message.body_len();
         self.batch.push(Arc::new(message));
         work::charge_bytes(BODY_BYTE, self.batch.last().map_or(0, |message| message.body_len()));
+        // A batch is bounded in messages, in bytes, and in entries of queues.
         let wide = self.batch.len() * route.queues.len() >= MAX_BATCH_PLACES;
         if wide || self.batch.len() >= MAX_BATCH || self.batch_bytes >= MAX_BATCH_BYTES {
             self.hand_over();

@@ -115,6 +115,7 @@ impl Topic {
         let mut pending: SmallVec<[Visit; 16]> = SmallVec::new();
         pending.push(Visit { to: ROOT, depth: 0, consumed: 0, below_hash: false });
         while let Some(Visit { to: at, depth, consumed, below_hash }) = pending.pop() {
+            // A leaf stands for the rest of a single pattern, which is matched without nodes.
             if at & LEAF != 0 {
                 let pattern = at & !LEAF;
                 let tail = words_of(keys.bytes(pattern)).skip(depth as usize);
@@ -130,6 +131,7 @@ impl Topic {
                     pending.push(Visit { to, depth: below, consumed: consumed + 1, below_hash });
                 }
             };
+            // The key ends here, or its next word is consumed by the same word or by `*`.
             match words.get(consumed as usize) {
                 None if node.pattern != NONE => found(node.pattern),
                 None => {}
@@ -144,6 +146,7 @@ impl Topic {
                     }
                 }
             }
+            // `#` consumes any number of the remaining words; below another `#`, only from words that it was not followed from.
             if node.children & HAS_HASH != 0
                 && let Some(to) = self.step(keys, at, depth as usize, HASH)
             {

@@ -57,6 +57,7 @@ impl VirtualHost {
             check_exchange_name_argument(&arguments, "hash-property", Resource::Exchange, name, &self.name)?;
             check_hash_arguments(&arguments)?;
         }
+        // Again under the lock: another thread may have declared the exchange in the meantime.
         let policies = self.policies.read();
         let mut topology = self.topology.write();
         self.check_stands(&topology)?;

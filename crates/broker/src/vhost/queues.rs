@@ -90,6 +90,7 @@ impl VirtualHost {
             owner,
             arguments: arguments.clone(),
         };
+        // Only a durable queue is in the store, under a number that is never reused.
         let number = self.catalogue().filter(|_| declare.durable).map(|catalogue| catalogue.new_id());
         let new = NewQueue {
             name: name.into(),
@@ -104,6 +105,7 @@ impl VirtualHost {
             paging: self.paging.clone(),
         };
         let queue = Queue::new(new);
+        // Held until the queue can be found, so that a change of policies does not miss it.
         let policies = self.policies.read();
         queue.set_arguments(policies.arguments_of(&queue));
         let mut topology = self.topology.write();

@@ -35,6 +35,7 @@ pub(super) fn merge(
             return Err(PagesError::Damaged(missing).into());
         }
     }
+    // A queue may be in the journal, have segments, or both.
     let mut queues: BTreeMap<QueueId, Option<JournalQueue>> =
         recovered.queues.into_iter().map(|queue| (queue.queue.id(), Some(queue))).collect();
     let folders: BTreeSet<_> = pages.queues(Durability::Durable)?.into_iter().map(QueueId).collect();
@@ -62,6 +63,7 @@ pub(super) fn merge(
                 repeat(&shelves.journal, queue, &opened, held.last);
             }
             next_position = next_position.max(held.last.map_or(0, |last| last + 1));
+            // After the repetition, so that only live messages count.
             survey = opened.survey()?;
             segments = Some(opened);
         }

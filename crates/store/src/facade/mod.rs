@@ -88,6 +88,7 @@ impl Store {
             Err(OpenError::Damaged(report)) => (*report, None),
             Err(error) => return Err(error.into()),
         };
+        // The inventory knows files that the journal alone would not miss.
         let report = inventory.compare_journal(report);
         let Some((committer, recovered)) = opened.filter(|_| report.problems.is_empty()) else {
             return Err(OpenError::Damaged(Box::new(report)).into());
@@ -103,6 +104,7 @@ impl Store {
         }
         let journal = committer.journal().clone();
         let ringing = journal.clone();
+        // A change of the definitions is committed by a round, also when there is no message to write.
         catalogue.on_change(Box::new(move || ringing.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
         let (shelves, found) = merge::merge(journal.clone(), pages, recovered, &inventory)?;
@@ -112,6 +114,7 @@ impl Store {
             inventory.list_segments(shelf.log.id().0, found)
         });
         let unlisted = unlisted.collect();
+        // Retirement moves messages from the journal to segments, and keeps the inventory.
         let keeper = Keeper::new(catalogue.clone(), inventory, unlisted);
         let mover = Mover::new(shelves.clone(), brake.clone(), keeper, &settings);
         let rounds = Rounds::new(committer, mover, catalogue.clone());

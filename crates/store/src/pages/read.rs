@@ -128,6 +128,7 @@ impl QueueSegments {
         let path = plan.file.path();
         let mut taken = CollectedRecords { wanted: &plan.wanted, found: Vec::new(), bytes: 0 };
         let full = loop {
+            // The cursor stands in front of the record: a message without room is read by the next call from there.
             let Some(&(next, _)) = taken.wanted.first() else { break false };
             *cursor = Cursor {
                 position: next.max(cursor.position),
@@ -135,6 +136,7 @@ impl QueueSegments {
                 offset: walk.offset(),
             };
             match walk.next().map_err(at(&path))? {
+                // The segment ends, though the message at `next` is live.
                 WalkedItem::End if plan.complete && taken.found.is_empty() => {
                     let (offset, lost) = (walk.offset(), next..=plan.last);
                     return Err(PagesError::Damaged(Damage {
@@ -158,10 +160,12 @@ impl QueueSegments {
                         cursor.offset = walk.offset();
                     }
                 }
+                // The good messages first; the next call meets the damage again and reports it.
                 WalkedItem::Bad(_) if !taken.found.is_empty() => break false,
                 WalkedItem::Bad(what) => {
                     let offset = walk.offset();
                     let after = walk.skip_damage().map_err(at(&path))?;
+                    // Damage to settled records alone harms nobody.
                     if after.is_none_or(|after| after > next) {
                         let lost = next..=after.map_or(plan.last, |after| after - 1);
                         return Err(PagesError::Damaged(Damage { file: path, offset, what, lost }));

@@ -326,6 +326,7 @@ impl Opening<'_> {
                 WalkedItem::Record(_) => "its position is not above the one before",
                 WalkedItem::Bad(what) => what,
             };
+            // A mark behind it proves that it was once synced: it is damage then, and otherwise the torn end of a crash.
             let rest = envelope::read_range(file, offset, length).map_err(at(&path))?;
             let durable = promised.is_some_and(|promised| offset < promised)
                 || record::find_mark(&rest, offset, Some(salt)).is_some();
@@ -333,6 +334,7 @@ impl Opening<'_> {
                 self.cut(file, &path, offset, length)?;
                 break offset;
             }
+            // Goes on behind the damage, if damage is to be skipped.
             let found = walk.skip_damage().map_err(at(&path))?;
             let lost = after..=found.map_or(u64::MAX, |found| found.saturating_sub(1).max(after));
             self.damage(Damage { file: path.clone(), offset, what: bad, lost })?;
