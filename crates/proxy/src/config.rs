@@ -15,7 +15,7 @@ use crate::resolver::{Resolver, SystemResolver};
 pub struct UpstreamAddress {
     /// A host name or an IP address.
     pub host: String,
-    /// The TCP port.
+    /// The TCP port; AMQP's are 5672, and 5671 with TLS.
     pub port: u16,
     /// Whether to connect over TLS; needs [`UpstreamTransport::tls`].
     pub tls: bool,

@@ -20,7 +20,7 @@ pub trait Connector: Debug + Send + Sync {
 /// A connection that is being opened.
 pub type Connecting<'c> = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send + 'c>>;
 
-/// Connects over TCP.
+/// Connects over TCP, with keepalive.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TcpConnector;
 

@@ -11,9 +11,9 @@ pub const BOUNDS: [f64; 10] = [0.000_01, 0.000_03, 0.000_1, 0.000_3, 0.001, 0.00
 pub struct Durations {
     /// Number of durations between the previous bound and this one of [`BOUNDS`].
     pub buckets: [u64; BOUNDS.len()],
-    /// Number of durations.
+    /// Number of durations, those above the last bound included.
     pub count: u64,
-    /// Their sum.
+    /// Sum of these durations.
     pub sum: Duration,
 }
 

@@ -43,8 +43,8 @@
 //!   arguments, or an exchange of a type that is not built in; publishes to, or declares, a client's end of
 //!   direct reply-to, or publishes headers that may crash RabbitMQ's channel: depending on plugins, queue
 //!   types and arguments the broker answers these by closing the connection (P2);
-//! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until
-//!   they are complete, so that no channel is left in the middle of a message. When incomplete messages of all
+//! - publishes a message larger than 1 MiB (`session::STAGING_LIMIT`), which streams through. Smaller ones are held
+//!   until they are complete, so that no channel is left in the middle of a message. When incomplete messages of all
 //!   clients exhaust [`PoolConfig::staging_total_max`], further clients wait for room or, while connections may be
 //!   opened, a few of them stream through as well; their channels return to shared connections afterwards.
 //!
@@ -64,7 +64,7 @@
 //! On another connection, to the responding address with the fewest connections, limits and consumers are set
 //! up again, then the remaining entries go out in the same order. Confirms and delivery tags continue the
 //! client's numbering; acknowledgements of older deliveries are swallowed.
-//! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with
+//! - Messages larger than 1 MiB (`session::STAGING_LIMIT`) are not kept: unconfirmed ones are refused with
 //!   `basic.nack`, and those outside confirm mode may be lost.
 //! - A channel that was given back keeps its ledger until it is proven clean (P11). If its connection is lost, its
 //!   remaining entries are handed over to another one, through an outage as well. After a fault that these may have
@@ -137,7 +137,7 @@ mod quota;
 mod refusal;
 mod replay_buffer;
 mod resolver;
-pub mod session;
+mod session;
 mod staging;
 mod topology;
 mod upstream;

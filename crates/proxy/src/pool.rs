@@ -94,7 +94,7 @@ pub struct Pool {
 pub struct ClientInfo {
     /// The client connection's number.
     pub id: u64,
-    /// The client's address.
+    /// The client's address and port, as text.
     pub peer: String,
 }
 
@@ -117,7 +117,7 @@ pub struct ClientSide {
     pub outbox: Arc<Outbox>,
     /// The limits negotiated on the client's connection.
     pub negotiated: Negotiated,
-    /// The client's capabilities.
+    /// The capabilities that the client has announced in its properties.
     pub capabilities: Capabilities,
     /// The client properties, as received.
     pub client_properties: FieldTable,

@@ -40,7 +40,7 @@ impl Refusal {
     }
 
     /// Converts to a fault that ends the connection.
-    pub fn into_fault(self) -> Fault {
+    pub(crate) fn into_fault(self) -> Fault {
         match self {
             Self::Login(text) => Fault::new(ReplyCode::AccessRefused, text).on_connection(),
             Self::Fault(fault) => fault.on_connection(),

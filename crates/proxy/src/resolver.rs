@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-/// Resolves host names.
+/// Resolves the host names of brokers, when a connection is opened and the last answer has expired.
 pub trait Resolver: Debug + Send + Sync {
     /// Returns all addresses of a name. The future is dropped after some seconds.
     ///

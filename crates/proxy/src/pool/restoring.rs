@@ -112,8 +112,8 @@ impl Pool {
         let mut again = Vec::new();
         while let Some(Step { credentials, .. }) = steps.first() {
             let at = match self.declaring(virtual_host, credentials, progress).await? {
-                Ok(at) => at,
-                Err(text) => {
+                ForDeclaring::Open(at) => at,
+                ForDeclaring::Refused(text) => {
                     again.extend(steps.iter().filter_map(|step| self.pass_on(virtual_host, step, &text)));
                     break;
                 }
@@ -153,20 +153,19 @@ impl Pool {
         None
     }
 
-    /// The index of an open connection with these credentials, opened if there is none; or the broker's
-    /// reason for refusing them.
+    /// The connection with these credentials, opened if there is none.
     async fn declaring(
         self: &Arc<Self>,
         virtual_host: &str,
         credentials: &Arc<Credentials>,
         progress: &mut Progress,
-    ) -> Result<Result<usize, String>, Refusal> {
+    ) -> Result<ForDeclaring, Refusal> {
         let Progress { open, refused } = progress;
         if let Some(at) = open.iter().position(|open| is_same(&open.credentials, credentials)) {
-            return Ok(Ok(at));
+            return Ok(ForDeclaring::Open(at));
         }
         if let Some((_, text)) = refused.iter().find(|(other, _)| is_same(other, credentials)) {
-            return Ok(Err(text.clone()));
+            return Ok(ForDeclaring::Refused(text.clone()));
         }
         if self.is_full() && !open.is_empty() {
             let Open { declaring, _permit, .. } = open.remove(0);
@@ -175,12 +174,12 @@ impl Pool {
         match self.open_declaring(virtual_host, credentials).await {
             Ok(opened) => {
                 open.push(opened);
-                Ok(Ok(open.len() - 1))
+                Ok(ForDeclaring::Open(open.len() - 1))
             }
             Err(refusal) if refusal.is_final() => {
                 let text = refusal.to_string();
                 refused.push((credentials.clone(), text.clone()));
-                Ok(Err(text))
+                Ok(ForDeclaring::Refused(text))
             }
             Err(refusal) => Err(refusal),
         }
@@ -238,6 +237,14 @@ impl Pool {
         add(&self.counters.clients_not_restored, 1);
         link.notify(Event::NotRestored { fault: Fault::new(ReplyCode::ConnectionForced, text) });
     }
+}
+
+/// The connection on which declarations with some credentials are repeated.
+enum ForDeclaring {
+    /// The one with this index.
+    Open(usize),
+    /// None: the broker has refused the credentials for this reason.
+    Refused(String),
 }
 
 /// Groups steps by credentials. Clients that log in at the same time each have a copy of theirs.

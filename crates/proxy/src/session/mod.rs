@@ -1,11 +1,4 @@
 //! One client: validates its frames, and places its channels on upstream connections.
-//!
-//! Sans-IO: the client's own task calls it with the time, and it answers through outboxes. It reads no clock and starts
-//! no task; connections are opened, secrets verified and leftovers handed over by the pool ([`crate::pool::background`]),
-//! which reports back by events. The order of the calls:
-//! [`ProxySession::handle_frame`] for each frame of a batch, then [`ProxySession::flush`]; [`ProxySession::handle_nudge`]
-//! and [`ProxySession::handle_room`] when the transport says so; [`ProxySession::close`] when the client closes its
-//! connection, and [`ProxySession::end`] finally, in every case.
 
 mod arguments;
 mod channel;
@@ -57,12 +50,25 @@ use crate::upstream::{Role, Share, Upstream};
 /// Maximum body size in bytes of a message that is held until it is complete, and then passed on whole. The total
 /// that a session holds stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own
 /// connection. When the room for incomplete messages of all clients is exhausted, the client waits: see `staging`.
-pub const STAGING_LIMIT: u64 = 1024 * 1024;
+pub(crate) const STAGING_LIMIT: u64 = 1024 * 1024;
 
 /// Maximum bytes of incomplete messages on all channels of one client.
-pub const STAGING_BUDGET: usize = 4 * 1024 * 1024;
+pub(crate) const STAGING_BUDGET: usize = 4 * 1024 * 1024;
 
 /// One client of the pool.
+///
+/// Sans-IO: the client's own task calls it with the time, and it answers through outboxes. It reads no clock and starts
+/// no task; the pool opens connections, verifies secrets and hands over leftovers in the background, and reports back by
+/// events. The order of the calls: [`Self::handle_frame`] for each frame of a batch, then [`Self::flush`];
+/// [`Self::handle_nudge`] and [`Self::handle_room`] when the transport says so; [`Self::close`] when the client closes
+/// its connection, and [`Self::end`] finally, in every case.
+///
+/// | state | event | next state |
+/// |---|---|---|
+/// | open | [`Self::close`] | closing; returning or closed at once, if nothing is left at the broker |
+/// | closing | the last channel is closed | returning, if the client has a connection of its own; otherwise closed |
+/// | returning | its own connection is clean again, or lost | closed |
+/// | any | [`Self::end`] | ended; what is held or in flight is handed over to the pool |
 #[derive(Debug)]
 pub struct ProxySession {
     pool: Arc<Pool>,

@@ -14,7 +14,7 @@ pub struct UpstreamView {
     pub address: String,
     /// The user that is logged in there.
     pub user: String,
-    /// The virtual host.
+    /// The virtual host that it has opened.
     pub vhost: String,
     /// How long ago it was opened.
     pub age: Duration,
@@ -24,7 +24,7 @@ pub struct UpstreamView {
     pub is_own: bool,
     /// The broker's reason for `connection.blocked`, while it is blocked.
     pub blocked: Option<String>,
-    /// Channels in use.
+    /// Channels that are neither free nor resting.
     pub channels: usize,
     /// Channels that rest: open, clean and not leased.
     pub resting: usize,
