@@ -86,24 +86,11 @@ pub(super) struct Channel {
 /// Whether the client still sends on a channel.
 #[derive(Debug)]
 pub(super) enum ChannelPhase {
-    Open(Incoming),
+    /// Between messages, or in the middle of one.
+    Open(Option<IncompleteMessage>),
     /// The client has closed the channel, and waits for close-ok. Or it has closed its connection, perhaps in the
     /// middle of a message that was being streamed.
-    Closing {
-        half_streamed: bool,
-    },
-}
-
-/// The message that a client is sending on a channel, by the frame that has to come next.
-#[derive(Debug, Default)]
-pub(super) enum Incoming {
-    /// A method: there is no message.
-    #[default]
-    None,
-    /// A content header, of a message that goes `to_default` exchange or not.
-    Header { message: IncompleteMessage, to_default: bool },
-    /// This number of bytes of body, in one or more frames; never 0.
-    Body { message: IncompleteMessage, missing: u64 },
+    Closing { half_streamed: bool },
 }
 
 /// A message whose `basic.publish` has come, and which is not complete.
@@ -113,7 +100,17 @@ pub(super) struct IncompleteMessage {
     pub(super) began: Instant,
     /// Whether it may make the broker close its connection.
     pub(super) needs_own: bool,
+    pub(super) due: DueContent,
     pub(super) frames: MessageFrames,
+}
+
+/// The frame that has to come next on a channel in the middle of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DueContent {
+    /// A content header, of a message that goes `to_default` exchange or not.
+    Header { to_default: bool },
+    /// This number of bytes of body, in one or more frames; never 0.
+    Body { missing: u64 },
 }
 
 /// The frames of an incomplete message.
@@ -218,37 +215,13 @@ impl Channel {
 
     /// The message that the client is sending.
     pub(super) fn incoming(&self) -> Option<&IncompleteMessage> {
-        match &self.phase {
-            ChannelPhase::Open(Incoming::Header { message, .. } | Incoming::Body { message, .. }) => {
-                Some(message)
-            }
-            ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => None,
-        }
+        let ChannelPhase::Open(message) = &self.phase else { return None };
+        message.as_ref()
     }
 
-    pub(super) fn incoming_mut(&mut self) -> Option<&mut IncompleteMessage> {
-        match &mut self.phase {
-            ChannelPhase::Open(Incoming::Header { message, .. } | Incoming::Body { message, .. }) => {
-                Some(message)
-            }
-            ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => None,
-        }
-    }
-
-    /// Continues the incoming message behind its header, or a part of its body, with `missing` bytes of body to come;
-    /// returns it if it is complete.
-    #[inline]
-    pub(super) fn advance(&mut self, missing: u64) -> Option<IncompleteMessage> {
-        let ChannelPhase::Open(incoming) = &mut self.phase else { return None };
-        let (Incoming::Header { message, .. } | Incoming::Body { message, .. }) = std::mem::take(incoming)
-        else {
-            return None;
-        };
-        if missing == 0 {
-            return Some(message);
-        }
-        *incoming = Incoming::Body { message, missing };
-        None
+    /// The content frame that has to come next, if one has to.
+    pub(super) fn due(&self) -> Option<DueContent> {
+        self.incoming().map(|message| message.due)
     }
 
     /// Bytes of the incoming message that are held.
@@ -272,8 +245,10 @@ impl Channel {
 
     /// Whether a message is being streamed, or was when the client closed its connection.
     pub(super) fn is_streaming(&self) -> bool {
-        let is_streaming = || self.incoming().is_some_and(IncompleteMessage::is_streaming);
-        matches!(self.phase, ChannelPhase::Closing { half_streamed: true }) || is_streaming()
+        match &self.phase {
+            ChannelPhase::Open(message) => message.as_ref().is_some_and(IncompleteMessage::is_streaming),
+            ChannelPhase::Closing { half_streamed } => *half_streamed,
+        }
     }
 
     /// Whether the broker has seen a part of a message on the client's own connection.
@@ -349,7 +324,7 @@ impl Channel {
 
 impl Default for ChannelPhase {
     fn default() -> Self {
-        Self::Open(Incoming::None)
+        Self::Open(None)
     }
 }
 

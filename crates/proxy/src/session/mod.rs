@@ -3,6 +3,7 @@
 mod arguments;
 mod channel;
 mod close;
+mod content;
 mod leftovers;
 mod output;
 mod passing;
@@ -21,24 +22,20 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use amqp::channel::{ChannelStep, ChannelTable};
-use amqp::content::check_size;
 use amqp::frame::write_method;
 use amqp::method::{channel as channel_methods, confirm};
-use amqp::{ContentHeader, Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
+use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
-use self::channel::{Channel, ChannelPhase, Incoming, IncompleteMessage, MessageFrames};
+use self::channel::Channel;
+use self::content::unexpected;
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
 use self::placement::UpstreamLink;
 #[cfg(test)]
 pub(crate) use self::secret::MAX_UNANSWERED_SECRETS;
 use self::side::{Side, SidePlacement};
-use self::validate::{
-    Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, malformed, names_last_queue, publish_need,
-    validate, validate_consume, validate_properties, validate_publish,
-};
+use self::validate::{Need, is_ack, is_publish, names_last_queue, validate, validate_consume};
 use crate::client_properties::ClientProperties;
-use crate::frames::put_frame;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
@@ -330,15 +327,15 @@ impl ProxySession {
     fn method(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
         let (number, payload) = (frame.channel, frame.payload);
         if let Some(channel) = self.channels.get_mut(number) {
-            match &channel.phase {
-                ChannelPhase::Open(Incoming::None) if is_publish(payload) => {
-                    return self.begin_message(number, payload);
-                }
-                ChannelPhase::Open(Incoming::None) if is_ack(payload) => {
-                    return self.pass_on(number, FrameKind::Method, payload, false);
-                }
-                ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => {}
-                phase => return Err(unexpected(phase)),
+            let due = channel.due();
+            if due.is_some() {
+                return Err(unexpected(due));
+            }
+            if !channel.is_closing() && is_publish(payload) {
+                return self.begin_message(number, payload);
+            }
+            if !channel.is_closing() && is_ack(payload) {
+                return self.pass_on(number, FrameKind::Method, payload, false);
             }
         }
         let method = Method::decode(payload)?;
@@ -442,143 +439,6 @@ impl ProxySession {
         }
     }
 
-    fn header(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
-        let max_size = self.pool.config().max_message_size;
-        let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
-        let ChannelPhase::Open(Incoming::Header { message, to_default }) = &mut channel.phase else {
-            return Err(unexpected(&channel.phase));
-        };
-        let header = ContentHeader::decode(frame.payload).map_err(malformed)?;
-        header.check().map_err(|fault| fault.caused_by(PUBLISH_IDS))?;
-        let need = validate_properties(header.properties, *to_default)?;
-        message.needs_own |= need == Need::Own;
-        channel.risked |= message.needs_own;
-        let size = header.body_size;
-        if let Some(max_size) = max_size
-            && let Err(fault) = check_size(size, max_size)
-        {
-            let fault = fault.caused_by(PUBLISH_IDS);
-            // The broker waits for the content of a publish that it has seen: its channel cannot be left in
-            // that state.
-            if fault.is_hard() || channel.is_half_sent() {
-                return Err(fault.on_connection());
-            }
-            self.fail_channel(frame.channel, &fault);
-            return Ok(());
-        }
-        if size > STAGING_LIMIT {
-            self.keep_own();
-            self.stream(frame.channel)?;
-        }
-        self.output.count_messages(1);
-        self.content(frame, size)
-    }
-
-    fn body(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
-        let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
-        let ChannelPhase::Open(Incoming::Body { missing, .. }) = &channel.phase else {
-            return Err(unexpected(&channel.phase));
-        };
-        let Some(missing) = missing.checked_sub(frame.payload.len() as u64) else {
-            let fault =
-                Fault::new(ReplyCode::FrameError, "content body frame exceeds remaining content size");
-            return Err(fault.caused_by(PUBLISH_IDS));
-        };
-        self.content(frame, missing)?;
-        self.budget.count_came(frame.payload.len());
-        if self.budget.has_stream() {
-            self.leave_stream()?;
-        }
-        Ok(())
-    }
-
-    /// Begins a message with its `basic.publish`, which is held until the header is validated, wherever the message
-    /// will go.
-    fn begin_message(&mut self, number: u16, publish: &[u8]) -> Result<(), Fault> {
-        validate_publish(publish)?;
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let mut frames = std::mem::take(&mut self.spare);
-        frames.reserve(PARTIAL_CAPACITY);
-        put_frame(&mut frames, FrameKind::Method, 0, publish, 0);
-        self.staged += frames.len();
-        let message = IncompleteMessage {
-            began: self.output.now,
-            needs_own: publish_need(publish) == Need::Own,
-            frames: MessageFrames::Held(frames),
-        };
-        channel.phase = ChannelPhase::Open(Incoming::Header { message, to_default: is_to_default(publish) });
-        self.keep_within_budget(number)
-    }
-
-    /// Streams the message on a channel if the client has too much of incomplete messages in all.
-    fn keep_within_budget(&mut self, number: u16) -> Result<(), Fault> {
-        if self.staged <= STAGING_BUDGET {
-            return Ok(());
-        }
-        self.keep_own();
-        self.stream(number)
-    }
-
-    /// Passes on the frames of a message held so far, and the rest as it arrives, on the client's own connection.
-    fn stream(&mut self, number: u16) -> Result<(), Fault> {
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let Some(message) = channel.incoming_mut() else { return Ok(()) };
-        let MessageFrames::Held(held) = std::mem::replace(&mut message.frames, MessageFrames::Streaming)
-        else {
-            return Ok(());
-        };
-        self.staged -= held.len();
-        self.pass_on_message(number, &held, true)
-    }
-
-    /// Passes on a header or body frame, behind which `missing` bytes of body are to come, or holds it until the
-    /// message is complete.
-    #[inline]
-    fn content(&mut self, frame: &Frame<'_>, missing: u64) -> Result<(), Fault> {
-        let number = frame.channel;
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let Some(message) = channel.incoming_mut() else { return Ok(()) };
-        let MessageFrames::Held(frames) = &mut message.frames else {
-            self.pass_on(number, frame.kind, frame.payload, true)?;
-            self.note_unproven(number);
-            if let Some(channel) = self.channels.get_mut(number) {
-                channel.advance(missing);
-            }
-            return Ok(());
-        };
-        let before = frames.len();
-        put_frame(frames, frame.kind, 0, frame.payload, 0);
-        self.staged += frames.len() - before;
-        let Some(IncompleteMessage { needs_own, frames, .. }) = channel.advance(missing) else {
-            return self.keep_within_budget(number);
-        };
-        let MessageFrames::Held(mut message) = frames else { return Ok(()) };
-        channel.general.touched |= needs_own;
-        self.staged -= message.len();
-        if needs_own {
-            self.keep_own();
-        }
-        self.pass_on_message(number, &message, needs_own)?;
-        self.note_unproven(number);
-        if message.capacity() <= PARTIAL_REUSED {
-            message.clear();
-            self.spare = message;
-        }
-        Ok(())
-    }
-
-    /// Checks whether a proof is due after publishing, other than by [`Self::whole_messages`].
-    fn note_unproven(&mut self, number: u16) {
-        if self
-            .channels
-            .get_mut(number)
-            .is_some_and(|channel| channel.sides().any(|side| side.is_unproven().1))
-            && self.unproven.last() != Some(&number)
-        {
-            self.unproven.push(number);
-        }
-    }
-
     /// Sends the client a method of the proxy's own.
     fn answer<'m>(&self, number: u16, method: impl Into<Method<'m>>) {
         self.link.outbox.append(|buf| write_method(buf.tail(), number, method));
@@ -591,24 +451,3 @@ impl Drop for ProxySession {
         self.end(transport::now());
     }
 }
-
-#[cold]
-fn unexpected(phase: &ChannelPhase) -> Fault {
-    let (text, ids) = match phase {
-        ChannelPhase::Open(Incoming::None) | ChannelPhase::Closing { .. } => {
-            ("expected method frame, got non method frame instead", (0, 0))
-        }
-        ChannelPhase::Open(Incoming::Header { .. }) => {
-            ("expected content header for class 60, got non content header frame instead", PUBLISH_IDS)
-        }
-        ChannelPhase::Open(Incoming::Body { .. }) => {
-            ("expected content body, got non content body frame instead", PUBLISH_IDS)
-        }
-    };
-    Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
-}
-
-/// Initial capacity for a message's frames: most methods with their headers fit.
-const PARTIAL_CAPACITY: usize = 256;
-/// Maximum size of a buffer that is reused for the next message of the batch; a larger one would waste memory.
-const PARTIAL_REUSED: usize = 1024;

@@ -4,7 +4,7 @@ use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
 use amqp::{Fault, FrameKind};
 
 use super::ProxySession;
-use super::channel::{ChannelPhase, Incoming};
+use super::channel::ChannelPhase;
 use super::side::SidePlacement;
 use super::validate::{
     Need, is_mandatory, is_publish, is_to_default, publish_need, validate_properties, validate_publish,
@@ -26,7 +26,7 @@ impl ProxySession {
     ) -> Result<Option<usize>, Fault> {
         let max_size = self.pool.config().max_message_size.unwrap_or(u64::MAX);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(None) };
-        if !matches!(channel.phase, ChannelPhase::Open(Incoming::None)) {
+        if !matches!(channel.phase, ChannelPhase::Open(None)) {
             return Ok(None);
         }
         let side = if channel.is_own() {

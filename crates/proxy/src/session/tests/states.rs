@@ -10,6 +10,7 @@ use amqp::method::{basic, confirm, queue};
 use super::peer::Peer;
 use super::*;
 use crate::refusal::Refusal;
+use crate::session::channel::{ChannelPhase, DueContent};
 use crate::session::side::SidePlacement;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -164,11 +165,13 @@ impl World {
             SidePlacement::Closing(_) => ClosingSide,
         };
         let message = |channel: &Channel| match &channel.phase {
-            ChannelPhase::Open(Incoming::None) => Between,
-            ChannelPhase::Open(Incoming::Header { message, .. }) if message.is_streaming() => HeaderStreamed,
-            ChannelPhase::Open(Incoming::Header { .. }) => HeaderHeld,
-            ChannelPhase::Open(Incoming::Body { message, .. }) if message.is_streaming() => BodyStreamed,
-            ChannelPhase::Open(Incoming::Body { .. }) => BodyHeld,
+            ChannelPhase::Open(None) => Between,
+            ChannelPhase::Open(Some(message)) => match (message.due, message.is_streaming()) {
+                (DueContent::Header { .. }, true) => HeaderStreamed,
+                (DueContent::Header { .. }, false) => HeaderHeld,
+                (DueContent::Body { .. }, true) => BodyStreamed,
+                (DueContent::Body { .. }, false) => BodyHeld,
+            },
             ChannelPhase::Closing { half_streamed: true } => ClosingHalf,
             ChannelPhase::Closing { half_streamed: false } => Closing,
         };
