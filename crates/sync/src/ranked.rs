@@ -12,7 +12,7 @@ use loom::thread_local;
 
 use crate::{Rank, unranked};
 
-/// A mutex of this [`Rank`](crate::Rank).
+/// A mutex of this [`Rank`].
 #[derive(Debug, Default)]
 pub struct Mutex<T, const RANK: u8>(unranked::Mutex<T>);
 
@@ -69,7 +69,7 @@ impl<T, const RANK: u8> DerefMut for MutexGuard<'_, T, RANK> {
     }
 }
 
-/// A reader-writer lock of this [`Rank`](crate::Rank).
+/// A reader-writer lock of this [`Rank`].
 #[derive(Debug, Default)]
 pub struct RwLock<T, const RANK: u8>(unranked::RwLock<T>);
 
