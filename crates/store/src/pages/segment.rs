@@ -21,7 +21,7 @@
 //! | removed | the same call of persist or a later one, once the removal is durable | absent |
 //! | absent | restart | absent; or any but open, if a removal that was not durable comes undone (a kill, then a power failure) |
 //! | open | restart | absent (never written), sealed up to a torn end, retired (settled, and that was persisted), or removed (nothing that survives) |
-//! | sealed | restart | sealed, retired or removed, likewise |
+//! | sealed | restart | sealed, retired or removed, likewise; absent, if its name never got to the disk |
 //! | retired | restart | sealed (its settlements were not persisted), retired or removed; absent (its name never got to the disk) |
 //! | removed | restart | any but open: the removal may not have been durable |
 //!
