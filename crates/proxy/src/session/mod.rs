@@ -4,6 +4,7 @@ mod arguments;
 mod channel;
 mod close;
 mod content;
+mod hand_over;
 mod leftovers;
 mod output;
 mod passing;

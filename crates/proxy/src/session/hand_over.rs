@@ -1,0 +1,155 @@
+//! The handing over of departed clients' leftovers to another upstream connection (P11): work of the pool, in the
+//! background, with what a session has left behind.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use amqp::{Credentials, FrameKind};
+use tokio::time::Instant;
+
+use super::output::Output;
+use super::placement::PLACING_ATTEMPTS;
+use super::side::{Route, Side};
+use super::validate::is_publish;
+use crate::client_properties::ClientProperties;
+use crate::frames::stored_frames;
+use crate::link::ClientLink;
+use crate::metrics::add;
+use crate::pool::{HandingOver, background};
+use crate::quota::QuotaShare;
+use crate::refusal::Refusal;
+use crate::upstream::{Leased, Ledger, Placed, Role, Upstream};
+
+/// Hands over departed clients' leftovers, with the same credentials in a virtual host.
+pub(super) struct HandOver {
+    pub(super) handing_over: HandingOver,
+    pub(super) credentials: Arc<Credentials>,
+    pub(super) virtual_host: Box<str>,
+    /// Whether each channel gets a connection of its own.
+    pub(super) alone: bool,
+}
+
+/// A departed client's leftovers of one channel.
+#[derive(Debug, Default)]
+pub(super) struct Departed {
+    pub(super) side: Side,
+    /// Frames that the broker must have processed first. Each is gone, or empty, once it has.
+    pub(super) after: Vec<Weak<Ledger>>,
+}
+
+impl HandOver {
+    /// Starts to hand over what the departed clients' channels have left.
+    pub(super) fn begin(self, mut channels: Vec<Departed>) {
+        channels.retain(|departed| !departed.side.held.is_empty());
+        let pool = self.handing_over.pool();
+        let mut kept = Vec::new();
+        for departed in channels {
+            if pool.departed_is_full() {
+                self.give_up(&departed.side, "too much is kept of others");
+                continue;
+            }
+            let bytes = QuotaShare::new(&pool.kept().departed, departed.side.held.len());
+            kept.push((departed, bytes));
+        }
+        if kept.is_empty() {
+            return;
+        }
+        background::run(async move {
+            // Channels that wait for a broker that does not read must not delay others.
+            let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
+            let (later, now): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_later);
+            for (departed, bytes) in now.into_iter().chain(later) {
+                wait_until_through(&departed.after).await;
+                self.hand_over(departed.side, bytes).await;
+            }
+        });
+    }
+
+    fn give_up(&self, channel: &Side, why: &str) {
+        let is_message =
+            |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
+        let messages = stored_frames(&channel.held).filter(is_message).count();
+        tracing::warn!(messages, why, "messages of a client that is gone could not be handed over");
+        add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
+    }
+
+    async fn hand_over(&self, mut channel: Side, mut bytes: QuotaShare) {
+        let link = ClientLink::departed(self.handing_over.pool().kept().clone());
+        loop {
+            let (upstream, leased) = match self.lease(&mut channel, &link).await {
+                Ok(leased) => leased,
+                Err(error) => return self.give_up(&channel, &error.to_string()),
+            };
+            let mut output = Output::new(transport::now());
+            let route = Route { upstream: upstream.clone(), channel: leased.channel, own: self.alone };
+            if let Err(fault) = channel.start(&mut output, route, leased, 0) {
+                tracing::warn!(%fault, "messages of a client that is gone do not fit");
+            }
+            output.hand_over();
+            // From here on the ledger counts them.
+            drop(bytes);
+            if upstream.release(leased.channel, channel.usage(), transport::now()) {
+                if self.alone {
+                    upstream.give_back(false, transport::now());
+                    self.wait_until_returned(&link).await;
+                }
+                return;
+            }
+            let remains = channel.take_remains();
+            channel.depart(remains, transport::now());
+            bytes = QuotaShare::new(&self.handing_over.pool().kept().departed, channel.held.len());
+            if channel.held.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a channel, through an outage as well.
+    async fn lease(
+        &self,
+        channel: &mut Side,
+        link: &Arc<ClientLink>,
+    ) -> Result<(Arc<Upstream>, Leased), Refusal> {
+        let pool = self.handing_over.pool();
+        let since = channel.lost_since().map_or_else(Instant::now, Instant::from_std);
+        let end = since + pool.config().outage_max;
+        let confirm = channel.is_confirming();
+        let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
+        for _ in 0..PLACING_ATTEMPTS {
+            let upstream = loop {
+                pool.wait_while_failing(end).await;
+                let announced = self.alone.then_some(&ClientProperties::SHARED);
+                let role = Role::Publishing;
+                let attempt = pool.connection_for(link, credentials, virtual_host, role, announced);
+                match Box::pin(attempt).await {
+                    Err(refusal) if refusal.is_outage() => pool.wait_out(refusal, end, link).await?,
+                    other => break other?,
+                }
+            };
+            if let Placed::On(leased) =
+                upstream.lease(channel.new_lease(link, 0, 0, transport::now()), confirm, Role::Publishing)
+            {
+                return Ok((upstream, leased));
+            }
+        }
+        Err(Refusal::unreachable("no channel is free"))
+    }
+
+    /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
+    async fn wait_until_returned(&self, link: &ClientLink) {
+        while !link.has_events() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+/// Waits until the brokers have processed everything sent before.
+async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
+    let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
+    while ledgers.iter().any(is_under_way) {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Interval for checking whether the broker has processed frames: there are few of them.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
