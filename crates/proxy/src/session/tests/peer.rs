@@ -170,6 +170,17 @@ impl Peer {
         true
     }
 
+    /// The broker closes the connection for a fault of one of the clients.
+    pub(super) fn close_connection(&mut self, now: Instant) {
+        let mut bytes = Vec::new();
+        let close =
+            connection::Close { reply_code: 540, reply_text: "NOT_IMPLEMENTED", ..Default::default() };
+        write_method(&mut bytes, 0, close);
+        self.connection.handle_input(&bytes, now);
+        self.channels.clear();
+        self.answers.clear();
+    }
+
     /// The connection is cut.
     pub(super) fn cut(&mut self) {
         self.connection.handle_eof();

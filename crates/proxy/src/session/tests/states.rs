@@ -62,6 +62,8 @@ enum Cause {
     Answer,
     PeerCloses,
     Lost,
+    /// Lost for a fault of one of the clients.
+    Faulted,
 }
 
 use Cause::*;
@@ -84,7 +86,7 @@ const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
     (HeaderStreamed, Header, &[BodyStreamed]),
     (HeaderStreamed, EmptyHeader, &[Between]),
     (HeaderStreamed, LargeHeader, &[BodyStreamed]),
-    (HeaderStreamed, CloseConnection, &[Gone]),
+    (HeaderStreamed, CloseConnection, &[Gone, ClosingHalf]),
     (BodyHeld, Rest, &[Between]),
     (BodyHeld, CloseConnection, &[Gone, Closing]),
     (BodyHeld, Granted, &[BodyStreamed]),
@@ -98,8 +100,11 @@ const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
     (Closing, Answer, &[Gone]),
     (Closing, PeerCloses, &[Gone]),
     (Closing, Lost, &[Gone]),
+    (Closing, Faulted, &[Gone]),
+    (ClosingHalf, Ready, &[Gone]),
     (ClosingHalf, CloseOk, &[Gone]),
     (ClosingHalf, PeerCloses, &[Gone]),
+    (ClosingHalf, Lost, &[Gone]),
 ];
 
 /// All transitions of a side, of a channel that stays. One event may lead over several lines of the table in `channel`.
@@ -111,31 +116,39 @@ const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (Nowhere, Qos, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
     (Nowhere, Own, &[WaitingOwn, PlacedOwn]),
     (Nowhere, Granted, &[WaitingOwn, PlacedOwn]),
-    (Nowhere, Answer, &[Waiting, Placed]),
+    (Nowhere, Answer, &[Waiting, Placed, PlacedOwn, ClosingSide]),
     (Nowhere, PeerCloses, &[Waiting, Placed]),
-    (Waiting, LargeHeader, &[WaitingOwn]),
+    (Nowhere, Lost, &[Waiting, PlacedOwn]),
+    (Nowhere, Faulted, &[WaitingOwn, PlacedOwn]),
+    (Waiting, LargeHeader, &[WaitingOwn, PlacedOwn]),
+    (Waiting, Own, &[WaitingOwn]),
     (Waiting, Granted, &[WaitingOwn, PlacedOwn]),
-    (Waiting, Ready, &[Placed, ClosingSide]),
+    (Waiting, Ready, &[Placed]),
     (WaitingOwn, Ready, &[PlacedOwn, ClosingSide]),
     (WaitingOwn, CloseOk, &[PlacedOwn, ClosingSide]),
     (WaitingOwn, PeerCloses, &[PlacedOwn, ClosingSide]),
     (WaitingOwn, Lost, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, Faulted, &[PlacedOwn]),
     (Placed, EmptyHeader, &[Nowhere, Leaving]),
     (Placed, LargeHeader, &[Nowhere, Leaving]),
     (Placed, Rest, &[Nowhere, Leaving]),
     (Placed, Own, &[Nowhere, Leaving]),
+    (Placed, Close, &[Nowhere, ClosingSide]),
+    (Placed, CloseConnection, &[ClosingSide]),
     (Placed, Granted, &[Nowhere, Leaving]),
     (Placed, Overflow, &[Nowhere, Leaving]),
-    (Placed, Answer, &[Nowhere, ClosingSide]),
-    (Placed, PeerCloses, &[Nowhere, ClosingSide]),
-    (Placed, Lost, &[Nowhere, Waiting]),
+    (Placed, Answer, &[Nowhere, Leaving, ClosingSide]),
+    (Placed, PeerCloses, &[Nowhere]),
+    (Placed, Lost, &[Nowhere, Waiting, PlacedOwn]),
+    (Placed, Faulted, &[Nowhere, Waiting, WaitingOwn, PlacedOwn, Leaving]),
     (PlacedOwn, Close, &[ClosingSide]),
     (PlacedOwn, CloseConnection, &[ClosingSide]),
     (PlacedOwn, Lost, &[Nowhere, WaitingOwn]),
-    (Leaving, CloseOk, &[Nowhere, WaitingOwn, Placed, PlacedOwn]),
-    (Leaving, PeerCloses, &[Nowhere, WaitingOwn, PlacedOwn]),
-    (Leaving, Lost, &[Nowhere, WaitingOwn, PlacedOwn]),
-    (ClosingSide, Lost, &[Waiting, WaitingOwn]),
+    (Leaving, CloseOk, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (Leaving, PeerCloses, &[Nowhere, WaitingOwn, Placed, PlacedOwn]),
+    (Leaving, Lost, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (Leaving, Faulted, &[Nowhere, WaitingOwn, PlacedOwn]),
+    (ClosingSide, Lost, &[WaitingOwn]),
 ];
 
 const CHANNELS: u16 = 3;
@@ -246,9 +259,13 @@ impl World {
             }
             96..98 => {
                 let at = self.pick_peer()?;
-                self.peers[at].cut();
-                self.peers.swap_remove(at);
-                Some((Lost, Ok(())))
+                let mut peer = self.peers.swap_remove(at);
+                if self.dice.chance(850) {
+                    peer.cut();
+                    return Some((Lost, Ok(())));
+                }
+                peer.close_connection(self.now);
+                Some((Faulted, Ok(())))
             }
             98 => {
                 let (channel, lease) = {
@@ -472,7 +489,7 @@ impl World {
 #[tokio::test]
 async fn a_channel_changes_as_the_tables_say_and_every_line_of_them_happens() {
     let (mut messages, mut sides) = (BTreeSet::new(), BTreeSet::new());
-    for seed in 0..60 {
+    for seed in 0..160 {
         let session = session();
         let mut world = World {
             dice: Dice::new(seed),
