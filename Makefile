@@ -7,16 +7,23 @@ DENY := .cache/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 
 # How many random programs `make differential` runs (some 15 a second on two cores), how many in which time passes
 # beside them, and from which seed.
-PROGRAMS ?= 2000
-TIMED ?= 200
+PROGRAMS ?= 500
+TIMED ?= 100
 SEED ?= 1
 
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test setup unit loom leveret scenarios differential cluster hostile bystander crash figures frameworks backlog capacity pika-latency routing-study screenshot check run clean
+.PHONY: package package-test static test quick setup unit loom leveret scenarios differential cluster hostile bystander crash figures frameworks backlog capacity pika-latency routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
+
+# While a change is being written: lints, unit tests of the crates that differ from BASE, and CLIENT's scenarios on the broker and the
+# pool, with the debug build, which also asserts the order of locks.
+BASE ?= HEAD
+CLIENT ?= pika
+quick: setup
+	.cache/venv/bin/python tests/quick.py --base $(BASE) --client $(CLIENT)
 
 # Debian's RabbitMQ, the five clients and their drivers. Quick when nothing has changed.
 setup:
