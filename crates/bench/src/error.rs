@@ -1,6 +1,5 @@
 //! Errors that end a run.
 
-use std::fmt;
 use std::io;
 
 use crate::expect::ExpectError;
@@ -8,45 +7,58 @@ use crate::uri::UriError;
 use crate::websockets::error::MemberError;
 
 /// The reason why a run could not be started or finished.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Arguments that contradict each other or make no sense.
+    #[error("{0}")]
     Usage(String),
     /// A `--uri` or `--system` that is not an AMQP URI.
-    Uri(UriError),
+    #[error(transparent)]
+    Uri(#[from] UriError),
     /// An `--expect` that cannot be read, or that names an unknown system.
-    Expect(ExpectError),
+    #[error(transparent)]
+    Expect(#[from] ExpectError),
     /// The system under test, or the connection to it, failed.
+    #[error("system {system}: {cause}")]
     System {
         /// Its name on the command line.
         system: String,
         /// The cause of the failure.
+        #[source]
         cause: ClientError,
     },
     /// The sink cannot listen.
+    #[error("the sink at {address}: {cause}")]
     Sink {
         /// The address to listen on.
         address: String,
         /// The cause of the failure.
+        #[source]
         cause: io::Error,
     },
     /// A latency link could not be set up.
+    #[error("the link at {address}: {cause}")]
     Link {
         /// The address to listen on.
         address: String,
         /// The cause of the failure.
+        #[source]
         cause: io::Error,
     },
     /// Leveret's own broker or pool could not be started.
+    #[error("leveret serve does not start: {cause}")]
     Companion {
         /// The cause; the process prints more on its standard error.
+        #[source]
         cause: io::Error,
     },
     /// The report could not be written.
+    #[error("cannot write the report to {path}: {cause}")]
     Report {
         /// The path of the file.
         path: String,
         /// The cause of the failure.
+        #[source]
         cause: io::Error,
     },
 }
@@ -63,101 +75,42 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(text) => f.write_str(text),
-            Self::Uri(error) => error.fmt(f),
-            Self::Expect(error) => error.fmt(f),
-            Self::System { system, cause } => write!(f, "system {system}: {cause}"),
-            Self::Link { address, cause } => write!(f, "the link at {address}: {cause}"),
-            Self::Sink { address, cause } => write!(f, "the sink at {address}: {cause}"),
-            Self::Companion { cause } => write!(f, "leveret serve does not start: {cause}"),
-            Self::Report { path, cause } => write!(f, "cannot write the report to {path}: {cause}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Usage(_) => None,
-            Self::Uri(error) => Some(error),
-            Self::Expect(error) => Some(error),
-            Self::System { cause, .. } => Some(cause),
-            Self::Link { cause, .. }
-            | Self::Sink { cause, .. }
-            | Self::Companion { cause }
-            | Self::Report { cause, .. } => Some(cause),
-        }
-    }
-}
-
-impl From<UriError> for Error {
-    fn from(error: UriError) -> Self {
-        Self::Uri(error)
-    }
-}
-
-impl From<ExpectError> for Error {
-    fn from(error: ExpectError) -> Self {
-        Self::Expect(error)
-    }
-}
-
 /// The reason why communication with an AMQP server failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket failed, or could not be opened.
+    #[error("{doing}: {cause}")]
     Io {
         /// The operation that failed.
         doing: &'static str,
         /// The cause of the failure.
+        #[source]
         cause: io::Error,
     },
     /// The server closed the connection or the channel, with this text.
+    #[error("closed by the server: {0}")]
     Closed(String),
     /// The server violated the protocol, or did something that no step of the workload expects.
+    #[error("protocol error: {0}")]
     Protocol(String),
     /// The server violated AMQP, by the codec or in the handshake.
-    Amqp(Box<dyn std::error::Error + Send + Sync>),
+    #[error("protocol error: {0}")]
+    Amqp(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The server did not answer in time.
+    #[error("no answer in time: {0}")]
     TimedOut(&'static str),
     /// A thread of the load generator panicked; a defect of this crate.
+    #[error("the {0} thread panicked")]
     Panicked(&'static str),
     /// A connection of a WebSocket fleet could not be opened.
-    Member(Box<MemberError>),
+    #[error("protocol error: {0}")]
+    Member(#[source] Box<MemberError>),
 }
 
 impl ClientError {
     /// For `map_err` on I/O: names the operation that failed.
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |cause| Self::Io { doing, cause }
-    }
-}
-
-impl fmt::Display for ClientError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { doing, cause } => write!(f, "{doing}: {cause}"),
-            Self::Closed(text) => write!(f, "closed by the server: {text}"),
-            Self::Protocol(text) => write!(f, "protocol error: {text}"),
-            Self::Amqp(cause) => write!(f, "protocol error: {cause}"),
-            Self::TimedOut(what) => write!(f, "no answer in time: {what}"),
-            Self::Panicked(what) => write!(f, "the {what} thread panicked"),
-            Self::Member(cause) => write!(f, "protocol error: {cause}"),
-        }
-    }
-}
-
-impl std::error::Error for ClientError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { cause, .. } => Some(cause),
-            Self::Member(cause) => Some(cause.as_ref()),
-            Self::Amqp(cause) => Some(cause.as_ref()),
-            _ => None,
-        }
     }
 }
 

@@ -121,7 +121,7 @@ impl fmt::Display for Expectation {
 }
 
 /// An expectation that cannot be parsed or evaluated.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub struct ExpectError {
     text: String,
     reason: Reason,
@@ -148,8 +148,6 @@ impl fmt::Display for ExpectError {
         }
     }
 }
-
-impl std::error::Error for ExpectError {}
 
 #[derive(Debug, Clone, PartialEq)]
 enum Subject {

@@ -137,19 +137,12 @@ impl fmt::Debug for Uri {
 }
 
 /// A text that is not an AMQP URI.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("invalid AMQP URI {uri:?}: {reason}")]
 pub struct UriError {
     uri: String,
     reason: &'static str,
 }
-
-impl fmt::Display for UriError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "invalid AMQP URI {:?}: {}", self.uri, self.reason)
-    }
-}
-
-impl std::error::Error for UriError {}
 
 /// Splits host and port, if a port is given; `None` if the port is not a number.
 fn split_address(address: &str) -> Option<(&str, Option<u16>)> {

@@ -1,15 +1,14 @@
 //! The broker's errors, with RabbitMQ's reply codes and texts.
 
-use std::fmt;
-
 use amqp::{DecodeError, Fault, ReplyCode};
 
 /// A refused operation. `Display` gives the reply text without the code's name in front (`no queue 'q' in
 /// vhost '/'`), identical to that of RabbitMQ 3.10.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BrokerError {
     /// 404: no queue of this name.
+    #[error("no queue '{name}' in vhost '{vhost}'")]
     NoQueue {
         /// The requested queue.
         name: String,
@@ -17,6 +16,7 @@ pub enum BrokerError {
         vhost: String,
     },
     /// 404: no exchange of this name.
+    #[error("no exchange '{name}' in vhost '{vhost}'")]
     NoExchange {
         /// The requested exchange.
         name: String,
@@ -24,8 +24,10 @@ pub enum BrokerError {
         vhost: String,
     },
     /// 404: the empty queue name stands for the channel's last declared queue, and there is none.
+    #[error("no previously declared queue")]
     NoPreviousQueue,
     /// 403, 405, 406 and 503: the operation is valid but not allowed. The text is RabbitMQ's.
+    #[error("{text}")]
     Refused {
         /// The reply code.
         code: ReplyCode,
@@ -33,8 +35,10 @@ pub enum BrokerError {
         text: String,
     },
     /// 530: no virtual host of this name.
+    #[error("vhost {0} not found")]
     NoVirtualHost(String),
     /// 530: the user has no permissions in the virtual host.
+    #[error("access to vhost '{vhost}' refused for user '{user}'")]
     VirtualHostRefused {
         /// The requested virtual host.
         vhost: String,
@@ -42,6 +46,7 @@ pub enum BrokerError {
         user: String,
     },
     /// 502: the message's properties cannot be decoded.
+    #[error(transparent)]
     MalformedProperties(DecodeError),
 }
 
@@ -79,32 +84,6 @@ impl BrokerError {
              declaration."
         );
         Self::Refused { code: ReplyCode::ResourceLocked, text }
-    }
-}
-
-impl fmt::Display for BrokerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoQueue { name, vhost } => write!(f, "no queue '{name}' in vhost '{vhost}'"),
-            Self::NoExchange { name, vhost } => write!(f, "no exchange '{name}' in vhost '{vhost}'"),
-            Self::NoPreviousQueue => f.write_str("no previously declared queue"),
-            Self::Refused { text, .. } => f.write_str(text),
-            Self::NoVirtualHost(name) => write!(f, "vhost {name} not found"),
-            Self::VirtualHostRefused { vhost, user } => {
-                write!(f, "access to vhost '{vhost}' refused for user '{user}'")
-            }
-            Self::MalformedProperties(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for BrokerError {
-    // The message is that of the inner error, so that one is not repeated as a source.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::MalformedProperties(error) => error.source(),
-            _ => None,
-        }
     }
 }
 

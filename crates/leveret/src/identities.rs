@@ -1,7 +1,7 @@
 //! The file with the upstream credentials of clients that log in with certificates.
 
+use std::fs;
 use std::path::Path;
-use std::{fmt, fs};
 
 use proxy::Identities;
 
@@ -41,36 +41,25 @@ fn parse(text: &str) -> Result<Identities, IdentitiesError> {
 }
 
 /// A mistake in the file. The parser's own error is not kept: it quotes the line, and possibly a password in it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum IdentitiesError {
     /// The line is not TOML.
+    #[error("line {line} is not TOML")]
     Syntax { line: usize },
     /// The entry of an identity is wrong.
+    #[error("'{identity}' {fault}")]
     Entry { identity: String, fault: EntryFault },
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum EntryFault {
+    #[error("is not a table")]
     NotATable,
+    #[error("needs a string for '{0}'")]
     Lacks(&'static str),
+    #[error("has an unknown key '{0}'")]
     Unknown(String),
 }
-
-impl fmt::Display for IdentitiesError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (identity, fault) = match self {
-            Self::Syntax { line } => return write!(formatter, "line {line} is not TOML"),
-            Self::Entry { identity, fault } => (identity, fault),
-        };
-        match fault {
-            EntryFault::NotATable => write!(formatter, "'{identity}' is not a table"),
-            EntryFault::Lacks(key) => write!(formatter, "'{identity}' needs a string for '{key}'"),
-            EntryFault::Unknown(key) => write!(formatter, "'{identity}' has an unknown key '{key}'"),
-        }
-    }
-}
-
-impl std::error::Error for IdentitiesError {}
 
 #[cfg(test)]
 mod tests {

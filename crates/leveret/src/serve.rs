@@ -1,8 +1,8 @@
 //! `leveret serve`: connects listeners, backend and HTTP, and shuts them down in order.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
 use admin::Api;
 use broker::{Broker, BrokerConfig};
@@ -381,60 +381,41 @@ fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
 }
 
 /// Errors that prevent the server from starting.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// The listener of the setting `key` could not be bound.
-    Listen { key: &'static str, address: ListenAddr, error: io::Error },
+    #[error("{key}: cannot listen on {address}: {error}")]
+    Listen {
+        key: &'static str,
+        address: ListenAddr,
+        #[source]
+        error: io::Error,
+    },
     /// The handlers of signals could not be installed.
-    Signals(io::Error),
+    #[error("cannot catch signals: {0}")]
+    Signals(#[source] io::Error),
     /// The service manager cannot be notified.
-    Notifier(io::Error),
+    #[error("NOTIFY_SOCKET: {0}")]
+    Notifier(#[source] io::Error),
     /// Memory and disk cannot be watched.
-    Sampler(io::Error),
+    #[error("cannot watch memory and disk: {0}")]
+    Sampler(#[source] io::Error),
     /// The file of the setting `access_log` cannot be written.
-    AccessLog(io::Error),
+    #[error("access_log: {0}")]
+    AccessLog(#[source] io::Error),
     /// Messages cannot be paged.
-    Pagers(io::Error),
+    #[error("cannot page messages: {0}")]
+    Pagers(#[source] io::Error),
     /// The folder of the setting `webroot` cannot be served.
-    Webroot(io::Error),
+    #[error("webroot: {0}")]
+    Webroot(#[source] io::Error),
     /// A file that a setting names is wrong: a mistake of the configuration.
+    #[error(transparent)]
     Setting(SettingError),
     /// The data folder cannot be used.
+    #[error(transparent)]
     DataFolder(SettingError),
     /// The stored sessions of MQTT clients cannot be read.
+    #[error(transparent)]
     MqttSessions(MqttRestoreError),
-}
-
-impl fmt::Display for ServeError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Listen { key, address, error } => {
-                write!(formatter, "{key}: cannot listen on {address}: {error}")
-            }
-            Self::Setting(error) | Self::DataFolder(error) => error.fmt(formatter),
-            Self::MqttSessions(error) => error.fmt(formatter),
-            Self::AccessLog(error) => write!(formatter, "access_log: {error}"),
-            Self::Webroot(error) => write!(formatter, "webroot: {error}"),
-            Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
-            Self::Notifier(error) => write!(formatter, "NOTIFY_SOCKET: {error}"),
-            Self::Sampler(error) => write!(formatter, "cannot watch memory and disk: {error}"),
-            Self::Pagers(error) => write!(formatter, "cannot page messages: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for ServeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Listen { error, .. }
-            | Self::Signals(error)
-            | Self::Notifier(error)
-            | Self::AccessLog(error)
-            | Self::Webroot(error)
-            | Self::Sampler(error)
-            | Self::Pagers(error) => Some(error),
-            Self::Setting(error) | Self::DataFolder(error) => error.source(),
-            Self::MqttSessions(error) => error.source(),
-        }
-    }
 }

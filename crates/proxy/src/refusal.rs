@@ -3,11 +3,13 @@
 use amqp::{Fault, ReplyCode};
 
 /// Why a client cannot log in or open a virtual host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// The broker refuses the credentials; its text, without `ACCESS_REFUSED - ` in front.
+    #[error("{0}")]
     Login(String),
     /// Everything else: the broker's own fault, or 320 CONNECTION_FORCED when no broker can be asked.
+    #[error(transparent)]
     Fault(Fault),
 }
 
@@ -47,17 +49,6 @@ impl Refusal {
         }
     }
 }
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Login(text) => f.write_str(text),
-            Self::Fault(fault) => fault.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// The fault that a broker announced in a close method: its text starts with the code's name, which
 /// [`Fault::reply_text`] adds again.

@@ -27,16 +27,9 @@ impl Network {
 }
 
 /// A text that is no network: its address or the length of its prefix is invalid.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("'{0}' is not a network (such as 10.0.0.0/8, fd00::/8 or 192.0.2.1)")]
 pub struct NotNetwork(String);
-
-impl fmt::Display for NotNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is not a network (such as 10.0.0.0/8, fd00::/8 or 192.0.2.1)", self.0)
-    }
-}
-
-impl std::error::Error for NotNetwork {}
 
 fn v4(ip: Ipv4Addr) -> u128 {
     u128::from(ip.to_bits())

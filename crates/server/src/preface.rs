@@ -1,6 +1,5 @@
 //! The bytes that precede the protocol on a listener's connections: the PROXY protocol, then TLS.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -50,43 +49,17 @@ pub(crate) struct Passed {
 }
 
 /// The reason why a connection did not reach its protocol.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum PrefaceError {
     /// A peer that is not trusted sent a header.
+    #[error("PROXY protocol header from a peer that trusted_proxies does not name")]
     HeaderFromStranger,
     /// The mandatory header is missing or malformed.
+    #[error(transparent)]
     Header(proxy_protocol::ParseError),
     /// The peer disconnected, or TLS failed.
-    Io(io::Error),
-}
-
-impl fmt::Display for PrefaceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::HeaderFromStranger => {
-                f.write_str("PROXY protocol header from a peer that trusted_proxies does not name")
-            }
-            Self::Header(error) => error.fmt(f),
-            Self::Io(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for PrefaceError {
-    // The message is that of the inner error, so that one is not repeated as a source.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::HeaderFromStranger => None,
-            Self::Header(error) => error.source(),
-            Self::Io(error) => error.source(),
-        }
-    }
-}
-
-impl From<io::Error> for PrefaceError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 impl Preface {

@@ -17,14 +17,16 @@ pub struct FolderLock {
 }
 
 /// The reason why a data folder cannot be locked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process holds the lock.
+    #[error("in use by {}", pid.map_or("another process".to_owned(), |pid| format!("process {pid}")))]
     Taken {
         /// Its process id, if it has written it to the lock's file.
         pid: Option<u32>,
     },
     /// The file system's error.
+    #[error(transparent)]
     Io(io::Error),
 }
 
@@ -60,26 +62,6 @@ impl FolderLock {
         };
         write(&mut file).map_err(LockError::Io)?;
         Ok(Self { _folder: itself, _file: file })
-    }
-}
-
-impl std::fmt::Display for LockError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Taken { pid: Some(pid) } => write!(f, "in use by process {pid}"),
-            Self::Taken { pid: None } => f.write_str("in use by another process"),
-            Self::Io(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for LockError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            // The message is that of the inner error.
-            Self::Io(error) => error.source(),
-            Self::Taken { .. } => None,
-        }
     }
 }
 

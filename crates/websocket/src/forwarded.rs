@@ -3,7 +3,6 @@
 //! Any client can send these headers. They are trusted only as far as trusted proxies wrote them: the addresses are
 //! read from the last to the first, and the first one that is not a trusted proxy's own is the client's.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::handshake::Head;
@@ -13,16 +12,9 @@ const MAX_HOPS: usize = 16;
 
 /// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent them,
 /// so there is no way to tell which is true.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+#[error("Forwarded, X-Forwarded-For and X-Real-IP name different clients")]
 pub struct Contradiction;
-
-impl fmt::Display for Contradiction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Forwarded, X-Forwarded-For and X-Real-IP name different clients")
-    }
-}
-
-impl std::error::Error for Contradiction {}
 
 /// The address of the client, according to a trusted peer: the caller has checked that `is_trusted` holds for it.
 /// `None` if there is no such header, or one that cannot be understood: then only the peer itself is known.

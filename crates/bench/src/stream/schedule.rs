@@ -124,29 +124,18 @@ impl FromStr for Schedule {
 }
 
 /// A text that is no schedule.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub(crate) enum ScheduleError {
     /// It is not written as one.
+    #[error("{0:?} is none of RATE, RATE..RATE and RATE[..RATE]:SECONDS,...")]
     Form(String),
     /// A piece before the last has no length.
+    #[error("only the last piece may be without a length")]
     EndlessPiece,
     /// The rate is 0 all the time, or for ever at the end.
+    #[error("a rate must be above 0, at some time and at the end")]
     NoRate,
 }
-
-impl fmt::Display for ScheduleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Form(text) => {
-                write!(f, "{text:?} is none of RATE, RATE..RATE and RATE[..RATE]:SECONDS,...")
-            }
-            Self::EndlessPiece => f.write_str("only the last piece may be without a length"),
-            Self::NoRate => f.write_str("a rate must be above 0, at some time and at the end"),
-        }
-    }
-}
-
-impl std::error::Error for ScheduleError {}
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

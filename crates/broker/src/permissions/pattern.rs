@@ -1,6 +1,5 @@
 //! The regular expressions of permissions and policies.
 
-use std::error::Error;
 use std::fmt;
 
 use fancy_regex::{Regex, RegexBuilder};
@@ -14,7 +13,8 @@ pub struct Pattern {
 }
 
 /// A text that is not a regular expression, or one that is too large to compile.
-#[derive(Debug, Clone)]
+#[derive(Debug, thiserror::Error, Clone)]
+#[error("'{text}' is not a regular expression: {source}")]
 pub struct PatternError {
     text: Box<str>,
     source: Box<fancy_regex::Error>,
@@ -74,18 +74,6 @@ impl fmt::Debug for Pattern {
 impl PartialEq for Pattern {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text
-    }
-}
-
-impl fmt::Display for PatternError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is not a regular expression: {}", self.text, self.source)
-    }
-}
-
-impl Error for PatternError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&*self.source)
     }
 }
 

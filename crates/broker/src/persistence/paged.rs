@@ -1,6 +1,5 @@
 //! Moves messages between a queue's memory and the disk.
 
-use std::fmt;
 use std::iter::Peekable;
 use std::vec::IntoIter;
 
@@ -19,18 +18,18 @@ pub(crate) struct Loaded {
 }
 
 /// A failure to read or write messages.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum PagingError {
-    Store(StoreError),
-    Pages(PagesError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Pages(#[from] PagesError),
     /// A message has a format that this version does not know.
-    UnknownForm {
-        position: u64,
-    },
+    #[error("the message at position {position} was written by a newer version")]
+    UnknownForm { position: u64 },
     /// No message was found from this position on.
-    Missing {
-        position: u64,
-    },
+    #[error("nothing is left at position {position} and behind it")]
+    Missing { position: u64 },
 }
 
 /// Reads the messages of a plan. It blocks on the disk.
@@ -123,44 +122,6 @@ pub(crate) fn write<'d>(
         .collect();
     page_segments.append(&records).map_err(|failed| PagingError::Pages(failed.error))?;
     Ok(page_segments.flush()?)
-}
-
-impl From<StoreError> for PagingError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl From<PagesError> for PagingError {
-    fn from(error: PagesError) -> Self {
-        Self::Pages(error)
-    }
-}
-
-impl fmt::Display for PagingError {
-    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Store(error) => error.fmt(into),
-            Self::Pages(error) => error.fmt(into),
-            Self::UnknownForm { position } => {
-                write!(into, "the message at position {position} was written by a newer version")
-            }
-            Self::Missing { position } => {
-                write!(into, "nothing is left at position {position} and behind it")
-            }
-        }
-    }
-}
-
-impl std::error::Error for PagingError {
-    // The message is that of the inner error, so that one is not repeated as a source.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Store(error) => error.source(),
-            Self::Pages(error) => error.source(),
-            Self::UnknownForm { .. } | Self::Missing { .. } => None,
-        }
-    }
 }
 
 /// Bytes read in one go, and held twice for a moment: a disk reads them in about a millisecond.

@@ -1,6 +1,5 @@
 //! Restores messages to their queues.
 
-use std::fmt;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -14,13 +13,16 @@ use crate::queue::Queue;
 use crate::time::Timestamp;
 
 /// The reason why a broker could not be restored.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The definitions cannot be loaded.
-    Definitions(DefinitionsError),
+    #[error(transparent)]
+    Definitions(#[from] DefinitionsError),
     /// A message cannot be read.
+    #[error(transparent)]
     Messages(StoreError),
     /// A message in the queue of this name has a format that this version does not know.
+    #[error("queue '{0}' has messages that were written by a newer version")]
     UnknownForm(Arc<str>),
 }
 
@@ -93,35 +95,6 @@ fn read(
     };
     recovered.read(|id| whole.contains(&id), each).map_err(RestoreError::Messages)?;
     Ok(unreadable)
-}
-
-impl From<DefinitionsError> for RestoreError {
-    fn from(error: DefinitionsError) -> Self {
-        Self::Definitions(error)
-    }
-}
-
-impl fmt::Display for RestoreError {
-    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Definitions(error) => error.fmt(into),
-            Self::Messages(error) => error.fmt(into),
-            Self::UnknownForm(queue) => {
-                write!(into, "queue '{queue}' has messages that were written by a newer version")
-            }
-        }
-    }
-}
-
-impl std::error::Error for RestoreError {
-    // The message is that of the inner error, so that one is not repeated as a source.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Definitions(error) => error.source(),
-            Self::Messages(error) => error.source(),
-            Self::UnknownForm(_) => None,
-        }
-    }
 }
 
 /// Most bytes of memory that a start fills with messages: a small broker has all its messages in memory

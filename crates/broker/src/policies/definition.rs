@@ -22,7 +22,7 @@ pub struct PolicyDefinition {
 }
 
 /// A definition of a policy that is refused. `Display` begins with the key at fault.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub struct PolicyError {
     key: String,
     fault: PolicyFault,
@@ -135,8 +135,6 @@ impl fmt::Display for PolicyError {
         }
     }
 }
-
-impl std::error::Error for PolicyError {}
 
 /// Keys about the mirrors of classic queues, which have no effect on a single node.
 const MIRRORING: &[&str] = &[

@@ -3,7 +3,6 @@
 mod attempts;
 mod password;
 
-use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -47,17 +46,22 @@ impl Identity {
 }
 
 /// The reason why a login was refused, for the log only: the peer only learns that it was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 pub enum LoginRefused {
     /// No user of this name.
+    #[error("no such user")]
     UnknownUser,
     /// The password is wrong, or the user has none.
+    #[error("wrong password")]
     WrongPassword,
     /// The password is empty, which is never valid.
+    #[error("blank password")]
     BlankPassword,
     /// The user may only log in over the loopback interface.
+    #[error("user can only log in via localhost")]
     LoopbackOnly,
     /// Too many wrong passwords were tried for the user from the same address.
+    #[error("too many wrong passwords of late")]
     TooManyAttempts,
 }
 
@@ -69,20 +73,6 @@ impl LoginRefused {
         )
     }
 }
-
-impl fmt::Display for LoginRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::UnknownUser => "no such user",
-            Self::WrongPassword => "wrong password",
-            Self::BlankPassword => "blank password",
-            Self::TooManyAttempts => "too many wrong passwords of late",
-            Self::LoopbackOnly => "user can only log in via localhost",
-        })
-    }
-}
-
-impl std::error::Error for LoginRefused {}
 
 /// A user's account, as the operator defines it.
 #[derive(Debug, Clone)]

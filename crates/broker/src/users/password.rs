@@ -1,7 +1,6 @@
 //! Stored passwords, in RabbitMQ's format (RabbitMQ, "Credentials and Passwords"): four bytes of salt, then
 //! the digest of salt and password; in base64 in files.
 
-use std::error::Error;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
@@ -19,13 +18,18 @@ pub struct PasswordHash {
 }
 
 /// A stored hash that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub(crate) enum PasswordHashError {
     /// `hashing_algorithm` is none that RabbitMQ supports and that is still safe to use.
+    #[error(
+        "hashing_algorithm '{0}' is neither rabbit_password_hashing_sha256 nor rabbit_password_hashing_sha512"
+    )]
     Algorithm(String),
     /// `password_hash` is not base64.
-    Base64(base64::DecodeError),
+    #[error("password_hash is not base64: {0}")]
+    Base64(#[source] base64::DecodeError),
     /// The length is not that of salt and digest.
+    #[error("password_hash has {found} bytes, not the {expected} of salt and digest")]
     Length {
         /// Bytes in `password_hash`.
         found: usize,
@@ -122,31 +126,6 @@ impl Algorithm {
 impl fmt::Debug for PasswordHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PasswordHash").field("algorithm", &self.algorithm).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for PasswordHashError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Algorithm(name) => write!(
-                f,
-                "hashing_algorithm '{name}' is neither rabbit_password_hashing_sha256 nor \
-                 rabbit_password_hashing_sha512"
-            ),
-            Self::Base64(error) => write!(f, "password_hash is not base64: {error}"),
-            Self::Length { found, expected } => {
-                write!(f, "password_hash has {found} bytes, not the {expected} of salt and digest")
-            }
-        }
-    }
-}
-
-impl Error for PasswordHashError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Base64(error) => Some(error),
-            Self::Algorithm(_) | Self::Length { .. } => None,
-        }
     }
 }
 

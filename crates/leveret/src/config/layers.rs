@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::address::mask_credentials;
@@ -42,8 +41,10 @@ pub(crate) enum Origin {
     Flag,
 }
 
-/// A mistake in the configuration: one line that begins with the key at fault, as spelt in its layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A mistake in the configuration: one line that begins with the key at fault, as spelt in its layer. It has no source,
+/// whose text might hold a password.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("{place}: {reason}")]
 pub(crate) struct ConfigError {
     place: String,
     reason: String,
@@ -55,15 +56,6 @@ impl ConfigError {
         Self { place: place.into(), reason: mask_credentials(reason.as_ref()) }
     }
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}: {}", self.place, self.reason)
-    }
-}
-
-// Without a source, whose text might hold a password.
-impl std::error::Error for ConfigError {}
 
 /// The variable that names the file when `--config` does not.
 pub(crate) const FILE_VARIABLE: &str = "LEVERET_CONFIG";

@@ -87,7 +87,7 @@ pub enum Scope {
 }
 
 /// A limit that a client would exceed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 pub struct LimitReached {
     /// The resource that is used up: connections, their rate, or channels.
     pub what: Limited,
@@ -113,8 +113,6 @@ impl fmt::Display for LimitReached {
         write!(f, "{what}{scope} ({}{unit}) is reached", self.most)
     }
 }
-
-impl std::error::Error for LimitReached {}
 
 /// Counts connections and their use of resources against the limits.
 #[derive(Debug)]

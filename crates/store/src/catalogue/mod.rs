@@ -48,9 +48,10 @@ pub struct Catalogue {
 pub struct Ticket(u64);
 
 /// The reason why the catalogue cannot be opened, read or written.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CatalogueError {
     /// The file was written by a newer version of Leveret.
+    #[error("{FILE} was written by a newer version (schema {found}, the newest known here is {known})")]
     Newer {
         /// Schema version of the file.
         found: u64,
@@ -58,9 +59,11 @@ pub enum CatalogueError {
         known: u64,
     },
     /// The file is missing, though there are messages of queues that it would declare.
+    #[error("{FILE} is missing, and there are messages of queues that it declares")]
     Missing,
     /// The database's error.
-    Database(redb::Error),
+    #[error("{FILE}: {0}")]
+    Database(#[source] redb::Error),
 }
 
 /// Called when a change is noted.
@@ -377,32 +380,6 @@ impl CatalogueError {
                 matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
             }
             Self::Missing | Self::Database(_) => true,
-        }
-    }
-}
-
-impl std::fmt::Display for CatalogueError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Newer { found, known } => {
-                write!(
-                    f,
-                    "{FILE} was written by a newer version (schema {found}, the newest known here is {known})"
-                )
-            }
-            Self::Missing => {
-                write!(f, "{FILE} is missing, and there are messages of queues that it declares")
-            }
-            Self::Database(error) => write!(f, "{FILE}: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for CatalogueError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Database(error) => Some(error),
-            Self::Newer { .. } | Self::Missing => None,
         }
     }
 }

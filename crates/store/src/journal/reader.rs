@@ -1,7 +1,7 @@
 //! Reads messages back from wherever they are: gathered, being written, or in a segment.
 
+use std::io;
 use std::sync::Arc;
-use std::{fmt, io};
 
 use super::Journal;
 use super::address::MessageRef;
@@ -18,11 +18,13 @@ pub struct JournalReader<'a> {
 }
 
 /// Why a message could not be read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// It is not, or no longer, in the journal: its segment was retired, and it lives in the queue's segments.
+    #[error("the message is not in the journal")]
     Gone,
     /// Its record is damaged.
+    #[error("{file}: damaged record at byte {offset}")]
     Damaged {
         /// Path of the file.
         file: String,
@@ -30,7 +32,8 @@ pub enum ReadError {
         offset: u64,
     },
     /// The file system's error.
-    Disk(io::Error),
+    #[error("journal: {0}")]
+    Disk(#[source] io::Error),
 }
 
 impl<'a> JournalReader<'a> {
@@ -116,25 +119,6 @@ impl<'a> JournalReader<'a> {
                 offset: DATA_START + lsn - file.header.first,
             },
             _ => ReadError::Gone,
-        }
-    }
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone => into.write_str("the message is not in the journal"),
-            Self::Damaged { file, offset } => write!(into, "{file}: damaged record at byte {offset}"),
-            Self::Disk(error) => write!(into, "journal: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for ReadError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Disk(error) => Some(error),
-            Self::Gone | Self::Damaged { .. } => None,
         }
     }
 }

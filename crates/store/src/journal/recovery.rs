@@ -1,8 +1,8 @@
 //! Opening a journal: recovers its contents, or reports why it cannot.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, OnceLock};
-use std::{fmt, io};
 
 use sync::{Condvar, Mutex, RwLock};
 
@@ -12,7 +12,7 @@ use super::index::JournalIndex;
 use super::pending::PendingRecords;
 use super::ranges::RangeSet;
 use super::record::{JournalRecordKind, take_enqueue, take_ranges, take_transfer};
-use super::scan::{JournalReport, Scan, ScannedItem, rewrite, scan};
+use super::scan::{JournalReport, Problem, Scan, ScannedItem, rewrite, scan};
 use super::segment::FOLDER;
 use super::space::Space;
 use super::spares::Spares;
@@ -43,11 +43,13 @@ pub struct JournalQueue {
 }
 
 /// Why a journal was not opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The file system's error.
-    Disk(io::Error),
+    #[error("journal: {0}")]
+    Disk(#[from] io::Error),
     /// Written by another version of this program.
+    #[error("{file}: version {version} of the format is not known to this program")]
     UnknownVersion {
         /// Path of the file.
         file: String,
@@ -55,6 +57,7 @@ pub enum OpenError {
         version: u32,
     },
     /// Records that were once on disk are damaged; [`repair`] discards them, and only them.
+    #[error("the journal is damaged in {} places{}", .0.problems.len(), list_of(&.0.problems))]
     Damaged(Box<JournalReport>),
 }
 
@@ -273,34 +276,8 @@ impl Replay {
     }
 }
 
-impl From<io::Error> for OpenError {
-    fn from(error: io::Error) -> Self {
-        Self::Disk(error)
-    }
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Disk(error) => write!(into, "journal: {error}"),
-            Self::UnknownVersion { file, version } => {
-                write!(into, "{file}: version {version} of the format is not known to this program")
-            }
-            Self::Damaged(report) => {
-                write!(into, "the journal is damaged in {} places", report.problems.len())?;
-                report.problems.iter().try_for_each(|problem| write!(into, "; {problem}"))
-            }
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Disk(error) => Some(error),
-            Self::UnknownVersion { .. } | Self::Damaged(_) => None,
-        }
-    }
+fn list_of(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("; {problem}")).collect()
 }
 
 /// Each pass closes the gap before at least one file; more files than this do not lose all their records at once.

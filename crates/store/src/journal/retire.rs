@@ -1,7 +1,7 @@
 //! Retiring: the oldest part of the log is dropped once its messages are settled or stored elsewhere.
 
+use std::io;
 use std::sync::Arc;
-use std::{fmt, io};
 
 use super::address::{Lsn, QueueId, Range};
 use super::index::LiveMessage;
@@ -22,13 +22,15 @@ pub struct JournalSegment {
 }
 
 /// Why a segment was not retired.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RetireError {
     /// It is not the oldest, it is still written to, or messages are on their way: try again later.
+    #[error("the journal's segment at {} is in use", .0.first.0)]
     Busy(JournalSegment),
     /// The log has dropped it, but its file could not be recycled. The next call does so; until then no other segment
     /// is retired.
-    Disk(io::Error),
+    #[error("journal segment not recycled: {0}")]
+    Disk(#[source] io::Error),
 }
 
 impl Journal {
@@ -155,24 +157,6 @@ impl QueueLog {
     /// The number of the queue in the catalogue.
     pub fn id(&self) -> QueueId {
         self.id
-    }
-}
-
-impl fmt::Display for RetireError {
-    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy(segment) => write!(into, "the journal's segment at {} is in use", segment.first.0),
-            Self::Disk(error) => write!(into, "journal segment not recycled: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for RetireError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Disk(error) => Some(error),
-            Self::Busy(_) => None,
-        }
     }
 }
 

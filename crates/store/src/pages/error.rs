@@ -1,23 +1,26 @@
 //! Errors of queue segments.
 
-use std::error::Error;
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 
 /// The reason why an operation failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PagesError {
     /// The file system refused. Try again later: no synced data was harmed.
+    #[error("{file}: {error}")]
     Io {
         /// The file, relative to the data folder.
         file: String,
         /// The file system's error.
+        #[source]
         error: io::Error,
     },
     /// Bytes that were once durable are not as they were written.
+    #[error("{0}")]
     Damaged(Damage),
     /// Written in a version of the format that this program does not know.
+    #[error("{file}: version {version} of the format is not known to this program")]
     UnknownVersion {
         /// The file.
         file: String,
@@ -26,6 +29,7 @@ pub enum PagesError {
     },
     /// A position that is neither above all that were appended nor live. Positions ascend: the caller's fault, or the
     /// message was settled meanwhile.
+    #[error("position {position} was appended after {last}")]
     OutOfOrder {
         /// The position.
         position: u64,
@@ -33,6 +37,7 @@ pub enum PagesError {
         last: u64,
     },
     /// A payload longer than 1 GiB.
+    #[error("a message of {bytes} bytes is too long to be stored")]
     TooLong {
         /// Its length.
         bytes: usize,
@@ -60,29 +65,6 @@ impl fmt::Display for Damage {
             "{} is damaged at offset {}: {} (positions {from} to {to})",
             self.file, self.offset, self.what
         )
-    }
-}
-
-impl fmt::Display for PagesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { file, error } => write!(f, "{file}: {error}"),
-            Self::Damaged(damage) => damage.fmt(f),
-            Self::UnknownVersion { file, version } => {
-                write!(f, "{file}: version {version} of the format is not known to this program")
-            }
-            Self::OutOfOrder { position, last } => write!(f, "position {position} was appended after {last}"),
-            Self::TooLong { bytes } => write!(f, "a message of {bytes} bytes is too long to be stored"),
-        }
-    }
-}
-
-impl Error for PagesError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Io { error, .. } => Some(error),
-            _ => None,
-        }
     }
 }
 

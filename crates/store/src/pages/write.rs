@@ -5,8 +5,6 @@
 //! since the last one is unknown, and asking the kernel again proves nothing: all of it that can still be read back
 //! moves to a new segment, and the old one ends where it was last synced.
 
-use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 
 use super::companions::{encode_index, write_whole};
@@ -20,24 +18,14 @@ use super::segment::{PageSegment, SegmentPhase};
 use crate::disk::DiskFile;
 
 /// An error that stopped an append, and the number of records before it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
 pub struct AppendError {
     /// Number of records that were appended, as if the others had not been given.
     pub taken: usize,
     /// Why the next record was not appended.
+    #[source]
     pub error: PagesError,
-}
-
-impl fmt::Display for AppendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl Error for AppendError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.error)
-    }
 }
 
 /// Work to be done before the next record can be appended.

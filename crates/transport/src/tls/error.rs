@@ -18,7 +18,8 @@ pub enum TlsFile {
 }
 
 /// A file that cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
 pub struct TlsError {
     /// The purpose of the file.
     pub file: TlsFile,
@@ -40,18 +41,6 @@ impl TlsError {
 
     pub(super) fn caused_by(self, source: Error) -> Self {
         Self { source: Some(source), ..self }
-    }
-}
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
-    }
-}
-
-impl std::error::Error for TlsError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|error| error as _)
     }
 }
 

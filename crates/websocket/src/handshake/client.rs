@@ -1,7 +1,5 @@
 //! The client's side: the request, and the validation of its answer (RFC 6455, 4.1).
 
-use std::fmt;
-
 use super::head::{MAX_HEAD, MAX_HEADERS};
 use super::key;
 use super::server::is_token;
@@ -31,24 +29,15 @@ pub struct Upgraded {
 }
 
 /// The server has not upgraded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum UpgradeError {
     /// A status other than 101.
+    #[error("the server answered the upgrade with status {0}")]
     Status(u16),
     /// Something is missing or wrong in the answer.
+    #[error("the server's answer to the upgrade is broken: {0}")]
     Broken(&'static str),
 }
-
-impl fmt::Display for UpgradeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Status(status) => write!(f, "the server answered the upgrade with status {status}"),
-            Self::Broken(what) => write!(f, "the server's answer to the upgrade is broken: {what}"),
-        }
-    }
-}
-
-impl std::error::Error for UpgradeError {}
 
 impl ClientRequest {
     /// The request in wire format.

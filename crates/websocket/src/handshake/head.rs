@@ -1,7 +1,5 @@
 //! The head of an HTTP/1.1 request.
 
-use std::fmt;
-
 /// Bytes of the largest head. Browsers send every cookie of the host along, so 8 KiB is not always enough.
 pub const MAX_HEAD: usize = 16 * 1024;
 
@@ -23,24 +21,15 @@ pub struct Head<'a> {
 }
 
 /// The reason why bytes are no head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 pub enum HeadError {
     /// Not HTTP/1.
+    #[error("not an HTTP/1.1 request")]
     Malformed,
     /// More than [`MAX_HEAD`] bytes or [`MAX_HEADERS`] fields.
+    #[error("more than {MAX_HEAD} bytes or {MAX_HEADERS} header fields")]
     TooLarge,
 }
-
-impl fmt::Display for HeadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed => f.write_str("not an HTTP/1.1 request"),
-            Self::TooLarge => write!(f, "more than {MAX_HEAD} bytes or {MAX_HEADERS} header fields"),
-        }
-    }
-}
-
-impl std::error::Error for HeadError {}
 
 impl<'a> Head<'a> {
     /// Parses a head from the front of `input`, and returns it with its length; `None` asks for more.

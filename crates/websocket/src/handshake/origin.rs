@@ -64,16 +64,9 @@ impl OriginPattern {
 }
 
 /// Text that is no rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+#[error("not an origin (such as https://app.example.com, *.example.com, localhost, null or *)")]
 pub struct NotOrigin;
-
-impl fmt::Display for NotOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an origin (such as https://app.example.com, *.example.com, localhost, null or *)")
-    }
-}
-
-impl std::error::Error for NotOrigin {}
 
 impl FromStr for OriginPattern {
     type Err = NotOrigin;
