@@ -85,7 +85,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Puts a definition, in place of any with the same key. Keys are at most [`MAX_KEY`] bytes long.
+    /// Puts a definition, in place of any with the same key. Keys are at most 1 MiB long.
     pub fn put(section: Section, key: Vec<u8>, value: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: Deed::Put(value.into()) }
     }
@@ -184,7 +184,7 @@ impl Catalogue {
         self.last_id.fetch_max(highest, Ordering::Relaxed);
     }
 
-    /// Notes a definition, in place of any with the same key. Keys are at most [`MAX_KEY`] bytes long.
+    /// Notes a definition, in place of any with the same key. Keys are at most 1 MiB long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
         self.note([Change::put(section, key, value)])
     }

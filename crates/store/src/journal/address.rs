@@ -15,7 +15,7 @@ pub struct QueueId(pub u64);
 /// A message's entry in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Ascends in publishing order, below [`MAX_POSITION`].
+    /// Ascends in publishing order, below 2^52.
     pub position: u64,
     /// Its payload in the journal, which all queues with the message share.
     pub message: MessageRef,

@@ -23,7 +23,7 @@ pub struct LiveMessage {
     pub message: MessageRef,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,
-    /// How often it was delivered, as far as the journal was notified, up to [`MAX_DELIVERIES`].
+    /// How often it was delivered, as far as the journal was notified, up to 4095.
     pub deliveries: u32,
 }
 

@@ -17,7 +17,7 @@ use crate::disk::DiskFile;
 /// The messages of one queue that are in segments.
 ///
 /// Methods that change or query the in-memory state ([`settle`](Self::settle),
-/// [`mark_delivered`](Self::mark_delivered), [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk and
+/// [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk and
 /// may be called under a queue's lock. All others read or write files and must not. Reads continue during writes;
 /// writers wait for each other.
 pub struct QueueSegments {
