@@ -153,8 +153,7 @@ fn others(config: &PoolConfig) -> Vec<Row> {
 }
 
 fn row(resource: &str, each: &str, all: &str, at_limit: &str, wakes: &str) -> Row {
-    [resource, each, all, at_limit, wakes]
-        .map(|cell| cell.replace("8th", "eighth").replace("a eighth", "an eighth"))
+    [resource, each, all, at_limit, wakes].map(str::to_owned)
 }
 
 fn size(bytes: usize) -> String {

@@ -19,11 +19,11 @@
 //! - B finds too little and joins the wait queue. It is the first there and nobody streams yet: B's 64 KiB go out
 //!   on a connection of its own, and the rest as it arrives. From now on B holds no room.
 //! - C finds too little and the stream in use: it waits, and is not read.
-//! - When A sends the rest of its message, it releases its 48 KiB, and C continues with them. When B completes
-//!   its message first, C streams.
+//! - When A's next read has the rest of its message, A releases its 48 KiB, and C continues with them (with only more
+//!   of it, A would wait, in front of C). When B completes its message first, C streams.
 //! - When neither sends anything, A or B gives way, whichever has held its place for longer: after 10 s it is warned,
-//!   and 1.25 s later closed with 506, unless its message progresses in between. C continues. The other one stays,
-//!   because nobody waits any more.
+//!   and when it is looked at again, 2.5 s later, closed with 506, unless its message progresses in between. C continues.
+//!   The other one stays, because nobody waits any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -456,7 +456,7 @@ impl BudgetShare {
             began.max(self.excused).unwrap_or(now)
         };
         let stuck = now.saturating_duration_since(since);
-        if stuck < patience || began.is_none() {
+        if stuck < patience || stuck.is_zero() {
             state.client(link).since = Some(since);
             return None;
         }

@@ -4,8 +4,8 @@
 //! loom's instead, with the same interface, so that a test can run the real code through every interleaving
 //! that the memory model allows (`make loom`). Such a build is for these tests only.
 //!
-//! Each lock has a [`Rank`], and debug builds panic when a thread takes one out of order. In a release build the types
-//! of locks are aliases of parking_lot's.
+//! Each of these locks has a [`Rank`], and debug builds panic when a thread takes one out of order. In a release build
+//! the types of locks are aliases of parking_lot's.
 //!
 //! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
 //! waiting.

@@ -2,7 +2,8 @@
 //!
 //! # States
 //! Those of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
-//! the client's connection with 505 UNEXPECTED_FRAME; other events leave the state as it is.
+//! the client's connection: with 505 UNEXPECTED_FRAME; with 504 CHANNEL_ERROR without a channel, or while it is closing;
+//! with 501 FRAME_ERROR for more of a body than the header announced. Other events leave the state as it is.
 //!
 //! | state | event | next state |
 //! |---|---|---|

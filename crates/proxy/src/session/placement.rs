@@ -78,22 +78,28 @@ impl ProxySession {
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         channel.general.held.extend_from_slice(&in_line);
-        if let Some(publishing) = &mut channel.publishing
-            && let SidePlacement::Placed(route) = &publishing.place
-        {
-            if publishing.under_way().is_some() {
-                self.leave(number, Role::Publishing, true)?;
-            } else {
-                // Nothing is waited for, not even a broker that does not read.
-                let route = route.clone();
-                self.output.hand_over();
-                let now = self.output.now;
-                if let Some(publishing) = self.side(number, Role::Publishing)
-                    && route.upstream.release(route.channel, publishing.usage(), now)
-                {
-                    publishing.left(None, false);
-                    publishing.place = SidePlacement::Nowhere;
+        if let Some(publishing) = &mut channel.publishing {
+            match &publishing.place {
+                SidePlacement::Placed(_) if publishing.under_way().is_some() => {
+                    self.leave(number, Role::Publishing, true)?;
                 }
+                SidePlacement::Placed(route) => {
+                    // Nothing is waited for, not even a broker that does not read.
+                    let route = route.clone();
+                    self.output.hand_over();
+                    let now = self.output.now;
+                    if let Some(publishing) = self.side(number, Role::Publishing)
+                        && route.upstream.release(route.channel, publishing.usage(), now)
+                    {
+                        publishing.left(None, false);
+                        publishing.place = SidePlacement::Nowhere;
+                    }
+                }
+                // Its close was sent already.
+                SidePlacement::Closing(route) => {
+                    publishing.place = SidePlacement::Leaving { route: route.clone(), own: true };
+                }
+                SidePlacement::Nowhere | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {}
             }
         }
         self.place(number, Role::General)

@@ -159,6 +159,7 @@ impl ProxySession {
         }
         // The other side may have waited for this one to leave.
         self.place(number, Role::General)?;
+        self.place(number, Role::Publishing)?;
         if self.channels.get_mut(number).is_some_and(|channel| channel.is_closing()) {
             self.close_sides(number);
         }

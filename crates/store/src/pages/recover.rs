@@ -183,7 +183,7 @@ impl QueueSegments {
         let writer = self.writer.get_mut();
         writer.folder = !names.is_empty();
         for orphan in orphans {
-            // Empty or without segment: the other files are removed with the next `persist_settled`.
+            // Empty or without segment: the other files are removed with the next `persist_settled_if`.
             orphan.remove(&self.files)?;
             writer.names = true;
             writer.orphans.push(orphan);

@@ -170,7 +170,7 @@ impl QueueSegments {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
             let synced = segment.synced() == Some(segment.shape);
-            // An index records which messages were settled, and a restart must not know that before `persist_settled`.
+            // An index records which messages were settled, and a restart must not know that before `persist_settled_if`.
             let whole = self.durable && synced && segment.live.count() == segment.shape.records;
             let index = whole.then(|| (segment.file.index_path(), encode_index(self.queue, segment)));
             segment.seal();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::frame::write_method;
-use amqp::method::{basic, channel, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, queue};
 use amqp::{ContentHeader, Credentials, Frame, FrameKind, Method};
 use transport::Protocol;
 
@@ -20,6 +20,8 @@ pub(super) struct Peer {
     pub(super) connection: UpstreamConnection,
     /// Answers that are still to be delivered.
     pub(super) answers: VecDeque<Answer>,
+    /// Confirms, likewise: brokers answer methods before messages are on disk.
+    confirms: VecDeque<Answer>,
     channels: BTreeMap<u16, PeerChannel>,
 }
 
@@ -34,8 +36,8 @@ pub(super) struct Answer {
 #[derive(Default)]
 struct PeerChannel {
     confirming: bool,
-    /// Messages received.
-    published: u64,
+    /// Messages received since.
+    confirmed: u64,
     /// Bytes of body to come; `None` for a header.
     content: Option<Option<u64>>,
     /// Whether it has sent `channel.close`, and waits for close-ok.
@@ -57,11 +59,11 @@ impl Peer {
         let access = Access { endpoint, credentials: credentials.clone(), virtual_host: "/".into() };
         let role = owner.is_none().then_some(role);
         let connection = open(pool, limits, access, owner, role, now);
-        Self { connection, answers: VecDeque::new(), channels: BTreeMap::new() }
+        Self { connection, answers: VecDeque::new(), confirms: VecDeque::new(), channels: BTreeMap::new() }
     }
 
-    /// Reads all that the pool has sent.
-    pub(super) fn read(&mut self) {
+    /// Reads all that the pool has sent; whether that was anything.
+    pub(super) fn read(&mut self) -> bool {
         let bytes = self.connection.upstream.outbox.read_all();
         let mut rest = &bytes[..];
         while let Some(frame) = Frame::parse(rest, 131_072).unwrap() {
@@ -69,6 +71,7 @@ impl Peer {
             self.take(&frame);
         }
         assert!(rest.is_empty(), "half a frame");
+        !bytes.is_empty()
     }
 
     fn take(&mut self, frame: &Frame<'_>) {
@@ -99,11 +102,17 @@ impl Peer {
             }
             Method::ChannelClose(_) => {
                 self.channels.remove(&number);
+                self.confirms.retain(|confirm| confirm.channel != number);
                 self.answer(number, "channel.close-ok", channel::CloseOk {});
             }
             _ if known.closed => {}
             Method::BasicPublish(_) => known.content = Some(None),
-            Method::ConfirmSelect(_) => known.confirming = true,
+            Method::ConfirmSelect(select) => {
+                known.confirming = true;
+                if !select.no_wait {
+                    self.answer(number, "confirm.select-ok", confirm::SelectOk {});
+                }
+            }
             Method::QueueDeclare(declare) => {
                 let ok = queue::DeclareOk { queue: declare.queue, ..Default::default() };
                 self.answer(number, "queue.declare-ok", ok);
@@ -134,9 +143,9 @@ impl Peer {
         if missing > 0 {
             return;
         }
-        known.published += 1;
-        let (confirming, delivery_tag) = (known.confirming, known.published);
-        if confirming {
+        if known.confirming {
+            known.confirmed += 1;
+            let delivery_tag = known.confirmed;
             self.answer(frame.channel, "basic.ack", basic::Ack { delivery_tag, multiple: false });
         }
     }
@@ -144,14 +153,22 @@ impl Peer {
     fn answer<'m>(&mut self, channel: u16, name: &'static str, method: impl Into<Method<'m>>) {
         let mut bytes = Vec::new();
         write_method(&mut bytes, channel, method);
-        self.answers.push_back(Answer { name, channel, bytes });
+        let queue = if name == "basic.ack" { &mut self.confirms } else { &mut self.answers };
+        queue.push_back(Answer { name, channel, bytes });
     }
 
-    /// Delivers the oldest answer; returns the name of its method.
+    /// Delivers the oldest answer to a method; returns its name.
     pub(super) fn deliver(&mut self, now: Instant) -> Option<&'static str> {
         let Answer { name, bytes, .. } = self.answers.pop_front()?;
         self.connection.handle_input(&bytes, now);
         Some(name)
+    }
+
+    /// Delivers the oldest confirm, if there is one.
+    pub(super) fn confirm(&mut self, now: Instant) -> Option<()> {
+        let Answer { bytes, .. } = self.confirms.pop_front()?;
+        self.connection.handle_input(&bytes, now);
+        Some(())
     }
 
     /// Closes one of the channels that are open and have no half message, if there is one, for a fault of the client.
@@ -161,6 +178,7 @@ impl Peer {
             self.channels.iter().filter(|(_, known)| open(known)).map(|(number, _)| *number).collect();
         let Some(number) = numbers.get(pick as usize % numbers.len().max(1)).copied() else { return false };
         self.answers.retain(|answer| answer.channel != number);
+        self.confirms.retain(|confirm| confirm.channel != number);
         if let Some(known) = self.channels.get_mut(&number) {
             known.closed = true;
         }
@@ -179,6 +197,7 @@ impl Peer {
         self.connection.handle_input(&bytes, now);
         self.channels.clear();
         self.answers.clear();
+        self.confirms.clear();
     }
 
     /// The connection is cut.
@@ -186,5 +205,6 @@ impl Peer {
         self.connection.handle_eof();
         self.channels.clear();
         self.answers.clear();
+        self.confirms.clear();
     }
 }
