@@ -1,0 +1,146 @@
+//! The states of a channel's message and of a side, and the transitions that the tables at the head of `channel` allow.
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum MessageState {
+    Gone,
+    Between,
+    HeaderHeld,
+    HeaderStreamed,
+    BodyHeld,
+    BodyStreamed,
+    Closing,
+    ClosingHalf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum PlaceState {
+    Nowhere,
+    Waiting,
+    WaitingOwn,
+    Placed,
+    PlacedOwn,
+    Leaving,
+    ClosingSide,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    Open,
+    Publish,
+    Header,
+    EmptyHeader,
+    LargeHeader,
+    Part,
+    Rest,
+    Declare,
+    Qos,
+    /// A consumer that may be on a shared connection.
+    Consume,
+    /// One that needs the client's own.
+    Own,
+    Select,
+    Close,
+    CloseConnection,
+    Granted,
+    Overflow,
+    Ready,
+    CloseOk,
+    Confirm,
+    Answer,
+    PeerCloses,
+    Lost,
+    /// Lost for a fault of one of the clients.
+    Faulted,
+}
+
+use Cause::*;
+use MessageState::*;
+use PlaceState::*;
+
+/// All transitions of the incoming message. Any other pair of a state and a cause leaves the state as it is.
+pub(super) const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
+    (Gone, Open, &[Between]),
+    (Between, Publish, &[HeaderHeld]),
+    (Between, Close, &[Gone, Closing]),
+    (Between, CloseConnection, &[Gone, Closing]),
+    (Between, PeerCloses, &[Gone]),
+    (HeaderHeld, Header, &[BodyHeld]),
+    (HeaderHeld, EmptyHeader, &[Between]),
+    (HeaderHeld, LargeHeader, &[BodyStreamed]),
+    (HeaderHeld, CloseConnection, &[Gone, Closing]),
+    (HeaderHeld, Granted, &[HeaderStreamed]),
+    (HeaderHeld, PeerCloses, &[Gone]),
+    (HeaderStreamed, Header, &[BodyStreamed]),
+    (HeaderStreamed, EmptyHeader, &[Between]),
+    (HeaderStreamed, LargeHeader, &[BodyStreamed]),
+    (HeaderStreamed, CloseConnection, &[Gone, ClosingHalf]),
+    (HeaderStreamed, PeerCloses, &[Gone]),
+    (BodyHeld, Rest, &[Between]),
+    (BodyHeld, CloseConnection, &[Gone, Closing]),
+    (BodyHeld, Granted, &[BodyStreamed]),
+    (BodyHeld, PeerCloses, &[Gone]),
+    (BodyStreamed, Rest, &[Between]),
+    (BodyStreamed, CloseConnection, &[Gone, ClosingHalf]),
+    (BodyStreamed, PeerCloses, &[Gone]),
+    (BodyStreamed, Lost, &[Gone]),
+    (Closing, Ready, &[Gone]),
+    (Closing, CloseOk, &[Gone]),
+    (Closing, Answer, &[Gone]),
+    (Closing, PeerCloses, &[Gone]),
+    (Closing, Lost, &[Gone]),
+    (Closing, Faulted, &[Gone]),
+    (ClosingHalf, Ready, &[Gone]),
+    (ClosingHalf, CloseOk, &[Gone]),
+    (ClosingHalf, PeerCloses, &[Gone]),
+    (ClosingHalf, Lost, &[Gone]),
+    (ClosingHalf, Faulted, &[Gone]),
+];
+
+/// All transitions of a side, of a channel that stays. One event may lead over several lines of the table in `channel`.
+pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
+    (Nowhere, EmptyHeader, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, LargeHeader, &[WaitingOwn, PlacedOwn]),
+    (Nowhere, Rest, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, Declare, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, Qos, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
+    (Nowhere, Consume, &[WaitingOwn, Placed]),
+    (Nowhere, Own, &[WaitingOwn, PlacedOwn]),
+    (Nowhere, Granted, &[WaitingOwn, PlacedOwn]),
+    (Nowhere, Answer, &[Waiting, WaitingOwn, Placed, PlacedOwn, ClosingSide]),
+    (Nowhere, PeerCloses, &[Waiting, Placed, ClosingSide]),
+    (Nowhere, Lost, &[Waiting, WaitingOwn, PlacedOwn]),
+    (Nowhere, Faulted, &[WaitingOwn, PlacedOwn, ClosingSide]),
+    (Waiting, LargeHeader, &[WaitingOwn, PlacedOwn]),
+    (Waiting, Rest, &[PlacedOwn]),
+    (Waiting, Own, &[WaitingOwn, PlacedOwn]),
+    (Waiting, Granted, &[WaitingOwn, PlacedOwn]),
+    (Waiting, Ready, &[Placed, ClosingSide]),
+    (WaitingOwn, Ready, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, CloseOk, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, PeerCloses, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, Lost, &[PlacedOwn, ClosingSide]),
+    (WaitingOwn, Faulted, &[PlacedOwn, ClosingSide]),
+    (Placed, EmptyHeader, &[Nowhere, Leaving]),
+    (Placed, LargeHeader, &[Nowhere, Leaving]),
+    (Placed, Rest, &[Nowhere, Leaving]),
+    (Placed, Own, &[Nowhere, Leaving]),
+    (Placed, Close, &[Nowhere, ClosingSide]),
+    (Placed, CloseConnection, &[Nowhere, ClosingSide]),
+    (Placed, Granted, &[Nowhere, Leaving]),
+    (Placed, Overflow, &[Nowhere, Leaving]),
+    (Placed, Ready, &[Nowhere, ClosingSide]),
+    (Placed, Answer, &[Nowhere, Leaving, ClosingSide]),
+    (Placed, PeerCloses, &[Nowhere, ClosingSide]),
+    (Placed, Lost, &[Nowhere, Waiting, WaitingOwn, PlacedOwn]),
+    (Placed, Faulted, &[Nowhere, Waiting, WaitingOwn, PlacedOwn, Leaving]),
+    (PlacedOwn, Close, &[ClosingSide]),
+    (PlacedOwn, CloseConnection, &[ClosingSide]),
+    (PlacedOwn, Lost, &[Nowhere, WaitingOwn]),
+    (Leaving, CloseOk, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (Leaving, PeerCloses, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (Leaving, Lost, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (Leaving, Faulted, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (ClosingSide, CloseOk, &[Nowhere]),
+    (ClosingSide, Lost, &[Waiting, WaitingOwn]),
+    (ClosingSide, Faulted, &[Waiting, WaitingOwn]),
+];
