@@ -5,6 +5,8 @@ import pytest
 from harness.drivers import COMMANDS, Drivers
 from harness.targets import NAMES, Targets
 
+pytest_plugins = ["harness.failures"]
+
 
 def pytest_addoption(parser):
     parser.addoption("--target", default=",".join(NAMES), help="the servers to test, by commas")
@@ -43,7 +45,5 @@ def drivers(tmp_path_factory):
 
 @pytest.fixture
 def target(targets, target_name):
-    """A server that scenarios share; its last words are shown should a test fail."""
-    target = targets[target_name]
-    yield target
-    print(target.tail())
+    """A server that scenarios share."""
+    return targets[target_name]

@@ -8,10 +8,12 @@ import pytest
 from harness.instances import leveret
 from harness.load import Load
 from harness.metrics import metric, wait_until
+from harness.patience import TEST_SECONDS
 from harness.rabbitmq import Cluster
 
 # `make cluster` kills each node in turn, so many times; the suite one of them.
 ROUNDS = int(os.environ.get("LEVERET_CLUSTER_ROUNDS", "0"))
+pytestmark = pytest.mark.timeout(0 if ROUNDS else TEST_SECONDS)
 # Three nodes and their clients on one machine: at full speed they would starve each other.
 GENTLY = {"queue_type": "quorum", "interval": "300ms"}
 

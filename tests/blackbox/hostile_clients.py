@@ -14,11 +14,13 @@ from harness.child import Child, peak_resident_bytes, resident_bytes
 from harness.drivers import CACHE
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import TEST_SECONDS
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, content_header, frame, publish_arguments
 
 TARGETS = ["leveret", "proxy"]
 # Of each kind, all at the same time.
 CLIENTS = int(os.environ.get("LEVERET_HOSTILE", "300"))
+pytestmark = pytest.mark.timeout(0 if "LEVERET_HOSTILE" in os.environ else TEST_SECONDS)
 # What a process has open besides, upstream connections included.
 SPARE = 3000
 # The worst kinds send 64 KiB that cannot be judged yet, or fill what may wait for them; and what is there at once for all.

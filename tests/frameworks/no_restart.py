@@ -19,6 +19,8 @@ from harness.metrics import metric, wait_until
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
+# Each event has a bound, and so the test has none.
+pytestmark = pytest.mark.timeout(0)
 # A bound for hangs: the longest pause between two attempts to connect is some ten seconds (Celery).
 EVENT_SECONDS = 90
 # Messages: confirmed to each client after an event, and unacknowledged in each queue before an alarm.

@@ -10,10 +10,20 @@ from pathlib import Path
 
 from harness.patience import PATIENCE
 
+started = []
+"""Children that run, and those that have ended since `forget_ended`: who speaks for a test that fails."""
+
+
+def forget_ended():
+    started[:] = [child for child in started if child.running()]
+
 
 class Child:
-    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None):
+    """`logs` is a folder in which it keeps logs of its own, beside what it prints."""
+
+    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None):
         self.log = log
+        self.logs = logs
         self.lines = []
         self.ended = False
         self.changed = threading.Condition()
@@ -32,6 +42,7 @@ class Child:
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
+        started.append(self)
 
     @property
     def pid(self):
@@ -96,7 +107,20 @@ class Child:
         return "\n".join(self.lines)
 
     def tail(self, count=40):
-        return f"the end of {self.log.name}:\n" + "\n".join(self.lines[-count:])
+        return f"the end of {self.log.name}:\n{self.last_lines(count)}"
+
+    def said(self):
+        """How much it has said, in a measure that only grows."""
+        return len(self.lines) + sum(log.stat().st_size for log in self.own_logs())
+
+    def own_logs(self):
+        return list(self.logs.glob("*.log")) if self.logs else []
+
+    def last_lines(self, count=40):
+        """Of the largest of its own logs, if it has some that say anything; otherwise of what it has printed."""
+        logs = sorted(self.own_logs(), key=lambda log: log.stat().st_size)
+        kept = logs[-1].read_text(errors="replace").splitlines() if logs else []
+        return "\n".join((kept or self.lines)[-count:])
 
 
 def resident_bytes(pid):

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from harness.leveret import ROOT
+from harness.patience import PATIENCE
 
 TESTS = ROOT / "tests"
 CACHE = ROOT / ".cache"
-SCENARIO_SECONDS = 120
 # Server-properties in which Leveret says what it is, beside those that RabbitMQ has.
 OURS = {"implementation", "implementation_version"}
 
@@ -61,7 +61,7 @@ class Driver:
         return observed
 
     def _read(self):
-        ready, _, _ = select.select([self.process.stdout], [], [], SCENARIO_SECONDS)
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
         line = self.process.stdout.readline() if ready else None
         if not line:
             self.stop()

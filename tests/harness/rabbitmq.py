@@ -65,7 +65,7 @@ class RabbitMq:
         """Starts the server, for the first time or again with the same ports and folders."""
         log = self.folder / ("server.log" if self.starts == 0 else f"server-{self.starts}.log")
         self.starts += 1
-        self.server = Child([SERVER], log, env=self.env)
+        self.server = Child([SERVER], log, env=self.env, logs=self.folder / "log")
         if wait:
             self.server.wait_line(READY, START_SECONDS)
 
@@ -93,8 +93,7 @@ class RabbitMq:
         assert self.server.running(), self.server.tail()
 
     def tail(self):
-        logs = sorted((self.folder / "log").glob("*.log"), key=lambda log: log.stat().st_size)
-        return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-20:]) if logs else self.server.tail()
+        return self.server.tail()
 
     def stop(self):
         try:

@@ -1,0 +1,98 @@
+"""A test that fails says what its servers said last and which command runs it alone; one that hangs fails where it hangs. Shown by
+tests that fail on purpose, run apart."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.leveret import ROOT
+from harness.patience import PATIENCE, TEST_SECONDS
+
+# The others of this environment take seconds to load.
+PLUGINS = "-p pytest_timeout -p xdist.plugin -p no:cacheprovider"
+CONFTEST = 'pytest_plugins = ["harness.failures"]\n'
+SETTINGS = f"[pytest]\npythonpath = {ROOT / 'tests'}\npython_files = *.py\naddopts = {PLUGINS} --tb=short\n"
+# It starts a server, or what stands for one, that says which number it has been given.
+BEGINNING = '''
+import signal
+import pytest
+from harness.child import Child
+
+def server(folder, number):
+    child = Child(["sh", "-c", f"echo ready as $((6 * {number})); exec sleep infinity"], folder / f"server-{number}.log")
+    child.wait_line("ready")
+    return child
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    child = server(tmp_path_factory.mktemp("shared"), 2)
+    yield child
+    child.kill()
+
+def test_before(shared):
+    pass
+'''
+FAILING = '''
+@pytest.mark.parametrize("word", ["it's $1 & \\"2\\""])
+def test_failing(shared, tmp_path, word):
+    child = server(tmp_path, 7)
+    assert word == "another"
+'''
+FAILING_FIXTURE = '''
+@pytest.fixture
+def broken(tmp_path):
+    server(tmp_path, 7)
+    raise AssertionError("no fixture")
+
+def test_failing(broken):
+    pass
+'''
+# The clock of the bound is set to what is left of it when its time is nearly over.
+HANGING = '''
+def test_failing(tmp_path):
+    child = server(tmp_path, 7)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    child.wait_line("this never comes")
+'''
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "in a worker"])
+@pytest.mark.parametrize("test", [FAILING, FAILING_FIXTURE, HANGING], ids=["failing", "fixture", "hanging"])
+def test_the_servers_last_lines_and_the_command(tmp_path, test, workers):
+    output = run(tmp_path, test, workers)
+    assert "ready as 42" in output
+    # A server that others started and that has said nothing meanwhile is not to blame.
+    assert "ready as 12" not in output
+    assert "to run it alone" in output
+
+
+def test_a_hang_is_found_where_it_is(tmp_path):
+    output = run(tmp_path, HANGING)
+    assert f"Timeout (>{TEST_SECONDS}s)" in output
+    assert 'child.wait_line("this never comes")' in output
+
+
+def test_the_command_runs_that_very_test(tmp_path):
+    """Through a shell, make and the shell that make starts, whatever the name of the test is made of."""
+    output = run(tmp_path, FAILING)
+    command = re.search(r"^(.*make scenarios ARGS=.*)$", output, re.MULTILINE).group(1)
+    (tmp_path / "Makefile").write_text("scenarios:\n\t@printf '%s' $(ARGS)\n")
+    given = subprocess.check_output(["sh", "-c", command], cwd=tmp_path, text=True)
+    assert given == "test_it.py::test_failing[it's $1 & \"2\"]"
+    assert [word for word in shlex.split(command) if word.startswith("LEVERET_PATIENCE=")] == [f"LEVERET_PATIENCE={PATIENCE}"]
+
+
+def run(folder: Path, test, workers=()):
+    """What pytest prints of a test that fails, in a folder of its own."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "pytest.ini").write_text(SETTINGS)
+    (folder / "test_it.py").write_text(BEGINNING + test)
+    argv = [sys.executable, "-m", "pytest", *workers, "test_it.py", "--basetemp", folder / "kept"]
+    environment = {"PATH": "/usr/bin:/bin", "LEVERET_PATIENCE": str(PATIENCE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert "1 passed" in done.stdout and ("1 failed" in done.stdout or "1 error" in done.stdout), done.stdout + done.stderr
+    return done.stdout
