@@ -45,7 +45,7 @@ leveret:
 # How many files run beside each other; what is narrowed down runs alone, and shows its output as it comes.
 WORKERS ?= $(if $(ARGS),0,2)
 scenarios: setup leveret
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Random programs on RabbitMQ and on Leveret, compared step by step; for more: make differential PROGRAMS=100000 SEED=7.
 # A failing program is printed as lines of JSON; in a file: make differential ARGS="--replay file".

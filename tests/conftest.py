@@ -5,7 +5,7 @@ import pytest
 from harness.drivers import COMMANDS, Drivers
 from harness.targets import NAMES, Targets
 
-pytest_plugins = ["harness.failures"]
+pytest_plugins = ["harness.failures", "harness.longest_first"]
 
 
 def pytest_addoption(parser):

@@ -1,0 +1,65 @@
+"""Workers are handed the longest files first, by what each took in the last whole run. Shown by a run of three files, apart."""
+
+import json
+import subprocess
+import sys
+
+from harness.leveret import ROOT
+from harness.longest_first import FIRST, longest_first
+from harness.patience import PATIENCE
+
+CONFTEST = """
+from pathlib import Path
+import harness.longest_first
+from conftest_of_all import pytest_addoption
+
+pytest_plugins = ["harness.longest_first"]
+harness.longest_first.KEPT = Path(__file__).parent / "durations.json"
+"""
+SETTINGS = f"""
+[pytest]
+pythonpath = {ROOT / "tests"} .
+python_files = *.py
+testpaths = inner
+addopts = -p pytest_timeout -p xdist.plugin -p no:cacheprovider
+"""
+TESTS = ["def test_a():\n    pass\n", "def test_a():\n    pass\n\ndef test_b():\n    pass\n"]
+
+
+def test_the_last_run_says_what_is_first_in_the_next(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("one.py", "two.py", "three.py"):
+        (tmp_path / "inner" / name).write_text(TESTS[name == "three.py"])
+    (tmp_path / "conftest_of_all.py").symlink_to(ROOT / "tests" / "conftest.py")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text(SETTINGS)
+    # Nothing is known yet: by the number of tests.
+    assert order(tmp_path) == ["three", "one", "two"]
+    kept = tmp_path / "durations.json"
+    assert sorted(json.loads(kept.read_text())) == ["inner/one.py", "inner/three.py", "inner/two.py"]
+    seconds = json.dumps({"inner/three.py": 1, "inner/two.py": 3, "inner/one.py": 2})
+    kept.write_text(seconds)
+    # A run of a part says nothing about the whole.
+    assert order(tmp_path, "-k", "test_a") == ["two", "one", "three"]
+    assert order(tmp_path, "--client", "pika") == ["two", "one", "three"]
+    assert kept.read_text() == seconds
+
+
+def order(folder, *arguments):
+    """The files in the order in which one worker ran them."""
+    argv = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-v", *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = [line.split("inner/")[1].split(".py")[0] for line in done.stdout.splitlines() if "PASSED" in line]
+    return list(dict.fromkeys(ran))
+
+
+def test_a_new_file_goes_before_those_that_are_known_and_keeps_its_order():
+    items = ["b 1", "a 1", "b 2", "new 1", "a 2"]
+    sorted_items = longest_first(items, {"a": 2.0, "b": 1.0}, key=lambda item: item.split()[0])
+    assert sorted_items == ["new 1", "a 1", "a 2", "b 1", "b 2"]
+
+
+def test_what_goes_first_on_a_new_machine_exists():
+    assert [file for file in FIRST if not (ROOT / "tests" / file).exists()] == []

@@ -1,0 +1,76 @@
+"""A pytest plugin: files that several workers share are handed out by how long each took in the last whole run on this machine, the
+longest first, so that no worker ends with a long one while the others have nothing to do."""
+
+import collections
+import json
+import os
+
+import pytest
+
+from harness.drivers import COMMANDS
+from harness.leveret import ROOT
+from harness.targets import NAMES
+
+KEPT = ROOT / ".cache" / "durations.json"
+# What takes minutes, for the first run on a machine.
+FIRST = ["scenarios/same_answers.py", "blackbox/bench_studies.py"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """All workers have to collect in one order, so it is this process that reads the file."""
+    node.workerinput["longest_first"] = last_run()
+
+
+def last_run():
+    try:
+        return json.loads(KEPT.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        items[:] = longest_first(items, worker["longest_first"], key=lambda item: item.nodeid.partition("::")[0])
+
+
+def longest_first(items, seconds, key):
+    """`items`, those of a file together and in their order. What has not been measured yet goes first: what is known to take
+    minutes, then by the number of tests."""
+    counts = collections.Counter(map(key, items))
+
+    def rank(item):
+        file = key(item)
+        return (-seconds.get(file, float("inf")), file not in FIRST, -counts[file], file)
+
+    return sorted(items, key=rank)
+
+
+class Durations:
+    """How long each file takes in this run, kept when all of them ran to their end."""
+
+    def __init__(self):
+        self.seconds = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            KEPT.parent.mkdir(exist_ok=True)
+            written = KEPT.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps({file: round(seconds, 1) for file, seconds in self.seconds.most_common()}, indent=1))
+            written.replace(KEPT)
+
+
+def pytest_configure(config):
+    whole = config.args == config.getini("testpaths") and not any(config.getoption(name) for name in ("keyword", "markexpr", "maxfail"))
+    if whole and not hasattr(config, "workerinput") and not narrowed(config):
+        config.pluginmanager.register(Durations())
+
+
+def narrowed(config):
+    """Whether some servers or clients are left out."""
+    return any(config.getoption(option) != ",".join(known) for option, known in (("--target", NAMES), ("--client", COMMANDS)))
