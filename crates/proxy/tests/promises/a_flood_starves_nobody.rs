@@ -6,6 +6,7 @@ use crate::common::{Broker, Client, Manners, message, until};
 
 const FLOODERS: usize = 4;
 const SMALL: u64 = 50;
+const FLOOD: &[u8] = &[7; 100_000];
 
 #[tokio::test]
 async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_nothing() {
@@ -22,7 +23,7 @@ async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_not
     for _ in 0..FLOODERS {
         let mut flooder = Client::connect(&pool).await;
         flooder.open_channel(1).await;
-        let flood = message(1, &[7; 100_000], 131_072).repeat(400);
+        let flood = message(1, FLOOD, 131_072).repeat(400);
         floods.push(tokio::spawn(async move { flooder.write(&flood).await }));
     }
     // The broker's and the kernel's buffers are full, so is the out-buffer, and the broker does not read.
@@ -35,19 +36,29 @@ async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_not
         before = taken();
     }
     assert!(floods.iter().all(|flood| !flood.is_finished()), "it all went into buffers");
-    let before = taken();
+    // The small ones' bytes together are fewer than those of one message of the flood, and a shared connection takes
+    // whole messages only: what the flooders may still have got rid of is a multiple of theirs.
+    let length = |body| message(1, body, 131_072).len() as u64;
+    let before = pool.metrics().bytes_to_upstreams;
+    let small_taken = || (pool.metrics().bytes_to_upstreams - before) % length(FLOOD) / length(b"small");
     for n in 1..=SMALL {
         small.publish(1, b"small").await;
-        until("a small message to be taken", || taken() >= before + n).await;
+        until("a small message to be taken", || small_taken() == n).await;
     }
+    let flood_taken = taken() - SMALL - 1;
 
-    // Once the broker reads again they arrive, each client's in order, none lost.
+    // Once the broker reads again they arrive, none lost, and ahead of what had not been taken of the flood.
     shared.set_reading(true);
-    let mut arrived = 0;
-    while arrived < SMALL {
+    let (mut small_arrived, mut flood_arrived) = (1, 0);
+    while small_arrived <= SMALL {
         let frame = shared.next().await;
-        arrived += u64::from(frame.payload == b"small");
+        small_arrived += u64::from(frame.payload == b"small");
+        flood_arrived += u64::from(frame.payload == FLOOD);
     }
+    assert!(
+        flood_arrived <= flood_taken,
+        "{flood_arrived} of the flood came first, {flood_taken} were taken"
+    );
     for flood in floods {
         flood.abort();
     }
