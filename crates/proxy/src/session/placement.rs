@@ -253,7 +253,13 @@ impl ProxySession {
         if route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()) {
             route.upstream.close_channel(route.channel);
         }
+        let returns = route.own && !own;
         side.place = SidePlacement::Leaving { route, own };
+        if returns && !side.touched {
+            // It has only published, and is placed with its next message: most likely on a connection that is
+            // there, be it the one that is about to be given back.
+            return Ok(());
+        }
         let confirm = side.is_confirming();
         self.connection(own, role, confirm).map(drop)
     }

@@ -1,5 +1,6 @@
-//! A scripted broker on a loopback port, and clients whose sessions run over in-process streams.
+//! A scripted broker, on a loopback port or within the process, and clients whose sessions run over in-process streams.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,15 +10,21 @@ use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
 use parking_lot::Mutex;
-use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, ProxySession, Refusal, UpstreamAddress};
+use proxy::{
+    ClientInfo, ClientSide, Connecting, Connector, Login, Pool, PoolConfig, ProxySession, Refusal,
+    UpstreamAddress,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use transport::{Intent, Outbox, Protocol};
+use transport::{Intent, Outbox, Protocol, Stream};
 
 /// Timeout for every wait; it turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The pause between two looks at a condition: short for a test, long for the processor.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Waits for something that must happen.
 pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
@@ -28,7 +35,7 @@ pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
 pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     let looking = async {
         while !so() {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
     soon(what, looking).await;
@@ -117,10 +124,38 @@ pub(crate) struct Broker {
     pub(crate) manners: Arc<Manners>,
     opened: mpsc::UnboundedReceiver<BrokerEnd>,
     open: mpsc::UnboundedSender<BrokerEnd>,
-    accepting: JoinHandle<()>,
+    listening: Listening,
+}
+
+/// How pools reach a broker.
+enum Listening {
+    Port(JoinHandle<()>),
+    Cable(Arc<Cable>),
+}
+
+/// Connects pools to a broker within the process.
+#[derive(Debug)]
+struct Cable {
+    manners: Arc<Manners>,
+    open: mpsc::UnboundedSender<BrokerEnd>,
+    is_plugged: AtomicBool,
+}
+
+impl Connector for Cable {
+    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
+        Box::pin(async {
+            if !self.is_plugged.load(Ordering::SeqCst) {
+                return Err(std::io::ErrorKind::ConnectionRefused.into());
+            }
+            let (near, far) = tokio::io::duplex(64 * 1024);
+            tokio::spawn(serve(far, self.manners.clone(), self.open.clone()));
+            Ok(Stream::Memory(near))
+        })
+    }
 }
 
 /// The broker's end of an open connection. Dropping `to` closes it.
+#[derive(Debug)]
 pub(crate) struct BrokerEnd {
     /// Frames received, without heartbeats.
     pub(crate) seen: mpsc::UnboundedReceiver<OwnedFrame>,
@@ -142,23 +177,47 @@ impl Broker {
         let manners = Arc::new(manners);
         let (open, opened) = mpsc::unbounded_channel();
         let accepting = tokio::spawn(accept(listener, manners.clone(), open.clone()));
-        Self { address, manners, opened, open, accepting }
+        Self { address, manners, opened, open, listening: Listening::Port(accepting) }
+    }
+
+    /// A broker without sockets: with a paused clock, time passes only while nobody has anything to do.
+    pub(crate) fn simulated(manners: Manners) -> Self {
+        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
+        let manners = Arc::new(manners);
+        let (open, opened) = mpsc::unbounded_channel();
+        let is_plugged = AtomicBool::new(true);
+        let cable = Cable { manners: manners.clone(), open: open.clone(), is_plugged };
+        Self { address, manners, opened, open, listening: Listening::Cable(Arc::new(cable)) }
     }
 
     /// Stops listening, like a broker that is stopped. The caller drops its connections.
     pub(crate) async fn go_away(&mut self) {
-        self.accepting.abort();
-        let _ = (&mut self.accepting).await;
+        match &mut self.listening {
+            Listening::Port(accepting) => {
+                accepting.abort();
+                let _ = accepting.await;
+            }
+            Listening::Cable(cable) => cable.is_plugged.store(false, Ordering::SeqCst),
+        }
     }
 
     /// Listens again, at the same address.
     pub(crate) async fn come_back(&mut self) {
-        let listener = TcpListener::bind(("127.0.0.1", self.address.port)).await.unwrap();
-        self.accepting = tokio::spawn(accept(listener, self.manners.clone(), self.open.clone()));
+        match &mut self.listening {
+            Listening::Port(accepting) => {
+                let listener = TcpListener::bind(("127.0.0.1", self.address.port)).await.unwrap();
+                *accepting = tokio::spawn(accept(listener, self.manners.clone(), self.open.clone()));
+            }
+            Listening::Cable(cable) => cable.is_plugged.store(true, Ordering::SeqCst),
+        }
     }
 
     pub(crate) fn config(&self) -> PoolConfig {
-        PoolConfig::new(vec![self.address.clone()])
+        let mut config = PoolConfig::new(vec![self.address.clone()]);
+        if let Listening::Cable(cable) = &self.listening {
+            config.connector = cable.clone();
+        }
+        config
     }
 
     pub(crate) async fn next_connection(&mut self) -> BrokerEnd {
@@ -225,14 +284,18 @@ async fn accept(listener: TcpListener, manners: Arc<Manners>, open: mpsc::Unboun
     }
 }
 
-async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::UnboundedSender<BrokerEnd>) {
+async fn serve(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    manners: Arc<Manners>,
+    opened: mpsc::UnboundedSender<BrokerEnd>,
+) {
     let Some(client_properties) = handshake(&mut stream, &manners).await else { return };
     let (seen_sender, seen) = mpsc::unbounded_channel();
     let (to, mut outgoing) = mpsc::unbounded_channel::<Vec<u8>>();
     let answers = to.clone().downgrade();
     let (reads, mut may_read) = watch::channel(true);
     let _ = opened.send(BrokerEnd { seen, to, client_properties, reads });
-    let (mut reader, mut writer) = stream.into_split();
+    let (mut reader, mut writer) = tokio::io::split(stream);
     let reading = async move {
         while may_read.wait_for(|reads| *reads).await.is_ok()
             && let Some(frame) = read_frame(&mut reader).await

@@ -103,12 +103,31 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     assert!(!broker.has_new_connection());
 }
 
+#[tokio::test(start_paused = true)]
+async fn s2_who_has_streamed_asks_for_no_connection_until_it_has_something_to_send() {
+    let mut broker = Broker::simulated(Manners::default());
+    let pool = pool(&broker, HOUR);
+    let mut clients = full(&pool, 0).await;
+    let mut ends = [broker.next_connection().await, broker.next_connection().await];
+    // The shared connection is one for publishing from now on.
+    for (at, (client, end)) in clients.iter_mut().enumerate() {
+        client.write(end).await;
+        ends[at].expect("channel.open").await;
+        expect_large(&mut ends[at], at as u8).await;
+    }
+    ends[1].expect("channel.close").await;
+    until("the stream to be given back", || pool.metrics().streams == 0).await;
+    // Time passes only when nobody has anything to do: whatever was asked for has come.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((broker.logins(), pool.metrics().upstream_connections), (2, 2));
+}
+
 #[tokio::test]
 async fn p2_a_stream_serves_one_after_the_other_with_confirms() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 0).await;
-    let _shared = broker.next_connection().await;
+    let mut shared = broker.next_connection().await;
     let mut stream = broker.next_connection().await;
     let (first, end) = &mut clients[1];
     first.write(end).await;
@@ -125,23 +144,23 @@ async fn p2_a_stream_serves_one_after_the_other_with_confirms() {
     next.write(&whole).await;
     until("it to have the stream", || pool.metrics().streams == 1).await;
     next.write(&end).await;
-    // The former streaming connection is now available for sharing.
-    let mut next_stream = broker.next_connection().await;
-    next_stream.expect("channel.open").await;
-    next_stream.expect("confirm.select").await;
-    expect_large(&mut next_stream, 9).await;
+    // The former streaming connection is now left to those who share, so the other one, which nobody uses, streams.
+    shared.expect("channel.open").await;
+    shared.expect("confirm.select").await;
+    expect_large(&mut shared, 9).await;
     assert_eq!(pool.metrics().streams, 1, "it is not confirmed yet");
-    next_stream.send(1, basic::Ack { delivery_tag: 1, multiple: false });
+    shared.send(1, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(next.expect_ack().await, (1, false));
-    next_stream.expect("channel.close").await;
+    shared.expect("channel.close").await;
     until("the stream to be given back", || pool.metrics().streams == 0).await;
     // It continues its numbering on the shared connection.
     next.publish(1, b"small").await;
-    next_stream.expect("channel.open").await;
-    next_stream.expect("confirm.select").await;
-    let (number, _) = next_stream.expect_message().await;
-    next_stream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    stream.expect("channel.open").await;
+    stream.expect("confirm.select").await;
+    let (number, _) = stream.expect_message().await;
+    stream.send(number, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(next.expect_ack().await, (2, false));
+    assert_eq!(broker.logins(), 2, "two connections were enough");
 }
 
 #[tokio::test]
@@ -256,7 +275,7 @@ async fn what_comes_on_a_stream_waits_for_its_connection() {
     until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
     let mut waiting = Client::connect(&pool).await;
     waiting.open_channel(1).await;
-    let mut shared = broker.next_connection().await;
+    let _shared = broker.next_connection().await;
     broker.stall(Stalled::All);
     waiting.write(&large(1)[..SIZE / 2]).await;
     until("a stream", || pool.metrics().streams == 1).await;
@@ -266,9 +285,11 @@ async fn what_comes_on_a_stream_waits_for_its_connection() {
     waiting.write(&large(1)[SIZE / 2..]).await;
     expect_large(&mut stream, 1).await;
     stream.expect("channel.close").await;
+    until("the stream to be given back", || pool.metrics().streams == 0).await;
+    // The newest of those that nobody uses.
     waiting.send(1, basic::Qos::default()).await;
     waiting.expect("basic.qos-ok").await;
-    shared.expect("channel.open").await;
+    stream.expect("channel.open").await;
 }
 
 /// A client that has begun a message on each of very many channels, with no more than the method.
