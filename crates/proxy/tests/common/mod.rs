@@ -31,6 +31,15 @@ pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
 }
 
+/// Completes when nobody has anything to do until a timer: with the clock paused, time passes only then. Everything that
+/// was under way has arrived by then, so that an absence is certain.
+pub(crate) async fn all_is_quiet() {
+    tokio::time::sleep(QUIET).await;
+}
+
+/// Shorter than the timers of the pool, but for those that a test sets.
+const QUIET: Duration = Duration::from_millis(10);
+
 /// Polls until a condition holds that no event reports.
 pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     let looking = async {
@@ -133,6 +142,12 @@ enum Listening {
     Cable(Arc<Cable>),
 }
 
+/// The port of a broker within the process, and beside it one that accepts connections and says nothing; at any other
+/// one connections are refused.
+const PORT: u16 = 5672;
+pub(crate) const SILENT_PORT: u16 = 5673;
+pub(crate) const REFUSING_PORT: u16 = 5674;
+
 /// Connects pools to a broker within the process.
 #[derive(Debug)]
 struct Cable {
@@ -142,13 +157,21 @@ struct Cable {
 }
 
 impl Connector for Cable {
-    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
-        Box::pin(async {
-            if !self.is_plugged.load(Ordering::SeqCst) {
-                return Err(std::io::ErrorKind::ConnectionRefused.into());
-            }
+    fn connect(&self, socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
+        Box::pin(async move {
             let (near, far) = tokio::io::duplex(64 * 1024);
-            tokio::spawn(serve(far, self.manners.clone(), self.open.clone()));
+            match socket.port() {
+                PORT if self.is_plugged.load(Ordering::SeqCst) => {
+                    tokio::spawn(serve(far, self.manners.clone(), self.open.clone()));
+                }
+                SILENT_PORT => {
+                    tokio::spawn(async move {
+                        let _held = far;
+                        std::future::pending::<()>().await;
+                    });
+                }
+                _ => return Err(std::io::ErrorKind::ConnectionRefused.into()),
+            }
             Ok(Stream::Memory(near))
         })
     }
@@ -167,7 +190,8 @@ pub(crate) struct BrokerEnd {
 }
 
 impl Broker {
-    pub(crate) async fn start(manners: Manners) -> Self {
+    /// A broker on a port of its own, for tests of addresses. Their clock must not be paused.
+    pub(crate) async fn on_port(manners: Manners) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = UpstreamAddress {
             host: "127.0.0.1".to_owned(),
@@ -180,9 +204,9 @@ impl Broker {
         Self { address, manners, opened, open, listening: Listening::Port(accepting) }
     }
 
-    /// A broker without sockets: with a paused clock, time passes only while nobody has anything to do.
-    pub(crate) fn simulated(manners: Manners) -> Self {
-        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
+    /// A broker without sockets, for tests whose clock is paused.
+    pub(crate) fn start(manners: Manners) -> Self {
+        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: PORT, tls: false };
         let manners = Arc::new(manners);
         let (open, opened) = mpsc::unbounded_channel();
         let is_plugged = AtomicBool::new(true);
@@ -224,7 +248,8 @@ impl Broker {
         soon("an upstream connection", self.opened.recv()).await.unwrap()
     }
 
-    pub(crate) fn has_new_connection(&mut self) -> bool {
+    pub(crate) async fn has_new_connection(&mut self) -> bool {
+        all_is_quiet().await;
         self.opened.try_recv().is_ok()
     }
 
@@ -244,6 +269,12 @@ impl Broker {
 impl BrokerEnd {
     pub(crate) async fn next(&mut self) -> OwnedFrame {
         soon("a frame at the broker", self.seen.recv()).await.expect("the connection is open")
+    }
+
+    /// Whether there is a frame that the test has not seen.
+    pub(crate) async fn has_more(&mut self) -> bool {
+        all_is_quiet().await;
+        !self.seen.is_empty()
     }
 
     /// Expects a method and returns its frame, with the channel.

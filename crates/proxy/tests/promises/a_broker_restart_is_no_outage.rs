@@ -6,7 +6,9 @@ use amqp::Method;
 use amqp::method::{basic, confirm, connection, queue, tx};
 use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, delivery, login, message, soon, until};
+use crate::common::{
+    Broker, BrokerEnd, Client, Manners, all_is_quiet, delivery, login, message, soon, until,
+};
 
 /// A client with a channel in confirm mode that has published these bodies, and the connection on which they
 /// arrived.
@@ -52,9 +54,9 @@ async fn consumer(broker: &mut Broker, pool: &std::sync::Arc<Pool>) -> (Client, 
     (client, upstream)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_unconfirmed_publishes_are_replayed_in_order_and_their_confirms_keep_their_numbers() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = publisher(&mut broker, &pool, &["1", "2", "3", "4"]).await;
     upstream.send(1, ack(1, false));
@@ -84,9 +86,9 @@ async fn p7_unconfirmed_publishes_are_replayed_in_order_and_their_confirms_keep_
     assert_eq!(metrics.bytes_kept, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_broker_that_forces_its_connections_closed_moves_clients() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut upstream) = publisher(&mut broker, &pool, &["1"]).await;
     let text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
@@ -99,9 +101,9 @@ async fn p7_a_broker_that_forces_its_connections_closed_moves_clients() {
     assert_eq!(client.expect_ack().await, (1, false));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_message_that_is_still_coming_goes_out_whole_behind_what_is_replayed() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = publisher(&mut broker, &pool, &["1"]).await;
     let body = [7; 9000];
@@ -121,9 +123,9 @@ async fn p7_a_message_that_is_still_coming_goes_out_whole_behind_what_is_replaye
     assert_eq!(seen, body);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_consumers_are_made_again_and_acks_of_stale_tags_are_swallowed() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, own) = consumer(&mut broker, &pool).await;
     own.deliver(1, "c", 1, b"one");
@@ -149,9 +151,9 @@ async fn p7_consumers_are_made_again_and_acks_of_stale_tags_are_swallowed() {
     assert_eq!(next.next().await.method(), ack(1, true).into());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_cancelled_consumer_is_not_made_again() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, own) = consumer(&mut broker, &pool).await;
     client.send(1, basic::Consume { queue: "q2", consumer_tag: "d", ..Default::default() }).await;
@@ -168,9 +170,9 @@ async fn p7_a_cancelled_consumer_is_not_made_again() {
     next.expect("basic.recover").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_was_asked_and_not_answered_is_asked_again() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -189,9 +191,9 @@ async fn p7_what_was_asked_and_not_answered_is_asked_again() {
     assert_eq!(ok.queue, "asked");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_the_last_declared_queue_is_remembered() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let upstream = broker.next_connection().await;
@@ -207,10 +209,10 @@ async fn p7_the_last_declared_queue_is_remembered() {
     assert!(matches!(bind.method(), Method::QueueBind(queue::Bind { queue: "mine", .. })));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_cannot_be_carried_over_ends_with_an_error_that_says_so() {
     let why = "cannot be carried over to another upstream connection: upstream connection lost: closed by the broker";
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let _shared = broker.next_connection().await;
@@ -235,9 +237,9 @@ async fn p7_what_cannot_be_carried_over_ends_with_an_error_that_says_so() {
     client.expect_close(320, &format!("CONNECTION_FORCED - an exclusive queue {why}")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_client_never_gets_half_a_message() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, own) = consumer(&mut broker, &pool).await;
     let whole = delivery(1, "c", 1, b"message");
@@ -255,9 +257,9 @@ async fn p7_a_client_never_gets_half_a_message() {
     while client.next().await.name() != "connection.close" {}
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_an_outage_is_waited_out_up_to_a_limit() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let hasty = Pool::new(PoolConfig { outage_max: Duration::from_millis(200), ..broker.config() });
     let (mut client, upstream) = publisher(&mut broker, &pool, &["kept"]).await;
@@ -281,9 +283,9 @@ async fn p7_an_outage_is_waited_out_up_to_a_limit() {
     assert_eq!(client.expect_ack().await, (2, true));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_who_comes_during_an_outage_waits_for_its_end_and_is_let_in_by_the_broker_alone() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { arrival_max: Duration::from_secs(60), ..broker.config() });
     broker.go_away().await;
     let mut arriving = Vec::new();
@@ -304,38 +306,39 @@ async fn p7_who_comes_during_an_outage_waits_for_its_end_and_is_let_in_by_the_br
     assert!(matches!(soon("a refusal", wrong).await.unwrap(), Err(proxy::Refusal::Login(_))));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_who_comes_during_an_outage_waits_for_so_long_and_not_longer() {
-    let mut broker = Broker::start(Manners::default()).await;
-    for arrival_max in [0, 50] {
-        let began = std::time::Instant::now();
-        let pool =
-            Pool::new(PoolConfig { arrival_max: Duration::from_millis(arrival_max), ..broker.config() });
+    let mut broker = Broker::start(Manners::default());
+    for arrival_max in [0, 50].map(Duration::from_secs) {
+        let began = tokio::time::Instant::now();
+        let pool = Pool::new(PoolConfig { arrival_max, ..broker.config() });
         broker.go_away().await;
         let refusal = login(&pool, "user", "right").await.unwrap_err();
         let proxy::Refusal::Fault(fault) = refusal else { panic!("{refusal}") };
         assert_eq!(fault.code, amqp::ReplyCode::ConnectionForced);
         assert!(fault.text.starts_with("upstream unreachable"), "{fault}");
-        assert!(began.elapsed() >= Duration::from_millis(arrival_max));
+        let waited = began.elapsed();
+        assert!(waited.abs_diff(arrival_max) < Duration::from_millis(10), "{waited:?}");
         broker.come_back().await;
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_broker_that_loses_clients_again_and_again_is_an_outage_too() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { outage_max: Duration::ZERO, ..broker.config() });
     let (mut client, upstream) = publisher(&mut broker, &pool, &["1"]).await;
     drop(upstream);
     let mut next = broker.next_connection().await;
     expect_start(&mut next).await;
+    all_is_quiet().await;
     drop(next);
     client.expect_close(320, "CONNECTION_FORCED - upstream connection lost: closed by the broker").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_consumer_that_waits_for_messages_lives_through_one_outage_after_another() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let outage_max = Duration::from_millis(100);
     let pool = Pool::new(PoolConfig { outage_max, ..broker.config() });
     let (mut client, mut upstream) = consumer(&mut broker, &pool).await;
@@ -350,9 +353,9 @@ async fn p7_a_consumer_that_waits_for_messages_lives_through_one_outage_after_an
     assert_eq!(client.expect_delivery().await, (1, b"at last".to_vec()));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_broker_that_fails_to_take_a_consumer_back_is_asked_again() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = consumer(&mut broker, &pool).await;
     drop(upstream);
@@ -375,9 +378,9 @@ async fn expect_consumer(upstream: &mut BrokerEnd) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_frozen_broker_is_found_out_by_its_missing_heartbeats() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { heartbeat_secs: 1, ..broker.config() });
     let (mut client, frozen) = publisher(&mut broker, &pool, &["1"]).await;
     frozen.set_reading(false);
@@ -388,9 +391,9 @@ async fn p7_a_frozen_broker_is_found_out_by_its_missing_heartbeats() {
     assert_eq!(client.expect_ack().await, (1, false));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_who_has_nothing_under_way_does_not_notice() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { outage_max: Duration::ZERO, ..broker.config() });
     let (mut client, upstream) = publisher(&mut broker, &pool, &["1"]).await;
     upstream.send(1, ack(1, false));
@@ -407,11 +410,11 @@ async fn p7_who_has_nothing_under_way_does_not_notice() {
     assert_eq!(client.expect_ack().await, (2, false));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_is_kept_is_bounded_and_a_client_above_it_is_not_read() {
     const MOST: usize = 100_000;
     const MESSAGES: u64 = 5_000;
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     for all in [false, true] {
         let mut config = broker.config();
         let limit = if all { &mut config.replay_total_max } else { &mut config.replay_client_max };
@@ -435,9 +438,9 @@ async fn p7_what_is_kept_is_bounded_and_a_client_above_it_is_not_read() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_message_too_large_to_be_kept_is_refused_not_lost() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let _shared = broker.next_connection().await;

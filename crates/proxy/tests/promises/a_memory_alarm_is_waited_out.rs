@@ -31,16 +31,16 @@ async fn flood(broker: &mut Broker) -> (Arc<Pool>, BrokerEnd, JoinHandle<Client>
     (pool, upstream, writing)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_blocked_broker_is_not_given_up_however_long_it_reads_nothing() {
-    let mut blocked = Broker::start(Manners::default()).await;
+    let mut blocked = Broker::start(Manners::default());
     let (pool, mut upstream, writing) = flood(&mut blocked).await;
     upstream.send(0, connection::Blocked { reason: "low on memory" });
 
     // A broker that stops reading without connection.blocked is given up; meanwhile the other has not read
     // for at least as long.
     for _ in 0..3 {
-        let mut stuck = Broker::start(Manners::default()).await;
+        let mut stuck = Broker::start(Manners::default());
         let (pool, _upstream, cut_off) = flood(&mut stuck).await;
         until("the connection to be given up", || pool.metrics().connections_lost == 1).await;
         cut_off.abort();

@@ -14,9 +14,9 @@ const SIZE: usize = 100_000;
 /// slack. Kernel buffers do not count, because their data has not been read.
 const ON_ITS_WAY: u64 = 8 * 1024 * 1024;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn its_deliveries_wait_at_the_broker_while_others_go_on() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut slow = Client::connect(&pool).await;
     let _warm = broker.next_connection().await;
@@ -49,9 +49,9 @@ async fn its_deliveries_wait_at_the_broker_while_others_go_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stuck_shared_connection_holds_up_nobody_who_has_left_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { outbox_limit: 1, ..broker.config() });
     let mut consumer = Client::connect(&pool).await;
     let shared = broker.next_connection().await;

@@ -76,9 +76,9 @@ async fn proofs(broker: &Broker, count: usize) {
     until("a proof", || broker.manners.proofs.load(Ordering::SeqCst) == count).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_consumers_go_on_and_whoever_comes_is_served() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut publisher, publishing) = publisher(&mut broker, &pool).await;
     let mut consumer = Client::connect(&pool).await;
@@ -114,9 +114,9 @@ async fn p10_consumers_go_on_and_whoever_comes_is_served() {
     assert_eq!(pool.metrics().blocked_connections, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publishers() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut publishing) = publisher(&mut broker, &pool).await;
     // The broker has answered everything before it stops reading.
@@ -146,9 +146,9 @@ async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publisher
     publishing.expect_message().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     // A small out-buffer, which is soon full.
     let pool = Pool::new(PoolConfig { outbox_limit: 1000, ..broker.config() });
     let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
@@ -174,9 +174,9 @@ async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it(
     worker.expect("connection.unblocked").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_a_slow_consumer_moves_during_an_alarm_though_it_could_publish() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { consumer_budget: 20_000, ..broker.config() });
     let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
     block(&publishing);
@@ -192,9 +192,9 @@ async fn p10_a_slow_consumer_moves_during_an_alarm_though_it_could_publish() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_a_method_waits_for_the_messages_before_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
     let on = unconfirmed(&broker, &mut client, &mut publishing).await;
@@ -202,10 +202,10 @@ async fn p10_a_method_waits_for_the_messages_before_it() {
     client.publish(1, b"3").await;
     client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
     proofs(&broker, 1).await;
-    assert!(general.seen.try_recv().is_err() && publishing.seen.try_recv().is_err());
+    assert!(!general.has_more().await && !publishing.has_more().await);
     publishing.send(on, channel::FlowOk { active: true });
     general.expect("queue.delete").await;
-    assert!(publishing.seen.try_recv().is_err(), "the delete is not answered");
+    assert!(!publishing.has_more().await, "the delete is not answered");
     general.send(number, queue::DeleteOk { message_count: 1 });
     client.expect("queue.delete-ok").await;
     assert_eq!(publishing.expect_message().await.1, b"3");
@@ -220,9 +220,9 @@ async fn p10_a_method_waits_for_the_messages_before_it() {
     general.expect("queue.declare").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_a_message_waits_for_the_methods_before_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
     broker.fall_silent();
@@ -239,18 +239,18 @@ async fn p10_a_message_waits_for_the_methods_before_it() {
     client.publish(1, b"3").await;
     general.expect("queue.declare").await;
     proofs(&broker, 1).await;
-    assert!(publishing.seen.try_recv().is_err());
+    assert!(!publishing.has_more().await);
     general.send(number, channel::FlowOk { active: true });
     assert_eq!(publishing.expect_message().await.1, b"3");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_what_is_got_or_purged_was_published_before() {
     for method in [
         Method::from(basic::Get { queue: "q", ..Default::default() }),
         queue::Purge { queue: "q", ..Default::default() }.into(),
     ] {
-        let mut broker = Broker::start(Manners::default()).await;
+        let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let (mut client, mut general, _, mut publishing) = worker(&mut broker, &pool).await;
         client.publish(1, b"2").await;
@@ -258,7 +258,7 @@ async fn p10_what_is_got_or_purged_was_published_before() {
         let (on, _) = publishing.expect_message().await;
         let mut own = broker.next_connection().await;
         general.expect("channel.close").await;
-        assert!(own.seen.try_recv().is_err(), "the message is not confirmed");
+        assert!(!own.has_more().await, "the message is not confirmed");
         publishing.send(on, basic::Ack { delivery_tag: 2, multiple: false });
         assert_eq!(client.expect_ack().await, (2, false));
         publishing.expect("channel.close").await;
@@ -269,9 +269,9 @@ async fn p10_what_is_got_or_purged_was_published_before() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_p7_a_channel_that_moves_goes_on_when_its_publishing_connection_is_lost() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
     let on = unconfirmed(&broker, &mut client, &mut publishing).await;
@@ -288,10 +288,10 @@ async fn p10_p7_a_channel_that_moves_goes_on_when_its_publishing_connection_is_l
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_an_error_on_one_upstream_channel_closes_the_other() {
     for of_publishing in [true, false] {
-        let mut broker = Broker::start(Manners::default()).await;
+        let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
         let close = channel::Close { reply_code: 404, reply_text: "NOT_FOUND - gone", ..Default::default() };
@@ -324,15 +324,15 @@ async fn p10_an_error_on_one_upstream_channel_closes_the_other() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_a_close_ends_both_upstream_channels_and_waits_for_what_was_published() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
     let on = unconfirmed(&broker, &mut client, &mut publishing).await;
     client.send(1, channel::Close::default()).await;
     proofs(&broker, 1).await;
-    assert!(general.seen.try_recv().is_err(), "its consumer may be the last of the queue");
+    assert!(!general.has_more().await, "its consumer may be the last of the queue");
     publishing.send(on, channel::FlowOk { active: true });
     general.expect("channel.close").await;
     general.send(number, channel::CloseOk {});
@@ -341,9 +341,9 @@ async fn p10_a_close_ends_both_upstream_channels_and_waits_for_what_was_publishe
     until("both to be given back", || pool.metrics().upstream_channels == 0).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p10_p7_both_upstream_channels_go_on_after_an_outage() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, general, number, mut publishing) = worker(&mut broker, &pool).await;
     general.deliver(number, "c", 1, b"request");
@@ -375,9 +375,9 @@ async fn p10_p7_both_upstream_channels_go_on_after_an_outage() {
     assert_eq!(client.expect_ack().await, (2, false));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -393,7 +393,7 @@ async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
     let (on, _) = upstream.expect_message().await;
     upstream.send(on, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(client.expect_ack().await, (1, false));
-    assert!(!broker.has_new_connection());
+    assert!(!broker.has_new_connection().await);
 
     // From then on the connection is for publishing; the name of the queue is remembered.
     client.send(1, queue::Bind { exchange: "amq.topic", ..Default::default() }).await;
@@ -417,10 +417,10 @@ fn bind_publish_close() -> Vec<u8> {
     bytes
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_waits_its_turn_goes_out_before_the_channel_is_closed() {
     for consumes in [false, true] {
-        let mut broker = Broker::start(Manners::default()).await;
+        let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let (mut client, mut publishing) = publisher(&mut broker, &pool).await;
         client.open_channel(2).await;
@@ -437,9 +437,9 @@ async fn what_waits_its_turn_goes_out_before_the_channel_is_closed() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn confirm_mode_and_its_numbers_outlive_a_connection_of_the_clients_own_that_ends_idle() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     client.open_channel(1).await;
@@ -469,10 +469,10 @@ async fn confirm_mode_and_its_numbers_outlive_a_connection_of_the_clients_own_th
     assert_eq!(client.expect_ack().await, (2, false));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nothing_comes_between_the_frames_of_a_message_that_is_long_under_way() {
     const FRAME: usize = 131_072;
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     client.open_channel(1).await;

@@ -4,9 +4,9 @@ use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners, soon, until};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     assert_eq!(pool.answers(), None, "nobody has asked yet");
     assert!(soon("an answer", pool.ask_answers()).await);
@@ -25,9 +25,9 @@ async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
     assert!(pool.is_reachable());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s7_a_lost_connection_alone_is_no_outage() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let _client = Client::connect(&pool).await;
     drop(broker.next_connection().await);
@@ -36,7 +36,7 @@ async fn s7_a_lost_connection_alone_is_no_outage() {
     assert_eq!(pool.answers(), Some(true));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s7_names_that_stand_for_nothing_are_an_outage() {
     let pool = Pool::new(proxy::PoolConfig::new(Vec::new()));
     assert!(!soon("an answer", pool.ask_answers()).await);

@@ -25,9 +25,9 @@ fn send_back(upstream: &BrokerEnd, number: u16) {
     upstream.to.send(returned).unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn confirm_select_ok_comes_behind_messages_that_come_back() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -57,9 +57,9 @@ async fn confirm_select_ok_comes_behind_messages_that_come_back() {
     client.expect("confirm.select-ok").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p6_once_a_later_method_is_answered_nothing_can_come_back_and_nobody_is_asked() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;

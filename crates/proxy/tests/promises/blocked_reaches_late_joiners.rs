@@ -7,9 +7,9 @@ use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut early = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;

@@ -12,9 +12,9 @@ fn body(length: usize) -> Vec<u8> {
     (0..length).map(|n| (n % 251) as u8).collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p8_bodies_are_split_for_a_broker_with_smaller_frames() {
-    let mut broker = Broker::start(Manners { frame_max: 4096, ..Default::default() }).await;
+    let mut broker = Broker::start(Manners { frame_max: 4096, ..Default::default() });
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -33,9 +33,9 @@ async fn p8_bodies_are_split_for_a_broker_with_smaller_frames() {
     assert!(received == sent);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p8_bodies_are_split_for_a_client_with_smaller_frames() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect_with(&pool, 4096, Capabilities::ALL).await;
     let _warm = broker.next_connection().await;
@@ -64,9 +64,9 @@ async fn p8_bodies_are_split_for_a_client_with_smaller_frames() {
     assert!(received == sent);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p8_smaller_frames_than_the_brokers_pass_as_they_are() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;

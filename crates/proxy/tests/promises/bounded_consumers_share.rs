@@ -43,9 +43,9 @@ async fn two_consumers(broker: &mut Broker) -> (Arc<Pool>, BrokerEnd, [(Client, 
     (pool, shared, [one, other])
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_bounded_consumers_share_a_connection_with_the_same_tags_and_their_own_deliveries() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let (pool, mut shared, [(mut one, on_one), (mut other, on_other)]) = two_consumers(&mut broker).await;
     assert_ne!(on_one, on_other);
     shared.deliver(on_one, "c", 1, b"for one");
@@ -63,9 +63,9 @@ async fn p3_bounded_consumers_share_a_connection_with_the_same_tags_and_their_ow
     one.expect("channel.close-ok").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_one_never_waits() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let (pool, mut shared, [(mut frozen, on_frozen), (mut quick, on_quick)]) =
         two_consumers(&mut broker).await;
     // Half of this is more than its stream and its budget take, and is not passed on: the client has not received
@@ -107,9 +107,9 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
     assert_eq!(ack.method(), Method::BasicAck(basic::Ack { delivery_tag: 1, multiple: false }));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_a_message_larger_than_the_budget_comes_on_a_connection_of_its_own() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let (pool, mut shared, [(mut one, on_one), (mut other, on_other)]) = two_consumers(&mut broker).await;
     let large = vec![7; BUDGET + 1];
     shared.deliver(on_one, "c", 1, &large);
@@ -129,9 +129,9 @@ async fn p3_a_message_larger_than_the_budget_comes_on_a_connection_of_its_own() 
     assert!(body == large);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_with_no_budget_every_consumer_has_a_connection_of_its_own() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { consumer_budget: 0, ..broker.config() });
     let mut client = Client::connect(&pool).await;
     let _shared = broker.next_connection().await;
@@ -140,9 +140,9 @@ async fn p3_with_no_budget_every_consumer_has_a_connection_of_its_own() {
     assert_eq!(pool.metrics().own_connections, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_a_consumer_tag_that_is_in_use_is_judged_here_and_a_cancelled_one_is_free() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let (_pool, mut shared, [(mut one, on_one), (mut other, on_other)]) = two_consumers(&mut broker).await;
     // Cancelled by the client, and by the broker.
     one.send(1, basic::Cancel { consumer_tag: "c", no_wait: true }).await;
@@ -168,9 +168,9 @@ async fn p2_a_consumer_tag_that_is_in_use_is_judged_here_and_a_cancelled_one_is_
     assert_eq!(asked, 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_a_shared_consumer_that_needs_its_own_connection_takes_its_consumers_along() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let (pool, mut shared, [(mut client, number), _other]) = two_consumers(&mut broker).await;
     shared.deliver(number, "c", 1, b"first");
     client.expect_delivery().await;
@@ -192,9 +192,9 @@ async fn p3_a_shared_consumer_that_needs_its_own_connection_takes_its_consumers_
     until("the other one to be alone there", || pool.metrics().own_connections == 1).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_declares_an_auto_delete_queue_consumes_on_its_own_connection_from_the_start() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker).await;
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;

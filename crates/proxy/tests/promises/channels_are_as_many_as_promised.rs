@@ -8,10 +8,10 @@ use crate::common::{Broker, Client, Manners};
 const CHANNELS: u16 = 5;
 
 async fn broker() -> Broker {
-    Broker::start(Manners { channel_max: CHANNELS, ..Manners::default() }).await
+    Broker::start(Manners { channel_max: CHANNELS, ..Manners::default() })
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_clients_own_connection_carries_what_the_broker_allows() {
     let broker = broker().await;
     let pool = Pool::new(PoolConfig { max_channels_per_connection: 2, ..broker.config() });
@@ -27,7 +27,7 @@ async fn a_clients_own_connection_carries_what_the_broker_allows() {
     client.expect_close(530, text).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn shared_channels_spread_over_connections() {
     let mut broker = broker().await;
     let pool = Pool::new(PoolConfig { max_channels_per_connection: 2, ..broker.config() });
@@ -42,7 +42,7 @@ async fn shared_channels_spread_over_connections() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_channel_waits_for_one_that_is_being_cleaned() {
     let mut broker = broker().await;
     let pool = Pool::new(broker.config());

@@ -15,7 +15,7 @@ const MOST: u16 = 128;
 /// A pool in front of a broker that has been silent since it was asked to open channels 1 to `opening`, and
 /// the client that published a message on each.
 async fn slow_broker(opening: u16, opening_patience: Duration) -> (Broker, Arc<Pool>, BrokerEnd, Client) {
-    let mut broker = Broker::start(Manners { channel_max: 2000, ..Manners::default() }).await;
+    let mut broker = Broker::start(Manners { channel_max: 2000, ..Manners::default() });
     let pool = Pool::new(PoolConfig { max_shared_connections: 1, opening_patience, ..broker.config() });
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -50,7 +50,7 @@ async fn publish(pool: &Arc<Pool>) -> Client {
     client
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_waits_for_a_channel_that_rests_and_its_close_for_the_message() {
     let (_broker, pool, mut upstream) = slow_broker_and_no_client(MOST + 2).await;
     let mut client = publish(&pool).await;
@@ -62,7 +62,7 @@ async fn a_client_waits_for_a_channel_that_rests_and_its_close_for_the_message()
     assert_eq!(pool.metrics().leases_reused, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_does_not_prove_a_channel_clean_is_not_enough() {
     let (_broker, pool, mut upstream) = slow_broker_and_no_client(MOST).await;
     let _client = publish(&pool).await;
@@ -73,7 +73,7 @@ async fn an_answer_that_does_not_prove_a_channel_clean_is_not_enough() {
     assert_eq!(upstream.expect_message().await, (7, b"late".to_vec()));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_that_waits_opens_a_channel_when_the_broker_has_fewer_to_open() {
     let (_broker, pool, mut upstream, _holder) = slow_broker(MOST, LONG).await;
     let mut client = publish(&pool).await;
@@ -83,7 +83,7 @@ async fn a_client_that_waits_opens_a_channel_when_the_broker_has_fewer_to_open()
     client.expect("channel.close-ok").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_that_vanishes_while_it_waits_has_published() {
     let (_broker, pool, mut upstream) = slow_broker_and_no_client(MOST + 2).await;
     drop(publish(&pool).await);
@@ -93,7 +93,7 @@ async fn a_client_that_vanishes_while_it_waits_has_published() {
     assert_eq!(upstream.expect_message().await, (7, b"late".to_vec()));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_client_waits_for_longer_than_its_patience() {
     let (_broker, pool, mut upstream, _holder) = slow_broker(MOST, Duration::from_millis(1)).await;
     let mut client = Client::connect(&pool).await;
@@ -103,9 +103,9 @@ async fn no_client_waits_for_longer_than_its_patience() {
     assert_eq!(upstream.expect_message().await, (MOST + 1, b"late".to_vec()));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nobody_waits_for_what_other_clients_have_on_connections_of_their_own() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_channels_per_connection: 1, opening_patience: LONG, ..broker.config() };
     let pool = Pool::new(config);
     let mut neighbour = Client::connect(&pool).await;

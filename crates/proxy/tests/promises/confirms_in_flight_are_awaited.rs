@@ -3,11 +3,11 @@
 use amqp::method::{basic, confirm};
 use proxy::Pool;
 
-use crate::common::{Broker, Client, Manners, Stalled, message, soon, until};
+use crate::common::{Broker, Client, Manners, Stalled, all_is_quiet, message, soon, until};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_session_is_settled_when_all_of_its_confirms_are_with_the_client() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
@@ -39,9 +39,9 @@ async fn a_session_is_settled_when_all_of_its_confirms_are_with_the_client() {
     client.expect_close(320, "CONNECTION_FORCED - shutdown").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_held_for_a_connection_goes_out_before_the_pool_closes() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     drop(broker.next_connection().await);
@@ -58,7 +58,7 @@ async fn what_was_held_for_a_connection_goes_out_before_the_pool_closes() {
         async move { pool.drain(std::time::Duration::from_secs(60)).await }
     });
     // The drain checks the pool before the broker answers.
-    tokio::task::yield_now().await;
+    all_is_quiet().await;
     broker.stall(Stalled::Nobodys);
     let mut bodies = Vec::new();
     for _ in 0..2 {

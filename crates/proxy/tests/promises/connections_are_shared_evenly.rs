@@ -5,11 +5,11 @@ use std::time::Duration;
 use amqp::method::basic;
 use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, Client, Manners, message, until};
+use crate::common::{Broker, Client, Manners, all_is_quiet, message, until};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy_one() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { max_shared_connections: 2, ..broker.config() });
     let mut flooder = Client::connect(&pool).await;
     let first = broker.next_connection().await;
@@ -27,7 +27,7 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
             if pool.metrics().upstream_connections == 2 {
                 second = Some(broker.next_connection().await);
             }
-            tokio::task::yield_now().await;
+            all_is_quiet().await;
         }
     };
     crate::common::soon("a second connection", grown).await;
@@ -49,9 +49,9 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
     flooding.abort();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_many_channels_are_spread_over_connections() {
-    let broker = Broker::start(Manners { channel_max: 1000, ..Manners::default() }).await;
+    let broker = Broker::start(Manners { channel_max: 1000, ..Manners::default() });
     let pool = Pool::new(PoolConfig { max_shared_connections: 2, ..broker.config() });
     let mut clients = Vec::new();
     let mut connect = async || {
@@ -71,9 +71,9 @@ async fn p3_many_channels_are_spread_over_connections() {
     assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
-    let broker = Broker::start(Manners::default()).await;
+    let broker = Broker::start(Manners::default());
     let config = PoolConfig { max_shared_connections: 2, max_channels_per_connection: 1, ..broker.config() };
     let pool = Pool::new(config);
     let mut client = Client::connect(&pool).await;
@@ -94,9 +94,9 @@ async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
     client.expect_close(506, text).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn idle_connections_are_closed_but_for_those_that_are_kept() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     for kept in [1, 0] {
         let config = PoolConfig {
             min_shared_connections: kept,
@@ -120,9 +120,9 @@ async fn idle_connections_are_closed_but_for_those_that_are_kept() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn those_who_publish_first_at_the_same_time_open_one_connection() {
-    let broker = Broker::start(Manners::default()).await;
+    let broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut clients = Vec::new();
     for _ in 0..20 {

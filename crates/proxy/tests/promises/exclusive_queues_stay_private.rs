@@ -16,9 +16,9 @@ const EXCLUSIVE: queue::Declare<'static> = queue::Declare {
     arguments: amqp::RawTable::EMPTY,
 };
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p4_an_exclusive_queue_is_declared_on_a_connection_nobody_else_gets() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut warm = broker.next_connection().await;
@@ -37,9 +37,9 @@ async fn p4_an_exclusive_queue_is_declared_on_a_connection_nobody_else_gets() {
     warm.expect("queue.declare").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p4_it_vanishes_before_the_client_is_told_that_its_connection_is_closed() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let _warm = broker.next_connection().await;
@@ -54,9 +54,9 @@ async fn p4_it_vanishes_before_the_client_is_told_that_its_connection_is_closed(
     client.expect("connection.close-ok").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p4_an_exclusive_queue_vanishes_when_its_client_does() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let _warm = broker.next_connection().await;
@@ -70,9 +70,9 @@ async fn p4_an_exclusive_queue_vanishes_when_its_client_does() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn other_channels_that_name_queues_join_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
@@ -93,9 +93,9 @@ async fn other_channels_that_name_queues_join_it() {
     own.expect("queue.bind").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_consumers_connection_serves_others_when_it_is_clean() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let _warm = broker.next_connection().await;
@@ -117,5 +117,5 @@ async fn a_consumers_connection_serves_others_when_it_is_clean() {
     next.publish(1, b"x").await;
     connection.expect("channel.open").await;
     connection.expect("basic.publish").await;
-    assert!(!broker.has_new_connection());
+    assert!(!broker.has_new_connection().await);
 }

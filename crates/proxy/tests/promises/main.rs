@@ -1,4 +1,7 @@
 //! The pool's promises, each in a file named after it, against a scripted broker.
+//!
+//! The broker has no socket and the clock is paused: time passes only while nobody has anything to do, so that no outcome
+//! depends on the machine. Tests of addresses use ports and the real clock.
 
 #[path = "../common/mod.rs"]
 mod common;

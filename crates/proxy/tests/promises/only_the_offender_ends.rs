@@ -98,9 +98,9 @@ fn offences() -> Vec<(Vec<u8>, u16, &'static str)> {
     ]
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_offence_ends_its_client_and_never_reaches_the_broker() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut neighbour = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -124,10 +124,10 @@ async fn an_offence_ends_its_client_and_never_reaches_the_broker() {
     assert_eq!(broker.logins(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_stands_in_front_of_an_offence_in_the_same_read_is_passed_on() {
     for (offence, code, text) in offences() {
-        let mut broker = Broker::start(Manners::default()).await;
+        let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let mut client = Client::connect(&pool).await;
         let mut upstream = broker.next_connection().await;
@@ -150,9 +150,9 @@ async fn what_stands_in_front_of_an_offence_in_the_same_read_is_passed_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn half_a_message_never_reaches_a_shared_connection() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut neighbour = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -178,9 +178,9 @@ async fn half_a_message_never_reaches_a_shared_connection() {
     assert_eq!(upstream.expect("body").await.payload, b"after");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
@@ -208,7 +208,7 @@ async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_i
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own() {
     let delete = queue::Delete { queue: "q", if_empty: true, ..Default::default() };
     // Lengths in front of key and value; the locator is one that RabbitMQ neither knows nor expects.
@@ -223,7 +223,7 @@ async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own
         delete.into(),
     ];
     for risk in risky {
-        let mut broker = Broker::start(Manners::default()).await;
+        let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let mut neighbour = Client::connect(&pool).await;
         neighbour.open_channel(1).await;
@@ -249,7 +249,7 @@ async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
     let to = |routing_key| method(1, basic::Publish { routing_key, ..Default::default() });
     let with = |headers: &[u8]| {
@@ -263,7 +263,7 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
         [to("queue"), with(copy)].concat(),
         [to("queue"), with(not_a_number().bytes())].concat(),
     ] {
-        let mut broker = Broker::start(Manners::default()).await;
+        let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
         let mut neighbour = Client::connect(&pool).await;
         neighbour.open_channel(1).await;
@@ -299,9 +299,9 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_text_that_the_broker_has_cut_in_the_middle_of_a_letter_is_passed_on() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -320,9 +320,9 @@ async fn a_text_that_the_broker_has_cut_in_the_middle_of_a_letter_is_passed_on()
     assert_eq!(pool.metrics().connections_lost, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_message_larger_than_allowed_closes_its_channel_only() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(proxy::PoolConfig { max_message_size: Some(10), ..broker.config() });
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -358,9 +358,9 @@ async fn stalled_client(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, Broke
     (neighbour, upstream, client)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_shared_one() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;
     client.send(1, exchange::Declare { exchange: "x", kind: "bogus", ..Default::default() }).await;
@@ -387,9 +387,9 @@ async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_sha
     upstream.expect_message().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nor_does_what_was_held_on_a_channel_that_failed() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(proxy::PoolConfig { max_message_size: Some(10), ..broker.config() });
     let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;
     client.send(1, exchange::Declare { exchange: "x", kind: "bogus", ..Default::default() }).await;

@@ -22,9 +22,9 @@ async fn consume(client: &mut Client) {
     client.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_connection_that_is_given_back_goes_to_who_waits_first() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 2, LONG);
     let mut neighbour = Client::connect(&pool).await;
     neighbour.open_channel(1).await;
@@ -57,12 +57,12 @@ async fn a_connection_that_is_given_back_goes_to_who_waits_first() {
         holder = waiting.remove(0);
         holder.expect("basic.consume-ok").await;
     }
-    assert!(!broker.has_new_connection());
+    assert!(!broker.has_new_connection().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_connection_that_is_closed_makes_room_for_who_waits() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 2, LONG);
     let mut neighbour = Client::connect(&pool).await;
     neighbour.open_channel(1).await;
@@ -84,9 +84,9 @@ async fn a_connection_that_is_closed_makes_room_for_who_waits() {
     let _next = broker.next_connection().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_waits_in_vain_is_told_why() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, Duration::from_millis(20));
     let mut neighbour = Client::connect(&pool).await;
     neighbour.open_channel(1).await;
@@ -106,9 +106,9 @@ async fn who_waits_in_vain_is_told_why() {
     assert_eq!(shared.expect_message().await.1, b"more");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn connections_that_nobody_uses_make_room_for_other_credentials() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 2, LONG);
     let connect = async |user: &str| Client::over(&pool, login(&pool, user, "right").await.unwrap()).await;
     let first = connect("first").await;
@@ -127,9 +127,9 @@ async fn connections_that_nobody_uses_make_room_for_other_credentials() {
     drop((first, second));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_last_warm_connection_is_better_than_none() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, LONG);
     let mut client = Client::connect(&pool).await;
     let mut only = broker.next_connection().await;
@@ -165,9 +165,9 @@ fn arrive(pool: &Arc<Pool>, user: &str, passwords: impl Iterator<Item = String>)
     arrivals
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, LONG);
     let (holder, _end) = holder(&mut broker, &pool).await;
     let mut arrivals = arrive(&pool, "user", (0..20).map(|_| "right".to_owned()));
@@ -181,9 +181,9 @@ async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
     assert_eq!(broker.logins(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_waits_gets_a_channel_that_comes_to_rest_beside_others_in_use() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_connections: 1, max_channels_per_connection: 2, ..broker.config() };
     let pool = Pool::new(PoolConfig { arrival_max: LONG, ..config });
     let mut neighbour = Client::connect(&pool).await;
@@ -203,9 +203,9 @@ async fn who_waits_gets_a_channel_that_comes_to_rest_beside_others_in_use() {
     assert_eq!(shared.expect_message().await.1, b"late");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_not() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, LONG);
     // Its connection makes room for the holder's.
     let known = Client::over(&pool, login(&pool, "known", "right").await.unwrap()).await;
@@ -226,9 +226,9 @@ async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_no
 /// Concurrent handshakes with unproven passwords.
 const STRANGERS: u64 = 32;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s2_who_finds_no_room_for_a_message_and_no_place_waits_for_the_room() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_connections: 1, staging_patience: LONG, ..broker.config() };
     let arrival_max = Duration::from_millis(1);
     let pool = Pool::new(PoolConfig { arrival_max, staging_total_max: SIZE, ..config });

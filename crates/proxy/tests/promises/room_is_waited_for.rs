@@ -9,7 +9,7 @@ use amqp::method::{basic, confirm, queue};
 use amqp::properties::NO_PROPERTIES;
 use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, all_is_quiet, message, until};
 
 /// Bytes of a message's body, in frames of [`FRAME`]; two incomplete messages do not fit into [`TOTAL`].
 const SIZE: usize = 30 * (FRAME - 8);
@@ -71,9 +71,9 @@ async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
     clients
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s2_a_moment_of_many_large_messages_is_waited_out() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 3).await;
     let mut shared = broker.next_connection().await;
@@ -100,12 +100,12 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     let metrics = pool.metrics();
     assert_eq!((metrics.streams, metrics.clients_in_line, metrics.bytes_staged), (0, 0, 0));
     assert_eq!((metrics.own_connections, metrics.clients_gave_way), (0, 0));
-    assert!(!broker.has_new_connection());
+    assert!(!broker.has_new_connection().await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn s2_who_has_streamed_asks_for_no_connection_until_it_has_something_to_send() {
-    let mut broker = Broker::simulated(Manners::default());
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 0).await;
     let mut ends = [broker.next_connection().await, broker.next_connection().await];
@@ -117,14 +117,13 @@ async fn s2_who_has_streamed_asks_for_no_connection_until_it_has_something_to_se
     }
     ends[1].expect("channel.close").await;
     until("the stream to be given back", || pool.metrics().streams == 0).await;
-    // Time passes only when nobody has anything to do: whatever was asked for has come.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    all_is_quiet().await;
     assert_eq!((broker.logins(), pool.metrics().upstream_connections), (2, 2));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_a_stream_serves_one_after_the_other_with_confirms() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 0).await;
     let mut shared = broker.next_connection().await;
@@ -163,9 +162,9 @@ async fn p2_a_stream_serves_one_after_the_other_with_confirms() {
     assert_eq!(broker.logins(), 2, "two connections were enough");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gone() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 2).await;
     let _shared = broker.next_connection().await;
@@ -188,9 +187,9 @@ async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gon
     .await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_who_never_completes_a_message_gives_way_to_those_who_do() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, FEW);
     let mut clients = full(&pool, 0).await;
     let mut shared = broker.next_connection().await;
@@ -206,9 +205,9 @@ async fn p2_who_never_completes_a_message_gives_way_to_those_who_do() {
     assert!(pool.metrics().clients_gave_way >= 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_one() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let mut hostile = full(&pool, 3 * CONNECTIONS).await;
     let mut shared = broker.next_connection().await;
@@ -239,15 +238,15 @@ async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_on
         shared.expect(name).await;
     }
     // The hostile clients have had nothing but the one streaming connection.
-    assert!(!broker.has_new_connection());
+    assert!(!broker.has_new_connection().await);
     assert_eq!(pool.metrics().clients_in_line, 3 * CONNECTIONS);
     hostile.clear();
     until("nobody to wait", || pool.metrics().clients_in_line == 0).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stream_on_which_nothing_comes_is_taken_away() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig {
         staging_total_max: 0,
         staging_patience: FEW,
@@ -267,9 +266,9 @@ async fn a_stream_on_which_nothing_comes_is_taken_away() {
     assert_eq!(close.reply_code, 506);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_comes_on_a_stream_waits_for_its_connection() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, HOUR);
     let (_holder, _) = stopped(&pool, 0).await;
     until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
@@ -309,9 +308,9 @@ async fn begun_everywhere(pool: &Arc<Pool>) -> Client {
 /// With this number of begun messages a client holds more than the amount that is always allowed.
 const CHANNELS: u16 = 40;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_who_ends_a_message_wrongly_that_the_broker_has_begun_to_see_is_ended() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let config = PoolConfig { max_message_size: Some(1000), max_connections: CONNECTIONS, ..broker.config() };
     let pool = Pool::new(PoolConfig { staging_total_max: 0, staging_patience: HOUR, ..config });
     let _holder = begun_everywhere(&pool).await;

@@ -7,12 +7,11 @@ use std::time::Duration;
 use amqp::method::basic;
 use parking_lot::Mutex;
 use proxy::{Pool, PoolConfig, Resolver, Resolving, UpstreamAddress};
-use tokio::net::TcpListener;
 
-use crate::common::{Broker, Client, Manners, login, until};
+use crate::common::{Broker, Client, Manners, SILENT_PORT, login, until};
 
 async fn two() -> (Broker, Broker, PoolConfig) {
-    let (one, other) = (Broker::start(Manners::default()).await, Broker::start(Manners::default()).await);
+    let (one, other) = (Broker::on_port(Manners::default()).await, Broker::on_port(Manners::default()).await);
     let config = PoolConfig::new(vec![one.address.clone(), other.address.clone()]);
     (one, other, config)
 }
@@ -109,18 +108,12 @@ async fn p7_an_upstream_that_is_gone_is_left_alone_until_it_is_back() {
     assert_eq!(last.expect_delivery().await, (1, b"x".to_vec()));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
-    let broker = Broker::start(Manners::default()).await;
-    // The kernel accepts connections; no process does.
-    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = silent.local_addr().unwrap().port();
-    let address = UpstreamAddress { host: "127.0.0.1".to_owned(), port, tls: false };
-    let config = PoolConfig {
-        upstreams: vec![address.clone(), broker.address.clone()],
-        connect_timeout: Duration::from_millis(300),
-        ..broker.config()
-    };
+    let broker = Broker::start(Manners::default());
+    let address = UpstreamAddress { port: SILENT_PORT, ..broker.address.clone() };
+    let upstreams = vec![address.clone(), broker.address.clone()];
+    let config = PoolConfig { upstreams, ..broker.config() };
     let pool = Pool::new(config.clone());
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -128,9 +121,10 @@ async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
     }
     assert_eq!(pool.metrics().connect_failures, 1);
 
-    let alone = Pool::new(PoolConfig { upstreams: vec![address], arrival_max: Duration::ZERO, ..config });
+    let alone =
+        Pool::new(PoolConfig { upstreams: vec![address.clone()], arrival_max: Duration::ZERO, ..config });
     let refusal = login(&alone, "user", "right").await.unwrap_err();
-    let text = format!("upstream unreachable: 127.0.0.1:{port}: no answer in time");
+    let text = format!("upstream unreachable: {address}: no answer in time");
     assert!(refusal.to_string().contains(&text), "{refusal}");
 }
 

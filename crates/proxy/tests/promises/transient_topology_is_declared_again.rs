@@ -63,9 +63,9 @@ async fn restoring(broker: &mut Broker) -> BrokerEnd {
     restoring
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consumers() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
     let auto_delete = queue::Declare { queue: "q", auto_delete: true, ..Default::default() };
@@ -96,9 +96,9 @@ async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consu
     assert_eq!(pool.metrics().declarations_repeated, 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_nobody_goes_on_before_what_others_have_declared_is_there() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (_declarer, shared) = with_exchange(&mut broker, &pool).await;
     let mut publisher = Client::connect(&pool).await;
@@ -116,9 +116,9 @@ async fn p7_nobody_goes_on_before_what_others_have_declared_is_there() {
     assert_eq!(next.expect_message().await.1, b"unconfirmed");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_is_lost_is_declared_again_though_nobody_needs_it_now() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
     client.send(1, channel::Close::default()).await;
@@ -130,9 +130,9 @@ async fn p7_what_is_lost_is_declared_again_though_nobody_needs_it_now() {
     assert_eq!(names(&declared(&mut broker).await), ["exchange.declare"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_was_deleted_or_whose_client_is_gone_is_not_declared_again() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
     for queue in ["kept", "deleted"] {
@@ -157,9 +157,9 @@ async fn p7_what_was_deleted_or_whose_client_is_gone_is_not_declared_again() {
     until("nothing to be remembered", || pool.metrics().bytes_remembered == 0).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_client_whose_declaration_is_refused_hears_320_and_others_go_on() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
     let mut other = Client::connect(&pool).await;
@@ -184,9 +184,9 @@ async fn p7_a_client_whose_declaration_is_refused_hears_320_and_others_go_on() {
     assert_eq!(pool.metrics().clients_not_restored, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_too_much_to_be_remembered_is_bounded_and_ends_with_320() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
     let seen = tokio::spawn(async move {
@@ -211,9 +211,9 @@ async fn p7_too_much_to_be_remembered_is_bounded_and_ends_with_320() {
     client.expect_close(320, &format!("CONNECTION_FORCED - {text}")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_silent_upstream_costs_nobody_anything_while_connections_to_it_are_open() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
     // It accepts no further connections, like a broker at its connection limit.
@@ -225,9 +225,9 @@ async fn p7_a_silent_upstream_costs_nobody_anything_while_connections_to_it_are_
     while shared.next().await.name() != "queue.declare" {}
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_an_exclusive_queue_that_is_still_there_ends_nobody() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
     ask(&mut client, bind("q"), "queue.bind-ok").await;
@@ -245,9 +245,9 @@ async fn p7_an_exclusive_queue_that_is_still_there_ends_nobody() {
     assert_eq!(pool.metrics().clients_not_restored, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_clients_with_the_same_login_need_one_connection_to_restore_what_they_declared() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(PoolConfig {
         max_connections: 2,
         arrival_max: Duration::from_millis(200),
@@ -266,9 +266,9 @@ async fn p7_clients_with_the_same_login_need_one_connection_to_restore_what_they
     assert_eq!(names(&declared(&mut broker).await), ["queue.declare", "queue.declare"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_users_restore_one_after_the_other_when_there_is_one_place() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let arrival_max = Duration::from_millis(200);
     let pool = Pool::new(PoolConfig { max_connections: 2, arrival_max, ..broker.config() });
     let (mut clients, mut connections) = (Vec::new(), Vec::new());
@@ -295,9 +295,9 @@ async fn p7_users_restore_one_after_the_other_when_there_is_one_place() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_client_waits_while_there_is_no_place_to_declare_its_things_again() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let arrival_max = Duration::from_millis(500);
     let pool = Pool::new(PoolConfig { max_connections: 1, arrival_max, ..broker.config() });
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
@@ -312,9 +312,9 @@ async fn p7_a_client_waits_while_there_is_no_place_to_declare_its_things_again()
     client.expect("queue.declare-ok").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_a_refused_login_ends_its_own_clients_and_others_declare_what_they_share() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let mut clients = Vec::new();
     let mut connections = Vec::new();
@@ -335,9 +335,9 @@ async fn p7_a_refused_login_ends_its_own_clients_and_others_declare_what_they_sh
     ask(&mut clients[1], queue::Declare { queue: "q", ..Default::default() }, "queue.declare-ok").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_one_owner_may_not_declare_again_another_declares() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let mut clients = Vec::new();
     let mut connections = Vec::new();
@@ -364,9 +364,9 @@ async fn p7_what_one_owner_may_not_declare_again_another_declares() {
     assert_eq!(pool.metrics().clients_not_restored, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_is_deleted_without_an_answer_is_forgotten_once_that_is_proven() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (_client, _shared) = with_exchange(&mut broker, &pool).await;
     let remembered = pool.metrics().bytes_remembered;
@@ -377,9 +377,9 @@ async fn p7_what_is_deleted_without_an_answer_is_forgotten_once_that_is_proven()
     assert!(remembered > 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p7_what_a_client_may_not_delete_is_remembered() {
-    let mut broker = Broker::start(declaring()).await;
+    let mut broker = Broker::start(declaring());
     let pool = Pool::new(broker.config());
     let (_client, mut shared) = with_exchange(&mut broker, &pool).await;
     let remembered = pool.metrics().bytes_remembered;

@@ -14,9 +14,9 @@ fn text<'p>(properties: &'p FieldTable, key: &str) -> Option<&'p str> {
     properties.get(key).and_then(FieldValue::as_text)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p9_connections_are_named_and_all_capabilities_announced() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let shared = broker.next_connection().await;

@@ -6,9 +6,9 @@ use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p6_connect_open_publish_close_works_while_the_broker_says_nothing() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -36,9 +36,9 @@ async fn p6_connect_open_publish_close_works_while_the_broker_says_nothing() {
     assert_eq!(broker.logins(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p6_a_client_that_vanishes_after_publishing_has_published() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
@@ -52,9 +52,9 @@ async fn p6_a_client_that_vanishes_after_publishing_has_published() {
     upstream.expect("basic.qos").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_consumer_leaves_the_warm_connection_to_others() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut consumer = Client::connect(&pool).await;
     let mut warm = broker.next_connection().await;
@@ -70,9 +70,9 @@ async fn a_consumer_leaves_the_warm_connection_to_others() {
     warm.expect("basic.publish").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_with_a_consumer_is_answered_only_when_the_broker_has_closed_it() {
-    let mut broker = Broker::start(Manners::default()).await;
+    let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let _warm = broker.next_connection().await;
