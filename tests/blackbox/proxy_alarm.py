@@ -1,10 +1,12 @@
 """An alarm of the upstream blocks publishers alone (P10): consumers take a backlog away, newcomers connect, declare and
-consume, and channels that do both acknowledge until they publish. When the alarm is over, all go on."""
+consume, and channels that do both acknowledge until they publish. When the alarm is over, all go on, also if it ended with
+the upstream's death."""
 
 import contextlib
 import threading
 import time
 
+import pika
 import pytest
 
 from harness.amqp import connect
@@ -17,6 +19,7 @@ BACKLOG = 3000
 PUBLISHERS = 3
 WORKERS = 100
 PREFETCH = 50
+PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +36,19 @@ def pool(tmp_path, broker):
         server.stop()
 
 
+# How an alarm is raised, and what clears it.
+MEMORY = ("set_vm_memory_high_watermark", "0", "0.4")
+DISK = ("set_disk_free_limit", "1000000GB", "50MB")
+
+
 @contextlib.contextmanager
-def alarm(broker):
-    broker.control("set_vm_memory_high_watermark", "0")
+def alarm(broker, resource=MEMORY):
+    command, raised, cleared = resource
+    broker.control(command, raised)
     try:
         yield
     finally:
-        broker.control("set_vm_memory_high_watermark", "0.4")
+        broker.control(command, cleared)
 
 
 class Publisher(threading.Thread):
@@ -52,16 +61,21 @@ class Publisher(threading.Thread):
         self.told = []
         self.ends = False
         self.connection = connect(server)
-        self.connection.add_on_connection_blocked_callback(lambda *_: self.told.append("blocked"))
+        self.reasons = []
+        self.connection.add_on_connection_blocked_callback(self.blocked)
         self.connection.add_on_connection_unblocked_callback(lambda *_: self.told.append("unblocked"))
         self.channel = self.connection.channel()
         self.channel.queue_declare(queue, durable=True)
         self.channel.confirm_delivery()
         self.start()
 
+    def blocked(self, _connection, method):
+        self.told.append("blocked")
+        self.reasons.append(method.method.reason)
+
     def run(self):
         while not self.ends:
-            self.channel.basic_publish("", self.queue, b"on and on")
+            self.channel.basic_publish("", self.queue, b"on and on", PERSISTENT)
             self.confirmed += 1
             self.connection.sleep(0.001)
         self.connection.close()
@@ -114,6 +128,44 @@ def test_a_backlog_is_consumed_during_an_alarm_and_newcomers_are_served(broker, 
     for publisher in publishers:
         publisher.finish()
     consumer.close()
+
+
+def test_publishers_are_told_of_the_disk_as_the_upstream_tells_them(broker, pool):
+    publishers = [Publisher(pool, "disk"), Publisher(broker, "disk")]
+    wait_until(lambda: all(publisher.confirmed for publisher in publishers))
+    with alarm(broker, DISK):
+        wait_until(lambda: is_blocked(pool, publishers))
+    wait_until(lambda: all(publisher.told == ["blocked", "unblocked"] for publisher in publishers))
+    behind, beside = (publisher.reasons for publisher in publishers)
+    assert behind == beside == ["low on disk"]
+    confirmed = [publisher.confirmed for publisher in publishers]
+    wait_until(lambda: all(p.confirmed > before for p, before in zip(publishers, confirmed, strict=True)))
+    for publisher in publishers:
+        publisher.finish()
+
+
+@pytest.mark.parametrize("resource", [MEMORY, DISK], ids=["memory", "disk"])
+def test_an_upstream_that_dies_with_an_alarm_blocks_nobody_once_it_is_back(tmp_path, resource):
+    broker = RabbitMq(tmp_path / "rabbitmq")
+    try:
+        with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as pool:
+            publishers = [Publisher(pool, "survives") for _ in range(PUBLISHERS)]
+            wait_until(lambda: all(publisher.confirmed for publisher in publishers))
+            broker.control(*resource[:2])
+            wait_until(lambda: is_blocked(pool, publishers))
+            confirmed = [publisher.confirmed for publisher in publishers]
+            broker.end()
+            # What was set while it ran is forgotten: it comes back without an alarm.
+            broker.start()
+            wait_until(lambda: all(p.confirmed > before for p, before in zip(publishers, confirmed, strict=True)))
+            wait_until(lambda: all(publisher.told == ["blocked", "unblocked"] for publisher in publishers))
+            for publisher in publishers:
+                publisher.finish()
+            # Those that were sent again because nobody knew whether the upstream had them may be there twice.
+            assert count(broker, "survives") >= sum(publisher.confirmed for publisher in publishers)
+            pool.stop()
+    finally:
+        broker.stop()
 
 
 def test_workers_that_publish_replies_share_few_connections_and_settle_during_an_alarm(broker, pool):
