@@ -125,6 +125,8 @@ mod auth_gate;
 mod client_properties;
 mod config;
 mod connector;
+#[cfg(test)]
+mod dice;
 mod frames;
 mod histogram;
 mod identities;

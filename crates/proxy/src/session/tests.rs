@@ -1,4 +1,3 @@
-mod peer;
 mod states;
 
 use amqp::Negotiated;

@@ -6,6 +6,8 @@ mod declaring;
 mod handshake;
 mod leases;
 mod ledger;
+#[cfg(test)]
+mod peer;
 mod role;
 mod run;
 mod share;
@@ -29,6 +31,8 @@ pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
 pub(crate) use ledger::{Carried, Ledger, Numbers, Quiet, REPLY_TO, Remains, asked_for};
+#[cfg(test)]
+pub(crate) use peer::Peer;
 pub(crate) use role::Role;
 #[cfg(test)]
 pub(crate) use share::{HARD_LIMIT, WINDOW};
@@ -38,11 +42,6 @@ pub(crate) use slot::{Lease, Left, Slot, Usage};
 use self::slot::Missing;
 pub use self::view::UpstreamView;
 pub(crate) use task::{Access, spawn};
-#[cfg(test)]
-pub(crate) use {
-    handshake::TunedLimits,
-    task::{UpstreamConnection, open},
-};
 
 use self::leases::Resting;
 use self::role::Attached;

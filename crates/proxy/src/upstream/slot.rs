@@ -1,23 +1,26 @@
 //! The state of one upstream channel.
 //!
 //! # States
-//! Those of a channel number ([`Slot`]). In use are all but free and resting ones.
+//! Those of a channel number ([`Slot`]). *Leaving* is leased with [`Lease::close_sent`]; *gone* are all numbers of a
+//! connection that has ended. In use are all but free and resting ones. An event that has no line for a state changes
+//! nothing; a test reads this table and compares it with the code.
 //!
-//! | state | event | next state |
-//! |---|---|---|
-//! | free | lease | leased; the session sends channel.open |
-//! | resting | lease | leased, as it is |
-//! | leased | the session asks for its close | leased, [`Lease::close_sent`]; close-ok is reported to the session |
-//! | leased | release, used for publishing and declaring alone | settling; resting, if nothing is pending |
-//! | leased | release, used in another way or `close_sent` | closing |
-//! | leased | close-ok | free |
-//! | leased | the broker closes it | peer closed; closing if `close_sent` |
-//! | settling | the last reply or confirm | resting; closing if it was opened too long ago (P1) |
-//! | settling, resting | the broker closes it | free |
-//! | resting | rested for too long, or its number is needed | closing |
-//! | peer closed | release | free; close-ok is sent |
-//! | closing | close-ok | free |
-//! | any | the connection ends | gone; the frames in flight are the session's, or those of a departed client ([`Left`]) |
+//! | state | event | next state | |
+//! |---|---|---|---|
+//! | free | lease | leased | the session sends channel.open |
+//! | resting | lease | leased | as it is |
+//! | resting | too old for a lease; rested for too long; its number is needed | closing | too old by P1 |
+//! | leased | the session asks for its close | leaving | close-ok is reported to the session |
+//! | leased | release | settling or resting or closing | at once resting, if nothing is pending; or closing, if it is too old as well |
+//! | leased | release after other use than publishing and declaring | closing | |
+//! | leaving | release; release after other use than publishing and declaring | closing | |
+//! | leaving; closing | close-ok | free | |
+//! | leased | the broker closes it | peer closed | the session sends close-ok, behind its frames |
+//! | leaving | the broker closes it | closing | both at the same time: the broker's close-ok is still to come |
+//! | settling | a reply or confirm | settling or resting or closing | by the last one: resting; or closing, if it is too old (P1) |
+//! | settling; resting | the broker closes it | free | |
+//! | peer closed | release; release after other use than publishing and declaring | free | close-ok is sent |
+//! | any | the connection ends | gone | the frames in flight are the session's, or those of a departed client ([`Left`]) |
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -309,6 +312,9 @@ impl Confirms {
         confirmed
     }
 }
+
+#[cfg(test)]
+mod states;
 
 #[cfg(test)]
 mod tests {

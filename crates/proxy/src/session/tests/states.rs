@@ -14,11 +14,12 @@ use tables::MessageState::*;
 use tables::PlaceState::*;
 use tables::{Cause, MESSAGES, MessageState, PlaceState, SIDES};
 
-use super::peer::Peer;
 use super::*;
+use crate::dice::Dice;
 use crate::refusal::Refusal;
 use crate::session::channel::{ChannelPhase, DueContent};
 use crate::session::side::SidePlacement;
+use crate::upstream::Peer;
 
 const CHANNELS: u16 = 3;
 
@@ -481,30 +482,5 @@ fn check_all<S: Debug + Ord + Copy>(table: &[(S, Cause, &[S])], seen: &BTreeSet<
         table.iter().flat_map(|(from, cause, next)| next.iter().map(move |to| (from, cause, to)))
     {
         assert!(seen.contains(&(*from, *cause, *to)), "{cause:?} never turned {from:?} into {to:?}");
-    }
-}
-
-/// A small generator (splitmix64): the same seed gives the same run everywhere.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn chance(&mut self, thousandths: u64) -> bool {
-        self.below(1000) < thousandths
     }
 }

@@ -10,26 +10,28 @@ use amqp::method::{basic, channel, confirm, connection, queue};
 use amqp::{ContentHeader, Credentials, Frame, FrameKind, Method};
 use transport::Protocol;
 
+use super::handshake::TunedLimits;
+use super::task::{UpstreamConnection, open};
+use super::{Access, Role};
 use crate::UpstreamAddress;
 use crate::link::ClientLink;
 use crate::pool::{Endpoint, Pool};
-use crate::upstream::{Access, Role, TunedLimits, UpstreamConnection, open};
 
 /// The broker's end, and the connection.
-pub(super) struct Peer {
-    pub(super) connection: UpstreamConnection,
+pub(crate) struct Peer {
+    pub(crate) connection: UpstreamConnection,
     /// Answers that are still to be delivered.
-    pub(super) answers: VecDeque<Answer>,
+    pub(crate) answers: VecDeque<Answer>,
     /// Confirms, likewise: brokers answer methods before messages are on disk.
     confirms: VecDeque<Answer>,
     channels: BTreeMap<u16, PeerChannel>,
 }
 
 /// An answer of the broker.
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// The name of its method.
-    pub(super) name: &'static str,
-    channel: u16,
+    pub(crate) name: &'static str,
+    pub(crate) channel: u16,
     bytes: Vec<u8>,
 }
 
@@ -46,7 +48,7 @@ struct PeerChannel {
 
 impl Peer {
     /// A connection that is open as of `now`, of a client alone or for a role.
-    pub(super) fn new(
+    pub(crate) fn new(
         pool: &Arc<Pool>,
         credentials: &Arc<Credentials>,
         owner: Option<Arc<ClientLink>>,
@@ -63,7 +65,7 @@ impl Peer {
     }
 
     /// Reads all that the pool has sent; whether that was anything.
-    pub(super) fn read(&mut self) -> bool {
+    pub(crate) fn read(&mut self) -> bool {
         let bytes = self.connection.upstream.outbox.read_all();
         let mut rest = &bytes[..];
         while let Some(frame) = Frame::parse(rest, 131_072).unwrap() {
@@ -101,7 +103,10 @@ impl Peer {
                 self.channels.remove(&number);
             }
             Method::ChannelClose(_) => {
-                self.channels.remove(&number);
+                // Both may close it at the same time: then close-ok is still to come.
+                if !known.closed {
+                    self.channels.remove(&number);
+                }
                 self.confirms.retain(|confirm| confirm.channel != number);
                 self.answer(number, "channel.close-ok", channel::CloseOk {});
             }
@@ -158,21 +163,21 @@ impl Peer {
     }
 
     /// Delivers the oldest answer to a method; returns its name.
-    pub(super) fn deliver(&mut self, now: Instant) -> Option<&'static str> {
+    pub(crate) fn deliver(&mut self, now: Instant) -> Option<&'static str> {
         let Answer { name, bytes, .. } = self.answers.pop_front()?;
         self.connection.handle_input(&bytes, now);
         Some(name)
     }
 
     /// Delivers the oldest confirm, if there is one.
-    pub(super) fn confirm(&mut self, now: Instant) -> Option<()> {
+    pub(crate) fn confirm(&mut self, now: Instant) -> Option<()> {
         let Answer { bytes, .. } = self.confirms.pop_front()?;
         self.connection.handle_input(&bytes, now);
         Some(())
     }
 
     /// Closes one of the channels that are open and have no half message, if there is one, for a fault of the client.
-    pub(super) fn close_channel(&mut self, pick: u64) -> bool {
+    pub(crate) fn close_channel(&mut self, pick: u64) -> bool {
         let open = |known: &PeerChannel| !known.closed && known.content.is_none();
         let numbers: Vec<u16> =
             self.channels.iter().filter(|(_, known)| open(known)).map(|(number, _)| *number).collect();
@@ -189,7 +194,7 @@ impl Peer {
     }
 
     /// The broker closes the connection for a fault of one of the clients.
-    pub(super) fn close_connection(&mut self, now: Instant) {
+    pub(crate) fn close_connection(&mut self, now: Instant) {
         let mut bytes = Vec::new();
         let close =
             connection::Close { reply_code: 540, reply_text: "NOT_IMPLEMENTED", ..Default::default() };
@@ -201,7 +206,7 @@ impl Peer {
     }
 
     /// The connection is cut.
-    pub(super) fn cut(&mut self) {
+    pub(crate) fn cut(&mut self) {
         self.connection.handle_eof();
         self.channels.clear();
         self.answers.clear();
