@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::config::PoolConfig;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_came_without_a_word_is_found_at_the_end() {
         let pool = Pool::new(PoolConfig { max_connections: 0, ..PoolConfig::new(Vec::new()) });
         let looks = Cell::new(0);

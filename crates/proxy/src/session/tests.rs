@@ -25,7 +25,7 @@ fn session_of(pool: Arc<Pool>) -> ProxySession {
     };
     let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
     let credentials = Arc::new(Credentials::plain("user", "password"));
-    ProxySession::new(pool, credentials, "/", &info, client, Instant::now())
+    ProxySession::new(pool, credentials, "/", &info, client, transport::now())
 }
 
 /// A client's data: a message for each of these channels, as separate frames.
@@ -43,11 +43,11 @@ fn take(session: &mut ProxySession, bytes: &[u8]) {
     let mut taken = 0;
     while let Some(frame) = Frame::parse(&bytes[taken..], 0).unwrap() {
         taken += frame.wire_len();
-        taken += session.handle_frame(frame, &bytes[taken..], Instant::now()).unwrap();
+        taken += session.handle_frame(frame, &bytes[taken..], transport::now()).unwrap();
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     let mut session = session();
     let mut open = Vec::new();
@@ -57,7 +57,7 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     take(&mut session, &open);
     take(&mut session, &frames(&[1, 2, 2, 1]));
     assert!(session.spare.capacity() > 0, "within a batch there is one for the next message");
-    session.flush(Instant::now());
+    session.flush(transport::now());
     let held = |session: &ProxySession| {
         let partial = session
             .channels
@@ -71,10 +71,10 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     let half = frames(&[2]);
     let body = half.len() - 12;
     take(&mut session, &half[..body]);
-    session.flush(Instant::now());
+    session.flush(transport::now());
     assert_eq!((session.staged, session.spare.capacity()), (body, 0));
     take(&mut session, &half[body..]);
-    session.flush(Instant::now());
+    session.flush(transport::now());
     assert_eq!(held(&session), 0);
     assert_eq!(session.held, 5 * frames(&[1]).len());
 }
@@ -105,8 +105,8 @@ fn bodies(frames: usize) -> Vec<u8> {
 /// Feeds a batch from the client to the session.
 fn batch(session: &mut ProxySession, bytes: &[u8]) {
     take(session, bytes);
-    session.flush(Instant::now());
-    session.handle_nudge(Instant::now()).unwrap();
+    session.flush(transport::now());
+    session.handle_nudge(transport::now()).unwrap();
 }
 
 /// Three sessions that have each begun a message: the first holds all the room, the second the only streaming
@@ -126,21 +126,21 @@ fn three_that_began() -> [ProxySession; 3] {
     sessions
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s2_whoever_finds_no_room_is_not_read_until_there_is_some() {
     let [mut holder, stream, mut waiting] = three_that_began();
     assert!(stream.budget.has_stream() && stream.staged == 0);
     assert!(holder.has_room() && stream.has_room() && !waiting.has_room());
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
     assert_eq!(holder.staged, 0);
-    waiting.handle_nudge(Instant::now()).unwrap();
+    waiting.handle_nudge(transport::now()).unwrap();
     assert!(waiting.has_room());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_only_those_give_way_who_could_have_completed_their_message() {
     let [mut holder, mut stream, mut waiting] = three_that_began();
-    let now = Instant::now();
+    let now = transport::now();
     let after = |secs| now + Duration::from_secs(secs);
     for session in [&mut holder, &mut stream, &mut waiting] {
         assert_eq!(session.give_way(after(9)), Ok(()));
@@ -160,7 +160,7 @@ async fn p2_only_those_give_way_who_could_have_completed_their_message() {
     assert_eq!(holder.give_way(after(1000)), Ok(()), "nobody waits any more");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_one() {
     let [mut holder, _stream, mut waiting] = three_that_began();
     batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
@@ -174,7 +174,7 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     take(&mut waiting, &open);
     batch(&mut waiting, &beginning(1));
     assert!(client.has_room() && !waiting.has_room());
-    let after = |secs| Instant::now() + Duration::from_secs(secs);
+    let after = |secs| transport::now() + Duration::from_secs(secs);
     // A limited rate: a quarter of the largest message within the patience.
     take(&mut client, &bodies(8));
     assert_eq!(client.give_way(after(100)), Ok(()));
@@ -186,10 +186,10 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     assert!(client.has_room() && client.pool.staging().counts().0 == 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_nobody_gives_way_for_having_been_unread() {
     let [mut holder, _stream, _waiting] = three_that_began();
-    let now = Instant::now();
+    let now = transport::now();
     let after = |secs| now + Duration::from_secs(secs);
     // An upstream that answers nothing for long.
     let unanswered = holder.pool.config().replay_client_max;
@@ -201,10 +201,10 @@ async fn p2_nobody_gives_way_for_having_been_unread() {
     assert!(holder.give_way(after(113)).is_err());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_a_message_that_stays_incomplete_is_not_excused_by_others_for_ever() {
     let [mut holder, _stream, _waiting] = three_that_began();
-    let now = Instant::now();
+    let now = transport::now();
     let mut give_way = |secs| {
         holder.budget.count_came(ROOM_PROGRESS);
         holder.give_way(now + Duration::from_secs(secs))
@@ -216,7 +216,7 @@ async fn p2_a_message_that_stays_incomplete_is_not_excused_by_others_for_ever() 
     assert!(give_way(62).is_err());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p2_a_client_with_a_connection_of_its_own_streams_instead_of_giving_way() {
     let [mut holder, _stream, mut waiting] = three_that_began();
     let mut more = Vec::new();
@@ -224,14 +224,14 @@ async fn p2_a_client_with_a_connection_of_its_own_streams_instead_of_giving_way(
     write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });
     take(&mut holder, &more);
     assert!(holder.staged > 0 && matches!(holder.own, UpstreamLink::Opening));
-    assert_eq!(holder.give_way(Instant::now() + Duration::from_secs(11)), Ok(()));
-    holder.flush(Instant::now());
+    assert_eq!(holder.give_way(transport::now() + Duration::from_secs(11)), Ok(()));
+    holder.flush(transport::now());
     assert_eq!(holder.staged, 0);
-    waiting.handle_nudge(Instant::now()).unwrap();
+    waiting.handle_nudge(transport::now()).unwrap();
     assert!(waiting.has_room());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_room() {
     let mut session = session();
     let frames = STAGING_LIMIT as usize / FRAME - 1;
@@ -250,7 +250,7 @@ async fn s2_a_client_streams_what_exceeds_its_own_part_of_the_room() {
     assert!(matches!(session.own, UpstreamLink::Opening) && session.staged < STAGING_BUDGET);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s2_a_client_is_not_read_while_much_of_it_waits_for_a_connection() {
     let pool = Pool::new(PoolConfig { held_total_max: 3 * FRAME, ..PoolConfig::new(Vec::new()) });
     let mut large = Vec::new();
@@ -271,7 +271,7 @@ async fn s2_a_client_is_not_read_while_much_of_it_waits_for_a_connection() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_needs() {
     let [_holder, stream, mut waiting] = three_that_began();
     // It had sent more before it was known that it has to wait.
@@ -281,17 +281,17 @@ async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_nee
     take(&mut waiting, &more);
     assert!(!waiting.has_room() && matches!(waiting.own, UpstreamLink::Opening));
     drop(stream);
-    waiting.handle_nudge(Instant::now()).unwrap();
+    waiting.handle_nudge(transport::now()).unwrap();
     assert!(
         waiting.staged == 0 && !waiting.budget.has_stream(),
         "it streams on its own connection, which it keeps"
     );
     take(&mut waiting, &bodies(STAGING_LIMIT as usize / FRAME - 1));
-    waiting.handle_nudge(Instant::now()).unwrap();
+    waiting.handle_nudge(transport::now()).unwrap();
     assert!(matches!(waiting.own, UpstreamLink::Opening));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn s1_new_secrets_without_an_answer_are_few() {
     let mut session = session_of(Pool::new(PoolConfig::new(Vec::new())));
     let outcomes: Vec<_> = (0..10).map(|secret| session.update_secret(&[secret])).collect();

@@ -11,6 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Client {
     link: Arc<ClientLink>,
     budget: BudgetShare,
+    /// The time that it acts at.
+    now: Instant,
 }
 
 impl Client {
@@ -18,7 +20,7 @@ impl Client {
         let outbox = Arc::new(Outbox::new(1024));
         let capabilities = amqp::Capabilities::default();
         let link = ClientLink::new(1, outbox, 0, capabilities, Arc::default(), Arc::default());
-        Self { link: Arc::new(link), budget: BudgetShare::new(staging.clone()) }
+        Self { link: Arc::new(link), budget: BudgetShare::new(staging.clone()), now: transport::now() }
     }
 
     /// Sends a piece and no more; returns whether there was room.
@@ -27,7 +29,7 @@ impl Client {
     }
 
     fn settle(&mut self, staged: usize) -> bool {
-        self.budget.settle(staged, &self.link, Instant::now())
+        self.budget.settle(staged, &self.link, self.now)
     }
 
     fn wait(&mut self) {
@@ -35,12 +37,19 @@ impl Client {
         self.budget.line_up(&self.link);
     }
 
+    /// Has more of its message, and finds no room for it.
+    fn wait_with_more(&mut self, more: usize) {
+        assert!(!self.settle(STAGED + more));
+        self.budget.line_up(&self.link);
+    }
+
     fn grant(&mut self) -> Option<Grant> {
-        self.budget.take_grant(&self.link, Instant::now())
+        self.budget.take_grant(&self.link, self.now)
     }
 
     fn is_asked(&self) -> bool {
-        matches!(self.link.take_events()[..], [Event::GiveWay])
+        let events = self.link.take_events();
+        !events.is_empty() && events.iter().all(|event| matches!(event, Event::GiveWay))
     }
 
     fn leave(&mut self) {
@@ -57,8 +66,18 @@ fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
     (0..count).map(|_| Client::new(staging)).collect()
 }
 
-fn bytes(staging: &Staging) -> usize {
-    staging.state.lock().bytes
+/// Whether a client would find room for this number of counted bytes.
+fn finds_room(staging: &Arc<Staging>, counted: usize) -> bool {
+    let mut client = Client::new(staging);
+    let found = client.settle(ALWAYS + counted);
+    client.leave();
+    found
+}
+
+/// Whether nobody waits or holds anything of room for `most` bytes.
+fn is_all_free(staging: &Arc<Staging>, most: usize) -> bool {
+    let is_exact = finds_room(staging, most) && !finds_room(staging, most + 1);
+    is_exact && staging.counts() == (0, 0) && staging.bytes() == 0
 }
 
 #[test]
@@ -66,12 +85,14 @@ fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
     let staging = room(4 * PIECE, 1, PATIENCE);
     let mut clients = many(&staging, 10);
     let held = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
-    assert_eq!((held, bytes(&staging)), (4, 4 * PIECE));
+    assert_eq!(held, 4);
+    assert!(!finds_room(&staging, 1));
     let mut small = Client::new(&staging);
     assert!(small.settle(ALWAYS), "however much others hold");
+    clients.push(small);
     clients.iter_mut().for_each(Client::leave);
-    assert_eq!(bytes(&staging), 0);
-    assert!(staging.state.lock().clients.is_empty());
+    assert!(is_all_free(&staging, 4 * PIECE));
+    assert!(clients.iter().all(|client| Arc::strong_count(&client.link) == 1), "nobody remembers them");
 }
 
 #[test]
@@ -86,12 +107,14 @@ fn those_in_line_go_on_in_turn_when_room_comes() {
         assert!(holder.settle(0), "it is complete");
         assert_eq!(line[at].grant(), Some(Grant::Room));
         assert_eq!(line[at + 1].grant(), None);
-        assert_eq!(bytes(&staging), 2 * PIECE);
     }
-    assert!(!Client::new(&staging).stop_in_message(), "nobody comes before those in line");
+    assert!(!finds_room(&staging, 1), "nobody comes before those in line");
     line[0].leave();
     assert_eq!(line[2].grant(), Some(Grant::Room));
-    assert!(staging.state.lock().queue.is_empty());
+    assert_eq!(staging.counts(), (0, 0));
+    assert!(!finds_room(&staging, 1), "two of them hold all of it");
+    line[1..].iter_mut().for_each(Client::leave);
+    assert!(is_all_free(&staging, 2 * PIECE));
 }
 
 #[test]
@@ -112,7 +135,7 @@ fn no_room_is_lost_with_those_who_leave() {
     assert_eq!(line[4].grant(), Some(Grant::Room));
     line[1].leave();
     line[4].leave();
-    assert_eq!((staging.counts(), bytes(&staging)), ((0, 0), 0));
+    assert!(is_all_free(&staging, PIECE));
 }
 
 #[test]
@@ -141,7 +164,7 @@ fn nobody_gets_a_stream_without_a_permit_for_its_connection() {
     // beyond the first's.
     for (free, streams) in [(1, 1), (2, 2)] {
         permits.add_permits(free - permits.available_permits());
-        assert!(staging.press(Instant::now()));
+        assert!(staging.press(holder.now));
         assert_eq!(staging.counts(), (3 - streams, streams));
     }
     assert_eq!(line[0].grant(), Some(Grant::Stream));
@@ -153,12 +176,10 @@ fn nobody_gets_a_stream_without_a_permit_for_its_connection() {
 fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
     let staging = room(5 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 5);
-    assert!(holders.iter_mut().all(Client::stop_in_message));
-    let now = Instant::now();
-    let ages = [30, 40, 20, 50, 5].map(Duration::from_secs);
-    let before = now + Duration::from_secs(60);
-    for (holder, age) in holders.iter_mut().zip(ages) {
-        staging.state.lock().client(&holder.link).since = Some(before - age);
+    let before = transport::now() + Duration::from_secs(60);
+    for (holder, age) in holders.iter_mut().zip([30, 40, 20, 50, 5].map(Duration::from_secs)) {
+        holder.now = before - age;
+        assert!(holder.stop_in_message());
     }
     assert!(!staging.press(before), "nobody waits");
     let mut line = many(&staging, 2);
@@ -173,9 +194,7 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
     assert_eq!(asked, [true, true, true, true, false]);
     // One of them has sent more meanwhile and waits as well: it could not complete anything.
-    assert!(!holders[1].settle(STAGED + 1));
-    let Client { link, budget } = &mut holders[1];
-    budget.line_up(link);
+    holders[1].wait_with_more(1);
     assert!(staging.press(before));
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
     assert_eq!(asked, [true, false, true, true, false]);
@@ -191,70 +210,77 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
     line.iter_mut().for_each(Client::wait);
     assert!(holders[0].settle(0));
     assert_eq!(line[0].grant(), Some(Grant::Room));
-    // It has more of the same message.
-    assert!(!line[0].settle(STAGED + 1));
-    let first = &mut line[0];
-    first.budget.line_up(&first.link);
-    let first = (address(&line[0].link), 1);
-    assert_eq!(staging.state.lock().queue.values().next(), Some(&first));
+    // It has more of the same message; the room that comes next is enough for it, or for one of the others.
+    line[0].wait_with_more(1);
+    assert!(holders[1].settle(0));
+    assert_eq!((line[0].grant(), line[1].grant(), line[2].grant()), (Some(Grant::Room), None, None));
 }
 
 #[test]
 fn those_who_all_hold_some_do_not_wait_for_each_other() {
     // Streaming is no way out: there is no permit for its connection.
     let staging = Staging::new(2 * PIECE, 3, PATIENCE, Arc::new(Semaphore::new(0)));
-    let mut clients = many(&staging, 2);
-    for client in &mut clients {
-        assert!(client.stop_in_message());
+    // As often as it happens, and whether the other one stays or not.
+    for leaves in [false, true, false] {
+        let mut clients = many(&staging, 2);
+        assert!(clients.iter_mut().all(Client::stop_in_message));
+        clients.iter_mut().for_each(|client| client.wait_with_more(1));
+        let [first, second] = &mut clients[..] else { unreachable!() };
+        assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
+        // Alone with more than the maximum, it continues read by read.
+        for more in 2..5 {
+            first.wait_with_more(more);
+            assert_eq!(
+                first.grant(),
+                Some(Grant::Room),
+                "the one that has waited with its message comes first"
+            );
+        }
+        if leaves {
+            second.leave();
+        }
+        assert!(first.settle(0));
+        assert_eq!(second.grant(), (!leaves).then_some(Grant::Room));
+        assert!(second.settle(0));
+        assert!(is_all_free(&staging, 2 * PIECE));
     }
-    for client in &mut clients {
-        assert!(!client.settle(STAGED + 1));
-        client.budget.line_up(&client.link);
-    }
-    let [first, second] = &mut clients[..] else { unreachable!() };
-    assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
-    // Alone with more than the maximum, it continues read by read.
-    for more in 2..5 {
-        assert!(!first.settle(STAGED + more));
-        first.budget.line_up(&first.link);
-        assert_eq!(first.grant(), Some(Grant::Room), "the one that has waited with its message comes first");
-    }
-    assert!(first.settle(0));
-    assert_eq!(second.grant(), Some(Grant::Room));
-    assert!(second.settle(0));
-    assert_eq!((bytes(&staging), staging.counts()), (0, (0, 0)));
-    assert_eq!(staging.state.lock().bytes_queued, 0);
 }
 
 /// A client that stops in the middle of its message, with the permit of its stream's connection.
 struct Stopped {
     client: Client,
     began: Instant,
+    holds_room: bool,
     connection: Option<OwnedSemaphorePermit>,
 }
 
 impl Stopped {
     fn new(staging: &Arc<Staging>, now: Instant) -> Self {
-        let mut client = Client::new(staging);
-        if !client.stop_in_message() {
+        let mut client = Client { now, ..Client::new(staging) };
+        let holds_room = client.stop_in_message();
+        if !holds_room {
             client.budget.line_up(&client.link);
         }
-        Self { client, began: now, connection: None }
+        Self { client, began: now, holds_room, connection: None }
     }
 
     /// Collects its grant, and opens a connection if it may stream.
     fn go_on(&mut self, permits: &Arc<Semaphore>, now: Instant) {
-        if self.client.budget.take_grant(&self.client.link, now) == Some(Grant::Stream) {
-            let permit = permits.clone().try_acquire_owned();
-            self.connection = Some(permit.expect("streams are granted as far as permits are free"));
+        self.client.now = now;
+        match self.client.grant() {
+            Some(Grant::Stream) => {
+                let permit = permits.clone().try_acquire_owned();
+                self.connection = Some(permit.expect("streams are granted as far as permits are free"));
+            }
+            Some(Grant::Room) => self.holds_room = true,
+            None => {}
         }
     }
 
     fn gives_way(&mut self, now: Instant) -> bool {
-        let Client { link, budget } = &mut self.client;
-        matches!(link.take_events()[..], [Event::GiveWay])
-            && budget.overdue(Some(self.began), true, link, now).is_some()
-            && budget.gives_way(now)
+        let is_asked = self.client.is_asked();
+        let Client { link, budget, .. } = &mut self.client;
+        is_asked && budget.overdue(Some(self.began), true, link, now).is_some() && budget.gives_way(now)
     }
 }
 
@@ -266,14 +292,15 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_room_in_t
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let most = 256 * 1024 * 1024;
     let staging = Staging::new(most, STREAMS, PATIENCE, permits.clone());
-    let (begin, step) = (Instant::now(), PATIENCE / LOOKS_IN_PATIENCE);
+    let (begin, step) = (transport::now(), PATIENCE / LOOKS_IN_PATIENCE);
     let mut hostile: Vec<_> = (0..CLIENTS).map(|_| Stopped::new(&staging, begin)).collect();
     let (mut polite, mut waits_since, mut served) = (None::<Client>, begin, 0);
     for turn in 1..=60 {
         let now = begin + step * turn;
         hostile.iter_mut().for_each(|stopped| stopped.go_on(&permits, now));
         assert!(permits.available_permits() >= CONNECTIONS - STREAMS, "the rest is for others");
-        assert!(bytes(&staging) <= most);
+        let holders = hostile.iter().filter(|stopped| stopped.holds_room).count();
+        assert!(holders * PIECE <= most, "{holders} hold room");
         // A client that completes its message as soon as it is read again, then another one.
         let client = polite.get_or_insert_with(|| {
             waits_since = now;
@@ -298,19 +325,27 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_room_in_t
     assert!(served >= 2 && staging.counts().1 == STREAMS, "{served} were served");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
-    let staging = room(PIECE, 0, Duration::ZERO);
+    let staging = room(PIECE, 0, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
-    let mut waiter = Client::new(&staging);
-    waiter.wait();
-    while !holder.is_asked() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    holder.leave();
-    assert_eq!(waiter.grant(), Some(Grant::Room));
-    while staging.state.lock().attended {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    // The client that has waited is the next one that is waited for.
+    for _ in 0..3 {
+        let mut waiter = Client::new(&staging);
+        waiter.wait();
+        tokio::time::sleep(PATIENCE / 2).await;
+        assert!(!holder.is_asked(), "its time is not up");
+        tokio::time::sleep(PATIENCE).await;
+        assert!(holder.is_asked());
+        holder.leave();
+        waiter.now = transport::now();
+        assert_eq!(waiter.grant(), Some(Grant::Room));
+        tokio::time::sleep(PATIENCE).await;
+        assert_eq!(tasks(), 0, "nobody waits");
+        holder = Client { now: transport::now(), ..Client::new(&staging) };
+        waiter.leave();
+        assert!(holder.stop_in_message());
     }
 }
