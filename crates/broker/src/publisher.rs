@@ -581,12 +581,14 @@ struct RouteCache {
 }
 
 impl RouteCache {
-    /// Whether the routes are still valid. If not, the cache is cleared.
+    /// Whether the routes, and the publisher's last one, are still valid. If not, the cache is cleared.
+    ///
+    /// The new generation is adopted with the first route that is found in it: a refused publish finds none, and must
+    /// leave the last route invalid.
     fn is_fresh(&mut self, generation: u64) -> bool {
         let fresh = self.generation == generation;
         if !fresh {
             self.clear();
-            self.generation = generation;
         }
         fresh
     }
