@@ -1,0 +1,380 @@
+"""What a client was permitted is refused from the moment it is revoked, in the words of its protocol; what it still may do
+goes on.
+
+RabbitMQ remembers on a channel what was permitted there, until the channel has rested for a while. So an operation that it did
+before is tried again, after pauses that grow; Leveret's broker has to refuse the first time.
+"""
+
+import contextlib
+import itertools
+import queue
+import time
+
+import pika
+import pika.exceptions
+import pytest
+
+from harness.ctl import Ctl
+from harness.mqtt_broker import Broker
+from harness.mqtt_client import V5, V311, MqttClient
+from harness.patience import PATIENCE
+from harness.stomp_client import Client, StompWire
+
+# Of what the client keeps, and of what is taken from it.
+KEPT, TAKEN = "kept", "taken"
+LEVERET = "leveret"
+ONLY_KEPT = f"^({KEPT}|amq)"
+NAMES = itertools.count(1)
+
+
+class User:
+    """A user who may do everything; each is another one, so that tests share servers."""
+
+    def __init__(self, control, add):
+        self.name = f"revoked-{next(NAMES)}"
+        self.control = control
+        add(self.name)
+        self.permit(".*")
+
+    def permit(self, configure, write=None, read=None):
+        self.control("set_permissions", self.name, configure, write or configure, read or configure)
+
+    def permit_topics(self, write, read):
+        self.control("set_topic_permissions", self.name, "amq.topic", write, read)
+
+    def login(self):
+        return {"user": self.name, "password": self.name}
+
+
+def user_of(server):
+    """A new user of a RabbitMQ or a Leveret; the password is the name."""
+    if hasattr(server, "control"):
+        return User(server.control, lambda name: server.control("add_user", name, name))
+    ctl = Ctl(server.http)
+    return User(ctl, lambda name: ctl("add_user", name, LEVERET_CTL_NEW_PASSWORD=name))
+
+
+def until_refused(is_refused, remembered):
+    """Tries something until it is refused, with more and more rest for the channel; once, if nothing is remembered there."""
+    pause, deadline = 0.5, time.monotonic() + PATIENCE
+    while not is_refused():
+        assert remembered, "permitted although it was revoked"
+        assert time.monotonic() < deadline, "permitted for ever"
+        time.sleep(pause)
+        pause *= 1.5
+
+
+# AMQP, at both brokers and through the pool.
+
+
+@pytest.fixture
+def user(targets, target_name):
+    return user_of(targets["rabbitmq" if target_name == "proxy" else target_name])
+
+
+@pytest.fixture
+def connect(target, user):
+    """Opens connections of the user, or of guest, which go at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(name=user.name):
+            credentials = pika.PlainCredentials(name, name)
+            parameters = pika.URLParameters(target.uri)
+            parameters.credentials = credentials
+            parameters.blocked_connection_timeout = PATIENCE
+            connection = pika.BlockingConnection(parameters)
+            stack.callback(lambda: connection.is_open and connection.close())
+            return connection
+
+        yield connect
+
+
+@pytest.fixture
+def names(connect, user):
+    """Queues and fanout exchanges of the names that are kept and taken, for a function that puts the user's name behind."""
+    own = lambda name: f"{name}-{user.name}"
+    channel = connect("guest").channel()
+    for name in (KEPT, TAKEN):
+        channel.queue_declare(own(name), durable=True)
+        channel.exchange_declare(own(name), "fanout", durable=True)
+        channel.queue_bind(own(name), own(name))
+    yield own
+    for name in (KEPT, TAKEN):
+        channel.queue_delete(own(name))
+        channel.exchange_delete(own(name))
+
+
+def confirming(connection):
+    channel = connection.channel()
+    channel.confirm_delivery()
+    return channel
+
+
+def refusal(operation, *arguments, **options):
+    """The code and text with which the channel is closed; `None` if it is not."""
+    try:
+        operation(*arguments, **options)
+    except pika.exceptions.ChannelClosedByBroker as closed:
+        return closed.reply_code, closed.reply_text
+    return None
+
+
+def refused(kind, own, user):
+    return 403, f"ACCESS_REFUSED - access to {kind} '{own(TAKEN)}' in vhost '/' refused for user '{user.name}'"
+
+
+def test_a_publisher_is_refused_what_was_revoked_and_others_go_on(connect, names, user, target_name):
+    connection = connect()
+    publisher, bystander = confirming(connection), confirming(connection)
+    beside = confirming(connect())
+    for channel in (publisher, bystander, beside):
+        channel.basic_publish(names(TAKEN), "", b"permitted")
+        channel.basic_publish(names(KEPT), "", b"permitted")
+    user.permit(ONLY_KEPT)
+    answers = []
+
+    def is_refused():
+        # On Leveret this also shows that what is permitted still is, on the same channel.
+        publisher.basic_publish(names(KEPT), "", b"permitted")
+        answers.append(refusal(publisher.basic_publish, names(TAKEN), "", b"revoked"))
+        return answers[-1] is not None
+
+    until_refused(is_refused, remembered=target_name != LEVERET)
+    assert answers[-1] == refused("exchange", names, user)
+    # A channel that has not been used tells it at once, at RabbitMQ too; the pool's may have been another client's before.
+    anew = lambda: refusal(confirming(connection).basic_publish, names(TAKEN), "", b"revoked") is not None
+    until_refused(anew, remembered=target_name == "proxy")
+    for channel in (bystander, beside, confirming(connection)):
+        channel.basic_publish(names(KEPT), "", b"permitted")
+
+
+def test_a_consumer_keeps_its_deliveries_and_gets_no_other(connect, names, user, target_name):
+    connection = connect()
+    channel, got = connection.channel(), []
+    for name in (KEPT, TAKEN):
+        channel.basic_consume(names(name), lambda ch, method, _, body: (got.append(body), ch.basic_ack(method.delivery_tag)))
+    user.permit(ONLY_KEPT)
+    # Reading is judged when a consumer begins: what it has is delivered and settled as before, in both brokers.
+    outside = confirming(connect("guest"))
+    for body in (b"1", b"2"):
+        for name in (TAKEN, KEPT):
+            outside.basic_publish("", names(name), body)
+    deadline = time.monotonic() + PATIENCE
+    while len(got) < 4:
+        assert time.monotonic() < deadline, got
+        connection.process_data_events(1)
+    assert sorted(got) == [b"1", b"1", b"2", b"2"]
+    for operation in ("basic_consume", "basic_get"):
+        fresh = connection.channel()
+        # Of what was not done on this channel, or on one that the pool has had before, nothing is remembered.
+        arguments = (names(TAKEN), lambda *_: None) if operation == "basic_consume" else (names(TAKEN),)
+        assert refusal(getattr(fresh, operation), *arguments) == refused("queue", names, user)
+    fresh = connection.channel()
+    assert refusal(fresh.queue_purge, names(TAKEN)) == refused("queue", names, user)
+    assert refusal(connection.channel().queue_delete, names(TAKEN)) == refused("queue", names, user)
+    assert connection.channel().basic_get(names(KEPT)) == (None, None, None)
+    channel.close()
+    # Nothing comes back: all of it was settled.
+    assert outside.basic_get(names(TAKEN)) == (None, None, None)
+
+
+def test_a_user_without_any_permission_is_refused_on_each_channel_and_stays_connected(connect, names, user, target_name):
+    if target_name == "proxy":
+        pytest.skip("the pool may need one more connection to the virtual host, which RabbitMQ refuses with 530")
+    connection = connect()
+    confirming(connection).basic_publish(names(TAKEN), "", b"permitted")
+    user.control("clear_permissions", user.name)
+    for _ in range(3):
+        assert refusal(connection.channel().queue_declare, names(TAKEN), durable=True) == refused("queue", names, user)
+    assert connection.is_open
+    user.permit(".*")
+    confirming(connection).basic_publish(names(TAKEN), "", b"permitted again")
+
+
+# MQTT and STOMP, at both brokers.
+
+
+@pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
+def broker(request, tmp_path_factory):
+    broker = Broker(request.param, tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def member(broker):
+    return user_of(broker.server)
+
+
+@pytest.fixture
+def mqtt(broker, member, request):
+    """Makes clients with a name of the test's own, which go at its end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(name, version=V311, **login):
+            client = MqttClient(broker.mqtt, f"{name}-{member.name}", version, **(login or member.login()))
+            return stack.enter_context(client)
+
+        yield make
+
+
+@pytest.fixture
+def watcher(mqtt, member):
+    """guest, who gets whatever is published below the user's name."""
+    watcher = mqtt("watcher", user="guest", password="guest")
+    for name in (KEPT, TAKEN):
+        watcher.subscribe(f"{name}/{member.name}/#", 1)
+    return watcher
+
+
+def test_an_mqtt_subscriber_keeps_its_topics_and_gets_no_other(broker, mqtt, member):
+    client, outside = mqtt("client"), mqtt("outside", user="guest", password="guest")
+    assert client.subscribe(f"{TAKEN}/{member.name}", 1) == [1]
+    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
+    # Reading is judged when a subscription begins.
+    outside.publish(f"{TAKEN}/{member.name}", b"later")
+    assert client.message().payload == b"later"
+    assert client.subscribe(f"{KEPT}/{member.name}", 1) == [1]
+    outside.publish(f"{KEPT}/{member.name}", b"permitted")
+    assert client.message().payload == b"permitted"
+    if broker.kind == "rabbitmq":
+        client.client.subscribe(f"{TAKEN}/{member.name}/more", 1)
+        assert client.gone.wait(PATIENCE), "RabbitMQ closes the connection, of which 3.1.1 says nothing"
+        return
+    assert client.subscribe(f"{TAKEN}/{member.name}/more", 1) == [0x80]
+    for body, topic in ((b"refused", f"{TAKEN}/{member.name}/more"), (b"last", f"{KEPT}/{member.name}")):
+        outside.publish(topic, body)
+    assert client.message().payload == b"last"
+
+
+def test_an_mqtt_publisher_is_cut_off_and_nothing_of_it_arrives(broker, mqtt, member, watcher):
+    client = mqtt("client")
+    client.publish(f"{TAKEN}/{member.name}", b"permitted")
+    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
+    client.publish(f"{KEPT}/{member.name}", b"permitted")
+    # RabbitMQ remembers each topic that the client has published to.
+    anew = "/anew" if broker.kind == "rabbitmq" else ""
+    client.client.publish(f"{TAKEN}/{member.name}{anew}", b"revoked", 1)
+    # MQTT 3.1.1 has no other answer (3.3.5).
+    assert client.gone.wait(PATIENCE)
+    mqtt("another").publish(f"{KEPT}/{member.name}", b"last")
+    assert [message.payload for message in watcher.take(3)] == [b"permitted", b"permitted", b"last"]
+
+
+# With QoS 2, paho releases what was refused, and reports the answer to that: there is no such message (MQTT 5, 4.3.3).
+REFUSED = {1: 0x87, 2: 0x92}
+
+
+@pytest.mark.parametrize("how", ["permissions", "topics"])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_mqtt_5_publisher_is_told_each_time_and_goes_on(broker, mqtt, member, watcher, qos, how):
+    if broker.kind == "rabbitmq":
+        pytest.skip("this RabbitMQ speaks no MQTT 5")
+    client = mqtt("client", V5)
+    told = []
+    client.client.on_publish = lambda _client, _data, _id, reason, _properties: told.append(reason.value)
+
+    def publish(name, body, **options):
+        client.publish(f"{name}/{member.name}", body, **options)
+        # Set before the message counts as published.
+        return told[-1]
+
+    assert publish(TAKEN, b"permitted", qos=qos) == 0
+    if how == "topics":
+        member.permit_topics(f"^{KEPT}", f"^{KEPT}")
+        assert publish(KEPT, b"permitted", qos=qos) == 0
+    else:
+        member.permit(".*", f"^{KEPT}", ".*")
+    # The same topic as before, whose queues are known, again and again; another one; and one to be retained.
+    for name in (TAKEN, TAKEN, f"{TAKEN}/other", TAKEN):
+        assert publish(name, b"revoked", qos=qos) == REFUSED[qos]
+    assert publish(TAKEN, b"revoked", qos=qos, retain=True) == REFUSED[qos]
+    if how == "permissions":
+        member.permit(".*")
+    assert publish(KEPT, b"last", qos=qos) == 0
+    expected = [b"permitted", *([b"permitted"] if how == "topics" else []), b"last"]
+    assert [message.payload for message in watcher.take(len(expected))] == expected
+    assert not client.gone.is_set()
+    # Nothing was retained either: of both topics, the new subscription gets what is there.
+    client.publish(f"{KEPT}/{member.name}", b"retained", retain=True)
+    late = mqtt("late", user="guest", password="guest")
+    late.subscribe([(f"{TAKEN}/{member.name}", 1), (f"{KEPT}/{member.name}", 1)])
+    assert late.message().payload == b"retained"
+    assert late.messages.empty()
+
+
+def test_an_mqtt_5_publisher_without_acknowledgements_is_told_by_a_disconnect(broker, mqtt, member, watcher):
+    if broker.kind == "rabbitmq":
+        pytest.skip("this RabbitMQ speaks no MQTT 5")
+    client = mqtt("client", V5)
+    reasons = queue.Queue()
+    on_disconnect = client.client.on_disconnect
+    client.client.on_disconnect = lambda *arguments: (reasons.put(arguments[3].value), on_disconnect(*arguments))
+    client.publish(f"{TAKEN}/{member.name}", b"permitted", qos=0)
+    assert watcher.message().payload == b"permitted"
+    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
+    client.publish(f"{TAKEN}/{member.name}", b"revoked", qos=0)
+    assert reasons.get(timeout=PATIENCE) == 0x87
+    mqtt("another", V5).publish(f"{KEPT}/{member.name}", b"last")
+    assert watcher.message().payload == b"last"
+
+
+def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member):
+    sender, other = Client(broker.stomp, **member.login()), Client(broker.stomp, **member.login())
+    for client in (sender, other):
+        client.send(f"/topic/{TAKEN}.{member.name}", "permitted")
+    sender.close()
+    watcher = Client(broker.stomp)
+    for number, name in enumerate((KEPT, TAKEN)):
+        watcher.subscribe(f"/topic/{name}.{member.name}", id=str(number))
+    wire = StompWire(broker.stomp)
+    assert wire.connect(login=member.name, passcode=member.name)[0] == "CONNECTED"
+    destination = f"/topic/{TAKEN}.{member.name}"
+    send(wire, destination, "permitted")
+    assert wire.frame()[0] == "RECEIPT"
+    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
+    answers = []
+
+    def is_refused():
+        send(wire, destination, "revoked")
+        answers.append(wire.frame())
+        return answers[-1][0] == "ERROR"
+
+    until_refused(is_refused, remembered=broker.kind != LEVERET)
+    _, headers, text = answers[-1]
+    assert headers["message"] == "access_refused"
+    assert text == (
+        f"ACCESS_REFUSED - access to topic '{TAKEN}.{member.name}' in exchange 'amq.topic' in vhost '/' "
+        f"refused for user '{member.name}'"
+    )
+    assert wire.frame() is None
+    other.send(f"/topic/{KEPT}.{member.name}", "still permitted")
+    remembered = [answer for answer in answers if answer[0] == "RECEIPT"]
+    bodies = [watcher.message().body for _ in range(2 + len(remembered))]
+    assert sorted(bodies) == sorted(["permitted", *(["revoked"] * len(remembered)), "still permitted"])
+    other.close()
+    watcher.close()
+
+
+def test_a_stomp_subscriber_keeps_its_subscription_and_gets_no_other(broker, member):
+    subscriber, outside = Client(broker.stomp, **member.login()), Client(broker.stomp)
+    destination = f"/queue/{TAKEN}-{member.name}"
+    subscriber.subscribe(destination)
+    member.permit(ONLY_KEPT)
+    outside.send(destination, "later")
+    assert subscriber.message().body == "later"
+    wire = StompWire(broker.stomp)
+    wire.connect(login=member.name, passcode=member.name)
+    wire.send(f"SUBSCRIBE\nid:1\ndestination:{destination}\n\n")
+    command, headers, text = wire.frame()
+    assert (command, headers["message"]) == ("ERROR", "access_refused")
+    assert f"queue '{TAKEN}-{member.name}'" in text
+    assert wire.frame() is None
+    outside.send(destination, "still")
+    assert subscriber.message().body == "still"
+    subscriber.close()
+    outside.close()
+
+
+def send(wire, destination, body):
+    wire.send(f"SEND\ndestination:{destination}\nreceipt:r\n\n{body}")
