@@ -1,12 +1,13 @@
 """The page at `/messages` of the HTTP address, in a real Chromium: a visitor connects, publishes, and sees messages arrive."""
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 
 import pytest
 
-from harness.browser import browser
+from harness.browser import browser, size_of
 from harness.instances import leveret
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, Wire, content_header, frame, publish_arguments
 
@@ -217,7 +218,8 @@ def test_disconnecting_and_the_end_of_the_server_are_told(tmp_path, window):
 def test_it_fits_a_phone_and_is_pictured(window, server):
     """With LEVERET_SCREENSHOT=file it also makes the picture in the README (make screenshot)."""
     connected(window, server)
-    for number, text in enumerate(["Hello from a browser", "On its way: parcel 4711", "Arrived: parcel 4711"], 1):
+    texts = ["Hello from a browser", "On its way: parcel 4711", "Arrived: parcel 4711"]
+    for number, text in enumerate(texts, 1):
         publish(window, text, key=f"demo.parcel.{number}")
         window.wait_for_text("#messages", text)
     window.resize(360, 740)
@@ -225,7 +227,28 @@ def test_it_fits_a_phone_and_is_pictured(window, server):
     assert window.evaluate(overflow) == 0
     window.resize(1000, 1220)
     window.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+    # The newest message is first, and all of the page is in the window, each part where nothing else is.
+    seen = window.evaluate("""
+        const parts = [...document.querySelectorAll("header h1, main form, #messages li")];
+        return {
+            bodies: [...document.querySelectorAll("#messages li .body")].map((body) => body.textContent),
+            count: document.getElementById("message-count").textContent,
+            state: document.getElementById("connection-state").textContent,
+            boxes: parts.filter((part) => part.checkVisibility()).map((part) => part.getBoundingClientRect().toJSON()),
+            size: [innerWidth, innerHeight],
+        };
+    """)
+    assert (seen["bodies"], seen["count"]) == (texts[::-1], "3")
+    assert seen["state"].startswith("Connected as guest to virtual host / of Leveret ")
+    width, height = seen["size"]
+    assert len(seen["boxes"]) == 1 + 3 + len(texts)
+    for box in seen["boxes"]:
+        assert box["width"] > 0 and 0 <= box["left"] and box["right"] <= width, box
+        assert box["height"] > 0 and 0 <= box["top"] and box["bottom"] <= height, box
+    for one, other in itertools.combinations(seen["boxes"], 2):
+        apart = one["right"] <= other["left"] or other["right"] <= one["left"]
+        assert apart or one["bottom"] <= other["top"] or other["bottom"] <= one["top"], (one, other)
     picture = window.screenshot()
-    assert picture.startswith(b"\x89PNG")
+    assert size_of(picture) == [width, height]
     if path := os.environ.get("LEVERET_SCREENSHOT"):
         Path(path).write_bytes(picture)

@@ -1,5 +1,6 @@
 """How the dashboard looks and is reached: on a phone, by keyboard alone, in the dark, and with nothing from elsewhere."""
 
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pika
 import pytest
 
+from harness.browser import size_of
 from harness.dashboard import PALE, Visit, ask, hash_of, window
 from harness.instances import leveret
 
@@ -31,6 +33,7 @@ PLACES = [
     ("vhosts",),
     ("nowhere",),
 ]
+CARDS = ["Publish", "Deliver / get", "Consumer ack", "Ready", "Unacked", "Total"]
 BINDINGS = [
     ("orders", "q", "billing", "order.paid"),
     ("orders", "q", "shipping", "order.paid"),
@@ -229,7 +232,7 @@ def test_it_is_pictured(visit, server):
     folder = os.environ.get("LEVERET_SCREENSHOTS")
     ask(server, "DELETE", f"queues/%2F/{LONG}")
     pictures = {
-        "dashboard.png": ("light", (), 760, "document.querySelector('#view .spark .line').getAttribute('d')"),
+        "dashboard.png": ("light", (), 760, "document.querySelector('#view .spark .line').getAttribute('d').includes('L')"),
         "dashboard-picture.png": ("dark", ("picture",), 800, "document.querySelector('svg.diagram .node')"),
     }
     for name, (scheme, place, height, is_there) in pictures.items():
@@ -242,13 +245,68 @@ def test_it_is_pictured(visit, server):
         # The pointer rests where it logged in, which lights up what lies under it.
         visit.window.evaluate("document.querySelector('svg.diagram')?.dispatchEvent(new Event('pointerleave'))")
         visit.window.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-        picture = visit.window.screenshot()
-        assert picture.startswith(b"\x89PNG")
+        (diagram_is_seen if place else overview_is_seen)(visit)
         assert visit.window.evaluate("return location.hash") == hash_of(place)
+        picture = visit.window.screenshot()
+        assert size_of(picture) == visit.window.evaluate("return [innerWidth, innerHeight]")
         if folder:
             # What goes into the repository is small; elsewhere the fonts decide.
             assert len(picture) < 150_000
             (Path(folder) / name).write_bytes(picture)
+
+
+def overview_is_seen(visit):
+    """Each card has its title, figure and line, inside of the window."""
+    cards = visit.window.evaluate("""
+        return [...document.querySelectorAll("#view .card")].map((card) => {
+            const { left, right, top, height } = card.querySelector(".spark").getBoundingClientRect();
+            return {
+                title: card.querySelector("h3").textContent,
+                figure: card.querySelector(".figure").textContent,
+                length: card.querySelector(".line").getTotalLength(),
+                inside: left >= 0 && right <= innerWidth && top >= 0 && height > 0 && card.checkVisibility(),
+            };
+        });
+    """)
+    assert [card["title"] for card in cards] == CARDS
+    assert [card for card in cards if not card["inside"] or not card["figure"][0].isdigit()] == []
+    # A line of one point has no length, and no card is left with that.
+    assert [card["title"] for card in cards if not card["length"] > 0] == []
+    expected = {"Queues": len(ask(visit.server, "GET", "queues")), "Connections": 2, "Consumers": 4}
+    tile = "[...document.querySelectorAll('#view .tile')].find((each) => each.querySelector('.what').textContent === args[0])"
+    for name, number in expected.items():
+        visit.wait(f"{tile}?.querySelector('.figure').textContent === args[1]", name, str(number))
+
+
+def diagram_is_seen(visit):
+    """Everything that is bound is drawn, by its name, side by side, and joined by as many lines as there are bindings."""
+    seen = visit.window.evaluate("""
+        const picture = document.querySelector("svg.diagram");
+        const box = (element) => element.getBoundingClientRect().toJSON();
+        return {
+            picture: box(picture),
+            nodes: [...picture.querySelectorAll(".node")].map((node) =>
+                ({ kind: node.classList[1], name: node.querySelector(".what").textContent, ...box(node.querySelector("rect")) })),
+            lines: [...picture.querySelectorAll(".edge")].filter((line) => line.getTotalLength() > 0).length,
+            words: [...picture.querySelectorAll(".edge-words")].map((words) => words.firstChild.data),
+        };
+    """)
+    nodes = seen["nodes"]
+    names = {kind: {node["name"] for node in nodes if node["kind"] == kind} for kind in ("exchange", "queue", "publisher")}
+    assert names["exchange"] >= {"orders", "events", "audit"}
+    assert names["queue"] == {queue["name"] for queue in ask(visit.server, "GET", "queues")} >= {"billing", "audit-log"}
+    assert seen["lines"] >= len(BINDINGS)
+    # The picture lists routing keys, where there is one, with what flows there.
+    for key in ("order.paid", "order.#", "login"):
+        assert any(words.startswith(key) for words in seen["words"]), seen["words"]
+    frame = seen["picture"]
+    for node in nodes:
+        assert frame["left"] <= node["left"] and node["right"] <= frame["right"], node
+        assert frame["top"] <= node["top"] and node["bottom"] <= frame["bottom"], node
+        assert node["width"] > 100 and node["height"] > 20, node
+    for one, other in itertools.combinations(nodes, 2):
+        apart = one["right"] <= other["left"] or other["right"] <= one["left"]
+        assert apart or one["bottom"] <= other["top"] or other["bottom"] <= one["top"], (one, other)
 
 
 def draw_lines(visit):

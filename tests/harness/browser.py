@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import struct
 import urllib.error
 import urllib.request
 
@@ -192,3 +193,9 @@ class Browser:
         except urllib.error.HTTPError as error:
             value = json.load(error)["value"]
             raise BrowserError(f"{value['error']}: {value['message']}") from None
+
+
+def size_of(picture):
+    """Width and height of a PNG."""
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture[12:16] == b"IHDR"
+    return list(struct.unpack(">II", picture[16:24]))
