@@ -79,6 +79,8 @@ def upstream(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory, upstream):
     flags = ["--upstream", f"amqp://127.0.0.1:{upstream.port}", "--upstream-connections-max", "1"]
+    # At the end nobody is there to settle what the canary holds.
+    flags += ["--drain-timeout", "0s"]
     with leveret(tmp_path_factory.mktemp("leveret"), *flags) as ours:
         yield ours
 

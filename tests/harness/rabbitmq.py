@@ -96,8 +96,9 @@ class RabbitMq:
         return self.server.tail()
 
     def stop(self):
+        """Ends it for good. Nothing is kept, so it need not go in order and in peace, which would take seconds."""
         try:
-            self.server.stop()
+            self.server.kill()
         finally:
             if self.mapper_is_own:
                 self.mapper.stop()
@@ -145,8 +146,7 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             stack.callback(self.mapper.stop)
             for node in self.nodes:
-                # Nothing is kept, so they need not go in order and in peace.
-                stack.callback(node.server.kill)
+                stack.callback(node.stop)
 
 
 def node_name(port):
