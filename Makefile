@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test quick setup unit loom leveret scenarios differential cluster hostile bystander crash figures frameworks backlog capacity pika-latency routing-study screenshot check run clean
+.PHONY: package package-test static test quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -94,6 +94,12 @@ static:
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
 	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
+
+# For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
+# PARTS are by commas: fuzz,crash,differential,hostile,cluster.
+MINUTES ?= 60
+soak: setup leveret
+	cd tests && ../.cache/venv/bin/python soak.py --minutes $(MINUTES) $(if $(PARTS),--parts $(PARTS)) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
 # The figures of docs/benchmarks.md, on a machine that has nothing else to do.
 figures: setup leveret

@@ -1,0 +1,116 @@
+"""`make soak` says what ran, what failed and how to repeat it, however it ends. Shown with programs that stand for its parts."""
+
+import itertools
+import subprocess
+import sys
+import time
+import tomllib
+import types
+
+import pytest
+
+from harness.leveret import ROOT
+from harness.patience import PATIENCE
+
+sys.path.insert(0, str(ROOT / "tests"))
+import soak
+
+# More than any of these tests takes, and little enough to be cut off.
+LONG, SHORT = 3600, 0.5
+# A batch during which somebody presses Ctrl-C.
+INTERRUPTING = "kill -INT $PPID; exec setpriv --pdeathsig KILL sleep infinity"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """It stands still: a share is never over but by a batch that waits for ever."""
+    monkeypatch.setattr(soak, "time", types.SimpleNamespace(monotonic=lambda: 0.0, strftime=time.strftime))
+
+
+def part(name, *scripts, **options):
+    def batches(seed):
+        for number, script in enumerate(scripts, seed):
+            yield soak.Batch(["sh", "-c", script], f"again {number}", str(number))
+
+    return soak.Part(name, options.pop("builds", []), batches, **options)
+
+
+def outcome(folder, parts, seconds=LONG):
+    """The exit code and the report."""
+    code = soak.soak(parts, seconds, 7, folder)
+    return code, (folder / "report.md").read_text()
+
+
+def test_what_passes_is_counted_with_its_seeds(tmp_path, capsys):
+    code, report = outcome(tmp_path, [part("one", "true", "true", "true"), part("two", "true")])
+    assert code == 0
+    assert "| one | 0 | 3 | 0 | 0 | 7 … 9 |" in report and "| two | 0 | 1 | 0 | 0 | 7 |" in report
+    assert report in capsys.readouterr().out
+
+
+def test_a_failure_is_told_with_its_command_and_the_others_go_on(tmp_path):
+    code, report = outcome(tmp_path, [part("one", "true", "echo broken here; exit 3", "true"), part("two", "true")])
+    assert code == 1
+    assert "| one | 0 | 2 | 1 | 0 | 7 … 9 |" in report and "| two | 0 | 1 | 0 | 0 | 7 |" in report
+    assert "exit code 3" in report and "Again: `again 8`" in report and "broken here" in report
+
+
+def test_who_takes_longer_than_the_share_is_cut_off_and_has_not_failed(tmp_path):
+    code, report = outcome(tmp_path, [part("one", "exec sleep infinity"), part("two", "exec sleep infinity")], SHORT)
+    assert code == 0
+    assert report.count("| 0 | 0 | 0 | 1 | 7 |") == 2
+
+
+def test_a_batch_that_hangs_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(soak, "BATCH_SECONDS", SHORT)
+    code, report = outcome(tmp_path, [part("one", "exec sleep infinity", "true")])
+    assert code == 1
+    assert "had not ended" in report and "Again: `again 7`" in report
+
+
+def test_what_cannot_run_here_is_named(tmp_path):
+    code, report = outcome(tmp_path, [part("one", "true", missing=lambda: "no fuzzer"), part("two", "true")])
+    assert code == 0
+    assert "one is left out: no fuzzer" in report and "| one | 0 | 0 | 0 | 0 |  |" in report
+
+
+def test_what_is_not_built_has_failed(tmp_path):
+    code, report = outcome(tmp_path, [part("one", "true", builds=[["sh", "-c", "echo no compiler; exit 1"]])])
+    assert code == 1
+    assert "it is not built" in report and "no compiler" in report
+
+
+@pytest.mark.parametrize("first, code", [("true", 130), ("false", 1)])
+def test_it_reports_when_it_is_interrupted(tmp_path, first, code):
+    script = f"""
+import signal
+import sys
+sys.path[:0] = [{str(ROOT / "tests")!r}]
+import soak
+batches = [soak.Batch(["sh", "-c", word], "again " + word) for word in ({first!r}, {INTERRUPTING!r})]
+# As in a terminal, whatever started the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(soak.soak([soak.Part("one", [], lambda _: iter(batches))], {LONG}, 7, soak.Path({str(tmp_path)!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("| 1 | 0 | 1 |" if first == "true" else "| 0 | 1 | 1 |") in done.stdout
+    assert (tmp_path / "report.md").read_text() in done.stdout
+
+
+def test_every_part_begins_where_its_seed_says_and_goes_on():
+    for part in soak.parts():
+        first, again, later = (
+            [batch.again for batch in itertools.islice(part.batches(seed), 3)] for seed in (5, 5, 50_000)
+        )
+        assert first == again
+        assert (first != later) == (part.name in ("crash", "differential"))
+
+
+def test_every_parser_is_fuzzed():
+    named = [
+        (manifest.parents[1].name, target["name"])
+        for manifest in sorted(ROOT.glob("crates/*/fuzz/Cargo.toml"))
+        for target in tomllib.loads(manifest.read_text())["bin"]
+    ]
+    assert sorted(soak.fuzz_targets()) == sorted(named) and named
