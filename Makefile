@@ -42,8 +42,8 @@ leveret:
 	cargo build --release --locked --quiet --package leveret
 
 # Narrow it down with ARGS, for example: make scenarios ARGS="--target leveret --client pika -k confirms"
-# How many files run beside each other; what is narrowed down runs alone, and shows its output as it comes.
-WORKERS ?= $(if $(ARGS),0,2)
+# How many files run beside each other, most of whose time is waiting; what is narrowed down runs alone, and shows its output as it comes.
+WORKERS ?= $(if $(ARGS),0,4)
 scenarios: setup leveret
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
