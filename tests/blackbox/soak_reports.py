@@ -101,10 +101,10 @@ sys.exit(soak.soak([soak.Part("one", [], lambda _: iter(batches))], {LONG}, 7, s
 def test_every_part_begins_where_its_seed_says_and_goes_on():
     for part in soak.parts():
         first, again, later = (
-            [batch.again for batch in itertools.islice(part.batches(seed), 3)] for seed in (5, 5, 50_000)
+            [(batch.again, batch.seeds) for batch in itertools.islice(part.batches(seed), 3)] for seed in (5, 5, 50_000)
         )
         assert first == again
-        assert (first != later) == (part.name in ("crash", "differential"))
+        assert (first != later) == (part.name in ("fuzz", "crash", "differential"))
 
 
 def test_every_parser_is_fuzzed():
