@@ -21,7 +21,7 @@ from harness.leveret import ROOT
 from harness.patience import TEST_SECONDS
 
 FOLDER = ROOT / "target" / "soak"
-# What a batch does: less than a minute's work on two cores, but for the cluster's.
+# What a batch does: less than a minute's work on two cores; hostile clients and the cluster take minutes.
 CRASH_SEEDS = 2000
 PROGRAMS, TIMED = 300, 60
 HOSTILE_CLIENTS = 3000
