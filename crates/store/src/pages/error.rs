@@ -59,12 +59,12 @@ pub struct Damage {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (from, to) = (self.lost.start(), self.lost.end());
-        write!(
-            f,
-            "{} is damaged at offset {}: {} (positions {from} to {to})",
-            self.file, self.offset, self.what
-        )
+        write!(f, "{} is damaged at offset {}: {}", self.file, self.offset, self.what)?;
+        match (*self.lost.start(), *self.lost.end()) {
+            // Nobody knows what a file had that is gone.
+            (0, u64::MAX) => Ok(()),
+            (from, to) => write!(f, " (positions {from} to {to})"),
+        }
     }
 }
 
