@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 
 /// A setting whose file or folder cannot be used. Its text begins with the key.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {}{source}", subject.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default())]
 pub(crate) struct SettingError {
     key: &'static str,
     /// The file, the folder or the relay, unless the source names it.
@@ -20,21 +21,5 @@ impl SettingError {
     /// Names the subject.
     pub(crate) fn about(self, subject: impl fmt::Display) -> Self {
         Self { subject: Some(subject.to_string()), ..self }
-    }
-}
-
-impl fmt::Display for SettingError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, subject, source } = self;
-        match subject {
-            Some(subject) => write!(formatter, "{key}: {subject}: {source}"),
-            None => write!(formatter, "{key}: {source}"),
-        }
-    }
-}
-
-impl Error for SettingError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&*self.source)
     }
 }
