@@ -48,6 +48,8 @@ def test_the_last_run_says_what_is_first_in_the_next(tmp_path):
 def order(folder, *arguments):
     """The files in the order in which one worker ran them."""
     argv = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-v", *arguments]
+    # In the folder that tests share it would take away the permissions that some of them give to others.
+    argv += ["--basetemp", folder / "kept"]
     environment = {"PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -100,7 +100,8 @@ def test_postgresql(tmp_path):
                 each.chmod(each.stat().st_mode | 0o011)
         shutil.chown(folder, "postgres")
     init = [*user, f"{POSTGRES}/initdb", "-D", folder, "-U", "tester", "-A", "trust", "-N", "--no-instructions"]
-    subprocess.run(init, check=True, capture_output=True, cwd=folder)
+    done = subprocess.run(init, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
     (port,) = free_ports(1)
     options = ["-D", folder, "-p", str(port), "-h", HERE, "-k", "", "-c", "fsync=off"]
     server = Child([*user, f"{POSTGRES}/postgres", *options], tmp_path / "postgres.log", cwd=folder)
