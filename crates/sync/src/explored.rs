@@ -100,7 +100,7 @@ impl<T> RwLock<T> {
 
 impl<T> RwLockWriteGuard<'_, T> {
     /// Unlocks it. Loom chooses the next thread, and tries each of them.
-    pub fn unlock_fair(self) {
+    pub(crate) fn unlock_fair(self) {
         drop(self);
     }
 }
