@@ -5,6 +5,7 @@ matter of durable_little_space.py.)"""
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
@@ -41,6 +42,16 @@ def disk(request, tmp_path):
     disk = request.param(tmp_path)
     yield disk
     # The server has been killed: nobody is in there.
+    disk.remove()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    try:
+        disk = SmallDisk(tmp_path / "small", DISK_MEBIBYTES)
+    except NoNamespaces as error:
+        pytest.skip(f"blackbox/alarms.py has the limit without a disk that fills up: {error}")
+    yield disk
     disk.remove()
 
 
@@ -186,11 +197,74 @@ def test_a_declaration_is_answered_only_when_the_disk_has_it(tmp_path, disk, cau
         server.kill()
 
 
-def test_publishers_are_told_before_the_disk_is_full(tmp_path):
-    try:
-        disk = SmallDisk(tmp_path / "small", DISK_MEBIBYTES)
-    except NoNamespaces as error:
-        pytest.skip(f"blackbox/alarms.py has the limit without a disk that fills up: {error}")
+# What each is, and how it looks once it is there.
+DEFINITIONS = {
+    "users/new": {"password": "p", "tags": ""},
+    "vhosts/new": {},
+    "permissions/%2F/old": {"configure": "", "write": ".*", "read": ""},
+    "policies/%2F/new": {"pattern": "x", "definition": {"max-length": 5}},
+    "queues/%2F/new": {"durable": True},
+    "exchanges/%2F/new": {"type": "topic", "durable": True},
+}
+
+
+@pytest.mark.parametrize(("disk", "cause"), DISKS, indirect=["disk"])
+def test_definitions_over_http_are_answered_only_when_the_disk_has_them(tmp_path, disk, cause):
+    with start(tmp_path, disk) as server:
+        management = Management(server, server.http)
+        assert management.status("PUT", "users/old", {"password": "p", "tags": ""}) == 201
+        disk.fail()
+        with ThreadPoolExecutor(len(DEFINITIONS)) as threads:
+            answers = [threads.submit(management.status, "PUT", *each) for each in DEFINITIONS.items()]
+            wait_until(lambda: metric(server, f'leveret_store_failing{{cause="{cause}"}}') == 1)
+            failures = metric(server, "leveret_store_failures_total")
+            wait_until(lambda: metric(server, "leveret_store_failures_total") > failures + 2)
+            assert not any(answer.done() for answer in answers)
+            disk.mend()
+            assert [answer.result(PATIENCE) for answer in answers] == [201] * len(DEFINITIONS)
+        server.kill()
+    with start(tmp_path, disk) as server:
+        for path in DEFINITIONS:
+            assert Management(server, server.http).status("GET", path) == 200, path
+        server.kill()
+
+
+def test_a_file_of_definitions_that_cannot_grow_waits_for_room(tmp_path, small_disk):
+    """Unlike the switched disks, a full one still takes what replaces something else."""
+    queues = [f"{number:04}".ljust(250, "x") for number in range(4000)]
+    with start(tmp_path, small_disk) as server:
+        declared = []
+
+        def declare():
+            channel = connect(server).channel()
+            for queue in queues:
+                channel.queue_declare(queue, durable=True)
+                declared.append(queue)
+
+        declaring = threading.Thread(target=declare, daemon=True)
+        declaring.start()
+
+        def is_failing():
+            # Again, because the journal gives back what it had put aside.
+            small_disk.fail()
+            return metric(server, 'leveret_store_failing{cause="full"}') == 1
+
+        wait_until(is_failing)
+        failures = metric(server, "leveret_store_failures_total")
+        wait_until(lambda: metric(server, "leveret_store_failures_total") > failures + 2)
+        assert len(declared) < len(queues)
+        small_disk.mend()
+        declaring.join(PATIENCE)
+        assert declared == queues
+        server.kill()
+    with start(tmp_path, small_disk) as server:
+        found = Management(server, server.http).get("queues?columns=name")
+        assert sorted(each["name"] for each in found) == queues
+        server.kill()
+
+
+def test_publishers_are_told_before_the_disk_is_full(tmp_path, small_disk):
+    disk = small_disk
     with start(tmp_path, disk, FREE_LIMIT) as server:
         connect(server).channel().queue_declare("q", durable=True)
         publisher = Publisher(server)
@@ -211,7 +285,6 @@ def test_publishers_are_told_before_the_disk_is_full(tmp_path):
         server.kill()
     publisher.join(PATIENCE)
     holds_the_rest(tmp_path, disk, publisher)
-    disk.remove()
 
 
 def holds_the_rest(tmp_path, disk, publisher, taken=TAKEN):

@@ -30,8 +30,8 @@ class SmallDisk:
         self.environment = {}
 
     def fail(self, leave=0):
-        """Takes the room there is, but for so many bytes."""
-        with self.filler.open("wb", buffering=0) as filler:
+        """Takes the room there is now, but for so many bytes."""
+        with self.filler.open("ab", buffering=0) as filler:
             for step in (MEBIBYTE, 4096):
                 try:
                     while self.free_bytes() > leave + step:
