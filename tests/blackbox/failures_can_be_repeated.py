@@ -36,6 +36,7 @@ def shared(tmp_path_factory):
 def test_before(shared):
     pass
 '''
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LEVERET_PATIENCE": str(PATIENCE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 FAILING = '''
 @pytest.mark.parametrize("word", ["it's $1 & \\"2\\""])
 def test_failing(shared, tmp_path, word):
@@ -81,7 +82,8 @@ def test_the_command_runs_that_very_test(tmp_path):
     output = run(tmp_path, FAILING)
     command = re.search(r"^(.*make scenarios ARGS=.*)$", output, re.MULTILINE).group(1)
     (tmp_path / "Makefile").write_text("scenarios:\n\t@printf '%s' $(ARGS)\n")
-    given = subprocess.check_output(["sh", "-c", command], cwd=tmp_path, text=True)
+    # Not that of a make around the tests: this one would say what it enters.
+    given = subprocess.check_output(["sh", "-c", command], cwd=tmp_path, env=ENVIRONMENT, text=True)
     assert given == "test_it.py::test_failing[it's $1 & \"2\"]"
     assert [word for word in shlex.split(command) if word.startswith("LEVERET_PATIENCE=")] == [f"LEVERET_PATIENCE={PATIENCE}"]
 
@@ -92,7 +94,6 @@ def run(folder: Path, test, workers=()):
     (folder / "pytest.ini").write_text(SETTINGS)
     (folder / "test_it.py").write_text(BEGINNING + test)
     argv = [sys.executable, "-m", "pytest", *workers, "test_it.py", "--basetemp", folder / "kept"]
-    environment = {"PATH": "/usr/bin:/bin", "LEVERET_PATIENCE": str(PATIENCE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(argv, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
     assert "1 passed" in done.stdout and ("1 failed" in done.stdout or "1 error" in done.stdout), done.stdout + done.stderr
     return done.stdout
