@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+from harness.disks import slow_disk
 from harness.patience import PATIENCE
 
 started = []
@@ -148,4 +149,4 @@ def _status_kibibytes(pid, key):
 def clean_environment(**additions):
     """The little that a server needs, so that nobody's own settings change what is tested."""
     kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR", "RUST_BACKTRACE") if key in os.environ}
-    return kept | {"LANG": kept.get("LANG", "C.UTF-8")} | additions
+    return kept | {"LANG": kept.get("LANG", "C.UTF-8")} | slow_disk() | additions

@@ -1,21 +1,41 @@
-/* A disk that fails, for a process that has this preloaded (LD_PRELOAD). While the file that FAILING_DISK names is there,
- * what its first byte says goes wrong: `s` is a sync, of which nothing is written; `w` is a write for which there is no room,
- * and of which a part is written. */
+/* A disk that fails or is slow, for a process that has this preloaded (LD_PRELOAD). While the file that FAILING_DISK names is
+ * there, what its first byte says goes wrong: `s` is a sync, of which nothing is written; `w` is a write for which there is no
+ * room, and of which a part is written. Writes and syncs take SLOW_DISK times as long as they would. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 static char fault(void) {
     char kind = 0;
-    int file = open(getenv("FAILING_DISK"), O_RDONLY | O_CLOEXEC);
+    const char *name = getenv("FAILING_DISK");
+    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
     if (file >= 0) {
         if (read(file, &kind, 1) != 1) kind = 0;
         close(file);
     }
     return kind;
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+/* Waits for the rest of what a slow disk would have taken since then. */
+static void slow_down(double since) {
+    const char *factor = getenv("SLOW_DISK");
+    double rest = factor ? (atof(factor) - 1) * (now() - since) : 0;
+    if (rest > 0) {
+        int error = errno;
+        struct timespec time = {(time_t)rest, (long)((rest - (time_t)rest) * 1e9)};
+        while (nanosleep(&time, &time) < 0 && errno == EINTR) {}
+        errno = error;
+    }
 }
 
 static int failing_sync(const char *name, int file) {
@@ -24,7 +44,10 @@ static int failing_sync(const char *name, int file) {
         return -1;
     }
     int (*sync)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
-    return sync(file);
+    double since = now();
+    int result = sync(file);
+    slow_down(since);
+    return result;
 }
 
 int fsync(int file) {
@@ -41,5 +64,8 @@ ssize_t pwrite64(int file, const void *bytes, size_t count, off64_t offset) {
         return -1;
     }
     ssize_t (*write)(int, const void *, size_t, off64_t) = dlsym(RTLD_NEXT, "pwrite64");
-    return write(file, bytes, count, offset);
+    double since = now();
+    ssize_t written = write(file, bytes, count, offset);
+    slow_down(since);
+    return written;
 }
