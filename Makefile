@@ -4,6 +4,10 @@ SHELL := /bin/bash
 PYTEST := cd tests && ../.cache/venv/bin/python -m pytest
 DENY_VERSION := 0.20.2
 DENY := .cache/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+COVERAGE_VERSION := 0.9.1
+COVERAGE := .cache/cargo-llvm-cov-$(COVERAGE_VERSION)/bin/cargo-llvm-cov
+MUTANTS_VERSION := 27.1.0
+MUTANTS := .cache/cargo-mutants-$(MUTANTS_VERSION)/bin/cargo-mutants
 
 # How many random programs `make differential` runs (some 15 a second on two cores), how many in which time passes
 # beside them, and from which seed.
@@ -14,7 +18,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -102,6 +106,21 @@ MINUTES ?= 60
 soak: setup leveret
 	cd tests && ../.cache/venv/bin/python soak.py --minutes $(MINUTES) $(if $(PARTS),--parts $(PARTS)) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
+# Which code the tests reach, by crate: unit tests, and the scenarios with an instrumented build. It takes rustup's llvm-tools.
+coverage: setup $(COVERAGE)
+	cd tests && PATH=$(abspath $(dir $(COVERAGE))):$$PATH ../.cache/venv/bin/python coverage.py $(ARGS)
+
+$(COVERAGE):
+	cargo install cargo-llvm-cov --quiet --locked --debug --config profile.dev.debug=0 --version $(COVERAGE_VERSION) --root .cache/cargo-llvm-cov-$(COVERAGE_VERSION)
+
+# Faults put into the code that nothing may break (.cargo/mutants.toml), one at a time: does a unit test see each? Hours for all;
+# some minutes for a part: make mutants ARGS="--file crates/amqp/src/frame.rs" or ARGS="--shard 3/40".
+mutants: $(MUTANTS)
+	$(MUTANTS) mutants --output target $(ARGS)
+
+$(MUTANTS):
+	cargo install cargo-mutants --quiet --locked --debug --config profile.dev.debug=0 --version $(MUTANTS_VERSION) --root .cache/cargo-mutants-$(MUTANTS_VERSION)
+
 # The figures of docs/benchmarks.md, on a machine that has nothing else to do.
 figures: setup leveret
 	cd tests && ../.cache/venv/bin/python figures.py $(ARGS)
@@ -141,7 +160,7 @@ check: $(DENY)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 
 $(DENY):
-	cargo install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)
+	cargo install cargo-deny --quiet --locked --debug --config profile.dev.debug=0 --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)
 
 run:
 	cargo run --release --locked -- serve

@@ -148,5 +148,5 @@ def _status_kibibytes(pid, key):
 
 def clean_environment(**additions):
     """The little that a server needs, so that nobody's own settings change what is tested."""
-    kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR", "RUST_BACKTRACE") if key in os.environ}
+    kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE") if key in os.environ}
     return kept | {"LANG": kept.get("LANG", "C.UTF-8")} | slow_disk() | additions
