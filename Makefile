@@ -69,10 +69,11 @@ hostile: setup leveret
 	LEVERET_HOSTILE=$(HOSTILE) $(SHELL) -c '$(PYTEST) -rP blackbox/hostile_clients.py $(ARGS)'
 
 # Applications that use Spring AMQP, Celery, Bunny, php-amqplib and aio-pika, beside each other, while the alarms are raised and RabbitMQ,
-# the pool in front of it and the broker are stopped and killed: some minutes. For one of the servers: make frameworks ARGS="-k broker-"
+# the pool in front of it and the broker are stopped and killed: some minutes. `make scenarios` has the pool alone.
+# For another one: make frameworks TRIALS=broker
+TRIALS ?= all
 frameworks: setup leveret
-	tests/setup.sh frameworks
-	$(PYTEST) frameworks/no_restart.py $(ARGS)
+	$(PYTEST) frameworks/no_restart.py --trials $(TRIALS) $(ARGS)
 
 # What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
 bystander: setup leveret

@@ -11,6 +11,7 @@ pytest_plugins = ["harness.failures", "harness.longest_first"]
 def pytest_addoption(parser):
     parser.addoption("--target", default=",".join(NAMES), help="the servers to test, by commas")
     parser.addoption("--client", default=",".join(COMMANDS), help="the clients to test with, by commas")
+    parser.addoption("--trials", default="pool", help="the servers that frameworks/no_restart.py stops and kills, by commas, or all")
 
 
 def chosen(config, option, known):

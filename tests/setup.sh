@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the scenario suite needs and builds the client drivers, quietly and only what has changed:
-# each step leaves a stamp named after a hash of the files that it depends on. With the argument `frameworks` it does so for
-# what `make frameworks` needs beside that.
+# each step leaves a stamp named after a hash of the files that it depends on.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -10,29 +9,17 @@ stamps=$cache/stamps
 mkdir -p "$stamps"
 
 main() {
-    if [ "${1:-}" = frameworks ]; then
-        frameworks
-    else
-        scenarios
-    fi
-}
-
-scenarios() {
     debian_packages
     step venv tests/requirements.txt -- python_environment
     [ -d tests/amqplib/node_modules ] && [ -d tests/websocket/node_modules ] || rm -f "$stamps"/npm-*
     step npm tests/{amqplib,websocket}/package{,-lock}.json -- node_packages
     step java tests/java/pom.xml tests/java/src/*.java -- java_driver
+    step frameworks tests/frameworks/requirements.txt -- framework_python
+    step spring tests/frameworks/spring/pom.xml tests/frameworks/spring/src/*.java -- spring_client
     step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{holding,hostile,load}/*.go -- go_driver
     # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests; with --package instead, features
     # would be resolved for that package alone, and dependencies built twice.
     cargo build --quiet --locked --workspace --bin lapin-scenarios
-}
-
-frameworks() {
-    framework_packages
-    step frameworks-venv tests/frameworks/requirements.txt -- framework_python
-    step spring tests/frameworks/spring/pom.xml tests/frameworks/spring/src/*.java -- spring_client
 }
 
 # step NAME FILE... -- COMMAND: runs the command unless it did well before with these very files.
@@ -82,11 +69,7 @@ debian_packages() {
     command -v chromedriver >/dev/null || missing+=(chromium-driver)
     # Debian's own Python keeps this part in a package of its own.
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
-    install_missing "${missing[@]}"
-}
-
-framework_packages() {
-    local missing=()
+    # Frameworks.
     command -v php >/dev/null || missing+=(php-cli)
     [ -e /usr/share/php/PhpAmqpLib/autoload.php ] || missing+=(php-amqplib)
     ruby -e 'require "bunny"' 2>/dev/null || missing+=(ruby-bunny)

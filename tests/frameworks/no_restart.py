@@ -16,13 +16,12 @@ import pytest
 from harness.frameworks import COMMANDS, Client
 from harness.leveret import Leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
 # Each event has a bound, and so the test has none.
 pytestmark = pytest.mark.timeout(0)
-# A bound for hangs: the longest pause between two attempts to connect is some ten seconds (Celery).
-EVENT_SECONDS = 90
 # Messages: confirmed to each client after an event, and unacknowledged in each queue before an alarm.
 ENOUGH = 50
 POLL_SECONDS = 0.05
@@ -161,13 +160,19 @@ TRIALS = {
 }
 # By trial and event: the frameworks whose outcome is not asked for yet, and why. They are replaced after the event.
 LEFT_OUT = {}
-CELLS = [
-    (trial, event, name)
-    for trial, (_, events) in TRIALS.items()
-    for event in events
-    for name in COMMANDS
-    if name not in LEFT_OUT.get((trial, event), ())
-]
+
+
+def pytest_generate_tests(metafunc):
+    wanted = metafunc.config.getoption("--trials")
+    trials = list(TRIALS) if wanted == "all" else wanted.split(",")
+    cells = [
+        (trial, event, name)
+        for trial in trials
+        for event in TRIALS[trial][1]
+        for name in COMMANDS
+        if name not in LEFT_OUT.get((trial, event), ())
+    ]
+    metafunc.parametrize(("trial", "event", "framework"), cells)
 
 
 class Trial:
@@ -247,7 +252,7 @@ class Trial:
 
     def each(self, failed, condition):
         """Waits until the condition holds for each client; the others are added to `failed`, with the end of their logs."""
-        deadline = time.monotonic() + EVENT_SECONDS
+        deadline = time.monotonic() + PATIENCE
         waiting = [client for name, client in self.clients.items() if name not in failed]
         while waiting:
             self.update()
@@ -273,7 +278,6 @@ def trials(request, tmp_path_factory):
         }
 
 
-@pytest.mark.parametrize(("trial", "event", "framework"), CELLS)
 def test_nothing_needs_a_restart_and_nothing_confirmed_is_missing(trials, trial, event, framework):
     failed = trials[trial].result().outcomes[event, framework]
     assert failed is None, failed
