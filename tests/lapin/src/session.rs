@@ -1,6 +1,10 @@
 //! What every scenario is handed: connections to the target, names of its own, and ways to observe.
 
-use std::{error, result, time::Duration};
+use std::{
+    error, result,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures_lite::{Stream, StreamExt as _};
 use lapin::{
@@ -33,11 +37,14 @@ pub(crate) struct Session {
     uri: String,
     prefix: String,
     main: OnceCell<Connection>,
+    /// Channels of the main connection, until it is closed. One that was dropped before could be closed while the connection
+    /// is: lapin 4.12 then ends its I/O loop, and at times forgets who waits for the connection's close, for ever.
+    channels: Mutex<Vec<Channel>>,
 }
 
 impl Session {
     pub(crate) fn new(uri: String, prefix: String) -> Session {
-        Session { uri, prefix, main: OnceCell::new() }
+        Session { uri, prefix, main: OnceCell::new(), channels: Mutex::default() }
     }
 
     /// A queue's or exchange's name that no other run of any scenario uses.
@@ -59,9 +66,11 @@ impl Session {
         self.main.get_or_try_init(|| self.connect()).await
     }
 
-    /// A channel on the main connection; it closes when dropped.
+    /// A channel on the main connection, open until `close` or the end of the scenario.
     pub(crate) async fn channel(&self) -> Result<Channel> {
-        Ok(self.main().await?.create_channel().await?)
+        let channel = self.main().await?.create_channel().await?;
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).push(channel.clone());
+        Ok(channel)
     }
 
     /// Declares a queue of this run and returns its full name.
