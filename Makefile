@@ -18,9 +18,13 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test prepared quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
-test: setup unit loom scenarios differential
+test: prepared unit loom scenarios differential
+
+# What is fetched waits for the network, and what is compiled does not.
+prepared:
+	tests/setup.sh & setup=$$!; cargo test --workspace --locked --quiet --no-run && wait $$setup
 
 # While a change is being written: lints, unit tests of the crates that differ from BASE, and CLIENT's scenarios on the broker and the
 # pool, with the debug build, which also asserts the order of locks.
@@ -46,9 +50,9 @@ leveret:
 	cargo build --release --locked --quiet --package leveret
 
 # Narrow it down with ARGS, for example: make scenarios ARGS="--target leveret --client pika -k confirms"
-# How many files run beside each other: four save a quarter of the time on two cores that have nothing else to do, but lapin has been seen
-# to hang in basic_get on a machine as busy as that, with RabbitMQ as well. What is narrowed down runs alone, and shows its output as it comes.
-WORKERS ?= $(if $(ARGS),0,2)
+# How many files run beside each other: most of their time is waiting, so that four take a quarter less of it than two on two cores. What is
+# narrowed down runs alone, and shows its output as it comes.
+WORKERS ?= $(if $(ARGS),0,4)
 scenarios: setup leveret
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
