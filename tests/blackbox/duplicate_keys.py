@@ -188,3 +188,18 @@ def test_the_first_of_a_header_is_matched_and_both_are_delivered(both, first, se
             outcomes.append(delivered)
     assert outcomes[0] == outcomes[1]
     assert [bool(frames) for frames in outcomes[0]] == [first == 1, first == 2]
+
+
+def test_the_first_of_a_client_property_is_in_effect(both):
+    names = b"".join(short_string("connection_name") + b"S" + long_string(name) for name in (b"one", b"two"))
+    shown = []
+    for management in both:
+        with Wire(management.server.port) as wire:
+            wire.handshake(properties=names)
+            [connection] = management.eventually(
+                "connections", lambda found: [each for each in found if "client_properties" in each]
+            )
+            assert connection["user_provided_name"] == "one"
+            shown.append(connection["client_properties"])
+    # RabbitMQ's HTTP API shows the last of keys that are equal, as it does for arguments, though the first is in effect.
+    assert shown == [{"connection_name": "one"}, {"connection_name": "two"}]

@@ -79,24 +79,24 @@ class Wire:
         assert (kind, got) == (METHOD, method), (kind, channel, got)
         return payload[4:]
 
-    def handshake(self, credentials=CREDENTIALS, vhost="/", frame_max=131072, heartbeat=0):
-        """Opens the connection: everything up to connection.open-ok."""
-        self.start(credentials)
+    def handshake(self, credentials=CREDENTIALS, vhost="/", frame_max=131072, heartbeat=0, properties=b""):
+        """Opens the connection: everything up to connection.open-ok. `properties` is the content of the client's table."""
+        self.start(credentials, properties)
         self.expect(CONNECTION_TUNE)
         self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
         self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
         self.expect(CONNECTION_OPEN_OK)
         return self
 
-    def start(self, credentials=CREDENTIALS):
+    def start(self, credentials=CREDENTIALS, properties=b""):
         """The protocol header and the login, up to the server's word on it."""
         self.send(PROTOCOL_HEADER)
         self.expect(CONNECTION_START)
-        self.send_login(credentials)
+        self.send_login(credentials, properties)
 
-    def send_login(self, credentials=CREDENTIALS):
+    def send_login(self, credentials=CREDENTIALS, properties=b""):
         response = "\0" + credentials.replace(":", "\0", 1)
-        arguments = long_string(b"") + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
+        arguments = long_string(properties) + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
         self.send_method(0, CONNECTION_START_OK, arguments)
 
     def open_channel(self, channel=1):
