@@ -206,6 +206,8 @@ class Soak:
                 stderr=subprocess.STDOUT,
                 # A Ctrl-C is for this process, which then ends the batch.
                 start_new_session=True,
+                # Who was started in the background ignores it, and so would the batch.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             try:
                 return process.wait(None if seconds == float("inf") else seconds)

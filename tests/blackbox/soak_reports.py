@@ -1,6 +1,7 @@
 """`make soak` says what ran, what failed and how to repeat it, however it ends. Shown with programs that stand for its parts."""
 
 import itertools
+import signal
 import subprocess
 import sys
 import time
@@ -59,6 +60,16 @@ def test_who_takes_longer_than_the_share_is_cut_off_and_has_not_failed(tmp_path)
     code, report = outcome(tmp_path, [part("one", "exec sleep infinity"), part("two", "exec sleep infinity")], SHORT)
     assert code == 0
     assert report.count("| 0 | 0 | 0 | 1 | 7 |") == 2
+
+
+def test_who_is_cut_off_may_end_in_order_however_the_soak_was_started(tmp_path):
+    ends = f"trap 'touch {tmp_path}/in-order; exit 1' INT; while :; do sleep 0.05; done"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        outcome(tmp_path, [part("one", ends)], SHORT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "in-order").exists()
 
 
 def test_a_batch_that_hangs_has_failed(tmp_path, monkeypatch):
