@@ -18,27 +18,37 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test prepared quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
-test: prepared unit loom scenarios differential
+# The workspace as it is linted and unit tested: without jemalloc, whose C takes a minute to build; the release build has it.
+WORKSPACE := --workspace --no-default-features --features leveret/bench --locked --quiet
 
-# What is fetched waits for the network, and what is compiled does not.
-prepared:
-	tests/setup.sh & setup=$$!; cargo test --workspace --locked --quiet --no-run && wait $$setup
+# What is fetched waits for the network, and scenarios mostly for each other; what computes runs beside them.
+test:
+	$(MAKE) --jobs=2 setup compiled
+	$(MAKE) leveret
+	$(MAKE) --jobs=2 --output-sync=target progress unit loom differential
+
+compiled:
+	cargo test $(WORKSPACE) --no-run
+
+# The scenarios' output as it comes, that of the others when each has ended.
+progress:
+	@$(MAKE) --output-sync=none scenarios
 
 # While a change is being written: lints, unit tests of the crates that differ from BASE, and CLIENT's scenarios on the broker and the
 # pool, with the debug build, which also asserts the order of locks.
 BASE ?= HEAD
 CLIENT ?= pika
 quick: setup
-	.cache/venv/bin/python tests/quick.py --base $(BASE) --client $(CLIENT)
+	.cache/venv/bin/python tests/quick.py --base $(BASE) --client $(CLIENT) -- $(WORKSPACE)
 
 # Debian's RabbitMQ, the five clients and their drivers. Quick when nothing has changed.
 setup:
 	tests/setup.sh
 
 unit:
-	cargo test --workspace --locked --quiet
+	cargo test $(WORKSPACE)
 
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
@@ -121,7 +131,7 @@ $(COVERAGE):
 # Faults put into the code that nothing may break (.cargo/mutants.toml), one at a time: does a unit test see each? Hours for all;
 # some minutes for a part: make mutants ARGS="--file crates/amqp/src/frame.rs" or ARGS="--shard 3/40".
 mutants: $(MUTANTS)
-	$(MUTANTS) mutants --output target $(ARGS)
+	$(MUTANTS) mutants --workspace --output target $(ARGS)
 
 $(MUTANTS):
 	cargo install cargo-mutants --quiet --locked --debug --config profile.dev.debug=0 --version $(MUTANTS_VERSION) --root .cache/cargo-mutants-$(MUTANTS_VERSION)
@@ -159,10 +169,10 @@ studies: setup leveret
 check: $(DENY)
 	cargo fmt --all --check
 	python3 tests/tidy.py
-	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 	cargo clippy --package leveret --all-targets --no-default-features --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --document-private-items
 
 $(DENY):
 	cargo install cargo-deny --quiet --locked --debug --config profile.dev.debug=0 --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)

@@ -19,16 +19,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="HEAD", help="the commit that the change is compared with")
     parser.add_argument("--client", default="pika", help="whose scenarios run")
+    parser.add_argument("cargo", nargs="+", help="what `make unit` tells cargo, so that no dependency is built again")
     options = parser.parse_args()
 
     step("format", "cargo", "fmt", "--all", "--check")
     step("tidy", sys.executable, "tests/tidy.py")
-    step("clippy", "cargo", "clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings")
+    step("clippy", "cargo", "clippy", *options.cargo, "--all-targets", "--", "-D", "warnings")
     changed = changed_crates(options.base)
-    programs = test_programs(changed)
+    programs = test_programs(changed, options.cargo)
     for program, folder in programs:
         step(f"unit tests: {program.name}", program, "--quiet", folder=folder)
-    step("build", "cargo", "build", "--package", "leveret", "--locked", "--quiet")
+    step("build", "cargo", "build", *options.cargo, "--bin", "leveret")
     scenarios = ["scenarios", "--target", "leveret,proxy", "--client", options.client, "-n", "2", "--dist", "worksteal"]
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "leveret"
     environment = os.environ | {"LEVERET_BIN": str(built)}
@@ -55,9 +56,9 @@ def git(*arguments):
     return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).splitlines()
 
 
-def test_programs(crates):
-    """Builds all tests, with the features of `make unit`, so that no dependency is built again; those of these crates."""
-    build = ["cargo", "test", "--workspace", "--locked", "--no-run", "--message-format", "json-render-diagnostics"]
+def test_programs(crates, cargo):
+    """Builds all tests; those of these crates."""
+    build = ["cargo", "test", *cargo, "--no-run", "--message-format", "json-render-diagnostics"]
     output = subprocess.run(build, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True).stdout
     found = []
     for line in output.splitlines():

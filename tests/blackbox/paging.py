@@ -15,6 +15,8 @@ from harness.process import peak_memory, reset_peak_memory
 WATERMARK = ("--memory-paging-watermark", "100KiB")
 MANY = 3000
 BODY = 1500
+# As many messages as are published before anybody waits for the disk.
+TRANSACTION = 100
 
 
 def declare(server, queue="q", durable=True, **arguments):
@@ -27,13 +29,16 @@ def body_of(number):
 
 
 def publish(server, numbers, queue="q", mode=lambda number: 2, **properties):
-    """Publishes with confirms: what is back is confirmed."""
+    """Publishes in transactions: what is persistent is on disk when this returns."""
     with connect(server) as connection:
         channel = connection.channel()
-        channel.confirm_delivery()
+        channel.tx_select()
         for number in numbers:
             properties_of = pika.BasicProperties(delivery_mode=mode(number), **properties)
             channel.basic_publish("", queue, body_of(number), properties_of)
+            if number % TRANSACTION == 0:
+                channel.tx_commit()
+        channel.tx_commit()
 
 
 def consume(server, count, queue="q", prefetch=50):

@@ -6,16 +6,17 @@ import subprocess
 
 from harness.child import Child
 from harness.drivers import CACHE
+from harness.patience import PATIENCE
 
-# Longer than the load's own patience, after which it says what it waited for.
-ANSWER_SECONDS = 180
+# Longer than the load's own, after which it says what it waited for.
+ANSWER_SECONDS = 2 * PATIENCE
 
 
 class Load:
     """200 confirming publishers and 50 consumers, unless `options` say otherwise."""
 
     def __init__(self, folder, uri, **options):
-        flags = [f"-{name.replace('_', '-')}={value}" for name, value in {"uri": uri, **options}.items()]
+        flags = [f"-{name.replace('_', '-')}={value}" for name, value in {"uri": uri, "patience": f"{PATIENCE}s", **options}.items()]
         self.child = Child([CACHE / "go" / "load", *flags], folder / "load.log", stdin=subprocess.PIPE)
         self.answers = 0
         self.answer()

@@ -6,13 +6,13 @@ import signal
 import subprocess
 
 from harness.child import Child, clean_environment
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
-CONTROL_SECONDS = 120
-# It takes some five; on a machine that is busy with other things, many times as long.
-START_SECONDS = 240
+# A start takes some five seconds; on a machine that is busy with other things, many times as long.
+START_SECONDS = CONTROL_SECONDS = 2 * PATIENCE
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
 PLUGINS = "rabbitmq_consistent_hash_exchange"

@@ -23,7 +23,7 @@ type load struct {
 
 // start connects everybody, and returns once the queues are there.
 func start(chosen options) *load {
-	l := &load{options: chosen, ledger: newLedger(chosen.publishers), leave: make(chan struct{})}
+	l := &load{options: chosen, ledger: newLedger(chosen.publishers, chosen.patience), leave: make(chan struct{})}
 	if err := l.declare(); err != nil {
 		l.ledger.fail("declaring: %v", err)
 		return l
@@ -187,7 +187,7 @@ func (l *load) publishBurst(
 func (l *load) await(
 	confirm *amqp.DeferredConfirmation, channel *amqp.Channel, returned chan amqp.Return,
 ) (bool, error) {
-	limit, cancel := context.WithTimeout(context.Background(), patience)
+	limit, cancel := context.WithTimeout(context.Background(), l.patience)
 	defer cancel()
 	acked, err := confirm.WaitContext(limit)
 	switch {

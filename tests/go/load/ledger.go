@@ -21,6 +21,7 @@ type ledger struct {
 	// last is each publisher's last message that arrived for the first time.
 	last      []int
 	reordered int
+	patience  time.Duration
 	// expired tells that waitFor has waited long enough.
 	expired bool
 }
@@ -47,8 +48,9 @@ type accounts struct {
 	Reordered int `json:"reordered"`
 }
 
-func newLedger(publishers int) *ledger {
+func newLedger(publishers int, patience time.Duration) *ledger {
 	l := &ledger{
+		patience:  patience,
 		messages:  make([][]message, publishers),
 		confirmed: make([]int, publishers),
 		last:      make([]int, publishers),
@@ -138,7 +140,7 @@ func (l *ledger) waitFor(what string, holds func() bool) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	l.expired = false
-	timer := time.AfterFunc(patience, func() {
+	timer := time.AfterFunc(l.patience, func() {
 		l.mutex.Lock()
 		l.expired = true
 		l.mutex.Unlock()

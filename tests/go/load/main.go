@@ -18,9 +18,6 @@ import (
 	"time"
 )
 
-// patience is how long anything may take; a machine that is busy must not fail a test.
-const patience = 150 * time.Second
-
 type options struct {
 	uri        string
 	publishers int
@@ -29,6 +26,7 @@ type options struct {
 	burst      int
 	interval   time.Duration
 	prefetch   int
+	patience   time.Duration
 }
 
 type answer struct {
@@ -45,6 +43,7 @@ func main() {
 	flag.IntVar(&chosen.burst, "burst", 4, "messages that a publisher has under way at once")
 	flag.DurationVar(&chosen.interval, "interval", 50*time.Millisecond, "between a publisher's bursts")
 	flag.IntVar(&chosen.prefetch, "prefetch", 20, "unacknowledged deliveries of a consumer")
+	flag.DurationVar(&chosen.patience, "patience", 3*time.Minute, "how long anything may take: a busy machine must not fail a test")
 	flag.Parse()
 
 	load := start(chosen)
