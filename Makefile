@@ -20,6 +20,8 @@ SEEDS ?= 10000
 
 .PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
+# Cargo has jobs of its own.
+CARGO := env --unset=MAKEFLAGS cargo
 # The workspace as it is linted and unit tested: without jemalloc, whose C takes a minute to build; the release build has it.
 WORKSPACE := --workspace --no-default-features --features leveret/bench --locked --quiet
 
@@ -30,7 +32,7 @@ test:
 	$(MAKE) --jobs=2 --output-sync=target progress unit loom differential
 
 compiled:
-	cargo test $(WORKSPACE) --no-run
+	$(CARGO) test $(WORKSPACE) --lib --bins --tests --no-run
 
 # The scenarios' output as it comes, that of the others when each has ended.
 progress:
@@ -47,17 +49,18 @@ quick: setup
 setup:
 	tests/setup.sh
 
+# No example in the documentation is code to run.
 unit:
-	cargo test $(WORKSPACE)
+	$(CARGO) test $(WORKSPACE) --lib --bins --tests
 
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
 loom:
-	cargo test --workspace --features transport/loom,broker/loom --test interleavings --locked --quiet
-	cargo test --package server --features server/loom --lib --locked --quiet -- interleavings
+	$(CARGO) test --workspace --features transport/loom,broker/loom --test interleavings --locked --quiet
+	$(CARGO) test --package server --features server/loom --lib --locked --quiet -- interleavings
 
 leveret:
-	cargo build --release --locked --quiet --package leveret
+	$(CARGO) build --release --locked --quiet --package leveret
 
 # Narrow it down with ARGS, for example: make scenarios ARGS="--target leveret --client pika -k confirms"
 # How many files run beside each other: most of their time is waiting, so that four take a quarter less of it than two on two cores. What is
@@ -69,7 +72,7 @@ scenarios: setup leveret
 # Random programs on RabbitMQ and on Leveret, compared step by step; for more: make differential PROGRAMS=100000 SEED=7.
 # A failing program is printed as lines of JSON; in a file: make differential ARGS="--replay file".
 differential: setup leveret
-	cargo build --release --locked --quiet --package differential
+	$(CARGO) build --release --locked --quiet --package differential
 	.cache/venv/bin/python tests/differential/run.py --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS)
 
 # A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn.

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::task::Waker;
 use std::time::Duration;
 
-pub use parking_lot::WaitTimeoutResult;
+pub(crate) use parking_lot::WaitTimeoutResult;
 
 /// Runs `test` with every interleaving of its threads that has at most `preemptions` involuntary switches
 /// between them: two or three reveal nearly all mistakes (Musuvathi and Qadeer, "Iterative Context Bounding",
@@ -21,79 +21,79 @@ pub fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
 
 /// The interface of parking_lot's mutex: without poisoning.
 #[derive(Debug, Default)]
-pub struct Mutex<T>(loom::sync::Mutex<T>);
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
 /// The guard of [`Mutex`].
-pub type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
+pub(crate) type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
 
 impl<T> Mutex<T> {
     /// Creates a mutex.
-    pub fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self(loom::sync::Mutex::new(value))
     }
 
     /// Locks the mutex.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the mutex unless it is locked.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok()
     }
 
     /// The value, which nobody else can lock now.
-    pub fn get_mut(&mut self) -> &mut T {
+    pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Lets code with condition variables be compiled. No model waits for one.
 #[derive(Debug, Default)]
-pub struct Condvar;
+pub(crate) struct Condvar;
 
 impl Condvar {
     /// Panics.
-    pub fn wait<T>(&self, _: &mut MutexGuard<'_, T>) {
+    pub(crate) fn wait<T>(&self, _: &mut MutexGuard<'_, T>) {
         panic!("condition variables are not explored");
     }
 
     /// Panics.
-    pub fn wait_for<T>(&self, _: &mut MutexGuard<'_, T>, _: Duration) -> WaitTimeoutResult {
+    pub(crate) fn wait_for<T>(&self, _: &mut MutexGuard<'_, T>, _: Duration) -> WaitTimeoutResult {
         panic!("condition variables are not explored");
     }
 
     /// Does nothing, as no thread waits.
-    pub fn notify_one(&self) {}
+    pub(crate) fn notify_one(&self) {}
 
     /// Does nothing, as no thread waits.
-    pub fn notify_all(&self) {}
+    pub(crate) fn notify_all(&self) {}
 }
 
 /// The interface of parking_lot's reader-writer lock.
 #[derive(Debug, Default)]
-pub struct RwLock<T>(loom::sync::RwLock<T>);
+pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
 
 /// The guard of a reader.
-pub type RwLockReadGuard<'a, T> = loom::sync::RwLockReadGuard<'a, T>;
+pub(crate) type RwLockReadGuard<'a, T> = loom::sync::RwLockReadGuard<'a, T>;
 
 /// The guard of a writer.
 #[derive(Debug)]
-pub struct RwLockWriteGuard<'a, T>(loom::sync::RwLockWriteGuard<'a, T>);
+pub(crate) struct RwLockWriteGuard<'a, T>(loom::sync::RwLockWriteGuard<'a, T>);
 
 impl<T> RwLock<T> {
     /// Creates a lock.
-    pub fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self(loom::sync::RwLock::new(value))
     }
 
     /// Locks it for reading.
-    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks it for writing.
-    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         RwLockWriteGuard(self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
