@@ -132,7 +132,7 @@ $(COVERAGE):
 	cargo install cargo-llvm-cov --quiet --locked --debug --config profile.dev.debug=0 --version $(COVERAGE_VERSION) --root .cache/cargo-llvm-cov-$(COVERAGE_VERSION)
 
 # Faults put into the code that nothing may break (.cargo/mutants.toml), one at a time: does a unit test see each? Hours for all;
-# some minutes for a part: make mutants ARGS="--file crates/amqp/src/frame.rs" or ARGS="--shard 3/40".
+# some minutes for a part: make mutants ARGS="--re amqp/src/frame" or ARGS="--shard 3/40 --sharding round-robin".
 mutants: $(MUTANTS)
 	$(MUTANTS) mutants --workspace --output target $(ARGS)
 
