@@ -36,8 +36,8 @@ use crate::signals::{self, Caught, Drainer};
 use crate::status::Status;
 use crate::tls::Tls;
 
-/// Interval of the probes for whether the upstream is reachable.
-const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of the checks whether the upstream is reachable.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Serves until a drain is requested and complete.
 ///
@@ -218,16 +218,16 @@ fn open_backend(
     Ok((backend, None))
 }
 
-/// Probes whether the upstream is reachable, and passes its server-properties on to clients.
+/// Checks whether the upstream is reachable, and passes its server-properties on to clients.
 fn watch_upstream(pool: Arc<Pool>, server: Server) {
     tokio::spawn(async move {
         loop {
-            if pool.probe().await
+            if pool.check().await
                 && let Some(properties) = pool.server_properties().await
             {
                 server.announce(properties);
             }
-            tokio::time::sleep(PROBE_INTERVAL).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     });
 }

@@ -317,9 +317,18 @@ impl Pool {
         }
     }
 
-    /// Probes the brokers, in turn, by waiting for their first method; returns whether one answered, as
-    /// [`Self::is_reachable`] does from then on.
-    pub async fn probe(self: &Arc<Self>) -> bool {
+    /// Whether a broker answers, as [`Self::is_reachable`] says from then on. To be called again and again. A broker
+    /// with open connections is not asked: these tell as much, and RabbitMQ logs a warning for each probe.
+    pub async fn check(self: &Arc<Self>) -> bool {
+        if self.endpoints.any_in_use() {
+            self.restore_soon();
+            return true;
+        }
+        self.probe().await
+    }
+
+    /// Probes the brokers, in turn, by waiting for their first method; returns whether one answered.
+    async fn probe(self: &Arc<Self>) -> bool {
         for endpoint in self.endpoints_in_order().await {
             match upstream::probe(&endpoint, &self.config).await {
                 Ok(properties) => {

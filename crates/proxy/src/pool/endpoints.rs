@@ -294,6 +294,11 @@ impl Endpoints {
         }
     }
 
+    /// Whether connections to one are open.
+    pub(super) fn any_in_use(&self) -> bool {
+        self.known.lock().iter().any(Known::is_in_use)
+    }
+
     /// Whether one answered when it was last asked, or connections to it are open.
     pub(super) fn any_answered(&self) -> bool {
         self.known.lock().iter().any(|known| known.is_in_use() || known.answered == Some(true))

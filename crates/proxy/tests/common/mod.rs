@@ -98,6 +98,8 @@ pub(crate) struct Manners {
     pub(crate) channel_max: u16,
     /// Logins that are left without a reply, until the value changes.
     pub(crate) stalled: watch::Sender<Stalled>,
+    /// Clients that were greeted, whether they logged in or not.
+    pub(crate) greetings: AtomicUsize,
     /// Logins seen, refused ones included.
     pub(crate) logins: AtomicUsize,
     /// Number of `channel.flow` seen: proofs that the pool requested. They are answered, but not shown.
@@ -121,6 +123,7 @@ impl Default for Manners {
             frame_max: 131_072,
             channel_max: 100,
             stalled: watch::Sender::new(Stalled::Nobodys),
+            greetings: AtomicUsize::new(0),
             logins: AtomicUsize::new(0),
             proofs: AtomicUsize::new(0),
         }
@@ -414,6 +417,7 @@ pub(crate) async fn handshake(
         locales: b"en_US",
     };
     write_method(&mut out, 0, start);
+    manners.greetings.fetch_add(1, Ordering::SeqCst);
     stream.write_all(&out).await.ok()?;
     let start_ok = read_frame(stream).await?;
     let Method::ConnectionStartOk(start_ok) = start_ok.method() else { return None };

@@ -1,5 +1,7 @@
 //! S7: the pool notices that no upstream answers, and when one answers again, whether a client comes or not.
 
+use std::sync::atomic::Ordering;
+
 use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners, soon, until};
@@ -34,6 +36,27 @@ async fn s7_a_lost_connection_alone_is_no_outage() {
     until("the lost connection", || pool.metrics().connections_lost == 1).await;
     assert!(soon("an answer", pool.ask_answers()).await);
     assert_eq!(pool.answers(), Some(true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_is_only_probed_while_no_connection_to_it_is_open() {
+    let mut broker = Broker::start(Manners::default());
+    let manners = broker.manners.clone();
+    let greetings = || manners.greetings.load(Ordering::SeqCst);
+    let pool = Pool::new(broker.config());
+    assert!(soon("an answer", pool.check()).await);
+    assert_eq!(greetings(), 1);
+
+    let _client = Client::connect(&pool).await;
+    let upstream = broker.next_connection().await;
+    assert!(soon("an answer", pool.check()).await);
+    assert_eq!(greetings(), 2, "of the probe before, and of the client's connection");
+
+    drop(upstream);
+    until("the lost connection", || pool.metrics().connections_lost == 1).await;
+    let before = greetings();
+    assert!(soon("an answer", pool.check()).await);
+    assert!(greetings() > before);
 }
 
 #[tokio::test(start_paused = true)]
