@@ -36,8 +36,8 @@ def main():
 
     step("cargo", "llvm-cov", "clean", "--workspace")
     step("cargo", "test", "--workspace", "--locked", "--quiet", "--no-fail-fast")
-    step("cargo", "build", "--package", "leveret", "--locked", "--quiet")
-    tests = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *sys.argv[1:]]
+    step("cargo", "build", "--workspace", "--bin", "leveret", "--bin", "lapin-scenarios", "--locked", "--quiet")
+    tests = [sys.executable, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", *sys.argv[1:]]
     failed = step(*tests, folder=ROOT / "tests", check=False).returncode
     step("cargo", "llvm-cov", "report", "--html", "--output-dir", TARGET)
     summary = json.loads(step("cargo", "llvm-cov", "report", "--json", "--summary-only", stdout=subprocess.PIPE).stdout)

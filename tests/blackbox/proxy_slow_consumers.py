@@ -116,7 +116,6 @@ def test_what_waits_for_all_is_bounded_and_who_reads_is_served(targets, tmp_path
             return metric(server, "leveret_upstream_moved_consumers_total") == SLOW
 
         wait_until(all_moved)
-        assert metric(server, "leveret_upstream_squeezed_consumers_total") > 0
         peak = peak_resident_bytes(server.pid) - before
         print(f"peak {peak / MIB:.0f} MiB more, {metric(server, 'leveret_upstream_unread_bytes') / MIB:.0f} MiB wait")
         assert peak < TOTAL + SLOW * READ + SLACK
