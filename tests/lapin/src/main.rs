@@ -57,7 +57,7 @@ scenarios! {
     }
     refusals::{
         redeclare, redeclare_with_arguments, missing_queues_and_exchanges, reserved_names, default_exchange_is_fixed,
-        internal_exchange, unknown_exchange_type, pipelined_after_an_error, no_wait_errors,
+        internal_exchange, unknown_exchange_type, no_wait_errors,
     }
 }
 

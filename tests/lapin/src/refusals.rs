@@ -14,9 +14,7 @@ use crate::{
     content::{string, table},
     exchanges::{bind, declare, send},
     queues::purge,
-    session::{
-        Observed, Session, connection_refused, consume, declare_queue, exchange_exists, passive, ready,
-    },
+    session::{Observed, Session, connection_refused, consume, declare_queue, exchange_exists, passive},
 };
 
 pub(crate) async fn redeclare(session: &Session) -> Observed {
@@ -157,18 +155,6 @@ pub(crate) async fn unknown_exchange_type(session: &Session) -> Observed {
         declare_exchange(channel, &exchange, kind, ExchangeDeclareOptions::default()).await
     })
     .await
-}
-
-pub(crate) async fn pipelined_after_an_error(session: &Session) -> Observed {
-    let (channel, missing) = (session.channel().await?, session.name("missing"));
-    let queue = session.queue(&channel, "q").await?;
-    let two = async |channel: &Channel| {
-        send(channel, &missing, "key", "closes the channel", FieldTable::default()).await?;
-        // Refused by lapin itself, should the server's close have come back already.
-        send(channel, &"".into(), queue.as_str(), "discarded", FieldTable::default()).await
-    };
-    let refused = session.refused(two).await?;
-    Ok(json!({ "refused": refused, "stored": ready(&channel, &queue).await? }))
 }
 
 async fn declare_exchange(
