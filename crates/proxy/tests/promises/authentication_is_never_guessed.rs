@@ -172,6 +172,24 @@ async fn p1_p6_a_login_is_verified_again_before_its_time_is_over_and_nobody_wait
     assert!(login(&pool, "user", "right").await.is_err(), "the old password");
 }
 
+#[tokio::test(start_paused = true)]
+async fn p1_a_login_that_is_refused_when_it_is_verified_again_vouches_for_nobody_any_more() {
+    let broker = Broker::start(Manners::default());
+    let ttl = Duration::from_secs(30);
+    let pool = Pool::new(proxy::PoolConfig { auth_ttl: ttl, ..broker.config() });
+    let _warm = Client::connect(&pool).await;
+    let verified = tokio::time::Instant::now();
+    *broker.manners.password.lock() = "rotated".to_owned();
+    tokio::time::sleep(ttl * 2 / 3).await;
+    // It is verified again behind this one.
+    let _let_in = Client::connect(&pool).await;
+    while login(&pool, "user", "right").await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(verified.elapsed() < ttl, "it was not verified again before its time was over");
+    assert!(login(&pool, "user", "rotated").await.is_ok());
+}
+
 async fn update_secret(client: &mut Client, new_secret: &[u8]) {
     client.send(0, connection::UpdateSecret { new_secret, reason: "" }).await;
 }
