@@ -183,8 +183,7 @@ def test_messages_from_other_clients_arrive_too(window, server):
 
 
 def test_it_can_be_used_by_keyboard_alone(window, server):
-    connect(window, server)
-    window.wait_for_text("#connection-state", "^Connected")
+    connected(window, server)
     window.evaluate("document.querySelector('#publish [name=key]').focus()")
     window.press([ENTER])
     window.wait_for_text("#publish-state", "^Confirmed")

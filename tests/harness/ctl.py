@@ -3,8 +3,13 @@
 import json
 
 from harness.leveret import run
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import PLUGINS, RabbitMq
+
+
+# What a server may take for one command, on a disk that is slow as well.
+ANSWER_SECONDS = 2 * PATIENCE
 
 
 class Ctl:
@@ -19,7 +24,7 @@ class Ctl:
 
     def raw(self, *arguments, **env):
         """(exit code, standard output, standard error)."""
-        return run("ctl", *arguments, env=self.env | env)
+        return run("ctl", "--timeout", int(ANSWER_SECONDS), *arguments, env=self.env | env, seconds=ANSWER_SECONDS + PATIENCE)
 
     def __call__(self, *arguments, **env):
         """What a command that does well prints."""
