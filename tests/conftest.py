@@ -3,7 +3,7 @@
 import pytest
 
 from harness.drivers import COMMANDS, Drivers
-from harness.targets import NAMES, Targets
+from harness.targets import NAMES, Targets, lacking
 
 pytest_plugins = ["harness.failures", "harness.longest_first"]
 
@@ -47,4 +47,6 @@ def drivers(tmp_path_factory):
 @pytest.fixture
 def target(targets, target_name):
     """A server that scenarios share."""
+    if reason := lacking(target_name):
+        pytest.skip(reason)
     return targets[target_name]

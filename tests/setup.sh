@@ -10,6 +10,7 @@ mkdir -p "$stamps"
 
 main() {
     debian_packages
+    step rabbitmq4 tests/rabbitmq4.sh -- tests/rabbitmq4.sh "$cache/rabbitmq4"
     step venv tests/requirements.txt -- python_environment
     [ -d tests/amqplib/node_modules ] && [ -d tests/websocket/node_modules ] || rm -f "$stamps"/npm-*
     step npm tests/{amqplib,websocket}/package{,-lock}.json -- node_packages

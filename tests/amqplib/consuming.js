@@ -1,7 +1,7 @@
 // Getting, consuming, prefetch, cancelling, and who gets what among consumers.
 'use strict';
 
-const { Collector, TRANSIENT, connectionRefused, getAll, marked, publish, ready, store } = require('./session');
+const { Collector, TRANSIENT, connectionRefused, getAll, publish, ready, seenAgain, store } = require('./session');
 
 const FIVE = ['1', '2', '3', '4', '5'];
 const MANUAL = {};
@@ -153,9 +153,9 @@ async function requeue_on_close(session) {
   await getAll(holder, queue);
   await holder.close();
   const other = await session.connect();
-  const afterChannel = marked(await getAll(await other.createChannel(), queue));
+  const afterChannel = await seenAgain(await other.createChannel(), queue, 3);
   await other.close();
-  const afterConnection = marked(await getAll(await session.channel(), queue));
+  const afterConnection = await seenAgain(await session.channel(), queue, 3);
   return { after_channel: afterChannel, after_connection: afterConnection };
 }
 

@@ -1,8 +1,7 @@
 // Direct reply-to, copies by header, and properties that the server looks at.
 'use strict';
 
-const { once } = require('node:events');
-const { Collector, TRANSIENT, drain, taken } = require('./session');
+const { Collector, TRANSIENT, connectionRefused, drain, taken } = require('./session');
 
 const REPLY_TO = 'amq.rabbitmq.reply-to';
 
@@ -14,7 +13,8 @@ async function direct_reply_to(session) {
   request(channel, queue);
   const secret = (await taken(server, queue, { noAck: true })).properties.replyTo;
   const found = await server.checkQueue(secret);
-  const returned = once(server, 'return').then(() => true);
+  let returned = false;
+  server.on('return', () => (returned = true));
   server.publish('', secret, Buffer.from('reply'), { correlationId: '1' });
   server.publish('', secret, Buffer.from('counts as unroutable'), { mandatory: true });
   await server.waitForConfirms();
@@ -24,22 +24,22 @@ async function direct_reply_to(session) {
     pattern: secret.startsWith(REPLY_TO + '.'),
     found: [found.messageCount, found.consumerCount, found.queue === secret],
     bodies: replies.bodies,
-    returned: await returned,
+    returned,
     exchange: fields.exchange,
     key_is_secret: fields.routingKey === secret,
-    get: told(await session.refused((other) => other.get(secret)), secret),
-    bind: told(await session.refused((other) => other.bindQueue(secret, 'amq.direct', 'key')), secret),
+    get: told(await connectionRefused(await session.connect(), (other) => other.get(secret)), secret),
+    bind: told(await connectionRefused(await session.connect(), (other) => other.bindQueue(secret, 'amq.direct', 'key')), secret),
   };
   await channel.cancel(replies.tag);
   server.publish('', secret, Buffer.from('nobody there'));
-  observed.after_cancel = told(await session.refused((other) => other.checkQueue(secret)), secret);
+  observed.after_cancel = told(await connectionRefused(await session.connect(), (other) => other.checkQueue(secret)), secret);
   return observed;
 }
 
 async function direct_reply_to_refused(session) {
   const queue = await session.queue(await session.channel());
   const start = (channel) => Collector.start(channel, REPLY_TO, { noAck: true });
-  return session.refusedEach({
+  const attempts = {
     acknowledging: (channel) => Collector.start(channel, REPLY_TO),
     twice: async (channel) => [await start(channel), await start(channel)],
     without_consumer: (channel) => request(channel, queue),
@@ -50,7 +50,12 @@ async function direct_reply_to_refused(session) {
     declare: (channel) => channel.assertQueue(REPLY_TO, TRANSIENT),
     declare_secret: (channel) => channel.checkQueue(REPLY_TO + '.guessed'),
     get: (channel) => channel.get(REPLY_TO),
-  });
+  };
+  const observed = {};
+  for (const [short, action] of Object.entries(attempts)) {
+    observed[short] = await connectionRefused(await session.connect(), action);
+  }
+  return observed;
 }
 
 async function copies(session) {

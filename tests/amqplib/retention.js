@@ -145,9 +145,11 @@ async function quorum_queue(session) {
   await store(session, queue, 'body');
   const seen = [];
   for (let round = 0; round < 2; round++) {
-    const message = await taken(channel, queue);
-    seen.push([message.fields.redelivered, message.properties.headers['x-delivery-count']]);
-    channel.nack(message, false, true);
+    // What counts as a failure for every release is a channel that goes.
+    const taker = await session.channel();
+    const message = await taken(taker, queue);
+    seen.push([message.fields.redelivered, message.properties.headers?.['x-delivery-count'] ?? null]);
+    await taker.close();
   }
   const observed = { seen, letter: await letter(channel, dead) };
   await channel.deleteQueue(queue);

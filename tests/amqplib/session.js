@@ -104,14 +104,15 @@ function watch(channel) {
   return channel;
 }
 
-/** Runs `action` on a fresh channel; returns the error that closed the whole connection. */
+/** Runs `action` on a fresh channel; returns the error that closed the whole connection, or says that it closed the channel alone. */
 async function connectionRefused(connection, action) {
   const channel = watch(await connection.createChannel());
   try {
     await action(channel);
     await roundTrip(channel);
   } catch {
-    return closeOf(await connection.failure);
+    const closed = channel.failure.then((error) => ({ ...closeOf(error), closed: 'channel' }));
+    return Promise.race([connection.failure.then(closeOf), closed]);
   }
   return 'accepted';
 }
@@ -177,6 +178,16 @@ async function drain(channel, queue) {
   return (await getAll(channel, queue, { noAck: true })).map((message) => message.content.toString());
 }
 
+/** What `seen` gives, once that many are back: a server may answer a close before its queue has the messages. */
+async function seenAgain(channel, queue, count) {
+  const deadline = Date.now() + WAIT_MILLISECONDS;
+  while ((await ready(channel, queue)) !== count) {
+    if (Date.now() > deadline) throw new Error('waited in vain');
+    await pause(10);
+  }
+  return seen(channel, queue);
+}
+
 /** Gets everything in `queue`: body and whether it was marked as redelivered. */
 async function seen(channel, queue) {
   return marked(await getAll(channel, queue));
@@ -200,6 +211,7 @@ module.exports = {
   ready,
   roundTrip,
   seen,
+  seenAgain,
   store,
   taken,
 };

@@ -91,17 +91,20 @@ func prefetchGlobal(s *session) any {
 	check(channel.Qos(3, 0, true))
 	fromFirst, fromSecond := consume(channel, first), consume(channel, second)
 	delivered := 0
-	for delivered < 3 {
-		select {
-		case <-fromFirst:
-		case <-fromSecond:
-		case <-time.After(waitLimit):
-			panic("waited in vain")
+	takeUntil := func(count int) {
+		for ; delivered < count; delivered++ {
+			select {
+			case <-fromFirst:
+			case <-fromSecond:
+			case <-time.After(waitLimit):
+				panic("waited in vain")
+			}
 		}
-		delivered++
 	}
+	takeUntil(3)
 	left := ready(channel, first) + ready(channel, second)
-	return object{"delivered": delivered + len(fromFirst) + len(fromSecond), "ready": left}
+	takeUntil(2*len(five) - left)
+	return object{"delivered": delivered, "ready": left}
 }
 
 func cancel(s *session) any {
@@ -172,9 +175,9 @@ func requeueOnClose(s *session) any {
 	getAll(holder, queue)
 	check(holder.Close())
 	other := s.connect()
-	afterChannel := seen(must(other.Channel()), queue)
+	afterChannel := seenAgain(must(other.Channel()), queue, 3)
 	check(other.Close())
-	return object{"after_channel": afterChannel, "after_connection": seen(s.channel(), queue)}
+	return object{"after_channel": afterChannel, "after_connection": seenAgain(s.channel(), queue, 3)}
 }
 
 func cancelOfAnUnknownTag(s *session) any {

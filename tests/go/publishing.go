@@ -88,7 +88,7 @@ func txRollback(s *session) any {
 	check(channel.TxRollback())
 	afterRollback := ready(observer, queue)
 	check(channel.Close())
-	return object{"after_rollback": afterRollback, "back": seen(observer, queue)}
+	return object{"after_rollback": afterRollback, "back": seenAgain(observer, queue, 1)}
 }
 
 func txRefused(s *session) any {

@@ -84,15 +84,24 @@ func (s *session) close() {
 	}
 }
 
-// connectionRefused runs action on a channel of a fresh connection and returns the error that closed that connection.
+// connectionRefused runs action on a channel of a fresh connection and returns the error that closed that connection, or says that it
+// closed the channel alone.
 func (s *session) connectionRefused(action func(*amqp.Channel) error) any {
 	connection := s.connect()
 	closed := connection.NotifyClose(make(chan *amqp.Error, 1))
 	channel := must(connection.Channel())
+	alone := channel.NotifyClose(make(chan *amqp.Error, 1))
 	if action(channel) == nil && roundTrip(channel) == nil {
 		return accepted
 	}
-	return closeOf(await(closed))
+	answer := closeOf(await(alone))
+	// A channel that went with its connection is told its error.
+	if !connection.IsClosed() {
+		answer["closed"] = "channel"
+	} else {
+		answer = closeOf(await(closed))
+	}
+	return answer
 }
 
 func closeOf(err error) object {
@@ -162,6 +171,16 @@ func drain(channel *amqp.Channel, queue string) []string {
 
 // seen gets everything in queue: body and whether it was marked as redelivered.
 func seen(channel *amqp.Channel, queue string) [][]any { return marked(getAll(channel, queue)) }
+
+// seenAgain is what seen gives once that many are back: a server may answer a close before its queue has the messages.
+func seenAgain(channel *amqp.Channel, queue string, count int) [][]any {
+	for deadline := time.Now().Add(waitLimit); ready(channel, queue) != count; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			panic("waited in vain")
+		}
+	}
+	return seen(channel, queue)
+}
 
 func getEvery(channel *amqp.Channel, queue string, automatic bool) []amqp.Delivery {
 	taken := []amqp.Delivery{}

@@ -1,4 +1,4 @@
-"""Debian's RabbitMQ as a child process on ports and in folders of its own, its port mapper included; or a cluster of it."""
+"""RabbitMQ as a child process on ports and in folders of its own, its port mapper included; or a cluster of it."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ import subprocess
 from harness.child import Child, clean_environment
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.releases import release
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
@@ -22,8 +23,9 @@ READY = r"Starting broker\.\.\. completed"
 class RabbitMq:
     """A server. `mapper` is a cluster's, which its nodes share, as they share their Erlang cookie in `home`."""
 
-    def __init__(self, folder, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True):
+    def __init__(self, folder, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True, version=None):
         self.folder = folder
+        self.release = release(version)
         self.port, self.distribution_port, *mapper_port = ports or free_ports(3)
         self.node = node_name(self.port)
         self.mapper_is_own = mapper is None
@@ -65,7 +67,7 @@ class RabbitMq:
         """Starts the server, for the first time or again with the same ports and folders."""
         log = self.folder / ("server.log" if self.starts == 0 else f"server-{self.starts}.log")
         self.starts += 1
-        self.server = Child([SERVER], log, env=self.env, logs=self.folder / "log")
+        self.server = Child([*self.release.inside, SERVER], log, env=self.env, logs=self.folder / "log")
         if wait:
             self.server.wait_line(READY, START_SECONDS)
 
@@ -76,7 +78,7 @@ class RabbitMq:
 
     def control(self, *arguments):
         """rabbitmqctl for this node; returns what it prints."""
-        argv = [CONTROL, "--quiet", "--node", self.node, *map(str, arguments)]
+        argv = [*self.release.inside, CONTROL, "--quiet", "--node", self.node, *map(str, arguments)]
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

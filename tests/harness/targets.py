@@ -2,8 +2,23 @@
 
 from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq
+from harness.releases import missing
 
-NAMES = ["rabbitmq", "leveret", "proxy"]
+# By release: RabbitMQ itself, and the pool in front of it.
+RABBITMQ = {"rabbitmq": "3.10", "rabbitmq4": "4"}
+POOL = {"proxy": "rabbitmq", "proxy4": "rabbitmq4"}
+LEVERET = "leveret"
+NAMES = ["rabbitmq", LEVERET, "proxy", "rabbitmq4", "proxy4"]
+
+
+def release_of(name):
+    """The release of RabbitMQ that a target is, has behind it, or takes after."""
+    return RABBITMQ.get(POOL.get(name, name), "3.10")
+
+
+def lacking(name):
+    """Why there can be no such target here; `None` if there can."""
+    return missing(release_of(name))
 
 
 class Targets:
@@ -19,11 +34,11 @@ class Targets:
 
     def _start(self, name):
         folder = self.folder / name
-        if name == "rabbitmq":
-            return RabbitMq(folder)
-        if name == "leveret":
+        if name in RABBITMQ:
+            return RabbitMq(folder, version=release_of(name))
+        if name == LEVERET:
             return Leveret(folder)
-        return Leveret(folder, "--upstream", self["rabbitmq"].uri.replace("guest:guest@", ""))
+        return Leveret(folder, "--upstream", self[POOL[name]].uri.replace("guest:guest@", ""))
 
     def stop(self):
         """Stops the last started first, as a proxy goes before its upstream."""

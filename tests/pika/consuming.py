@@ -1,6 +1,6 @@
 """Getting, consuming, prefetch, cancelling, and who gets what among consumers."""
 
-from session import Collector, connection_refused, get_all, publish, ready, scenario, store, wait_until
+from session import Collector, connection_refused, get_all, publish, ready, scenario, seen_again, store, wait_until
 
 FIVE = ["1", "2", "3", "4", "5"]
 
@@ -168,9 +168,9 @@ def requeue_on_close(session):
     holder.close()
     other = session.connect()
     channel = other.channel()
-    after_channel = [[body, method.redelivered] for body, method in get_all(channel, queue)]
+    after_channel = seen_again(channel, queue, 3)
     other.close()
-    after_connection = [[body, method.redelivered] for body, method in get_all(session.channel(), queue)]
+    after_connection = seen_again(session.channel(), queue, 3)
     return {"after_channel": after_channel, "after_connection": after_connection}
 
 

@@ -34,12 +34,12 @@ def direct_reply_to(session):
         "returned": returned,
         "exchange": method.exchange,
         "key_is_secret": method.routing_key == secret,
-        "get": told(session.refused(lambda other: other.basic_get(secret)), secret),
-        "bind": told(session.refused(lambda other: other.queue_bind(secret, "amq.direct", "key")), secret),
+        "get": told(connection_refused(session.connect(), lambda other: other.basic_get(secret)), secret),
+        "bind": told(connection_refused(session.connect(), lambda other: other.queue_bind(secret, "amq.direct", "key")), secret),
     }
     channel.basic_cancel(replies.tag)
     server.basic_publish("", secret, b"nobody there")
-    observed["after_cancel"] = told(session.refused(lambda other: other.queue_declare(secret, passive=True)), secret)
+    observed["after_cancel"] = told(connection_refused(session.connect(), lambda other: other.queue_declare(secret, passive=True)), secret)
     return observed
 
 
@@ -60,7 +60,7 @@ def direct_reply_to_refused(session):
         "declare_secret": lambda channel: channel.queue_declare(REPLY_TO + ".guessed", passive=True),
         "get": lambda channel: channel.basic_get(REPLY_TO),
     }
-    return {short: session.refused(action) for short, action in attempts.items()}
+    return {short: connection_refused(session.connect(), action) for short, action in attempts.items()}
 
 
 @scenario

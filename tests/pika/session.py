@@ -96,13 +96,15 @@ def wait_until(connection, condition, pause=1):
 
 
 def connection_refused(connection, action):
-    """Runs `action` on a fresh channel; returns the error that closed the whole connection."""
+    """Runs `action` on a fresh channel; returns the error that closed the whole connection, or says that it closed the channel alone."""
     try:
         channel = connection.channel()
         action(channel)
         round_trip(channel)
     except ConnectionClosedByBroker as error:
         return {"code": error.reply_code, "text": error.reply_text}
+    except ChannelClosedByBroker as error:
+        return {"code": error.reply_code, "text": error.reply_text, "closed": "channel"}
     return "accepted"
 
 
@@ -131,6 +133,13 @@ def ready(channel, queue):
 def drain(channel, queue):
     """Gets and acknowledges everything in `queue`; the bodies in order."""
     return [body for body, _ in get_all(channel, queue, auto_ack=True)]
+
+
+def seen_again(channel, queue, count):
+    """Gets everything in `queue` once that many are back: body and whether it was marked as redelivered.
+    A server may answer a close before its queue has the messages."""
+    wait_until(channel.connection, lambda: ready(channel, queue) == count, pause=0.01)
+    return [[body, method.redelivered] for body, method in get_all(channel, queue)]
 
 
 def get_all(channel, queue, auto_ack=False):

@@ -1,6 +1,6 @@
 """tx: all or nothing, and never together with confirms."""
 
-from session import drain, get_all, publish, ready, scenario, store
+from session import drain, get_all, publish, ready, scenario, seen_again, store
 
 
 @scenario
@@ -30,8 +30,7 @@ def tx_rollback(session):
     channel.tx_rollback()
     after_rollback = ready(observer, queue)
     channel.close()
-    back = [[body, again.redelivered] for body, again in get_all(observer, queue)]
-    return {"after_rollback": after_rollback, "back": back}
+    return {"after_rollback": after_rollback, "back": seen_again(observer, queue, 1)}
 
 
 @scenario

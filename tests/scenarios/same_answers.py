@@ -1,10 +1,12 @@
-"""Five clients get the same answers from RabbitMQ, from Leveret, and from Leveret in front of RabbitMQ."""
+"""Five clients get the same answers from RabbitMQ, from Leveret, and from Leveret in front of RabbitMQ, of either release."""
 
 import concurrent.futures
 
 import pytest
 
 from harness.drivers import COMMANDS
+from harness.targets import RABBITMQ, release_of
+from scenarios import rabbitmq4
 from scenarios.catalogue import EXPECTED
 from scenarios.left_out import LEFT_OUT, expected_of
 
@@ -34,12 +36,26 @@ def observed_asleep(request, targets, drivers):
         yield observed
 
 
+# What every client is to observe, by release.
+ANSWERS = {"3.10": EXPECTED, "4": EXPECTED | rabbitmq4.OTHERWISE}
+
+
+def left_out(client, target_name, scenario):
+    """Why there is nothing to observe; `None` if there is."""
+    reasons = dict(LEFT_OUT)
+    if release_of(target_name) == "4":
+        reasons |= {(client, name): reason for name, reason in rabbitmq4.NOT_THERE.items()}
+        if target_name in RABBITMQ:
+            reasons |= {(client, name): reason for name, reason in rabbitmq4.REFUSED_AT_LOGIN.items()}
+    return reasons.get((client, scenario))
+
+
 @pytest.mark.parametrize("scenario", EXPECTED)
 def test_same_answers(target, target_name, drivers, client, scenario, observed_asleep):
-    if (client, scenario) in LEFT_OUT:
-        pytest.skip(LEFT_OUT[client, scenario])
+    if reason := left_out(client, target_name, scenario):
+        pytest.skip(reason)
     observed = observed_asleep(target_name, client) if scenario == ASLEEP else drivers[client].observe(scenario, target.uri)
-    assert observed == expected_of(client, EXPECTED)[scenario]
+    assert observed == expected_of(client, ANSWERS[release_of(target_name)])[scenario]
 
 
 def test_every_client_runs_every_scenario(drivers, client):
@@ -52,3 +68,5 @@ def test_what_is_left_out_exists():
         assert client in COMMANDS
         assert scenario in EXPECTED
         assert not part or part in EXPECTED[scenario]
+    for scenario in [*rabbitmq4.OTHERWISE, *rabbitmq4.NOT_THERE, *rabbitmq4.REFUSED_AT_LOGIN]:
+        assert scenario in EXPECTED

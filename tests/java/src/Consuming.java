@@ -192,9 +192,10 @@ final class Consuming {
         Session.getAll(holder, queue);
         holder.close();
         Connection other = session.connect();
-        List<List<Object>> afterChannel = Session.seen(other.createChannel(), queue);
+        List<List<Object>> afterChannel = Session.seenAgain(other.createChannel(), queue, 3);
         other.close();
-        return Map.of("after_channel", afterChannel, "after_connection", Session.seen(session.channel(), queue));
+        List<List<Object>> afterConnection = Session.seenAgain(session.channel(), queue, 3);
+        return Map.of("after_channel", afterChannel, "after_connection", afterConnection);
     }
 
     private static Object reusedTagWithoutAQueue(Session session) throws Exception {

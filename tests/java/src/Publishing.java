@@ -118,7 +118,7 @@ final class Publishing {
         channel.txRollback();
         int afterRollback = Session.ready(observer, queue);
         channel.close();
-        return Map.of("after_rollback", afterRollback, "back", Session.seen(observer, queue));
+        return Map.of("after_rollback", afterRollback, "back", Session.seenAgain(observer, queue, 1));
     }
 
     private static Object txRefused(Session session) throws Exception {

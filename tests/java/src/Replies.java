@@ -30,30 +30,31 @@ final class Replies {
         request(channel, queue);
         String secret = Retention.taken(server, queue, true).getProps().getReplyTo();
         AMQP.Queue.DeclareOk found = server.queueDeclarePassive(secret);
-        BlockingQueue<Boolean> returned = new LinkedBlockingQueue<>();
-        server.addReturnListener(message -> returned.add(true));
+        BlockingQueue<String> returned = new LinkedBlockingQueue<>();
+        server.addReturnListener(message -> returned.add(message.getRoutingKey()));
         server.basicPublish("", secret, correlated().build(), Session.bytes("reply"));
         server.basicPublish("", secret, true, correlated().build(), Session.bytes("counts as unroutable"));
+        server.basicPublish("", session.name("nowhere"), true, correlated().build(), Session.bytes("always is"));
         Envelope envelope = replies.await(2).get(0).getEnvelope();
         Map<String, Object> observed = new LinkedHashMap<>();
         observed.put("pattern", secret.startsWith(REPLY_TO + "."));
         observed.put(
                 "found", List.of(found.getMessageCount(), found.getConsumerCount(), found.getQueue().equals(secret)));
         observed.put("bodies", replies.bodies());
-        observed.put("returned", Collector.inTime(returned));
+        observed.put("returned", Collector.inTime(returned).equals(secret));
         observed.put("exchange", envelope.getExchange());
         observed.put("key_is_secret", envelope.getRoutingKey().equals(secret));
-        observed.put("get", told(session.refused(other -> other.basicGet(secret, false)), secret));
-        observed.put("bind", told(session.refused(other -> other.queueBind(secret, "amq.direct", "key")), secret));
+        observed.put("get", told(session.connectionRefused(other -> other.basicGet(secret, false)), secret));
+        observed.put("bind", told(session.connectionRefused(other -> other.queueBind(secret, "amq.direct", "key")), secret));
         channel.basicCancel(replies.tag);
         server.basicPublish("", secret, null, Session.bytes("nobody there"));
-        observed.put("after_cancel", told(session.refused(other -> other.queueDeclarePassive(secret)), secret));
+        observed.put("after_cancel", told(session.connectionRefused(other -> other.queueDeclarePassive(secret)), secret));
         return observed;
     }
 
     private static Object directReplyToRefused(Session session) throws Exception {
         String queue = session.queue(session.channel());
-        return session.refusedEach(Map.of(
+        Map<String, Session.Action> attempts = Map.of(
                 "acknowledging", channel -> Collector.manual(channel, REPLY_TO),
                 "twice", channel -> {
                     Collector.automatic(channel, REPLY_TO);
@@ -66,7 +67,12 @@ final class Replies {
                 },
                 "declare", channel -> channel.queueDeclare(REPLY_TO, false, false, false, null),
                 "declare_secret", channel -> channel.queueDeclarePassive(REPLY_TO + ".guessed"),
-                "get", channel -> channel.basicGet(REPLY_TO, false)));
+                "get", channel -> channel.basicGet(REPLY_TO, false));
+        Map<String, Object> observed = new LinkedHashMap<>();
+        for (Map.Entry<String, Session.Action> attempt : attempts.entrySet()) {
+            observed.put(attempt.getKey(), session.connectionRefused(attempt.getValue()));
+        }
+        return observed;
     }
 
     private static Object copies(Session session) throws Exception {
@@ -151,6 +157,8 @@ final class Replies {
     /** An error whose text must not hold what is different in each run. */
     private static Object told(Object answer, String secret) {
         Map<?, ?> close = (Map<?, ?>) answer;
-        return Map.of("code", close.get("code"), "text", close.get("text").toString().replace(secret, "SECRET"));
+        Map<Object, Object> told = new LinkedHashMap<>(close);
+        told.put("text", close.get("text").toString().replace(secret, "SECRET"));
+        return told;
     }
 }

@@ -94,15 +94,20 @@ final class Session implements AutoCloseable {
         return answers;
     }
 
-    /** Runs the action on a channel of a fresh connection; returns the error that closed that connection. */
+    /** Runs the action on a channel of a fresh connection; returns the error that closed it, or says that it closed the channel alone. */
     Object connectionRefused(Action action) throws Exception {
         Connection connection = connect();
+        Channel channel = connection.createChannel();
         try {
-            Channel channel = connection.createChannel();
             action.on(channel);
             roundTrip(channel);
         } catch (IOException | AlreadyClosedException problem) {
-            return closeOf(connection.getCloseReason());
+            if (!connection.isOpen()) {
+                return closeOf(connection.getCloseReason());
+            }
+            Map<String, Object> answer = new LinkedHashMap<>(closeOf(channel.getCloseReason()));
+            answer.put("closed", "channel");
+            return answer;
         }
         return ACCEPTED;
     }
@@ -168,6 +173,18 @@ final class Session implements AutoCloseable {
     /** Gets everything in the queue: body and whether it was marked as redelivered. */
     static List<List<Object>> seen(Channel channel, String queue) throws IOException {
         return marked(getAll(channel, queue));
+    }
+
+    /** What {@link #seen} gives, once that many are back: a server may answer a close before its queue has the messages. */
+    static List<List<Object>> seenAgain(Channel channel, String queue, int count) throws Exception {
+        long deadline = System.nanoTime() + WAIT_MILLISECONDS * 1_000_000L;
+        while (ready(channel, queue) != count) {
+            if (System.nanoTime() > deadline) {
+                throw new AssertionError("waited in vain");
+            }
+            Thread.sleep(10);
+        }
+        return seen(channel, queue);
     }
 
     static List<List<Object>> marked(List<GetResponse> taken) {

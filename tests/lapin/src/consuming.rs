@@ -15,8 +15,8 @@ use crate::{
     content::table,
     session::{
         FIVE, Observed, Result, Session, close, connection_refused, consume, consume_as,
-        consume_automatically, get_all, in_time, marked, passive, publish, ready, round_trip, seen, take,
-        text, texts,
+        consume_automatically, get_all, in_time, passive, publish, ready, round_trip, seen_again, take, text,
+        texts,
     },
 };
 
@@ -113,14 +113,18 @@ pub(crate) async fn prefetch_global(session: &Session) -> Observed {
     let (mut first, mut second) =
         (consume(&channel, &queues[0]).await?, consume(&channel, &queues[1]).await?);
     let mut delivered = 0;
-    while delivered < 3 {
-        in_time(async { Ok(future::or(first.next(), second.next()).await) })
-            .await?
-            .ok_or("a consumer ended")??;
-        delivered += 1;
-    }
+    let mut take_until = async |count| -> Result<()> {
+        while delivered < count {
+            in_time(async { Ok(future::or(first.next(), second.next()).await) })
+                .await?
+                .ok_or("a consumer ended")??;
+            delivered += 1;
+        }
+        Ok(())
+    };
+    take_until(3).await?;
     let left = ready(&channel, &queues[0]).await? + ready(&channel, &queues[1]).await?;
-    delivered += waiting(&mut first).await + waiting(&mut second).await;
+    take_until(2 * FIVE.len() as u32 - left).await?;
     Ok(json!({ "delivered": delivered, "ready": left }))
 }
 
@@ -199,9 +203,9 @@ pub(crate) async fn requeue_on_close(session: &Session) -> Observed {
     close(holder).await?;
     let other = session.connect().await?;
     let channel = other.create_channel().await?;
-    let after_channel = marked(&get_all(&channel, &queue).await?);
+    let after_channel = seen_again(&channel, &queue, 3).await?;
     other.close(200, "".into()).await?;
-    let after_connection = seen(&session.channel().await?, &queue).await?;
+    let after_connection = seen_again(&session.channel().await?, &queue, 3).await?;
     Ok(json!({ "after_channel": after_channel, "after_connection": after_connection }))
 }
 

@@ -8,7 +8,7 @@ use lapin::{
 use serde_json::json;
 
 use crate::session::{
-    Observed, Result, Session, close, connection_refused, drain, get_all, publish, ready, seen, text,
+    Observed, Result, Session, close, connection_refused, drain, get_all, publish, ready, seen_again, text,
 };
 
 const IN_FLIGHT: usize = 1000;
@@ -83,7 +83,7 @@ pub(crate) async fn tx_rollback(session: &Session) -> Observed {
     channel.tx_rollback().await?;
     let after_rollback = ready(&observer, &queue).await?;
     close(channel).await?;
-    Ok(json!({ "after_rollback": after_rollback, "back": seen(&observer, &queue).await? }))
+    Ok(json!({ "after_rollback": after_rollback, "back": seen_again(&observer, &queue, 1).await? }))
 }
 
 /// Starts a transaction that publishes two messages and acknowledges one that was there before.

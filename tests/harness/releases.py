@@ -1,0 +1,34 @@
+"""The releases of RabbitMQ that tests run: Debian's own, and Debian testing's in a folder (tests/rabbitmq4.sh)."""
+
+import os
+from dataclasses import dataclass
+
+from harness.leveret import ROOT
+
+FOLDER = ROOT / ".cache" / "rabbitmq4" / "usr"
+
+
+@dataclass(frozen=True)
+class Release:
+    """`inside` is what a command of it begins with."""
+
+    name: str
+    inside: tuple = ()
+
+
+# What is in the folder takes the place of /usr, for the command alone; who is not root is so in there.
+USER = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+INSIDE = ("unshare", *USER, "--mount", "/bin/sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(FOLDER))
+
+RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE)}
+
+
+def missing(name):
+    """Why this release can't be run here; `None` if it can."""
+    reason = FOLDER.parent / "missing"
+    return reason.read_text().strip() if name == "4" and reason.exists() else None
+
+
+def release(name=None):
+    """That of this name; otherwise that which the tests are to run with."""
+    return RELEASES[name or os.environ.get("LEVERET_RABBITMQ", "3.10")]
