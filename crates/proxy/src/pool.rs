@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use amqp::sasl::Mechanism;
-use amqp::{Capabilities, Credentials, FieldTable, Negotiated};
+use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
 use arc_swap::ArcSwap;
 use sync::{Mutex, Rank};
 use tokio::sync::{Notify, Semaphore};
@@ -87,7 +87,12 @@ pub struct Pool {
     server_properties: Mutex<Option<FieldTable>, { Rank::Leaf as u8 }>,
     /// Virtual hosts that a broker has deleted.
     deletions: Deletions,
+    /// Whether a broker has closed a connection over a queue that is neither durable nor exclusive.
+    denies_transient: AtomicBool,
 }
+
+/// The feature in the text with which RabbitMQ 4 closes a connection if it may not have queues of this kind.
+const TRANSIENT_FEATURE: &str = "`transient_nonexcl_queues`";
 
 /// Identifies a client in names and logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,6 +164,7 @@ impl Pool {
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
+            denies_transient: AtomicBool::new(false),
             deletions: Deletions::default(),
         })
     }
@@ -205,6 +211,18 @@ impl Pool {
                 Err(refusal) => self.wait_for_return(refusal, end).await?,
             }
         }
+    }
+
+    /// Learns from the fault with which a broker closes a connection.
+    pub(crate) fn learn_from(&self, fault: &Fault) {
+        if fault.code == ReplyCode::InternalError && fault.reply_text().contains(TRANSIENT_FEATURE) {
+            self.denies_transient.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a declaration of a queue that is neither durable nor exclusive costs the connection.
+    pub(crate) fn denies_transient(&self) -> bool {
+        self.denies_transient.load(Ordering::Relaxed)
     }
 
     /// Replaces the upstream credentials of clients that log in with a certificate.

@@ -17,13 +17,18 @@ fn is_usual(key: &str, value: &FieldValue) -> bool {
         Some(ArgumentValue::Count { .. }) => value.as_integer().is_some_and(|count| count >= 0),
         Some(ArgumentValue::Flag) => matches!(value, FieldValue::Boolean(_)),
         // RabbitMQ does not validate a stream's arguments, and fails with 541 on wrong ones.
-        Some(ArgumentValue::Choice(known, _)) => value.as_text().is_some_and(|text| known.contains(&text)),
+        Some(ArgumentValue::Choice(known, _)) if key != DEPRECATED => {
+            value.as_text().is_some_and(|text| known.contains(&text))
+        }
         Some(ArgumentValue::Text | ArgumentValue::Exchange | ArgumentValue::DeadLetterKey) => {
             value.as_text().is_some()
         }
-        Some(ArgumentValue::Unspecified) | None => false,
+        Some(ArgumentValue::Choice(..) | ArgumentValue::Unspecified) | None => false,
     }
 }
+
+/// An argument that RabbitMQ 4 does not permit any more: it closes the connection.
+const DEPRECATED: &str = "x-queue-master-locator";
 
 #[cfg(test)]
 mod tests {
@@ -46,7 +51,6 @@ mod tests {
             ("x-message-ttl", FieldValue::I64(60_000)),
             ("x-max-priority", FieldValue::U8(5)),
             ("x-single-active-consumer", FieldValue::Boolean(true)),
-            ("x-queue-master-locator", FieldValue::text("min-masters")),
         ] {
             assert!(usual(key, value), "{key}");
         }
@@ -60,6 +64,7 @@ mod tests {
             ("x-queue-type", FieldValue::text("none such")),
             ("x-queue-type", table()),
             ("x-queue-master-locator", FieldValue::text("none such")),
+            ("x-queue-master-locator", FieldValue::text("min-masters")),
             ("x-max-age", FieldValue::text("nonsense")),
             ("x-delivery-limit", FieldValue::text("many")),
             ("x-max-length", FieldValue::I32(-1)),

@@ -391,7 +391,12 @@ impl ProxySession {
                 }
                 channel.general.touched = true;
             }
-            Method::QueueDeclare(declare) => self.auto_delete |= declare.auto_delete && !declare.passive,
+            Method::QueueDeclare(declare) if !declare.passive => {
+                self.auto_delete |= declare.auto_delete;
+                if !declare.durable && need == Need::Any && self.pool.denies_transient() {
+                    need = Need::Own;
+                }
+            }
             Method::BasicQos(qos) if qos.global => channel.limits.all = Some(qos.prefetch_count),
             Method::BasicQos(qos) => channel.limits.each = Some(qos.prefetch_count),
             _ => {}

@@ -32,7 +32,7 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
     if !arguments(method).is_finite() {
         return fault(ReplyCode::InternalError, NOT_FINITE.to_owned());
     }
-    let naming = if exclusive { Need::Own } else { Need::Any };
+    let naming = if exclusive || may_be_cut(method) { Need::Own } else { Need::Any };
     Ok(match method {
         Method::BasicQos(qos) if qos.prefetch_size != 0 => {
             return fault(ReplyCode::NotImplemented, format!("prefetch_size!=0 ({})", qos.prefetch_size));
@@ -54,6 +54,16 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
         Method::ExchangeDeclare(declare) if !declare.passive && !BUILT_IN_TYPES.contains(&declare.kind) => {
             Need::Own
         }
+        Method::ExchangeDeclare(_)
+        | Method::ExchangeDelete(_)
+        | Method::ExchangeBind(_)
+        | Method::ExchangeUnbind(_) => {
+            if may_be_cut(method) {
+                Need::Own
+            } else {
+                Need::Any
+            }
+        }
         // Streams do not support basic.get and queue.purge, and quorum queues do not support the conditions
         // of queue.delete: 540. Any method while a transaction is being committed: 504. A consumer, unless
         // judge_consume allows sharing.
@@ -71,10 +81,6 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
         | Method::BasicCancel(_)
         | Method::ChannelFlow(_)
         | Method::AccessRequest(_)
-        | Method::ExchangeDeclare(_)
-        | Method::ExchangeDelete(_)
-        | Method::ExchangeBind(_)
-        | Method::ExchangeUnbind(_)
         | Method::ConfirmSelect(_)
         | Method::TxCommit(_)
         | Method::TxRollback(_) => Need::Any,
@@ -93,7 +99,35 @@ pub(super) fn validate_consume(consume: &Consume<'_>, limits: PrefetchLimits, bu
     let is_plain = !consume.no_ack && !consume.exclusive && consume.queue != REPLY_TO && limits.all.is_none();
     let is_known = |(key, _): (&str, &FieldValue)| SAFE_ARGUMENTS.contains(&key);
     let is_safe = consume.arguments.is_empty() || consume.arguments.decode().iter().all(is_known);
-    if is_bounded && is_plain && is_safe { Need::Any } else { Need::Own }
+    let is_cut = is_long(&[consume.queue, consume.consumer_tag]);
+    if is_bounded && is_plain && is_safe && !is_cut { Need::Any } else { Need::Own }
+}
+
+/// Whether RabbitMQ 4 may cut the text of an error about this method in the middle of a character, where it has to fit into
+/// 255 bytes. Its channel then fails with 541.
+fn may_be_cut(method: &Method<'_>) -> bool {
+    match method {
+        Method::QueueDeclare(method) => is_long(&[method.queue]) || has_long_text(&method.arguments),
+        Method::QueueBind(method) => is_long(&[method.queue, method.exchange, method.routing_key]),
+        Method::QueueUnbind(method) => is_long(&[method.queue, method.exchange, method.routing_key]),
+        Method::QueueDelete(method) => is_long(&[method.queue]),
+        Method::ExchangeDeclare(method) => is_long(&[method.exchange]) || has_long_text(&method.arguments),
+        Method::ExchangeDelete(method) => is_long(&[method.exchange]),
+        Method::ExchangeBind(method) => is_long(&[method.destination, method.source, method.routing_key]),
+        Method::ExchangeUnbind(method) => is_long(&[method.destination, method.source, method.routing_key]),
+        _ => false,
+    }
+}
+
+/// Whether these names together, if they are not ASCII, may reach the end of an error's text.
+fn is_long(names: &[&str]) -> bool {
+    names.iter().map(|name| name.len()).sum::<usize>() > NEVER_CUT
+        && !names.iter().all(|name| name.is_ascii())
+}
+
+fn has_long_text(arguments: &RawTable<'_>) -> bool {
+    arguments.bytes().len() > NEVER_CUT
+        && arguments.decode().iter().any(|(_, value)| value.as_text().is_some_and(|text| is_long(&[text])))
 }
 
 /// A channel's limits of unacknowledged deliveries, as the client requested them last.
@@ -215,7 +249,10 @@ pub(super) fn is_mandatory(payload: &[u8]) -> bool {
 #[inline]
 pub(super) fn publish_need(payload: &[u8]) -> Need {
     let key = payload.get(EXCHANGE_AT + 2..).unwrap_or_default();
-    if is_to_default(payload) && key.starts_with(REPLY_TO.as_bytes()) { Need::Own } else { Need::Any }
+    let is_reply = || is_to_default(payload) && key.starts_with(REPLY_TO.as_bytes());
+    let length = usize::from(payload.get(EXCHANGE_AT).copied().unwrap_or_default());
+    let exchange = || payload.get(EXCHANGE_AT + 1..EXCHANGE_AT + 1 + length).unwrap_or_default();
+    if is_reply() || length > NEVER_CUT && !exchange().is_ascii() { Need::Own } else { Need::Any }
 }
 
 /// Validates the properties of a message, which goes `to_default` exchange or not.
@@ -228,6 +265,10 @@ pub(super) fn validate_properties(bytes: &[u8], to_default: bool) -> Result<Need
         return Ok(Need::Any);
     }
     let properties = Properties::decode(bytes).map_err(malformed)?;
+    // Their texts are in those of the errors about them.
+    if [properties.user_id, properties.expiration].into_iter().flatten().any(|text| is_long(&[text])) {
+        return Ok(Need::Own);
+    }
     Ok(properties.headers.map_or(Need::Any, |headers| headers_need(&headers, to_default)))
 }
 
@@ -244,6 +285,9 @@ pub(super) fn malformed(error: DecodeError) -> Fault {
     Fault::from(error).caused_by(PUBLISH_IDS)
 }
 
+/// Bytes of names with which the text of an error is not longer than 255 bytes, or is cut behind them: RabbitMQ puts 110
+/// in front of them and between them at most, and the others are for the names of the virtual host and the user.
+const NEVER_CUT: usize = 80;
 /// Class and method id of `basic.publish`.
 pub(super) const PUBLISH_IDS: (u16, u16) = (BASIC_CLASS, PUBLISH);
 const PUBLISH: u16 = 40;
@@ -267,7 +311,7 @@ const BUILT_IN_TYPES: [&str; 4] = ["direct", "fanout", "topic", "headers"];
 #[cfg(test)]
 mod tests {
     use amqp::FieldTable;
-    use amqp::method::{basic, channel, connection, queue};
+    use amqp::method::{basic, channel, connection, exchange, queue};
 
     use super::*;
 
@@ -357,6 +401,49 @@ mod tests {
         let reply_to = queue::Declare { queue: "amq.rabbitmq.reply-to.xx.yy", ..Default::default() };
         assert_eq!(need(reply_to), Ok(Need::Own));
         assert_eq!(need(queue::Declare { passive: true, ..reply_to }), Ok(Need::Own));
+    }
+
+    #[test]
+    fn p2_what_an_error_may_cut_in_the_middle_of_a_character_is_kept_off_shared_connections() {
+        let (long, plain, short) = ("ü".repeat(41), "u".repeat(82), "ü".repeat(40));
+        let need = |method: Method<'_>| validate(&method, false).unwrap();
+        for (name, expected) in [(&long, Need::Own), (&plain, Need::Any), (&short, Need::Any)] {
+            let name = name.as_str();
+            assert_eq!(need(queue::Declare { queue: name, ..Default::default() }.into()), expected);
+            assert_eq!(
+                need(queue::Declare { queue: name, passive: true, ..Default::default() }.into()),
+                expected
+            );
+            let bind = queue::Bind {
+                queue: &name[..40],
+                exchange: &name[..40],
+                routing_key: &name[80..],
+                ..Default::default()
+            };
+            assert_eq!(need(bind.into()), expected);
+            assert_eq!(need(queue::Delete { queue: name, ..Default::default() }.into()), expected);
+            let declare = exchange::Declare { exchange: name, kind: "direct", ..Default::default() };
+            assert_eq!(need(declare.into()), expected);
+            assert_eq!(need(exchange::Delete { exchange: name, ..Default::default() }.into()), expected);
+            assert_eq!(need(exchange::Bind { source: name, ..Default::default() }.into()), expected);
+            let letters =
+                FieldTable::from_iter([("x-dead-letter-exchange", FieldValue::text(name))]).encode();
+            let letters = RawTable::check(&letters).unwrap();
+            assert_eq!(need(queue::Declare { arguments: letters, ..Default::default() }.into()), expected);
+            let consume = Consume { queue: name, ..Default::default() };
+            let limits = PrefetchLimits { each: Some(1), all: None };
+            assert_eq!(validate_consume(&consume, limits, usize::MAX), expected);
+            let mut publish = Vec::new();
+            Method::from(basic::Publish { exchange: name, ..Default::default() }).encode(&mut publish);
+            assert_eq!(publish_need(&publish), expected);
+            for properties in
+                [Properties::default().with_user_id(name), Properties::default().with_expiration(name)]
+            {
+                let mut bytes = Vec::new();
+                properties.encode(&mut bytes);
+                assert_eq!(validate_properties(&bytes, false), Ok(expected));
+            }
+        }
     }
 
     #[test]

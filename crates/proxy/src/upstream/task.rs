@@ -513,6 +513,9 @@ impl UpstreamConnection {
         }
         run.hand_over();
         if let Some(fault) = announced_close(frame.payload) {
+            if let Some(pool) = self.pool.upgrade() {
+                pool.learn_from(&fault);
+            }
             self.cause = Some(fault);
             self.upstream.send(0, connection::CloseOk {});
             self.finished = true;

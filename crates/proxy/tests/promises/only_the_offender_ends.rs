@@ -299,6 +299,51 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
     }
 }
 
+/// The text of RabbitMQ 4 if it may not have queues that are neither durable nor exclusive.
+const NOT_PERMITTED: &str = "INTERNAL_ERROR - Feature `transient_nonexcl_queues` is deprecated.";
+
+#[tokio::test(start_paused = true)]
+async fn after_a_broker_has_denied_a_transient_queue_others_are_asked_for_on_connections_of_their_own() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let denied = |end: &BrokerEnd| {
+        let (class_id, method_id) = Method::from(queue::Declare::default()).ids();
+        end.send(0, connection::Close { reply_code: 541, reply_text: NOT_PERMITTED, class_id, method_id });
+    };
+    let mut first = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    broker.fall_silent();
+    first.open_channel(1).await;
+    first.send(1, queue::Declare { queue: "t", ..Default::default() }).await;
+    shared.expect("channel.open").await;
+    shared.expect("queue.declare").await;
+    denied(&shared);
+    // It may not be the culprit, and is asked for once more.
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    own.expect("queue.declare").await;
+    denied(&own);
+    first.expect_close(541, NOT_PERMITTED).await;
+
+    broker.manners.obedient.store(true, Ordering::SeqCst);
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    let mut shared = broker.next_connection().await;
+    shared.expect("channel.open").await;
+    shared.expect("basic.qos").await;
+    broker.fall_silent();
+    let mut second = Client::connect(&pool).await;
+    second.open_channel(1).await;
+    second.send(1, queue::Declare { queue: "t", ..Default::default() }).await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    own.expect("queue.declare").await;
+    denied(&own);
+    second.expect_close(541, NOT_PERMITTED).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_text_that_the_broker_has_cut_in_the_middle_of_a_letter_is_passed_on() {
     let mut broker = Broker::start(Manners::default());
