@@ -399,6 +399,38 @@ mod tests {
     }
 
     #[test]
+    fn integers_of_every_width_are_integers_and_have_rabbitmqs_names() {
+        for (value, name) in [
+            (FieldValue::I8(-7), "byte"),
+            (FieldValue::I16(-7), "short"),
+            (FieldValue::I32(-7), "signedint"),
+            (FieldValue::I64(-7), "long"),
+        ] {
+            assert_eq!((value.as_integer(), value.type_name()), (Some(-7), name));
+        }
+        for (value, name) in [
+            (FieldValue::U8(200), "unsignedbyte"),
+            (FieldValue::U16(200), "unsignedshort"),
+            (FieldValue::U32(200), "unsignedint"),
+        ] {
+            assert_eq!((value.as_integer(), value.type_name()), (Some(200), name));
+        }
+        for (value, name) in [
+            (FieldValue::Boolean(true), "bool"),
+            (FieldValue::F32(1.0), "float"),
+            (FieldValue::F64(1.0), "double"),
+            (FieldValue::Timestamp(1), "timestamp"),
+            (FieldValue::Void, "void"),
+            (FieldValue::text("1"), "longstr"),
+            (FieldValue::ByteArray(vec![1]), "binary"),
+            (FieldValue::Array(Vec::new()), "array"),
+            (FieldValue::Table(FieldTable::new()), "table"),
+        ] {
+            assert_eq!((value.as_integer(), value.type_name()), (None, name));
+        }
+    }
+
+    #[test]
     fn every_type_survives_a_round_trip() {
         let table = every_type();
         let bytes = table.encode();
