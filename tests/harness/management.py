@@ -87,7 +87,8 @@ def leveret(folder, *flags):
 def rabbitmq(folder):
     [port] = free_ports(1)
     settings = [f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"]
-    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange")
+    # The release whose API the embedded broker has.
+    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version="3.10")
     try:
         yield Management(server, f"http://127.0.0.1:{port}")
     finally:

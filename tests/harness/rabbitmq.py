@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 
@@ -131,11 +132,17 @@ class Cluster:
             for number, (port, _) in enumerate(pairs, 1)
         ]
         self.mapper = PortMapper(folder, mapper_port)
+        home = folder / "home"
+        home.mkdir()
+        cookie = home / ".erlang.cookie"
+        cookie.write_text(secrets.token_hex(10))
+        cookie.chmod(0o400)
         self.nodes = []
         try:
             for number, pair in enumerate(pairs):
-                # The first makes the cookie and the cluster, the others join.
-                options = {"ports": pair, "mapper": self.mapper, "home": folder / "home", "wait": number == 0}
+                # The first makes the cluster and the others join; with RabbitMQ 4, where the first would wait for them, they agree.
+                is_first = number == 0 and release().name == "3.10"
+                options = {"ports": pair, "mapper": self.mapper, "home": home, "wait": is_first}
                 self.nodes.append(RabbitMq(folder / f"node-{number}", *settings, **options))
             for node in self.nodes:
                 node.server.wait_line(READY, START_SECONDS)
