@@ -55,6 +55,8 @@ def managed_rabbitmq(folder):
         "management.tcp.ip = 127.0.0.1",
         # Counts are told as of the last time; by default that is up to five seconds ago.
         "collect_statistics_interval = 500",
+        # It gives up after a minute otherwise, which on a slow disk is too soon for a virtual host's end.
+        *(f"management.tcp.{timeout}_timeout = {int(ANSWER_SECONDS * 1000)}" for timeout in ("idle", "inactivity", "request")),
     )
     server = RabbitMq(folder, *settings, plugins=f"{PLUGINS},rabbitmq_management")
     server.http = f"http://127.0.0.1:{port}"

@@ -18,7 +18,8 @@ START_SECONDS = CONTROL_SECONDS = 2 * PATIENCE
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
 PLUGINS = "rabbitmq_consistent_hash_exchange"
-READY = r"Starting broker\.\.\. completed"
+# Behind "Starting broker... ", unless something else was printed in between.
+READY = r"completed with \d+ plugins"
 
 
 class RabbitMq:
