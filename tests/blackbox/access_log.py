@@ -43,7 +43,7 @@ def log(tmp_path):
 
 
 def upstream_of(target_name, targets):
-    return ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")] if target_name == "proxy" else []
+    return ["--upstream", targets.upstream.uri.replace("guest:guest@", "")] if target_name == "proxy" else []
 
 
 def test_a_client_that_comes_and_goes_is_told_of_twice(targets, tmp_path, target_name, log):
@@ -67,7 +67,7 @@ def test_a_client_that_comes_and_goes_is_told_of_twice(targets, tmp_path, target
     upstreams = closed.get("upstreams", [])
     # The one that is shared, and the one of its own that the exclusive queue took.
     assert len(upstreams) == (0 if target_name == "leveret" else 2)
-    assert all(upstream.startswith(f"127.0.0.1:{targets['rabbitmq'].port}#") for upstream in upstreams)
+    assert all(upstream.startswith(f"127.0.0.1:{targets.upstream.port}#") for upstream in upstreams)
     # They take the place of the lines of the log.
     assert "connection closed" not in server.child.output()
 

@@ -75,7 +75,7 @@ def another_tab(window):
 def test_what_is_published_arrives_and_is_confirmed(tmp_path, targets, window, behind):
     flags = ["--ws", "127.0.0.1:0"]
     if behind == "proxy":
-        flags += ["--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}"]
+        flags += ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
     with leveret(tmp_path, *flags) as server:
         connect(window, server)
         assert window.value("#connect [name=url]") == f"ws://127.0.0.1:{server.ws_port}/"

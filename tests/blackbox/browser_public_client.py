@@ -41,7 +41,7 @@ def window(tmp_path_factory):
 def test_messages_are_confirmed_and_consumed(tmp_path, targets, site, window, behind):
     flags = ["--ws", "127.0.0.1:0", "--ws-origins", site]
     if behind == "pool":
-        flags += ["--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}"]
+        flags += ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"]
     with leveret(tmp_path, *flags) as server:
         window.open(site + PAGE)
         script = "return (await import('/confirms_and_prefetch.mjs')).run(...args)"

@@ -12,7 +12,7 @@ from harness.wire import Wire
 
 @pytest.fixture
 def pool(tmp_path, targets):
-    upstream = targets["rabbitmq"]
+    upstream = targets.upstream
     with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
         server.upstream = f"127.0.0.1:{upstream.port}"
         yield server

@@ -35,7 +35,7 @@ def places(visit):
 
 
 def test_sharing_and_savings_are_shown(tmp_path, targets, window):
-    upstream = f"127.0.0.1:{targets['rabbitmq'].port}"
+    upstream = f"127.0.0.1:{targets.upstream.port}"
     with leveret(tmp_path, "--upstream", f"amqp://{upstream}") as server, contextlib.ExitStack() as stack:
         for number in range(6):
             connect(stack, server, f"client {number}")
@@ -60,7 +60,7 @@ def test_sharing_and_savings_are_shown(tmp_path, targets, window):
 
 
 def test_clients_are_listed_and_can_be_closed(tmp_path, targets, window):
-    upstream = f"amqp://127.0.0.1:{targets['rabbitmq'].port}"
+    upstream = f"amqp://127.0.0.1:{targets.upstream.port}"
     with leveret(tmp_path, "--upstream", upstream) as server, contextlib.ExitStack() as stack:
         connection = connect(stack, server, "<b>ada</b>")
         visit = Visit(window, server).open(("clients",))
@@ -86,7 +86,7 @@ def test_an_upstream_that_is_away_is_told(tmp_path, window):
 
 
 def limited(folder, targets, *flags):
-    return leveret(folder, "--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}", *flags)
+    return leveret(folder, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", *flags)
 
 
 def bars(visit):

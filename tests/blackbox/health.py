@@ -19,7 +19,7 @@ def test_a_broker_is_alive_and_ready(tmp_path):
 
 
 def test_a_proxy_is_ready_only_with_its_upstream(tmp_path, targets):
-    upstream = targets["rabbitmq"]
+    upstream = targets.upstream
     with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
         assert status(server.http + "/healthz") == 200
         wait_for_status(server.http + "/readyz", 200)

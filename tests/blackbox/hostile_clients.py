@@ -70,7 +70,7 @@ def publish_in_pieces(server):
 def test_memory_stays_bounded_and_others_are_served(targets, tmp_path, target_name, descriptors):
     upstream = []
     if target_name == "proxy":
-        upstream = ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")]
+        upstream = ["--upstream", targets.upstream.uri.replace("guest:guest@", "")]
         upstream += ["--upstream-connections-total", UPSTREAM_CONNECTIONS]
     # Patient, so that all of a kind are there at the same time.
     flags = ["--handshake-timeout", "10m", "--max-connections", "unlimited", "--log", "error"]

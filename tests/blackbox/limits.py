@@ -18,7 +18,7 @@ from harness.wire import CHANNEL_OPEN, Wire, short_string
 @contextlib.contextmanager
 def target(target_name, targets, tmp_path, *flags):
     """The embedded broker or the proxy, with limits."""
-    upstream = ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")] if target_name == "proxy" else []
+    upstream = ["--upstream", targets.upstream.uri.replace("guest:guest@", "")] if target_name == "proxy" else []
     with leveret(tmp_path, *upstream, *flags) as server:
         yield server
 
@@ -146,7 +146,7 @@ def test_alarms_count_and_log_and_refuse_nobody(targets, tmp_path, target_name):
 
 
 def test_one_clients_rate_is_not_anothers(tmp_path, targets):
-    broker = targets["rabbitmq"]
+    broker = targets.upstream
     broker.control("add_user", "calm", "calm")
     broker.control("set_permissions", "calm", ".*", ".*", ".*")
     upstream = broker.uri.replace("guest:guest@", "")

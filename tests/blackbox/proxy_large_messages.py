@@ -1,13 +1,17 @@
-"""P2, P3: a message of 100 MiB on its way through the proxy holds up nobody, in neither direction."""
+"""P2, P3: a message of 100 MiB on its way through the proxy holds up nobody, in neither direction; one that is over the
+upstream's limit ends its channel alone."""
 
 import contextlib
 import os
 import struct
 
 import pika
+import pika.exceptions
+import pytest
 from harness.child import peak_resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric
+from harness.rabbitmq import RabbitMq
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, frame, short_string
 
 QUEUE, SMALL_QUEUE = "proxy-large-messages", "proxy-large-messages-small"
@@ -23,8 +27,8 @@ BASIC_DELIVER = (60, 60)
 
 
 def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets, tmp_path):
-    upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
-    with queues(targets["rabbitmq"]), leveret(tmp_path, "--upstream", upstream) as server:
+    upstream = targets.upstream.uri.replace("guest:guest@", "")
+    with queues(targets.upstream), leveret(tmp_path, "--upstream", upstream) as server:
         with Wire(server.port) as large:
             large.handshake().open_channel()
             large.send(begin(PIECES))
@@ -36,6 +40,27 @@ def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets,
         # Peak memory is the proxy's own as well as what was on its way.
         assert peak_resident_bytes(server.pid) < ALLOWED_BYTES
         server.stop()
+
+
+def test_a_message_over_the_upstreams_limit_is_refused_on_its_channel_alone(tmp_path):
+    # RabbitMQ 4 has 16 MiB by default, 3.10 and Leveret have 128 MiB.
+    upstream = RabbitMq(tmp_path / "rabbitmq", "max_message_size = 65536")
+    try:
+        with leveret(tmp_path / "leveret", "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
+            with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+                channel, beside = connection.channel(), connection.channel()
+                for each in (channel, beside):
+                    each.confirm_delivery()
+                beside.queue_declare(SMALL_QUEUE, durable=True)
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+                    channel.basic_publish("", SMALL_QUEUE, b"x" * 65537)
+                text = "PRECONDITION_FAILED - message size 65537 is larger than configured max size 65536"
+                assert (closed.value.reply_code, closed.value.reply_text) == (406, text)
+                beside.basic_publish("", SMALL_QUEUE, b"x" * 65536)
+                assert len(beside.basic_get(SMALL_QUEUE, auto_ack=True)[2]) == 65536
+            server.stop()
+    finally:
+        upstream.stop()
 
 
 def consume_it(server):

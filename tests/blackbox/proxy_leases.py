@@ -14,13 +14,13 @@ QUEUE = "proxy-leases"
 
 @contextlib.contextmanager
 def proxy(targets, tmp_path, *flags):
-    upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
+    upstream = targets.upstream.uri.replace("guest:guest@", "")
     with leveret(tmp_path, "--upstream", upstream, *flags) as server:
-        with connected(targets["rabbitmq"]) as connection:
+        with connected(targets.upstream) as connection:
             connection.channel().queue_declare(QUEUE, durable=True)
             connection.channel().queue_purge(QUEUE)
         yield server
-        with connected(targets["rabbitmq"]) as connection:
+        with connected(targets.upstream) as connection:
             connection.channel().queue_delete(QUEUE)
         server.stop()
 
@@ -39,7 +39,7 @@ def connected(server, password="guest"):
 
 def take_all(targets):
     bodies = []
-    with connected(targets["rabbitmq"]) as connection:
+    with connected(targets.upstream) as connection:
         channel = connection.channel()
         while (got := channel.basic_get(QUEUE, auto_ack=True))[0]:
             bodies.append(got[2].decode())

@@ -96,11 +96,11 @@ class Quick:
 
 
 def test_what_waits_for_all_is_bounded_and_who_reads_is_served(targets, tmp_path):
-    upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
+    upstream = targets.upstream.uri.replace("guest:guest@", "")
     flags = ["--upstream", upstream, "--upstream-consumer-budget", str(BUDGET), "--log", "error"]
     # Nobody is to be given up for having read nothing, however long this takes.
     flags += ["--write-timeout", "10m"]
-    with leveret(tmp_path, *flags) as server, queues(targets["rabbitmq"]) as feeding:
+    with leveret(tmp_path, *flags) as server, queues(targets.upstream) as feeding:
         quick = Quick(server)
         quick.round_trip()
         slow = [consumer(server, queue_of(number)) for number in range(SLOW)]

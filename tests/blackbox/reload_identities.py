@@ -18,7 +18,7 @@ def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_pat
     worker = authority.issue("worker")
     file = tmp_path / "identities.toml"
     file.write_text(entry("somebody"))
-    flags = ["--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}", "--upstream-external", file]
+    flags = ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", "--upstream-external", file]
     flags += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
     flags += ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
     with leveret(tmp_path / "server", *flags) as server:

@@ -29,7 +29,7 @@ def run_client(url):
 def test_messages_are_confirmed_and_consumed(tmp_path, targets, behind, path):
     flags = ["--ws", "127.0.0.1:0"]
     if behind == "pool":
-        flags += ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")]
+        flags += ["--upstream", targets.upstream.uri.replace("guest:guest@", "")]
     with leveret(tmp_path, *flags) as server:
         seen = run_client(f"ws://127.0.0.1:{server.ws_port}{path}")
         assert seen == {"confirmed": COUNT, "received": COUNT, "prefetch": 7}

@@ -35,7 +35,7 @@ def pooled(tmp_path, targets):
     """Starts servers in front of one RabbitMQ."""
 
     def start(*flags):
-        upstream = f"amqp://127.0.0.1:{targets['rabbitmq'].port}"
+        upstream = f"amqp://127.0.0.1:{targets.upstream.port}"
         return leveret(tmp_path, "--ws", "127.0.0.1:0", "--upstream", upstream, *flags)
 
     return start
@@ -91,7 +91,7 @@ def test_a_silent_peer_is_given_up_and_what_was_its_own_is_gone(pooled, targets)
             assert dead.expect_end() == 0
             assert dead.pings == 1
         # 404: it went with its owner; 405 would be that it is still held.
-        wait_until(lambda: passive_code(targets["rabbitmq"].port, "of-the-dead") == 404)
+        wait_until(lambda: passive_code(targets.upstream.port, "of-the-dead") == 404)
         server.stop()
 
 

@@ -46,7 +46,7 @@ def port(server):
 
 @pytest.mark.parametrize("behind", ["broker", "pool"])
 def test_a_page_publishes_with_confirms_and_consumes_with_a_prefetch(tmp_path, targets, pair, window, behind):
-    flags = ["--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}"] if behind == "pool" else []
+    flags = ["--upstream", f"amqp://127.0.0.1:{targets.upstream.port}"] if behind == "pool" else []
     with wss(tmp_path, pair, *flags) as server:
         window.open(server.http + "/messages")
         script = """

@@ -30,5 +30,5 @@ def missing(name):
 
 
 def release(name=None):
-    """That of this name; otherwise that which the tests are to run with."""
+    """That of this name; otherwise the one behind pools, which LEVERET_RABBITMQ names."""
     return RELEASES[name or os.environ.get("LEVERET_RABBITMQ", "3.10")]

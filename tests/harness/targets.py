@@ -2,13 +2,15 @@
 
 from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq
-from harness.releases import missing
+from harness.releases import missing, release
 
 # By release: RabbitMQ itself, and the pool in front of it.
 RABBITMQ = {"rabbitmq": "3.10", "rabbitmq4": "4"}
 POOL = {"proxy": "rabbitmq", "proxy4": "rabbitmq4"}
 LEVERET = "leveret"
 NAMES = ["rabbitmq", LEVERET, "proxy", "rabbitmq4", "proxy4"]
+# 3.10's default, and Leveret's; that of 4 is 16 MiB.
+MESSAGE_SIZE = f"max_message_size = {128 << 20}"
 
 
 def release_of(name):
@@ -32,10 +34,15 @@ class Targets:
         self.started[name].check()
         return self.started[name]
 
+    @property
+    def upstream(self):
+        """A RabbitMQ of the release that tests of the pool are to run with."""
+        return self[next(name for name, version in RABBITMQ.items() if version == release().name)]
+
     def _start(self, name):
         folder = self.folder / name
         if name in RABBITMQ:
-            return RabbitMq(folder, version=release_of(name))
+            return RabbitMq(folder, MESSAGE_SIZE, version=release_of(name))
         if name == LEVERET:
             return Leveret(folder)
         return Leveret(folder, "--upstream", self[POOL[name]].uri.replace("guest:guest@", ""))
