@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -66,7 +66,7 @@ impl Endpoint {
     pub(super) fn usage(&self) -> io::Result<Usage> {
         let body = self.get()?;
         let usage = match self.kind {
-            SampleKind::Prometheus => of_metrics(&body),
+            SampleKind::Prometheus => of_metrics(&body, since_epoch()),
             SampleKind::Management => of_nodes(&body),
         };
         if usage == Usage::default() {
@@ -98,6 +98,10 @@ impl Endpoint {
     }
 }
 
+fn since_epoch() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64())
+}
+
 fn bad(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text.to_owned())
 }
@@ -116,18 +120,35 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Names of CPU time metrics, with the factor to seconds: RabbitMQ's and Leveret's, then the common one.
+/// Names of CPU time metrics, with the factor to seconds: RabbitMQ's up to 3.x and Leveret's, then the common one.
 const CPU: [(&str, f64); 3] = [
     ("erlang_vm_statistics_runtime_milliseconds", 1e-3),
     ("leveret_process_cpu_seconds_total", 1.0),
     ("process_cpu_seconds_total", 1.0),
 ];
 const MEMORY: [&str; 2] = ["rabbitmq_process_resident_memory_bytes", "process_resident_memory_bytes"];
+/// RabbitMQ 4's CPU time, its time since the start, and when that was (seconds since 1970).
+const ERLANG_CPU: &str = "erlang_vm_statistics_runtime_seconds_total";
+const ERLANG_UPTIME: &str = "erlang_vm_statistics_wallclock_time_seconds_total";
+const STARTED: &str = "process_start_time_seconds";
 
-fn of_metrics(text: &str) -> Usage {
+/// `now` in seconds since 1970.
+fn of_metrics(text: &str, now: f64) -> Usage {
     let cpu = CPU.iter().find_map(|(name, factor)| sum_of(text, name).map(|value| value * factor));
+    let cpu = cpu.or_else(|| Some(sum_of(text, ERLANG_CPU)? * erlang_unit(text, now)));
     let memory = MEMORY.iter().find_map(|name| sum_of(text, name));
     Usage { cpu_seconds: cpu, rss_bytes: memory.map(|bytes| bytes as u64) }
+}
+
+/// What RabbitMQ 4 counts its seconds in: 4.3.6 puts milliseconds under that name. Its uptime tells, which it knows in real
+/// seconds, too.
+fn erlang_unit(text: &str, now: f64) -> f64 {
+    let uptime = sum_of(text, STARTED).map(|started| (now - started).max(1.0));
+    match (sum_of(text, ERLANG_UPTIME), uptime) {
+        // A tenth of the factor between the two units, so that clocks may differ.
+        (Some(counted), Some(uptime)) if counted < 100.0 * uptime => 1.0,
+        _ => 1e-3,
+    }
 }
 
 /// The sum of a metric over its labels; `None` if it does not exist.
@@ -162,8 +183,24 @@ mod tests {
             erlang_vm_statistics_runtime_milliseconds{node=\"b\"} 500\n\
             erlang_vm_statistics_runtime_milliseconds_more 7\n\
             rabbitmq_process_resident_memory_bytes 1.5e6\n";
-        assert_eq!(of_metrics(text), Usage { cpu_seconds: Some(2.0), rss_bytes: Some(1_500_000) });
-        assert_eq!(of_metrics("up 1\n"), Usage::default());
+        assert_eq!(of_metrics(text, 0.0), Usage { cpu_seconds: Some(2.0), rss_bytes: Some(1_500_000) });
+        assert_eq!(of_metrics("up 1\n", 0.0), Usage::default());
+    }
+
+    #[test]
+    fn rabbitmq_4_may_call_milliseconds_seconds() {
+        let text = |runtime, uptime| {
+            format!(
+                "process_start_time_seconds 1795463284\n\
+                 erlang_vm_statistics_runtime_seconds_total {runtime}\n\
+                 erlang_vm_statistics_wallclock_time_seconds_total {uptime}\n"
+            )
+        };
+        let cpu = |text: &str, now| of_metrics(text, now).cpu_seconds;
+        assert_eq!(cpu(&text("2230", "10176"), 1_795_463_294.0), Some(2.23));
+        assert_eq!(cpu(&text("2.25", "10.176"), 1_795_463_294.0), Some(2.25));
+        assert_eq!(cpu(&text("2230", "10176"), 1_795_463_000.0), Some(2.23), "the clocks differ");
+        assert_eq!(cpu(&text("864000", "950400"), 1_796_413_684.0), Some(864_000.0), "after eleven days");
     }
 
     #[test]
