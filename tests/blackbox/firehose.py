@@ -14,6 +14,7 @@ from harness.metrics import metric, wait_until
 from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import PATIENCE, MqttClient
 from harness.rabbitmq import PLUGINS, RabbitMq, free_ports
+from harness.releases import TAKEN_AFTER
 from harness.stomp_client import Client as StompClient
 
 TRACE = "amq.rabbitmq.trace"
@@ -57,7 +58,7 @@ class Site:
                 f"stomp.listeners.tcp.1 = 127.0.0.1:{self.stomp}",
             ]
             plugins = f"{PLUGINS},rabbitmq_management,rabbitmq_mqtt,rabbitmq_stomp"
-            self.server = RabbitMq(folder, *settings, plugins=plugins)
+            self.server = RabbitMq(folder, *settings, plugins=plugins, version=TAKEN_AFTER)
             url = f"http://127.0.0.1:{http}"
         self.api = Management(self.server, url)
         self.ctl = Ctl(url)

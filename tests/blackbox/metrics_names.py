@@ -10,6 +10,7 @@ from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.releases import TAKEN_AFTER
 
 NEEDED = Path(__file__).parents[1] / "metrics" / "rabbitmq_overview.txt"
 # What RabbitMQ of this version has not: of a later one, or without a broker of its own.
@@ -52,7 +53,7 @@ def rabbitmq(tmp_path_factory):
     """A RabbitMQ with its metrics, as soon as it has counted what a client did."""
     [port] = free_ports(1)
     settings = (f"prometheus.tcp.port = {port}", "prometheus.tcp.ip = 127.0.0.1", "collect_statistics_interval = 1000")
-    server = RabbitMq(tmp_path_factory.mktemp("rabbitmq") / "server", *settings, plugins="rabbitmq_prometheus")
+    server = RabbitMq(tmp_path_factory.mktemp("rabbitmq") / "server", *settings, plugins="rabbitmq_prometheus", version=TAKEN_AFTER)
     server.http = f"http://127.0.0.1:{port}"
     yield server
     server.stop()

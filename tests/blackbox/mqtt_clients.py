@@ -13,6 +13,7 @@ from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.releases import TAKEN_AFTER
 
 FLAGS = ("--mqtt", "127.0.0.1:0", "--web-mqtt", "127.0.0.1:0")
 
@@ -29,7 +30,7 @@ class MqttServer:
         else:
             self.mqtt, self.web = free_ports(2)
             settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}", f"web_mqtt.tcp.port = {self.web}"]
-            self.server = RabbitMq(folder, *settings, plugins="rabbitmq_mqtt,rabbitmq_web_mqtt")
+            self.server = RabbitMq(folder, *settings, plugins="rabbitmq_mqtt,rabbitmq_web_mqtt", version=TAKEN_AFTER)
 
     def client(self, name, version=V311, **options):
         return MqttClient(self.mqtt, name, version, **options)

@@ -279,12 +279,15 @@ def test_the_upstream_learns_where_a_client_comes_from(tmp_path):
     settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{plain}", "mqtt.proxy_protocol = true", "proxy_protocol = true"]
     rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_mqtt")
     try:
+        # Guest comes from its machine only.
+        rabbitmq.control("add_user", "ann", "test12")
+        rabbitmq.control("set_permissions", "ann", ".*", ".*", ".*")
         flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-mqtt", f"tcp://127.0.0.1:{plain}"]
         flags += ["--upstream-proxy-protocol", "v2", "--proxy-protocol", "v1", "--trusted-proxies", "127.0.0.1"]
         with leveret(tmp_path, *flags, "--mqtt", ANY) as server:
             wire = MqttWire(port(server))
             wire.send(proxy_header("v1", AFAR))
-            wire.connect("behind")
+            wire.connect("behind", user="ann", password="test12")
             assert wire.packet() == (CONNACK, b"\0\0")
             assert f"{AFAR}:50000 -> " in rabbitmq.control("list_mqtt_connections", "conn_name")
             wire.close()

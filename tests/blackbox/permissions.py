@@ -13,6 +13,7 @@ from harness.definitions import operator_policy, permission, policy, topic_permi
 from harness.instances import leveret
 from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
+from harness.releases import TAKEN_AFTER
 
 # RabbitMQ is asked as well: a wrong expectation would show.
 TARGETS = ["rabbitmq", "leveret"]
@@ -342,7 +343,7 @@ def servers(tmp_path_factory):
         def port(name):
             if name not in started:
                 if name == "rabbitmq":
-                    started[name] = RabbitMq(folder / name, f"load_definitions = {definitions}")
+                    started[name] = RabbitMq(folder / name, f"load_definitions = {definitions}", version=TAKEN_AFTER)
                     stack.callback(started[name].stop)
                 else:
                     started[name] = stack.enter_context(leveret(folder / name, "--definitions", definitions))

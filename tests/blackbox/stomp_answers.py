@@ -9,6 +9,7 @@ from harness.leveret import Leveret
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.releases import TAKEN_AFTER
 from harness.stomp_client import Client, StompWire
 
 VERSIONS = ["1.0", "1.1", "1.2"]
@@ -22,7 +23,7 @@ def server(request, tmp_path_factory):
         server.stomp_port = int(server.child.wait_line(r"^stomp +listening on stomp://127\.0\.0\.1:(\d+)").group(1))
     else:
         (port,) = free_ports(1)
-        server = RabbitMq(folder, f"stomp.listeners.tcp.1 = 127.0.0.1:{port}", plugins="rabbitmq_stomp")
+        server = RabbitMq(folder, f"stomp.listeners.tcp.1 = 127.0.0.1:{port}", plugins="rabbitmq_stomp", version=TAKEN_AFTER)
         server.stomp_port = port
     server.name = request.param
     yield server

@@ -15,6 +15,7 @@ from harness.leveret import Leveret
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.releases import TAKEN_AFTER
 
 PLUGINS = Path("/usr/lib/rabbitmq/lib")
 ADMIN = "rabbitmq_server-*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqadmin"
@@ -88,7 +89,7 @@ def rabbitmq(folder):
     [port] = free_ports(1)
     settings = [f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"]
     # The release whose API the embedded broker has.
-    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version="3.10")
+    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version=TAKEN_AFTER)
     try:
         yield Management(server, f"http://127.0.0.1:{port}")
     finally:

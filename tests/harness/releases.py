@@ -20,6 +20,8 @@ class Release:
 USER = () if os.geteuid() == 0 else ("--user", "--map-root-user")
 INSIDE = ("unshare", *USER, "--mount", "/bin/sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(FOLDER))
 
+# The release whose answers the embedded broker gives, and is compared with.
+TAKEN_AFTER = "3.10"
 RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE)}
 
 
@@ -30,5 +32,6 @@ def missing(name):
 
 
 def release(name=None):
-    """That of this name; otherwise the one behind pools, which LEVERET_RABBITMQ names."""
-    return RELEASES[name or os.environ.get("LEVERET_RABBITMQ", "3.10")]
+    """That of this name; otherwise the one behind pools: which LEVERET_RABBITMQ names, or the newest that can be run."""
+    newest = "3.10" if missing("4") else "4"
+    return RELEASES[name or os.environ.get("LEVERET_RABBITMQ", newest)]

@@ -2,7 +2,7 @@
 
 from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq
-from harness.releases import missing, release
+from harness.releases import TAKEN_AFTER, missing, release
 
 # By release: RabbitMQ itself, and the pool in front of it.
 RABBITMQ = {"rabbitmq": "3.10", "rabbitmq4": "4"}
@@ -15,7 +15,7 @@ MESSAGE_SIZE = f"max_message_size = {128 << 20}"
 
 def release_of(name):
     """The release of RabbitMQ that a target is, has behind it, or takes after."""
-    return RABBITMQ.get(POOL.get(name, name), "3.10")
+    return RABBITMQ.get(POOL.get(name, name), TAKEN_AFTER)
 
 
 def lacking(name):
