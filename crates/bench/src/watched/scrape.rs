@@ -140,7 +140,7 @@ fn of_metrics(text: &str, now: f64) -> Usage {
     Usage { cpu_seconds: cpu, rss_bytes: memory.map(|bytes| bytes as u64) }
 }
 
-/// What RabbitMQ 4 counts its seconds in: 4.3.6 puts milliseconds under that name. Its uptime tells, which it knows in real
+/// The unit of RabbitMQ 4's seconds: 4.3.6 puts milliseconds under that name. Its uptime tells, which it knows in real
 /// seconds, too.
 fn erlang_unit(text: &str, now: f64) -> f64 {
     let uptime = sum_of(text, STARTED).map(|started| (now - started).max(1.0));
