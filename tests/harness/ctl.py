@@ -6,6 +6,7 @@ from harness.leveret import run
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import PLUGINS, RabbitMq
+from harness.releases import TAKEN_AFTER
 
 
 # What a server may take for one command, on a disk that is slow as well.
@@ -58,6 +59,6 @@ def managed_rabbitmq(folder):
         # It gives up after a minute otherwise, which on a slow disk is too soon for a virtual host's end.
         *(f"management.tcp.{timeout}_timeout = {int(ANSWER_SECONDS * 1000)}" for timeout in ("idle", "inactivity", "request")),
     )
-    server = RabbitMq(folder, *settings, plugins=f"{PLUGINS},rabbitmq_management")
+    server = RabbitMq(folder, *settings, plugins=f"{PLUGINS},rabbitmq_management", version=TAKEN_AFTER)
     server.http = f"http://127.0.0.1:{port}"
     return server

@@ -10,6 +10,7 @@ from harness.instances import leveret
 from harness.leveret import Leveret
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.releases import TAKEN_AFTER
 
 ANY = "127.0.0.1:0"
 FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
@@ -35,7 +36,7 @@ class Broker:
                 # As text, its default, bytes that are no UTF-8 fail the WebSocket.
                 "web_stomp.ws_frame = binary",
             ]
-            self.server = RabbitMq(folder, *settings, plugins=PLUGINS)
+            self.server = RabbitMq(folder, *settings, plugins=PLUGINS, version=TAKEN_AFTER)
 
     def port(self, name, scheme):
         """Where a listener of Leveret's is."""
