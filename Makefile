@@ -9,10 +9,10 @@ COVERAGE := .cache/cargo-llvm-cov-$(COVERAGE_VERSION)/bin/cargo-llvm-cov
 MUTANTS_VERSION := 27.1.0
 MUTANTS := .cache/cargo-mutants-$(MUTANTS_VERSION)/bin/cargo-mutants
 
-# How many random programs `make differential` runs (some 15 a second on two cores), how many in which time passes
-# beside them, and from which seed.
-PROGRAMS ?= 500
-TIMED ?= 100
+# How many random programs `make differential` runs for each release of RabbitMQ (some 15 a second on two cores), how many in which time
+# passes beside them, and from which seed.
+PROGRAMS ?= 250
+TIMED ?= 50
 SEED ?= 1
 
 # How many lives `make crash` gives each simulated disk.
@@ -69,11 +69,16 @@ WORKERS ?= $(if $(ARGS),0,4)
 scenarios: setup leveret
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Random programs on RabbitMQ and on Leveret, compared step by step; for more: make differential PROGRAMS=100000 SEED=7.
-# A failing program is printed as lines of JSON; in a file: make differential ARGS="--replay file".
+# Random programs on either release of RabbitMQ and on Leveret, which is told to follow it, compared step by step; for more:
+# make differential PROGRAMS=100000 SEED=7 RELEASES=4. A failing program is printed as lines of JSON; in a file:
+# make differential RELEASES=4 ARGS="--replay file".
+RELEASES ?= 3.10 4
 differential: setup leveret
 	$(CARGO) build --release --locked --quiet --package differential
-	.cache/venv/bin/python tests/differential/run.py --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS)
+	for release in $(RELEASES); do \
+	  .cache/venv/bin/python tests/differential/run.py --release $$release --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS) \
+	    || exit 1; \
+	done
 
 # A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn.
 ROUNDS ?= 1

@@ -19,6 +19,7 @@ from typing import Callable, Iterator
 
 from harness.leveret import ROOT
 from harness.patience import TEST_SECONDS
+from harness.releases import RELEASES
 
 FOLDER = ROOT / "target" / "soak"
 # What a batch does: less than a minute's work on two cores; hostile clients and the cluster take minutes.
@@ -76,9 +77,10 @@ def crash(seed):
 
 def differential(seed):
     for number in itertools.count(seed):
-        counts = ["--programs", PROGRAMS, "--timed", TIMED, "--seed", number, "--failures", 1]
-        again = f"make differential PROGRAMS={PROGRAMS} TIMED={TIMED} SEED={number}"
-        yield Batch([sys.executable, "tests/differential/run.py", *counts], again, str(number))
+        for release in RELEASES:
+            counts = ["--programs", PROGRAMS, "--timed", TIMED, "--seed", number, "--failures", 1]
+            again = f"make differential RELEASES={release} PROGRAMS={PROGRAMS} TIMED={TIMED} SEED={number}"
+            yield Batch([sys.executable, "tests/differential/run.py", "--release", release, *counts], again, str(number))
 
 
 def scenarios(target, file, settings):

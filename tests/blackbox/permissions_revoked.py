@@ -19,7 +19,7 @@ from harness.mqtt_broker import Broker
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
-from harness.targets import LEVERET, POOL, release_of
+from harness.targets import BROKER, POOL, release_of
 
 # Of what the client keeps, and of what is taken from it.
 KEPT, TAKEN = "kept", "taken"
@@ -141,7 +141,7 @@ def test_a_publisher_is_refused_what_was_revoked_and_others_go_on(connect, names
         answers.append(refusal(publisher.basic_publish, names(TAKEN), "", b"revoked"))
         return answers[-1] is not None
 
-    until_refused(is_refused, remembered=target_name != LEVERET)
+    until_refused(is_refused, remembered=target_name not in BROKER)
     assert answers[-1] == refused("write", "exchange", names, user, target_name)
     # A channel that has not been used tells it at once, at RabbitMQ too; the pool's may have been another client's before.
     anew = lambda: refusal(confirming(connection).basic_publish, names(TAKEN), "", b"revoked") is not None
@@ -344,7 +344,7 @@ def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member
         answers.append(wire.frame())
         return answers[-1][0] == "ERROR"
 
-    until_refused(is_refused, remembered=broker.kind != LEVERET)
+    until_refused(is_refused, remembered=broker.kind != "leveret")
     _, headers, text = answers[-1]
     assert headers["message"] == "access_refused"
     assert text == (

@@ -2,25 +2,25 @@
 
 from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq
-from harness.releases import TAKEN_AFTER, missing, release
+from harness.releases import missing, release
 
-# By release: RabbitMQ itself, and the pool in front of it.
+# By release: RabbitMQ itself, the pool in front of it, and the embedded broker that follows it.
 RABBITMQ = {"rabbitmq": "3.10", "rabbitmq4": "4"}
 POOL = {"proxy": "rabbitmq", "proxy4": "rabbitmq4"}
-LEVERET = "leveret"
-NAMES = ["rabbitmq", LEVERET, "proxy", "rabbitmq4", "proxy4"]
+BROKER = {"leveret": "3.10", "leveret4": "4"}
+NAMES = ["rabbitmq", "leveret", "proxy", "rabbitmq4", "leveret4", "proxy4"]
 # 3.10's default, and Leveret's; that of 4 is 16 MiB.
 MESSAGE_SIZE = f"max_message_size = {128 << 20}"
 
 
 def release_of(name):
     """The release of RabbitMQ that a target is, has behind it, or takes after."""
-    return RABBITMQ.get(POOL.get(name, name), TAKEN_AFTER)
+    return (RABBITMQ | BROKER)[POOL.get(name, name)]
 
 
 def lacking(name):
     """Why there can be no such target here; `None` if there can."""
-    return missing(release_of(name))
+    return None if name in BROKER else missing(release_of(name))
 
 
 class Targets:
@@ -43,8 +43,8 @@ class Targets:
         folder = self.folder / name
         if name in RABBITMQ:
             return RabbitMq(folder, MESSAGE_SIZE, version=release_of(name))
-        if name == LEVERET:
-            return Leveret(folder)
+        if name in BROKER:
+            return Leveret(folder, "--compatibility", BROKER[name])
         return Leveret(folder, "--upstream", self[POOL[name]].uri.replace("guest:guest@", ""))
 
     def stop(self):

@@ -35,6 +35,9 @@ OTHERWISE = {name: with_last_death(EXPECTED[name]) for name in DEAD_LETTERS} | {
     "direct_reply_to_refused": EXPECTED["direct_reply_to_refused"] | {"declare_secret": {"code": 541, "text": "INTERNAL_ERROR"}},
 }
 
+# Who asks for a reply queue that is not there makes something in RabbitMQ 4 crash; the embedded broker says that it is not there.
+NOT_FOLLOWED = {"direct_reply_to_refused": EXPECTED["direct_reply_to_refused"]}
+
 NOT_THERE = {"prefetch_raised": "RabbitMQ 4 has no limit for a whole channel, and a consumer's stays as it began"}
 # The pool answers in its place.
 REFUSED_AT_LOGIN = {"frame_max_4096": "RabbitMQ 4 refuses clients whose largest frame is under 8,192 octets"}

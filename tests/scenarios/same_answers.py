@@ -1,11 +1,11 @@
-"""Five clients get the same answers from RabbitMQ, from Leveret, and from Leveret in front of RabbitMQ, of either release."""
+"""Five clients get the same answers from RabbitMQ, from Leveret that follows it, and from Leveret in front of it, of either release."""
 
 import concurrent.futures
 
 import pytest
 
 from harness.drivers import COMMANDS
-from harness.targets import RABBITMQ, release_of
+from harness.targets import BROKER, RABBITMQ, release_of
 from scenarios import rabbitmq4
 from scenarios.catalogue import EXPECTED
 from scenarios.left_out import LEFT_OUT, expected_of
@@ -36,8 +36,11 @@ def observed_asleep(request, targets, drivers):
         yield observed
 
 
-# What every client is to observe, by release.
-ANSWERS = {"3.10": EXPECTED, "4": EXPECTED | rabbitmq4.OTHERWISE}
+def answers(target_name):
+    """What every client is to observe."""
+    if release_of(target_name) == "3.10":
+        return EXPECTED
+    return EXPECTED | rabbitmq4.OTHERWISE | (rabbitmq4.NOT_FOLLOWED if target_name in BROKER else {})
 
 
 def left_out(client, target_name, scenario):
@@ -55,7 +58,7 @@ def test_same_answers(target, target_name, drivers, client, scenario, observed_a
     if reason := left_out(client, target_name, scenario):
         pytest.skip(reason)
     observed = observed_asleep(target_name, client) if scenario == ASLEEP else drivers[client].observe(scenario, target.uri)
-    assert observed == expected_of(client, ANSWERS[release_of(target_name)])[scenario]
+    assert observed == expected_of(client, answers(target_name))[scenario]
 
 
 def test_every_client_runs_every_scenario(drivers, client):
@@ -68,5 +71,5 @@ def test_what_is_left_out_exists():
         assert client in COMMANDS
         assert scenario in EXPECTED
         assert not part or part in EXPECTED[scenario]
-    for scenario in [*rabbitmq4.OTHERWISE, *rabbitmq4.NOT_THERE, *rabbitmq4.REFUSED_AT_LOGIN]:
+    for scenario in [*rabbitmq4.OTHERWISE, *rabbitmq4.NOT_FOLLOWED, *rabbitmq4.NOT_THERE, *rabbitmq4.REFUSED_AT_LOGIN]:
         assert scenario in EXPECTED

@@ -193,6 +193,11 @@ impl FieldTable {
         Some(self.0.remove(at).1)
     }
 
+    /// Puts the entries in the order of their keys.
+    pub fn sort(&mut self) {
+        self.0.sort_by(|(one, _), (other, _)| one.cmp(other));
+    }
+
     /// The entries in the order of their insertion.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldValue)> {
         self.0.iter().map(|(name, value)| (&**name, value))

@@ -9,6 +9,7 @@ use store::catalogue::Catalogue;
 use store::{Store, Waiter};
 use sync::{Rank, RwLock};
 
+use crate::compatibility::Compatibility;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::manage::Book;
@@ -34,6 +35,8 @@ pub struct BrokerConfig {
     pub paging_watermark: u64,
     /// Woken when [`Broker::page`] has work to do.
     pub paging_waker: Option<Arc<dyn Waiter>>,
+    /// The release of RabbitMQ whose answers it gives.
+    pub compatibility: Compatibility,
 }
 
 impl Default for BrokerConfig {
@@ -44,6 +47,7 @@ impl Default for BrokerConfig {
             deadline_waker: None,
             paging_watermark: u64::MAX,
             paging_waker: None,
+            compatibility: Compatibility::default(),
         }
     }
 }
@@ -60,6 +64,7 @@ pub struct Broker {
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
+    compatibility: Compatibility,
     /// Where durable things are stored, if anywhere.
     store: OnceLock<Arc<Store>>,
     vhost_watcher: OnceLock<VhostWatcher>,
@@ -80,6 +85,7 @@ impl Broker {
             metrics: Arc::default(),
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
             paging: Arc::new(Paging::new(config.paging_watermark, config.paging_waker)),
+            compatibility: config.compatibility,
             store: OnceLock::new(),
             vhost_watcher: OnceLock::new(),
         });
@@ -87,6 +93,11 @@ impl Broker {
             broker.add_defaults();
         }
         broker
+    }
+
+    /// The release of RabbitMQ whose answers it gives.
+    pub fn compatibility(&self) -> Compatibility {
+        self.compatibility
     }
 
     /// Checks a login.
@@ -224,8 +235,10 @@ impl Broker {
     pub fn add_vhost(&self, name: &str) -> Arc<VirtualHost> {
         let mut vhosts = self.vhosts.write();
         let new = || {
-            let (metrics, deadlines) = (self.metrics.clone(), self.deadlines.clone());
-            let vhost = VirtualHost::new(name, self.node.clone(), metrics, deadlines, self.paging.clone());
+            let (metrics, deadlines, paging) =
+                (self.metrics.clone(), self.deadlines.clone(), self.paging.clone());
+            let vhost =
+                VirtualHost::new(name, self.node.clone(), metrics, deadlines, paging, self.compatibility);
             if let Some(store) = self.store.get() {
                 vhost.keep(store);
             }

@@ -35,12 +35,18 @@ impl Letter {
         let old = &dead.message;
         let properties = Properties::decode(old.properties()).unwrap_or_default();
         let mut headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+        let apart = queue.compatibility().keeps_deaths_apart();
+        if apart && !old.traits().is_dead_letter {
+            headers.remove("x-death");
+        }
         let info = death(queue, dead, &properties, now);
         let deaths = record(&mut headers, info, queue, old, dead.reason);
         let mut keys: Vec<Box<str>> = Vec::new();
         match routing_key {
             Some(key) => {
-                headers.remove("CC");
+                if !apart {
+                    headers.remove("CC");
+                }
                 keys.push(key.into());
             }
             None => {
@@ -54,7 +60,7 @@ impl Letter {
             BodyView::Inline(bytes) => Body::Copied(bytes),
             BodyView::Chunks(chunks) => Body::Chunks(chunks),
         };
-        let traits = Traits { expiration: None, ..old.traits() };
+        let traits = Traits { expiration: None, is_dead_letter: apart, ..old.traits() };
         let mut message = Message::new(exchange.clone(), &keys[0], &bytes, body, traits);
         if routing_key.is_none() {
             let blind: SmallVec<[&str; 2]> = old.blind_copies().collect();
@@ -140,6 +146,11 @@ fn record(
     let same = |death: &FieldValue| {
         event_of(death) == Some((Some(queue.name().as_bytes()), Some(reason.name().as_bytes())))
     };
+    if queue.compatibility().keeps_deaths_apart() {
+        headers.insert("x-last-death-reason", FieldValue::text(reason.name()));
+        headers.insert("x-last-death-queue", FieldValue::text(&**queue.name()));
+        headers.insert("x-last-death-exchange", FieldValue::text(old.exchange()));
+    }
     let newest = match deaths.iter().position(same) {
         None => info,
         Some(at) => match deaths.remove(at) {
@@ -155,9 +166,7 @@ fn record(
     deaths.insert(0, FieldValue::Table(newest));
     headers.insert("x-death", FieldValue::Array(deaths.clone()));
     // RabbitMQ sorts the headers whenever it sets one.
-    let mut sorted: Vec<_> = headers.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
-    sorted.sort_by(|(one, _), (other, _)| one.cmp(other));
-    *headers = sorted.into_iter().collect();
+    headers.sort();
     deaths
 }
 

@@ -100,7 +100,7 @@ impl Tracer {
         if !Self::reports(queue, delivery) {
             return;
         }
-        let properties = delivery.properties(queue.kind(), by_get);
+        let properties = delivery.properties(queue, by_get);
         let decoded = Properties::decode(&properties).unwrap_or_default();
         let mut routing_keys = vec![message.routing_key()];
         routing_keys.extend(crate::dead_letter::copies(&decoded));

@@ -6,6 +6,7 @@ use amqp::queue_arguments::MAX_EXPIRY;
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use smallvec::SmallVec;
 
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::message::Traits;
 use crate::table_view::{ValueView, entries, texts_in};
@@ -23,6 +24,8 @@ pub(crate) struct Inspected<'a> {
     pub(crate) blind_copies: SmallVec<[&'a str; 2]>,
     /// The properties without BCC, if it was present: receivers must not see it.
     pub(crate) rewritten: Option<Vec<u8>>,
+    /// Why the property user_id has to be refused, if that is to be done behind other checks.
+    pub(crate) foreign_user: Option<String>,
 }
 
 /// Validates properties in RabbitMQ's order.
@@ -30,23 +33,30 @@ pub(crate) struct Inspected<'a> {
 /// # Errors
 /// 502 when they are malformed; 406 for a foreign user_id, an invalid expiration, CC or BCC, or an unknown
 /// delivery_mode.
-pub(crate) fn inspect<'a>(bytes: &'a [u8], publisher: &Identity) -> Result<Inspected<'a>, BrokerError> {
+pub(crate) fn inspect<'a>(
+    bytes: &'a [u8],
+    publisher: &Identity,
+    compatibility: Compatibility,
+) -> Result<Inspected<'a>, BrokerError> {
     // No properties: there is nothing to check.
     if bytes == amqp::properties::NO_PROPERTIES {
         return Ok(Inspected::default());
     }
     let properties = Properties::decode(bytes).map_err(BrokerError::MalformedProperties)?;
-    if let Some(user) = properties.user_id
-        && user != publisher.user()
-        && !publisher.may_impersonate()
-    {
-        let text =
-            format!("user_id property set to '{user}' but authenticated user was '{}'", publisher.user());
-        return Err(BrokerError::precondition(text));
-    }
+    let foreign = properties.user_id.filter(|user| *user != publisher.user() && !publisher.may_impersonate());
+    let foreign = foreign.map(|user| {
+        let publisher = publisher.user();
+        format!("user_id property set to '{user}' but authenticated user was '{publisher}'")
+    });
+    let foreign_user = match foreign {
+        Some(text) if !compatibility.judges_properties_first() => {
+            return Err(BrokerError::precondition(text));
+        }
+        foreign => foreign,
+    };
     let expiration = properties.expiration.map(expiration_of).transpose()?;
     let headers = properties.headers.unwrap_or_default();
-    let mut inspected = Inspected { headers: headers.bytes(), ..Inspected::default() };
+    let mut inspected = Inspected { headers: headers.bytes(), foreign_user, ..Inspected::default() };
     if let Some(copies) = routes_in(headers, "CC")? {
         inspected.copies = copies;
     }
@@ -57,9 +67,11 @@ pub(crate) fn inspect<'a>(bytes: &'a [u8], publisher: &Identity) -> Result<Inspe
     let persistent = match properties.delivery_mode {
         None | Some(1) => false,
         Some(2) => true,
+        Some(_) if !compatibility.checks_delivery_mode() => false,
         Some(mode) => return Err(invalid(&format!("{{delivery_mode_unknown,{mode}}}"))),
     };
-    inspected.traits = Traits { persistent, priority: properties.priority, expiration };
+    inspected.traits =
+        Traits { persistent, priority: properties.priority, expiration, is_dead_letter: false };
     Ok(inspected)
 }
 
@@ -68,7 +80,7 @@ pub(crate) fn traits_of(bytes: &[u8]) -> Option<Traits> {
     let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
     let persistent = properties.delivery_mode == Some(2);
-    Some(Traits { persistent, priority: properties.priority, expiration })
+    Some(Traits { persistent, priority: properties.priority, expiration, is_dead_letter: false })
 }
 
 /// The properties as others may see them: without the header BCC. A returned message is stripped of it too,
@@ -145,7 +157,7 @@ mod tests {
     }
 
     fn refusal(properties: Properties<'_>) -> String {
-        inspect(&encode(properties), &identity("guest", false)).unwrap_err().to_string()
+        inspect(&encode(properties), &identity("guest", false), Compatibility::V3_10).unwrap_err().to_string()
     }
 
     #[test]
@@ -158,15 +170,28 @@ mod tests {
         let too_large = "invalid expiration '315360000001': {value_too_large,315360000001}";
         assert_eq!(expired("315360000001"), too_large);
         let bytes = encode(Properties::default().with_expiration("60000"));
-        assert_eq!(inspect(&bytes, &identity("guest", false)).unwrap().traits.expiration, Some(60_000));
+        assert_eq!(
+            inspect(&bytes, &identity("guest", false), Compatibility::V3_10).unwrap().traits.expiration,
+            Some(60_000)
+        );
     }
 
     #[test]
     fn user_id_has_to_be_the_publishers() {
         let foreign = Properties::default().with_user_id("x");
         assert_eq!(refusal(foreign), "user_id property set to 'x' but authenticated user was 'guest'");
-        assert!(inspect(&encode(foreign), &identity("guest", true)).is_ok(), "an impersonator may");
-        assert!(inspect(&encode(Properties::default().with_user_id("u")), &identity("u", false)).is_ok());
+        assert!(
+            inspect(&encode(foreign), &identity("guest", true), Compatibility::V3_10).is_ok(),
+            "an impersonator may"
+        );
+        assert!(
+            inspect(
+                &encode(Properties::default().with_user_id("u")),
+                &identity("u", false),
+                Compatibility::V3_10
+            )
+            .is_ok()
+        );
     }
 
     #[test]
@@ -184,7 +209,7 @@ mod tests {
             [("BCC", keys("b")), ("CC", keys("c")), ("x", FieldValue::I32(1))].into_iter().collect();
         let headers = headers.encode();
         let bytes = encode(Properties::default().with_headers(RawTable::check(&headers).unwrap()));
-        let inspected = inspect(&bytes, &identity("guest", false)).unwrap();
+        let inspected = inspect(&bytes, &identity("guest", false), Compatibility::V3_10).unwrap();
         assert_eq!((inspected.copies[0], inspected.blind_copies[0]), ("c", "b"));
         let rewritten = inspected.rewritten.unwrap();
         let left = Properties::decode(&rewritten).unwrap().headers.unwrap().decode();
@@ -205,7 +230,7 @@ mod tests {
 
     #[test]
     fn malformed_properties_are_a_syntax_error() {
-        let error = inspect(&[0x80, 0], &identity("guest", false)).unwrap_err();
+        let error = inspect(&[0x80, 0], &identity("guest", false), Compatibility::V3_10).unwrap_err();
         assert_eq!(error.reply_code(), amqp::ReplyCode::SyntaxError);
     }
 }

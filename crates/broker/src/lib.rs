@@ -4,7 +4,7 @@
 //! # Parts
 //!
 //! - [`Broker`]: users and virtual hosts. [`VirtualHost`]: exchanges, queues and bindings by name; checks
-//!   each operation, and returns RabbitMQ 3.10's errors to the letter ([`BrokerError`]).
+//!   each operation, and returns RabbitMQ's errors to the letter ([`BrokerError`]).
 //! - [`AuthorisedSession`]: a connection's authorised session in a virtual host, and its user's rights there
 //!   ([`Permissions`], [`VirtualHostLimits`], [`UserLimits`]). [`Policy`]: arguments that the operator gives
 //!   to queues and exchanges. [`Definitions`]: all of these from a file.
@@ -42,6 +42,7 @@
 
 mod arguments;
 mod broker;
+mod compatibility;
 mod dead_letter;
 mod deadlines;
 mod definitions;
@@ -73,12 +74,9 @@ pub use store::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
 pub use store::journal::Lsn;
 pub use store::{AnswerQueue, DiskPoint, Store, Waiter};
 
-/// The version of RabbitMQ whose behaviour the broker follows. Clients, tools and scripts read it to know
-/// which features they may use.
-pub const COMPATIBLE_VERSION: &str = "3.10.8";
-
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
+pub use compatibility::Compatibility;
 pub use definitions::{Definitions, DefinitionsError, arguments_of, json_of};
 pub use error::BrokerError;
 pub use firehose::{TracedConnection, Tracer};
@@ -95,10 +93,10 @@ pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue,
-    QueueProperties,
+    QueueProperties, Returned,
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
-pub use replies::{REPLY_QUEUE, is_reply_name};
+pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};
 pub use routing::ExchangeKind;
 pub use time::Timestamp;
 pub use users::{Identity, LoginRefused, PasswordHash, UserLimits, UserSpec};

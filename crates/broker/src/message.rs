@@ -78,6 +78,10 @@ pub struct Traits {
     pub priority: Option<u8>,
     /// The expiration property in milliseconds, if set.
     pub expiration: Option<u64>,
+    /// Whether the header x-death is the broker's own, and not a client's ([`Compatibility::V4`] tells them apart).
+    ///
+    /// [`Compatibility::V4`]: crate::Compatibility::V4
+    pub is_dead_letter: bool,
 }
 
 /// A published message: immutable, shared by all queues it was routed to.

@@ -200,15 +200,32 @@ impl Publisher {
     pub fn check(&self, publish: Publish<'_>) -> Result<(), BrokerError> {
         self.check_route(&publish)?;
         with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
-        inspect(publish.properties, &self.identity).map(drop)
+        self.inspect(&publish, true).map(drop)
     }
 
     fn check_route(&self, publish: &Publish<'_>) -> Result<(), BrokerError> {
         if self.is_tracer {
             return Ok(());
         }
+        if self.vhost.compatibility().judges_properties_first() {
+            return self.vhost.check_publish_exchange(&self.grant, publish.exchange);
+        }
         let client = self.identity.client();
         self.vhost.check_publish(&self.grant, client, publish.exchange, publish.routing_key)
+    }
+
+    /// Inspects the properties; `is_new` if the user's right to publish with the routing key has not been checked.
+    fn inspect<'a>(&self, publish: &Publish<'a>, is_new: bool) -> Result<Inspected<'a>, BrokerError> {
+        let compatibility = self.vhost.compatibility();
+        let mut inspected = inspect(publish.properties, &self.identity, compatibility)?;
+        if compatibility.judges_properties_first() && !self.is_tracer {
+            let (client, own) = (self.identity.client(), is_new.then_some(publish.routing_key));
+            let copies = inspected.copies.iter().chain(&inspected.blind_copies).copied();
+            for key in own.into_iter().chain(copies) {
+                self.vhost.check_publish(&self.grant, client, publish.exchange, key)?;
+            }
+        }
+        inspected.foreign_user.take().map_or(Ok(inspected), |refused| Err(BrokerError::precondition(refused)))
     }
 
     /// Routes a message and adds it to the batch. Returns whether any queue will receive it (reply queues do
@@ -229,13 +246,14 @@ impl Publisher {
             _ => self.routes.find(publish.exchange, publish.routing_key),
         };
         // RabbitMQ checks the exchange before the properties.
-        if matches!(known, Known::Nothing) {
+        let is_new = matches!(known, Known::Nothing);
+        if is_new {
             self.check_route(&publish)?;
         }
         let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
         let properties = answerable.as_deref().unwrap_or(publish.properties);
         let publish = Publish { properties, ..publish };
-        let inspected = inspect(publish.properties, &self.identity)?;
+        let inspected = self.inspect(&publish, is_new)?;
         let copied = !inspected.copies.is_empty() || !inspected.blind_copies.is_empty();
         let known = match known {
             Known::Route(route) if !copied => Some(route),
@@ -338,7 +356,7 @@ impl Publisher {
         without: &[Box<str>],
         allowed_at: u64,
     ) -> Result<bool, BrokerError> {
-        let inspected = inspect(publish.properties, &self.identity)?;
+        let inspected = self.inspect(&publish, false)?;
         let whole = self.find_route(&publish, &inspected, allowed_at)?;
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
         let queues = whole.queues.iter().filter(lacks).cloned().collect();
@@ -402,6 +420,7 @@ impl Publisher {
             keys.dedup();
             routes.queues.extend(keys.iter().filter_map(|key| self.vhost.reply_queue(key)));
         }
+        let counts = counts || replies && self.vhost.compatibility().admits_reply_queues();
         // Reply queues are not part of the topology, so a route to them cannot be cached.
         let scope = match routes.by_headers {
             _ if keys.len() > 1 || routes.by_properties || replies => RouteScope::Once,

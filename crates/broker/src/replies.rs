@@ -49,6 +49,7 @@ impl VirtualHost {
             metrics: self.shared_metrics(),
             deadlines: self.deadlines(),
             paging: self.paging(),
+            compatibility: self.compatibility(),
         });
         self.reply_queues().write().insert(name, queue.clone());
         queue
@@ -86,7 +87,7 @@ pub fn is_reply_name(name: &str) -> bool {
 ///
 /// # Errors
 /// 406 when the publisher's channel has no reply queue; 502 malformed properties.
-pub(crate) fn with_reply_queue(bytes: &[u8], own: Option<&str>) -> Result<Option<Vec<u8>>, BrokerError> {
+pub fn with_reply_queue(bytes: &[u8], own: Option<&str>) -> Result<Option<Vec<u8>>, BrokerError> {
     // Most messages have no reply_to, as two bytes show.
     let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
     if flags & REPLY_TO_FLAG == 0 {

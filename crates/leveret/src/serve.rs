@@ -253,6 +253,7 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
         deadline_waker: Some(Arc::new(move || waker.notify_one())),
         paging_watermark: config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX),
         paging_waker: Some(Arc::clone(&bell) as _),
+        compatibility: config.compatibility,
     });
     let now = clock.timestamp(Instant::now());
     let mut folder = data_folder::fill(&broker, config, now)?;

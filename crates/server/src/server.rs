@@ -10,7 +10,7 @@ use amqp::FieldTable;
 use amqp::handshake::{Capabilities, ServerOffer};
 use amqp::sasl::Mechanism;
 use amqp::table::FieldValue;
-use broker::FrontEnd;
+use broker::{Compatibility, FrontEnd};
 use slab::Slab;
 use sync::{Mutex, Rank};
 use tokio::sync::Notify;
@@ -159,7 +159,7 @@ impl Server {
     /// A server without listeners. `version` is the product's version, which is sent to clients.
     pub fn new(config: ServerConfig, backend: Backend, clock: Clock, version: &str) -> Self {
         let offer = ServerOffer {
-            server_properties: server_properties(&config.product, version),
+            server_properties: server_properties(&config.product, version, &backend),
             mechanisms: vec![Mechanism::Plain, Mechanism::AmqPlain],
             channel_max: config.channel_max,
             frame_max: config.frame_max,
@@ -570,10 +570,15 @@ const PRODUCT: &str = "Leveret";
 
 /// The server-properties of the embedded broker. Clients derive supported features from `version`, so it is
 /// RabbitMQ's; some check `product` as well, which is therefore a setting. The real product is named beside them.
-fn server_properties(product: &str, version: &str) -> FieldTable {
+fn server_properties(product: &str, version: &str, backend: &Backend) -> FieldTable {
+    let compatibility = match backend {
+        Backend::Broker(broker) => broker.compatibility(),
+        // Until the upstream has told its own.
+        Backend::Upstream(_) => Compatibility::default(),
+    };
     let mut properties: FieldTable = [
         ("product", product),
-        ("version", broker::COMPATIBLE_VERSION),
+        ("version", compatibility.version()),
         ("implementation", PRODUCT),
         ("implementation_version", version),
         ("platform", "Rust"),

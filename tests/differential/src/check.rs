@@ -110,6 +110,10 @@ impl Broker {
     }
 
     fn attempt(&mut self, program: &Program, pace: Pace) -> io::Result<Story> {
+        // RabbitMQ 4 ends the connection of whoever asks for a reply queue that is not there.
+        if self.control.closed {
+            self.control = Link::open(&self.address, CONTROLLER)?;
+        }
         let prefix = format!("d{}x{}_", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
         run(program, &self.address, &mut self.control, prefix, pace)
     }

@@ -270,7 +270,7 @@ impl Run<'_> {
 }
 
 /// Whether the program may make queues of type quorum.
-fn has_quorum_queues(program: &[Step]) -> bool {
+pub(crate) fn has_quorum_queues(program: &[Step]) -> bool {
     program.iter().any(|step| match &step.op {
         Op::DeclareQueue(declare) => {
             declare.arguments.get("x-queue-type").and_then(Value::as_str) == Some("quorum")

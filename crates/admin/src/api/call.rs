@@ -6,7 +6,8 @@ use amqp::RawTable;
 use amqp::frame::max_body_payload;
 use axum::http::StatusCode;
 use broker::{
-    AuthorisedSession, Broker, DiskPoint, Lsn, Section, Ticket, Timestamp, VirtualHost, arguments_of,
+    AuthorisedSession, Broker, Compatibility, DiskPoint, Lsn, Section, Ticket, Timestamp, VirtualHost,
+    arguments_of,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -96,6 +97,12 @@ impl Call {
     /// The embedded broker. Routes that need it do not exist without it.
     pub(super) fn broker(&self) -> Result<&Arc<Broker>, ApiError> {
         self.api.broker.as_ref().ok_or_else(ApiError::not_found)
+    }
+
+    /// The release of RabbitMQ that tools may take this for.
+    pub(super) fn rabbitmq_version(&self) -> &'static str {
+        let broker = self.api.broker.as_ref();
+        broker.map_or_else(Compatibility::default, |broker| broker.compatibility()).version()
     }
 
     pub(super) fn now(&self) -> Timestamp {

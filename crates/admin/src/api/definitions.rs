@@ -1,6 +1,6 @@
 //! Export and import of all definitions.
 
-use broker::{COMPATIBLE_VERSION, Definitions, VirtualHost};
+use broker::{Definitions, VirtualHost};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
@@ -11,14 +11,14 @@ pub(super) fn export(call: &Call) -> ApiAnswer {
     let mut file = call.broker()?.export(None);
     file.insert("product_name".to_owned(), json!("Leveret"));
     file.insert("product_version".to_owned(), json!(call.api.process.version()));
-    file.insert("rabbitmq_version".to_owned(), json!(COMPATIBLE_VERSION));
-    Ok(show(file))
+    file.insert("rabbitmq_version".to_owned(), json!(call.rabbitmq_version()));
+    Ok(show(call, file))
 }
 
 /// `GET /api/definitions/{vhost}`.
 pub(super) fn export_vhost(call: &Call) -> ApiAnswer {
     let vhost = call.vhost()?;
-    Ok(show(call.broker()?.export(Some(&*vhost))))
+    Ok(show(call, call.broker()?.export(Some(&*vhost))))
 }
 
 /// `POST /api/definitions`. As in RabbitMQ, the entries before the first invalid one stay loaded.
@@ -35,8 +35,8 @@ pub(super) fn import_vhost(call: &Call) -> ApiAnswer {
     load(call, &file)
 }
 
-fn show(mut file: Map<String, Value>) -> Reply {
-    file.insert("rabbit_version".to_owned(), json!(COMPATIBLE_VERSION));
+fn show(call: &Call, mut file: Map<String, Value>) -> Reply {
+    file.insert("rabbit_version".to_owned(), json!(call.rabbitmq_version()));
     Reply::json(Value::Object(file))
 }
 

@@ -7,7 +7,8 @@ use amqp::content::max_properties_len;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use broker::{
-    AuthorisedSession, Body, Delivery, Fetched, Got, Publish, Publisher, Queue, TracedConnection, Waiter,
+    AuthorisedSession, Body, Delivery, Fetched, Got, Publish, Publisher, Queue, Returned, TracedConnection,
+    Waiter,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -99,7 +100,7 @@ pub(super) fn get(call: &Call) -> ApiAnswer {
     let taken = taken.into_iter().map(|(delivery, _)| delivery).collect();
     match wanted.after {
         After::Ack => {}
-        After::Requeue => queue.requeue(taken, call.now()),
+        After::Requeue => queue.requeue(taken, Returned::Failed, call.now()),
         After::Reject => queue.reject(taken, call.now()),
     }
     Ok(Reply::json(shown))
@@ -222,7 +223,7 @@ fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &WantedMessages) 
     json!({
         "payload_bytes": length, "redelivered": delivery.redelivered(), "exchange": message.exchange(),
         "routing_key": message.routing_key(), "message_count": left,
-        "properties": properties::show(&delivery.properties(queue.kind(), true)),
+        "properties": properties::show(&delivery.properties(queue, true)),
         "payload": payload, "payload_encoding": encoding,
     })
 }

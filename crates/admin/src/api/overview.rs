@@ -1,6 +1,6 @@
 //! The broker as a whole: overview, node and cluster name.
 
-use broker::{Broker, COMPATIBLE_VERSION, Section};
+use broker::{Broker, Section};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply, require};
@@ -14,12 +14,12 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
     let node = call.api.process.node();
     let mut body = Map::new();
     let mut put = |key: &str, value: Value| body.insert(key.to_owned(), value);
-    put("management_version", json!(COMPATIBLE_VERSION));
+    put("management_version", json!(call.rabbitmq_version()));
     put("rates_mode", json!("basic"));
     put("sample_retention_policies", json!({"basic": [], "detailed": [], "global": []}));
     put("product_version", json!(call.api.process.version()));
     put("product_name", json!("Leveret"));
-    put("rabbitmq_version", json!(COMPATIBLE_VERSION));
+    put("rabbitmq_version", json!(call.rabbitmq_version()));
     put("cluster_name", json!(name_of(call, &node.name)));
     put("disable_stats", json!(false));
     put("enable_queue_totals", json!(false));

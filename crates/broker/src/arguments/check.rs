@@ -8,6 +8,18 @@ use super::QueueKind;
 use crate::error::BrokerError;
 use crate::names::Resource;
 
+/// Refuses a type of queue that does not exist, as RabbitMQ 4 does for a queue that it is to name.
+pub(crate) fn check_queue_type(table: &FieldTable) -> Result<(), BrokerError> {
+    let known = |name: &str| match ArgumentSpec::find("x-queue-type").map(|spec| &spec.value) {
+        Some(ArgumentValue::Choice(known, _)) => known.contains(&name),
+        _ => true,
+    };
+    match table.get("x-queue-type").and_then(FieldValue::as_text) {
+        Some(name) if !known(name) => Err(BrokerError::precondition(format!("unknown queue type '{name}'"))),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses the first invalid argument of a new queue.
 pub(super) fn check_queue_arguments(table: &FieldTable, queue: &str, vhost: &str) -> Result<(), BrokerError> {
     // RabbitMQ checks this argument before all others, and words the error differently.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use amqp::{ArgumentSpec, FieldTable, FieldValue};
 
-pub(crate) use check::{check_consumer_priority, check_exchange_name_argument};
+pub(crate) use check::{check_consumer_priority, check_exchange_name_argument, check_queue_type};
 pub(crate) use equivalence::{check_argument, check_field, check_flag, check_queue_redeclared, in_erlang};
 
 use crate::error::BrokerError;
@@ -97,8 +97,8 @@ pub struct QueueArguments {
     pub max_priority: Option<u8>,
     /// `x-single-active-consumer`.
     pub single_active_consumer: bool,
-    /// `x-delivery-limit` (quorum).
-    pub delivery_limit: Option<u64>,
+    /// `x-delivery-limit` (quorum), which may be negative.
+    pub delivery_limit: Option<i64>,
     /// `x-queue-mode` is `lazy`: messages leave memory even when memory is not short.
     pub lazy: bool,
 }
@@ -142,7 +142,7 @@ impl QueueArguments {
             max_priority: number("x-max-priority").map(|n| n.min(u64::from(u8::MAX)) as u8),
             single_active_consumer: values("x-single-active-consumer").next()
                 == Some(&FieldValue::Boolean(true)),
-            delivery_limit: number("x-delivery-limit"),
+            delivery_limit: values("x-delivery-limit").filter_map(FieldValue::as_integer).min(),
             lazy: text("x-queue-mode") == Some("lazy"),
         }
     }

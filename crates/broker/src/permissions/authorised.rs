@@ -8,7 +8,8 @@ use store::catalogue::Ticket;
 
 use super::{Access, Grant};
 use crate::SessionId;
-use crate::arguments::QueueKind;
+use crate::arguments::{QueueKind, check_queue_type};
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::limits::{too_many_channels, too_many_connections, vhost_is_full};
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
@@ -80,7 +81,8 @@ impl AuthorisedSession {
         self.account.channels.leave(1);
     }
 
-    /// Declares a queue, as [`VirtualHost::declare_queue`]. A passive declaration needs no permission.
+    /// Declares a queue, as [`VirtualHost::declare_queue`]. A passive declaration needs any permission
+    /// on it to follow RabbitMQ 4, and none for 3.10.
     ///
     /// # Errors
     /// 403 without configure on the queue, or, if it is to be created with a dead-letter exchange, without
@@ -92,11 +94,12 @@ impl AuthorisedSession {
         now: Timestamp,
     ) -> Result<DeclaredQueue, BrokerError> {
         if declare.passive {
+            self.check_may_ask(Resource::Queue, &strip_line_ends(declare.name))?;
             return self.vhost.declare_queue(session, declare, now);
         }
         let name = strip_line_ends(declare.name);
         if name.is_empty() {
-            check_may_be_server_named(declare)?;
+            check_may_be_server_named(declare, self.vhost.compatibility())?;
             // The generated name will differ, but has the same form.
             self.queue(Access::Configure, &generate_queue_name())?;
         } else {
@@ -198,18 +201,20 @@ impl AuthorisedSession {
         self.grant.check_topic(Access::Read, &source, binding.routing_key, client)
     }
 
-    /// Declares an exchange, as [`VirtualHost::declare_exchange`]. A passive declaration needs no permission.
+    /// Declares an exchange, as [`VirtualHost::declare_exchange`]. A passive declaration needs any permission
+    /// on it to follow RabbitMQ 4, and none for 3.10.
     ///
     /// # Errors
     /// 403 without configure on the exchange, or, if it is to be created with an alternate exchange, without
     /// read on it and write on the other; 403 the default exchange; 503 unknown type; and the errors of the
     /// virtual host.
     pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
+        let name = strip_line_ends(declare.name);
         if declare.passive {
+            self.check_may_ask(Resource::Exchange, &name)?;
             return self.vhost.declare_exchange(declare);
         }
-        let name = strip_line_ends(declare.name);
-        declare.parse_kind()?;
+        declare.parse_kind(self.vhost.compatibility())?;
         check_not_default(&name)?;
         self.exchange(Access::Configure, &name)?;
         self.vhost.declare_exchange_if(declare, |name, arguments| {
@@ -231,6 +236,16 @@ impl AuthorisedSession {
         self.exchange(Access::Configure, &name)
     }
 
+    /// Whether the user may learn that something is there, by a passive declaration.
+    fn check_may_ask(&self, resource: Resource, name: &str) -> Result<(), BrokerError> {
+        if !self.vhost.compatibility().hides_from_strangers() {
+            return Ok(());
+        }
+        let refused = self.grant.check(Access::Configure, resource, name);
+        let may = |access| self.grant.check(access, resource, name).is_ok();
+        if may(Access::Write) || may(Access::Read) { Ok(()) } else { refused }
+    }
+
     fn queue(&self, access: Access, name: &str) -> Result<(), BrokerError> {
         self.grant.check(access, Resource::Queue, name)
     }
@@ -249,8 +264,15 @@ impl Drop for AuthorisedSession {
 }
 
 /// Quorum queues cannot be server-named.
-fn check_may_be_server_named(declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
-    match QueueKind::of(&declare.arguments.decode()) {
+fn check_may_be_server_named(
+    declare: &QueueDeclare<'_>,
+    compatibility: Compatibility,
+) -> Result<(), BrokerError> {
+    let arguments = declare.arguments.decode();
+    if compatibility.looks_for_the_queue_type_first() {
+        check_queue_type(&arguments)?;
+    }
+    match QueueKind::of(&arguments) {
         QueueKind::Quorum => {
             let text = "Cannot declare a server-named queue for type rabbit_quorum_queue";
             Err(BrokerError::precondition(text))

@@ -18,6 +18,7 @@ pub(crate) use client::ClientName;
 use client::TopicRule;
 pub use pattern::{Pattern, PatternError};
 
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::names::Resource;
 
@@ -70,6 +71,7 @@ pub(crate) struct Grants {
 pub(crate) struct Grant {
     user: Arc<str>,
     vhost: Arc<str>,
+    compatibility: Compatibility,
     rules: ArcSwap<Rules>,
 }
 
@@ -96,12 +98,13 @@ struct TopicRules {
 
 impl Grants {
     /// The permissions of a user, which may be empty.
-    pub(crate) fn of(&self, user: &str, vhost: &Arc<str>) -> Arc<Grant> {
+    pub(crate) fn of(&self, user: &str, vhost: &Arc<str>, compatibility: Compatibility) -> Arc<Grant> {
         if let Some(grant) = self.by_user.read().get(user) {
             return grant.clone();
         }
         let user: Arc<str> = user.into();
-        let new = Grant { user: user.clone(), vhost: vhost.clone(), rules: ArcSwap::default() };
+        let new =
+            Grant { user: user.clone(), vhost: vhost.clone(), compatibility, rules: ArcSwap::default() };
         self.by_user.write().entry(user).or_insert_with(|| Arc::new(new)).clone()
     }
 
@@ -167,7 +170,7 @@ impl Grant {
             return Ok(());
         }
         let what = resource.describe(name, &self.vhost);
-        Err(BrokerError::access(format!("access to {what} refused for user '{}'", self.user)))
+        Err(self.refused(access, &what))
     }
 
     /// Refuses a routing key of a topic exchange that the user may not publish (`Write`) or bind (`Read`)
@@ -186,10 +189,17 @@ impl Grant {
             return Ok(());
         }
         let exchange = Resource::Exchange.describe(exchange, &self.vhost);
-        Err(BrokerError::access(format!(
-            "access to topic '{key}' in {exchange} refused for user '{}'",
-            self.user
-        )))
+        Err(self.refused(access, &format!("topic '{key}' in {exchange}")))
+    }
+
+    fn refused(&self, access: Access, what: &str) -> BrokerError {
+        let access = match access {
+            _ if !self.compatibility.names_permissions() => "",
+            Access::Configure => "configure ",
+            Access::Write => "write ",
+            Access::Read => "read ",
+        };
+        BrokerError::access(format!("{access}access to {what} refused for user '{}'", self.user))
     }
 
     /// Replaces variables with names. Unlike in RabbitMQ the names are taken literally, so that a user named
@@ -210,7 +220,7 @@ mod tests {
     use super::*;
 
     fn grant(user: &str, permissions: Option<Permissions>) -> Arc<Grant> {
-        let grant = Grants::default().of(user, &"/".into());
+        let grant = Grants::default().of(user, &"/".into(), Compatibility::V3_10);
         grant.set(permissions.as_ref()).unwrap();
         grant
     }
@@ -251,10 +261,10 @@ mod tests {
     #[test]
     fn changes_reach_those_who_hold_the_grant() {
         let grants = Grants::default();
-        let held = grants.of("u", &"/".into());
+        let held = grants.of("u", &"/".into(), Compatibility::V3_10);
         assert!(held.check(Access::Read, Resource::Queue, "q").is_err());
         assert!(!grants.may_open("u"));
-        grants.of("u", &"/".into()).set(Some(&Permissions::all())).unwrap();
+        grants.of("u", &"/".into(), Compatibility::V3_10).set(Some(&Permissions::all())).unwrap();
         assert!(held.check(Access::Read, Resource::Queue, "q").is_ok());
         assert!(grants.may_open("u"));
         held.set(None).unwrap();

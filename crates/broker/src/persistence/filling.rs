@@ -54,8 +54,8 @@ impl<'q> Filling<'q> {
         let in_segments = self.segments.positions.is_some_and(|(_, last)| place.position <= last);
         self.is_on_disk |= !in_segments && !room.take(message.weight());
         let expires = if place.expires == 0 { NEVER } else { place.expires };
-        let (position, deliveries) = (place.position, place.deliveries);
-        let delivery = Delivery { position, expires, message: message.clone(), deliveries };
+        let (position, deliveries, failures) = (place.position, place.deliveries, place.deliveries);
+        let delivery = Delivery { position, expires, message: message.clone(), deliveries, failures };
         if self.is_on_disk { self.leave(&delivery) } else { self.warm.push(delivery) }
     }
 
@@ -109,7 +109,7 @@ impl<'q> Filling<'q> {
     }
 
     fn priorities(&self) -> u8 {
-        self.queue.declared_arguments().max_priority.unwrap_or(0)
+        self.queue.highest_priority()
     }
 }
 

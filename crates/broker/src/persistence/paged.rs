@@ -55,6 +55,7 @@ pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, 
             expires: message.expires.unwrap_or(NEVER),
             message: decoded.into(),
             deliveries: message.deliveries,
+            failures: message.deliveries,
         };
         deliveries.push((delivery, stored));
     }

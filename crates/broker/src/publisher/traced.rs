@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{Publish, Publisher, Route};
 use crate::error::BrokerError;
 use crate::firehose::{EventKind, TracedConnection, TracedEvent, Tracer};
-use crate::inspect::{Inspected, inspect};
+use crate::inspect::Inspected;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::time::Timestamp;
 use crate::users::Identity;
@@ -40,7 +40,7 @@ impl Publisher {
             let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
             let properties = answerable.as_deref().unwrap_or(publish.properties);
             let publish = Publish { properties, ..publish };
-            let inspected = inspect(publish.properties, &self.identity)?;
+            let inspected = self.inspect(&publish, false)?;
             // Only an actual publish caches the route.
             let route = self.find_route(&publish, &inspected, NEVER_ALLOWED)?;
             self.trace(&route, &publish, &inspected);

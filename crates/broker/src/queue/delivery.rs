@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use amqp::{FieldValue, Properties, RawTable};
 
+use super::Queue;
 use super::ready::ReadyStore;
 use crate::SessionId;
 use crate::arguments::QueueKind;
+use crate::compatibility::Compatibility;
 use crate::inspect::with_headers;
 use crate::message::Message;
 use crate::persistence::Marks;
@@ -81,6 +83,18 @@ pub struct Delivery {
     pub(crate) message: Arc<Message>,
     /// The number of times it was delivered before.
     pub(crate) deliveries: u32,
+    /// The number of those that count against the delivery limit. A restart keeps this one, and takes the other for as
+    /// many.
+    pub(crate) failures: u32,
+}
+
+/// Why a client gives a delivery back for others to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Returned {
+    /// The client is done with it: basic.nack and basic.recover. RabbitMQ 4 does not count it as a failure.
+    Released,
+    /// The client could not deal with it: basic.reject, the end of its channel.
+    Failed,
 }
 
 /// Marks a message that does not expire.
@@ -92,16 +106,28 @@ impl Delivery {
         &self.message
     }
 
-    /// The message's properties as a client sees them. Quorum queues add the header `x-delivery-count`, the
-    /// number of earlier deliveries: always for `basic.get`, and for consumers from the second delivery on.
-    pub fn properties(&self, from: QueueKind, by_get: bool) -> Cow<'_, [u8]> {
+    /// The message's properties as a client of the queue sees them. Quorum queues add the header `x-delivery-count`:
+    /// RabbitMQ 3.10's the number of earlier deliveries, always for `basic.get`, and for consumers from the second
+    /// delivery on; RabbitMQ 4's the number of failed ones, if there are any, and that of all in `x-acquired-count`.
+    pub fn properties(&self, from: &Queue, by_get: bool) -> Cow<'_, [u8]> {
         let properties = self.message.properties();
-        if from != QueueKind::Quorum || (self.deliveries == 0 && !by_get) {
+        let by_get = by_get && from.compatibility() == Compatibility::V3_10;
+        if from.kind() != QueueKind::Quorum || (self.deliveries == 0 && !by_get) {
             return Cow::Borrowed(properties);
         }
         let decoded = Properties::decode(properties).unwrap_or_default();
         let mut headers = decoded.headers.map(|headers| headers.decode()).unwrap_or_default();
-        headers.insert("x-delivery-count", FieldValue::I64(self.deliveries.into()));
+        let count = |count: u32| FieldValue::I64(count.into());
+        match from.compatibility() {
+            Compatibility::V3_10 => headers.insert("x-delivery-count", count(self.deliveries)),
+            Compatibility::V4 => {
+                headers.insert("x-acquired-count", count(self.deliveries));
+                if self.failures > 0 {
+                    headers.insert("x-delivery-count", count(self.failures));
+                }
+            }
+        }
+        headers.sort();
         Cow::Owned(with_headers(&decoded, &headers))
     }
 
@@ -110,7 +136,7 @@ impl Delivery {
         match no_ack {
             _ if !self.message.traits().persistent => {}
             true => marks.settled(self.position),
-            false => marks.delivered(self.position, self.deliveries.saturating_add(1)),
+            false => marks.delivered(self.position, self.failures.saturating_add(1)),
         }
     }
 

@@ -10,7 +10,8 @@ use store::Waiter;
 use store::journal::Lsn;
 
 use super::{
-    ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, StateGuard,
+    ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, Returned,
+    StateGuard,
 };
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
@@ -182,8 +183,8 @@ impl Queue {
     }
 
     /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
-    /// requeue, the end of a channel). A quorum queue drops messages that have been returned too often.
-    pub fn requeue(&self, deliveries: Vec<Delivery>, now: Timestamp) {
+    /// requeue, the end of a channel). A quorum queue drops messages that have failed too often.
+    pub fn requeue(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
@@ -192,10 +193,13 @@ impl Queue {
         }
         self.metrics.messages_requeued.add(deliveries.len());
         let arguments = self.arguments.load();
+        let limit = self.delivery_limit(&arguments);
+        let is_forgiven = returned == Returned::Released && self.compatibility.forgives_releases();
+        let failure = u32::from(!is_forgiven);
         for mut delivery in deliveries {
             delivery.deliveries = delivery.deliveries.saturating_add(1);
-            let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
-            if limit.is_some_and(|limit| u64::from(delivery.deliveries) > limit) {
+            delivery.failures = delivery.failures.saturating_add(failure);
+            if limit.is_some_and(|limit| u64::from(delivery.failures) > limit) {
                 state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
             } else {
                 state.ready.put_back(delivery);

@@ -25,7 +25,9 @@ use store::StoredQueue;
 use sync::{Mutex, MutexGuard, Rank};
 
 pub(crate) use delivery::NEVER;
-pub use delivery::{Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer};
+pub use delivery::{
+    Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
+};
 pub(crate) use flow::Sender;
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
@@ -33,6 +35,7 @@ pub(crate) use stored::stored_expiry;
 
 use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind};
+use crate::compatibility::Compatibility;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
@@ -69,6 +72,7 @@ pub struct Queue {
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
+    compatibility: Compatibility,
     /// A copy of the argument, which is read for each batch.
     lazy: AtomicBool,
     /// Set under the lock, read without it.
@@ -107,6 +111,7 @@ pub(crate) struct NewQueue {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) deadlines: Arc<Deadlines>,
     pub(crate) paging: Arc<Paging>,
+    pub(crate) compatibility: Compatibility,
 }
 
 /// A consumer, for introspection.
@@ -142,7 +147,8 @@ pub(crate) enum DeleteRefused {
 impl Queue {
     pub(crate) fn new(new: NewQueue) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let state = Mutex::new(QueueState::new(&new.arguments, new.stored.is_some()));
+        let highest_priority = new.compatibility.highest_priority(new.arguments.max_priority);
+        let state = Mutex::new(QueueState::new(&new.arguments, highest_priority, new.stored.is_some()));
         Arc::new_cyclic(|this| Self {
             name: new.name,
             vhost: new.vhost,
@@ -160,6 +166,7 @@ impl Queue {
             metrics: new.metrics,
             deadlines: new.deadlines,
             paging: new.paging,
+            compatibility: new.compatibility,
             deleted: AtomicBool::new(false),
             has_consumers: AtomicBool::new(false),
             state,
@@ -177,6 +184,10 @@ impl Queue {
         &self.properties
     }
 
+    pub(crate) fn compatibility(&self) -> Compatibility {
+        self.compatibility
+    }
+
     /// Its type, which policies cannot change.
     pub fn kind(&self) -> QueueKind {
         self.declared.kind
@@ -187,9 +198,15 @@ impl Queue {
         self.arguments.load_full()
     }
 
-    /// Its own arguments alone; for `x-expires` see [`Queue::own_expires`].
-    pub(crate) fn declared_arguments(&self) -> &QueueArguments {
-        &self.declared
+    /// The highest priority of its messages; policies cannot change it.
+    pub(crate) fn highest_priority(&self) -> u8 {
+        self.compatibility.highest_priority(self.declared.max_priority)
+    }
+
+    /// The number of failed deliveries of a message after which it is dropped; `None` for no limit.
+    fn delivery_limit(&self, arguments: &QueueArguments) -> Option<u64> {
+        let is_quorum = arguments.kind == QueueKind::Quorum;
+        is_quorum.then(|| self.compatibility.delivery_limit(arguments.delivery_limit)).flatten()
     }
 
     /// Its own `x-expires` in milliseconds.

@@ -26,7 +26,6 @@ use store::{WaitList, Waiter};
 
 use super::ready::{PagedOut, Plan, ToWrite};
 use super::{DeathReason, Delivery, Effects, Queue, QueueState, StateGuard};
-use crate::arguments::QueueKind;
 use crate::paging::Counted;
 use crate::persistence::{self, Loaded, PagingError};
 use crate::time::Timestamp;
@@ -128,14 +127,14 @@ impl Queue {
         self.metrics.bytes_paged_in.add(body_bytes(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
         let through = loaded.through;
         let arguments = self.arguments.load();
-        let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
+        let limit = self.delivery_limit(&arguments);
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.paging.succeeded();
         // Only messages restored after a restart can have been delivered before.
-        let too_often = |deliveries: u32| limit.is_some_and(|limit| u64::from(deliveries) > limit);
+        let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
         let dead =
-            state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.deliveries));
+            state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.failures));
         for delivery in dead {
             state.dead_letter(delivery, DeathReason::DeliveryLimit, &mut effects);
         }

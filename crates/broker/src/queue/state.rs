@@ -97,9 +97,9 @@ impl Effects {
 }
 
 impl QueueState {
-    pub(super) fn new(arguments: &QueueArguments, keeps: bool) -> Self {
+    pub(super) fn new(arguments: &QueueArguments, highest_priority: u8, keeps: bool) -> Self {
         Self {
-            ready: ReadyStore::new(arguments.max_priority.unwrap_or(0), keeps),
+            ready: ReadyStore::new(highest_priority, keeps),
             consumers: Consumers::new(arguments.single_active_consumer),
             unacked: 0,
             deleted: false,
@@ -129,7 +129,7 @@ impl QueueState {
         let expires = ttl.map_or(NEVER, |ttl| now.after(ttl).0);
         let position = self.next_position;
         self.next_position += 1;
-        self.ready.push(Delivery { position, expires, message, deliveries: 0 }, spill);
+        self.ready.push(Delivery { position, expires, message, deliveries: 0, failures: 0 }, spill);
         (position, expires)
     }
 

@@ -6,7 +6,6 @@ use store::journal::{Lsn, Range, Transfer};
 use super::ready::{ReadyStore, Run};
 use super::state::QueueState;
 use super::{DeathReason, Delivery, Effects, NEVER, Queue};
-use crate::arguments::QueueKind;
 use crate::persistence::Marks;
 use crate::time::Timestamp;
 
@@ -53,9 +52,7 @@ impl Queue {
         let arguments = self.arguments.load();
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        if arguments.kind == QueueKind::Quorum
-            && let Some(limit) = arguments.delivery_limit
-        {
+        if let Some(limit) = self.delivery_limit(&arguments) {
             state.drop_over_limit(limit, &mut effects);
         }
         let mut state = self.trim(state, &mut effects, now);
@@ -89,7 +86,7 @@ impl Queue {
 
 impl QueueState {
     fn drop_over_limit(&mut self, limit: u64, effects: &mut Effects) {
-        for delivery in self.ready.extract(|delivery| u64::from(delivery.deliveries) > limit) {
+        for delivery in self.ready.extract(|delivery| u64::from(delivery.failures) > limit) {
             self.dead_letter(delivery, DeathReason::DeliveryLimit, effects);
         }
         // Messages delivered before are at the front; those on disk are checked when they are loaded.

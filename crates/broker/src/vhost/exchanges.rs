@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use amqp::{FieldTable, RawTable, ReplyCode};
+use amqp::{FieldTable, RawTable};
 use store::catalogue::Ticket;
 
 use super::{Binding, ExchangeDeclare, VirtualHost};
 use crate::arguments::{check_argument, check_exchange_name_argument, check_field, check_flag};
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::names::{Resource, strip_line_ends};
 use crate::routing::{ExchangeKind, check_hash_arguments, check_headers_arguments, weight_of};
@@ -41,7 +42,7 @@ impl VirtualHost {
                 Err(BrokerError::no_exchange(name, &self.name))
             };
         }
-        let kind = declare.parse_kind()?;
+        let kind = declare.parse_kind(self.compatibility)?;
         check_not_default(name)?;
         let arguments = declare.arguments.decode();
         // The common case first: the exchange exists, and no write lock is needed.
@@ -211,10 +212,10 @@ impl VirtualHost {
 }
 
 impl ExchangeDeclare<'_> {
-    /// The requested type; an unknown one is refused with 503.
-    pub(crate) fn parse_kind(&self) -> Result<ExchangeKind, BrokerError> {
+    /// The requested type; an unknown one is refused.
+    pub(crate) fn parse_kind(&self, compatibility: Compatibility) -> Result<ExchangeKind, BrokerError> {
         ExchangeKind::from_name(self.kind).ok_or_else(|| BrokerError::Refused {
-            code: ReplyCode::CommandInvalid,
+            code: compatibility.unknown_exchange_type(),
             text: format!("unknown exchange type '{}'", self.kind),
         })
     }

@@ -21,6 +21,7 @@ use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, Rank, RwLock, RwLockWriteGuard};
 
 use crate::SessionId;
+use crate::compatibility::Compatibility;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::firehose::{TRACE_EXCHANGE, TracedConnection, Tracer};
@@ -146,6 +147,7 @@ pub struct VirtualHost {
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
+    compatibility: Compatibility,
     /// Counters of the default exchange, which is not in the topology.
     default_flow: Arc<ExchangeFlow>,
     /// Counters of messages in queues that have been deleted.
@@ -159,6 +161,7 @@ impl VirtualHost {
         metrics: Arc<Metrics>,
         deadlines: Arc<Deadlines>,
         paging: Arc<Paging>,
+        compatibility: Compatibility,
     ) -> Arc<Self> {
         let vhost = Arc::new(Self {
             name: name.into(),
@@ -176,6 +179,7 @@ impl VirtualHost {
             metrics,
             deadlines,
             paging,
+            compatibility,
             default_flow: Arc::default(),
             gone: Mutex::default(),
         });
@@ -200,6 +204,11 @@ impl VirtualHost {
     /// The name, unique among the virtual hosts of the broker.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The release of RabbitMQ whose answers it gives.
+    pub fn compatibility(&self) -> Compatibility {
+        self.compatibility
     }
 
     /// From now on stores what is durable. Existing objects were read from the store, except for the standard
@@ -309,6 +318,12 @@ impl VirtualHost {
     ) -> Result<(), BrokerError> {
         let topology = self.topology.read();
         self.check_publish_in(&topology, grant, client, exchange, routing_key)
+    }
+
+    /// Refuses to publish to an exchange as far as that does not depend on the routing key.
+    pub(crate) fn check_publish_exchange(&self, grant: &Grant, exchange: &str) -> Result<(), BrokerError> {
+        grant.check(Access::Write, Resource::Exchange, exchange)?;
+        self.publish_slot(&self.topology.read(), exchange, false).map(drop)
     }
 
     fn check_publish_in(

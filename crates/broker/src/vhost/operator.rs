@@ -67,7 +67,7 @@ impl VirtualHost {
     }
 
     pub(crate) fn grant(&self, user: &str) -> Arc<Grant> {
-        self.grants.of(user, &self.name)
+        self.grants.of(user, &self.name, self.compatibility)
     }
 
     /// Whether the user has permissions in this virtual host.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use amqp::{FieldTable, ReplyCode};
+use amqp::{FieldTable, FieldValue, ReplyCode};
 
 use super::exchanges::{canonical, check_binding, check_not_default, key_of};
 use super::{Binding, DeclaredQueue, QueueDeclare, VirtualHost};
@@ -61,7 +61,10 @@ impl VirtualHost {
         // An exclusive queue cannot survive a restart; if a client asks for both, RabbitMQ silently ignores
         // `durable`.
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
-        let arguments = declare.arguments.decode();
+        let mut arguments = declare.arguments.decode();
+        if self.compatibility.writes_queue_types() && arguments.get("x-queue-type").is_none() {
+            arguments.insert("x-queue-type", FieldValue::text("classic"));
+        }
         // The common case first: the queue exists, and no write lock is needed.
         let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
         if let Some(queue) = found {
@@ -103,6 +106,7 @@ impl VirtualHost {
             metrics: self.metrics.clone(),
             deadlines: self.deadlines.clone(),
             paging: self.paging.clone(),
+            compatibility: self.compatibility,
         };
         let queue = Queue::new(new);
         // Held until the queue can be found, so that a change of policies does not miss it.

@@ -90,6 +90,7 @@ impl<'b> Restoring<'b> {
             metrics: vhost.metrics.clone(),
             deadlines: vhost.deadlines.clone(),
             paging: vhost.paging.clone(),
+            compatibility: vhost.compatibility,
         });
         queue.set_arguments(vhost.policies.read().arguments_of(&queue));
         vhost.topology.write().insert_queue(queue.clone());

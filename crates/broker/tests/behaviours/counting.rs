@@ -38,7 +38,7 @@ fn a_queue_counts_what_enters_it_and_how_it_leaves() {
     let (id, recorder) = world.consume(&queue, 2, 0);
     assert_eq!(totals(&world, &queue), Some([5, 2, 0, 1, 1, 0, 0, 0]));
     queue.ack(vec![got], world.now);
-    queue.requeue(recorder.got.lock().drain(..1).collect(), world.now);
+    queue.requeue(recorder.got.lock().drain(..1).collect(), Returned::Failed, world.now);
     queue.reject(recorder.got.lock().drain(..).collect(), world.now);
     queue.cancel(id, world.now);
     assert_eq!(world.drain(&queue), ["3", "5"]);

@@ -264,7 +264,7 @@ fn random_life(seed: u64, mut kept: Kept, bytes: usize) {
             }
             5 if !held.is_empty() => {
                 let delivery = held.swap_remove(0);
-                kept.queue("q").requeue(vec![delivery], kept.world.now);
+                kept.queue("q").requeue(vec![delivery], Returned::Failed, kept.world.now);
             }
             6 => {
                 if dice.below(2) == 0 {
@@ -295,7 +295,7 @@ fn random_life(seed: u64, mut kept: Kept, bytes: usize) {
                 assert!(lost.is_empty(), "seed {seed}: lost {lost:?}");
                 let back: Vec<_> = there.intersection(&gone).collect();
                 assert!(back.is_empty(), "seed {seed}: back {back:?}");
-                queue.requeue(found, kept.world.now);
+                queue.requeue(found, Returned::Failed, kept.world.now);
                 // Messages neither confirmed nor found count as never published; messages found count as not
                 // settled.
                 published.clone_from(&there);

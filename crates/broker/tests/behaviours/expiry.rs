@@ -67,7 +67,7 @@ fn a_requeued_message_keeps_its_deadline() {
     world.publish("", "q", "m");
     let held = world.get(&queue);
     world.wait(60);
-    queue.requeue(vec![held], world.now);
+    queue.requeue(vec![held], Returned::Failed, world.now);
     assert_eq!(queue.message_count(), 0);
 }
 

@@ -125,7 +125,7 @@ fn a_delivery_is_told_with_its_queue_but_not_one_of_the_firehose() {
     let delivery = world.get(&queue);
     let mut tracer = tracer(&world);
     tracer.delivered(3, &queue, &delivery, true, world.now);
-    queue.requeue(vec![delivery], world.now);
+    queue.requeue(vec![delivery], Returned::Failed, world.now);
     tracer.delivered(3, &queue, &world.get(&queue), true, world.now);
     tracer.flush_all(world.now);
     for redelivered in [0, 1] {

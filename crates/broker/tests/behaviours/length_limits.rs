@@ -1,4 +1,5 @@
 use amqp::FieldValue;
+use broker::Returned;
 
 use crate::world::*;
 
@@ -28,7 +29,7 @@ fn only_ready_messages_count_and_a_requeue_can_evict_the_head() {
     let held = world.get(&queue);
     world.publish_all("q", &["2", "3"]);
     assert_eq!(queue.message_count(), 2);
-    queue.requeue(vec![held], world.now);
+    queue.requeue(vec![held], Returned::Failed, world.now);
     assert_eq!(world.drain(&queue), ["2", "3"], "what came back was the oldest");
 }
 

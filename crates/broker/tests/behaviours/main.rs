@@ -14,6 +14,7 @@
 //! | time to live, of messages and queues | `expiry` |
 //! | dead letters, and their header | `dead_letters` |
 //! | quorum queues count deliveries and limit them | `quorum_queues` |
+//! | what RabbitMQ 4 does otherwise | `rabbitmq_4` |
 //! | consistent hash exchanges | `consistent_hash` |
 //! | persistent messages of durable queues survive a power failure | `durable_messages` |
 //! | messages leave memory for the disk, and come back in their positions | `paging` |
@@ -40,6 +41,7 @@ mod paging;
 mod paging_under_load;
 mod permission_races;
 mod quorum_queues;
+mod rabbitmq_4;
 mod repeated_arguments;
 mod requeue_order;
 mod routing;

@@ -46,7 +46,7 @@ fn work(worker: &Worker, id: ConsumerId, seen: &Mutex<Vec<String>>, settled: &At
         seen.lock().extend(done.iter().map(text));
         settled.fetch_add(done.len() as u64, Ordering::SeqCst);
         worker.queue.ack(done, Timestamp(1));
-        worker.queue.requeue(back, Timestamp(1));
+        worker.queue.requeue(back, Returned::Failed, Timestamp(1));
         if worker.full.swap(false, Ordering::SeqCst) {
             worker.queue.resume(id, Timestamp(1));
         }

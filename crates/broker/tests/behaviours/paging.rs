@@ -198,7 +198,7 @@ fn who_waits_is_told_when_the_queue_is_purged_or_deleted() {
 fn requeued_messages_return_before_what_is_on_disk() {
     let (kept, queue) = backlog(8, &[]);
     let held: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(200).collect();
-    queue.requeue(held, kept.world.now);
+    queue.requeue(held, Returned::Failed, kept.world.now);
     let back: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, true)).collect();
     assert_eq!(back.iter().map(text).collect::<Vec<_>>(), bodies(0..MANY));
     assert!(back.iter().enumerate().all(|(number, delivery)| delivery.redelivered() == (number < 200)));

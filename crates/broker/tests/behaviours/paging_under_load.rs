@@ -150,7 +150,7 @@ fn many_threads_publish_take_purge_and_page() {
                     assert!(got.delivery.redelivered() || last < Some(number));
                     last = last.max(Some(number));
                     if number.is_multiple_of(50) && !got.delivery.redelivered() {
-                        queue.requeue(vec![got.delivery], Timestamp(1));
+                        queue.requeue(vec![got.delivery], Returned::Failed, Timestamp(1));
                     } else {
                         taken.lock().push(number);
                         queue.ack(vec![got.delivery], Timestamp(1));

@@ -13,8 +13,8 @@ fn quorum(world: &World, arguments: &[(&str, FieldValue)]) -> std::sync::Arc<Que
     world.declare(declare).unwrap().queue
 }
 
-fn count_shown(delivery: &Delivery, by_get: bool) -> Option<i64> {
-    let properties = delivery.properties(QueueKind::Quorum, by_get);
+fn count_shown(queue: &Queue, delivery: &Delivery, by_get: bool) -> Option<i64> {
+    let properties = delivery.properties(queue, by_get);
     let headers = Properties::decode(&properties).unwrap().headers.map(|headers| headers.decode());
     headers.unwrap_or_default().get("x-delivery-count").and_then(FieldValue::as_integer)
 }
@@ -25,11 +25,11 @@ fn deliveries_are_counted_in_a_header() {
     let queue = quorum(&world, &[]);
     world.publish("", "q", "m");
     let first = world.get(&queue);
-    assert_eq!((count_shown(&first, true), count_shown(&first, false)), (Some(0), None));
-    queue.requeue(vec![first], world.now);
+    assert_eq!((count_shown(&queue, &first, true), count_shown(&queue, &first, false)), (Some(0), None));
+    queue.requeue(vec![first], Returned::Failed, world.now);
     let second = world.get(&queue);
     assert!(second.redelivered());
-    assert_eq!((count_shown(&second, true), count_shown(&second, false)), (Some(1), Some(1)));
+    assert_eq!((count_shown(&queue, &second, true), count_shown(&queue, &second, false)), (Some(1), Some(1)));
 }
 
 #[test]
@@ -37,9 +37,9 @@ fn classic_queues_show_properties_as_they_were_sent() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish("", "q", "m");
-    queue.requeue(vec![world.get(&queue)], world.now);
+    queue.requeue(vec![world.get(&queue)], Returned::Failed, world.now);
     let again = world.get(&queue);
-    assert_eq!(&*again.properties(QueueKind::Classic, true), again.message().properties());
+    assert_eq!(&*again.properties(&queue, true), again.message().properties());
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_message_that_came_back_too_often_is_dead_lettered() {
     );
     world.publish("", "q", "m");
     for _ in 0..3 {
-        queue.requeue(vec![world.get(&queue)], world.now);
+        queue.requeue(vec![world.get(&queue)], Returned::Failed, world.now);
     }
     assert_eq!((queue.message_count(), dead.message_count()), (0, 1));
     let reason = headers_of(&world.get(&dead)).get("x-first-death-reason").cloned();

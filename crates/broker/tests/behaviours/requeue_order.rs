@@ -1,3 +1,5 @@
+use broker::Returned;
+
 use crate::world::*;
 
 #[test]
@@ -7,8 +9,8 @@ fn requeue_restores_the_place_and_marks_as_redelivered() {
     world.publish_all("q", &["1", "2", "3", "4"]);
     let (one, two, three) = (world.get(&queue), world.get(&queue), world.get(&queue));
     assert!(!two.redelivered());
-    queue.requeue(vec![three], world.now);
-    queue.requeue(vec![two, one], world.now);
+    queue.requeue(vec![three], Returned::Failed, world.now);
+    queue.requeue(vec![two, one], Returned::Failed, world.now);
     assert_eq!((queue.message_count(), queue.unacked_count()), (4, 0));
     let again: Vec<_> = (0..4).map(|_| world.get(&queue)).collect();
     assert_eq!(again.iter().map(text).collect::<Vec<_>>(), ["1", "2", "3", "4"]);
@@ -22,7 +24,7 @@ fn requeued_messages_go_to_whoever_has_room() {
     world.publish_all("q", &["1"]);
     let held = world.get(&queue);
     let (_, recorder) = world.consume(&queue, 1, 0);
-    queue.requeue(vec![held], world.now);
+    queue.requeue(vec![held], Returned::Failed, world.now);
     assert_eq!(recorder.bodies(), ["1"]);
 }
 
@@ -35,7 +37,7 @@ fn what_comes_back_after_the_queue_was_deleted_is_dropped() {
     world.vhost.delete_queue(ME, "q", false, false).unwrap();
     let mut held = held.into_iter();
     queue.ack(held.next().into_iter().collect(), world.now);
-    queue.requeue(held.next().into_iter().collect(), world.now);
+    queue.requeue(held.next().into_iter().collect(), Returned::Failed, world.now);
     queue.reject(held.collect(), world.now);
     assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
 }

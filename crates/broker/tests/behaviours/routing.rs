@@ -38,7 +38,7 @@ fn properties_come_out_byte_for_byte() {
     world.try_publish("", "q", "m", properties).unwrap();
     let delivery = world.get(&queue);
     assert_eq!(delivery.message().properties(), bytes);
-    let traits = Traits { persistent: true, priority: Some(3), expiration: None };
+    let traits = Traits { persistent: true, priority: Some(3), ..Traits::default() };
     assert_eq!(delivery.message().traits(), traits);
 }
 

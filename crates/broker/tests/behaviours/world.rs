@@ -19,7 +19,11 @@ pub(crate) const ME: SessionId = SessionId(1);
 pub(crate) const OTHER: SessionId = SessionId(2);
 
 pub(crate) fn world() -> World {
-    let broker = Broker::new(BrokerConfig::default());
+    world_of(BrokerConfig::default())
+}
+
+pub(crate) fn world_of(config: BrokerConfig) -> World {
+    let broker = Broker::new(config);
     let guest = broker.authenticate("guest", b"guest", true).unwrap();
     let vhost = broker.open(&guest, "/").unwrap();
     let publisher = vhost.publisher(&guest);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use broker::Compatibility;
 use server::{AccessFormat, AccessTarget, Network};
 use transport::tls::{LoginFrom, SanType};
 
@@ -63,6 +64,8 @@ pub(crate) enum InboundHeader {
 }
 
 words!(InboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2, "any" => Self::Any });
+
+words!(Compatibility { "3.10" => Self::V3_10, "4" => Self::V4 });
 
 words!(AccessFormat { "text" => Self::Text, "json" => Self::Json });
 

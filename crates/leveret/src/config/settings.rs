@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::time::Duration;
 
+use broker::Compatibility;
 use server::AccessFormat;
 use transport::tls::LoginFrom;
 
@@ -414,6 +415,11 @@ settings! {
 
         /// The heartbeat interval offered to clients, in seconds; 0 offers none.
         heartbeat: u16 = "60";
+
+        /// The release of RabbitMQ whose answers the embedded broker gives, and whose version it tells: `3.10`, or `4` (4.3).
+        /// With `4` a quorum queue without a delivery limit of its own has one of 20, dead letters tell of their last death
+        /// and believe no x-death of a client's, basic.qos is for each consumer, and refusals name the missing permission.
+        compatibility: Compatibility = "3.10", requires EMBEDDED_BROKER;
 
         /// The `product` in the server-properties that AMQP clients of the embedded broker receive. The `version` there is
         /// that of the RabbitMQ it behaves as. Clients that check for RabbitMQ before they use its extensions need

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use amqp::content::Assembler;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::{Method, access, basic, channel, confirm};
-use broker::{ConsumerId, Queue};
+use broker::{ConsumerId, Queue, Returned};
 use hashbrown::HashMap;
 
 use self::confirms::ChannelConfirms;
@@ -112,12 +112,18 @@ impl Channel {
             }
             Method::BasicGet(m) => self.get(context, &m),
             Method::BasicAck(m) => self.settle(context, m.delivery_tag, m.multiple, DeliverySettlement::Ack),
-            Method::BasicNack(m) => {
-                self.settle(context, m.delivery_tag, m.multiple, DeliverySettlement::refusal(m.requeue))
-            }
-            Method::BasicReject(m) => {
-                self.settle(context, m.delivery_tag, false, DeliverySettlement::refusal(m.requeue))
-            }
+            Method::BasicNack(m) => self.settle(
+                context,
+                m.delivery_tag,
+                m.multiple,
+                DeliverySettlement::refusal(m.requeue, Returned::Released),
+            ),
+            Method::BasicReject(m) => self.settle(
+                context,
+                m.delivery_tag,
+                false,
+                DeliverySettlement::refusal(m.requeue, Returned::Failed),
+            ),
             Method::BasicRecover(basic::Recover { requeue }) => {
                 self.recover(context, requeue)?;
                 context.send(self.number, basic::RecoverOk {});
@@ -154,7 +160,7 @@ impl Channel {
         if let Mode::Tx(transaction) = std::mem::replace(&mut self.mode, Mode::Plain) {
             self.deliveries.restore(transaction.into_unsettled());
         }
-        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue, context);
+        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue(Returned::Failed), context);
     }
 
     fn confirm_select(&mut self, context: &ChannelContext, select: confirm::Select) -> Result<(), Fault> {
@@ -189,13 +195,13 @@ impl Channel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeliverySettlement {
     Ack,
-    Requeue,
+    Requeue(Returned),
     Reject,
 }
 
 impl DeliverySettlement {
-    fn refusal(requeue: bool) -> Self {
-        if requeue { Self::Requeue } else { Self::Reject }
+    fn refusal(requeue: bool, returned: Returned) -> Self {
+        if requeue { Self::Requeue(returned) } else { Self::Reject }
     }
 }
 
@@ -210,7 +216,7 @@ fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context:
         }
         match how {
             DeliverySettlement::Ack => _ = queue.ack(run, context.now),
-            DeliverySettlement::Requeue => queue.requeue(run, context.now),
+            DeliverySettlement::Requeue(returned) => queue.requeue(run, returned, context.now),
             DeliverySettlement::Reject => queue.reject(run, context.now),
         }
     }

@@ -2,7 +2,7 @@
 
 use amqp::frame::{self, FRAME_END, FrameKind};
 use amqp::method::{Method, basic};
-use broker::{Body, BodyView, Delivery, QueueKind};
+use broker::{Body, BodyView, Delivery, Queue};
 use transport::OutBuf;
 
 /// The channel that a message is written to, and its frame size.
@@ -20,7 +20,7 @@ pub(crate) fn write_deliver(
     consumer_tag: &str,
     delivery_tag: u64,
     delivery: &Delivery,
-    from: QueueKind,
+    from: &Queue,
 ) {
     let message = delivery.message();
     let deliver = basic::Deliver {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{ConsumerId, Delivery, DiskPoint, Lsn, Queue, TracedConnection};
+use broker::{ConsumerId, Delivery, DiskPoint, Lsn, Queue, Returned, TracedConnection};
 use bytes::Bytes;
 use mqtt::server::{Output, ServerConnection as Engine, Undeliverable};
 use mqtt::session::{OutgoingMessage, Stage, Subscription};
@@ -237,7 +237,7 @@ impl MqttClient {
             Err(Undeliverable::NoRoom) => {
                 let UnackedDelivery { queue, delivery } = held;
                 self.inbox.settled(self.sources[at].key, 1);
-                queue.requeue(vec![delivery], self.now);
+                queue.requeue(vec![delivery], Returned::Failed, self.now);
                 false
             }
         }
@@ -391,7 +391,7 @@ impl MqttClient {
         }
         source.queue.ack(source.settled, self.now);
         if !back.is_empty() {
-            source.queue.requeue(back, self.now);
+            source.queue.requeue(back, Returned::Failed, self.now);
         }
     }
 

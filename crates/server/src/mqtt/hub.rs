@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{
-    Body, Broker, CatalogueError, Change, FrontEnd, Publish, Section, SessionId, Store, Ticket, Timestamp,
-    VirtualHost,
+    Body, Broker, CatalogueError, Change, FrontEnd, Publish, Returned, Section, SessionId, Store, Ticket,
+    Timestamp, VirtualHost,
 };
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -324,7 +324,7 @@ impl Hub {
             self.publish_will(owner, vhost, &user, &will, None, now);
         }
         for held in held.into_values() {
-            held.queue.requeue(vec![held.delivery], now);
+            held.queue.requeue(vec![held.delivery], Returned::Failed, now);
         }
         for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
             // It may be gone already, or belong to another client by now.

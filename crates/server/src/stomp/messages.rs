@@ -1,7 +1,7 @@
 //! Encodes MESSAGE frames.
 
 use amqp::Properties;
-use broker::{BodyView, Delivery, QueueKind};
+use broker::{BodyView, Delivery, Queue};
 use stomp::END_OF_FRAME;
 use stomp::destination::PublishedTo;
 use stomp::server::MessageForm;
@@ -22,7 +22,7 @@ impl Form for Messages {
         _: &str,
         delivery_tag: u64,
         delivery: &Delivery,
-        from: QueueKind,
+        from: &Queue,
     ) {
         let message = delivery.message();
         let published = PublishedTo { exchange: message.exchange(), routing_key: message.routing_key() };

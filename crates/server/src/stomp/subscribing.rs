@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use amqp::RawTable;
 use amqp::error::ReplyCode;
-use broker::{Binding, ConsumerId, ConsumerSpec, DiskPoint, Queue, Ticket, Timestamp};
+use broker::{Binding, ConsumerId, ConsumerSpec, DiskPoint, Queue, Returned, Ticket, Timestamp};
 use stomp::destination::Destination;
 use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest};
 use stomp::{Headers, StompFault};
@@ -221,7 +221,7 @@ impl StompSettlement {
         let deliveries = unsettled.into_iter().map(|(_, entry)| entry.delivery).collect();
         match self {
             Self::Ack => _ = queue.ack(deliveries, now),
-            Self::Requeue => queue.requeue(deliveries, now),
+            Self::Requeue => queue.requeue(deliveries, Returned::Failed, now),
             Self::Reject => queue.reject(deliveries, now),
         }
     }

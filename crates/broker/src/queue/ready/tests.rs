@@ -15,7 +15,7 @@ fn delivery(position: u64, priority: u8) -> Delivery {
 fn message(position: u64, priority: u8, persistent: bool, bytes: usize) -> Delivery {
     let traits = Traits { priority: Some(priority), persistent, ..Traits::default() };
     let message = Message::new("".into(), "k", &[0, 0], Body::Copied(&vec![7; bytes]), traits);
-    Delivery { position, expires: NEVER, message: Arc::new(message), deliveries: 0 }
+    Delivery { position, expires: NEVER, message: Arc::new(message), deliveries: 0, failures: 0 }
 }
 
 fn store(max_priority: u8) -> ReadyStore {

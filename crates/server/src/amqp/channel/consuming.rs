@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use amqp::RawTable;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
-use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE, Tracer};
+use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE, Returned, Tracer, VirtualHost};
 
 use super::super::broker_session::{ChannelContext, LateGet};
 use super::super::content::{Destination, write_message};
@@ -147,8 +147,16 @@ impl Channel {
     pub(super) fn get(&mut self, context: &ChannelContext, get: &basic::Get<'_>) -> Result<(), Fault> {
         let name = self.queue_name(get.queue)?;
         context.authorised.check_read_queue(name)?;
+        let is_reply_queue = name != REPLY_QUEUE && context.vhost.has_replies(name);
+        if is_reply_queue && context.vhost.compatibility().admits_reply_queues() {
+            let text = format!(
+                "basic.get not supported by volatile queue '{name}' in vhost '{}'",
+                context.vhost.name()
+            );
+            return Err(Fault::new(ReplyCode::NotImplemented, text));
+        }
         let queue = context.vhost.queue(context.session, name)?;
-        check_get(&queue, context.vhost.name())?;
+        check_get(&queue, &context.vhost)?;
         self.fetch(context, queue, get.no_ack);
         Ok(())
     }
@@ -175,7 +183,7 @@ impl Channel {
         if context.consumers.traces().are_wanted() && Tracer::reports(&queue, &got.delivery) {
             context.consumers.trace(self.number, &queue, true, vec![got.delivery.clone()]);
         }
-        let properties = got.delivery.properties(queue.kind(), true);
+        let properties = got.delivery.properties(&queue, true);
         let destination = Destination { channel: self.number, frame_max: context.frame_max };
         context.outbox.append(|buf| {
             write_message(buf, destination, method.into(), &properties, message.body());
@@ -187,7 +195,7 @@ impl Channel {
             let text = format!("prefetch_size!=0 ({})", qos.prefetch_size);
             return Err(Fault::new(ReplyCode::NotImplemented, text));
         }
-        if qos.global {
+        if qos.global && context.vhost.compatibility().limits_channels() {
             self.limited = qos.prefetch_count != 0;
             self.view.global_prefetch.store(qos.prefetch_count, Ordering::Relaxed);
             self.deliveries.set_channel_limit(qos.prefetch_count.into());
@@ -230,7 +238,7 @@ impl Channel {
         if !requeue {
             return Err(Fault::new(ReplyCode::NotImplemented, "requeue=false"));
         }
-        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue, context);
+        give_back(self.deliveries.take_all(), DeliverySettlement::Requeue(Returned::Released), context);
         self.deliveries.resume(context.now);
         Ok(())
     }
@@ -247,12 +255,14 @@ impl Channel {
 }
 
 /// Returns an error if basic.get is not allowed on a queue.
-fn check_get(queue: &Queue, vhost: &str) -> Result<(), Fault> {
+fn check_get(queue: &Queue, vhost: &VirtualHost) -> Result<(), Fault> {
     if queue.kind() == QueueKind::Quorum && queue.arguments().single_active_consumer {
         let text = format!(
-            "cannot obtain access to locked queue '{}' in vhost '{vhost}'. basic.get operations are not supported by \
-             quorum queues with single active consumer",
-            queue.name()
+            "cannot obtain access to locked queue '{}' in vhost '{}'. basic.get operations are not supported by {} \
+             queues with single active consumer",
+            queue.name(),
+            vhost.name(),
+            vhost.compatibility().quorum_in_a_refusal()
         );
         return Err(Fault::new(ReplyCode::ResourceLocked, text));
     }

@@ -113,6 +113,7 @@ impl Channel {
 
     pub(super) fn queue_bind(&self, context: &ChannelContext, m: &queue::Bind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
+        Self::check_may_be_bound(context, &binding)?;
         let binding = Binding { arguments: m.arguments, ..binding };
         context.hold_until(context.authorised.bind_queue(context.session, &binding)?);
         self.answer(context, m.no_wait, queue::BindOk {});
@@ -121,6 +122,7 @@ impl Channel {
 
     pub(super) fn queue_unbind(&self, context: &ChannelContext, m: &queue::Unbind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
+        Self::check_may_be_bound(context, &binding)?;
         let binding = Binding { arguments: m.arguments, ..binding };
         context.hold_until(context.authorised.unbind_queue(context.session, &binding)?);
         context.send(self.number, queue::UnbindOk {});
@@ -149,6 +151,16 @@ impl Channel {
 
     /// If both are empty, queue and routing key stand for the last declared queue and its name (specification,
     /// queue.bind).
+    fn check_may_be_bound(context: &ChannelContext, binding: &Binding<'_>) -> Result<(), Fault> {
+        let name = binding.destination;
+        let is_reply_queue = name != broker::REPLY_QUEUE && broker::is_reply_name(name);
+        if is_reply_queue && context.vhost.compatibility().admits_reply_queues() {
+            let text = "cannot bind or unbind to a volatile (direct reply-to) queue";
+            return Err(Fault::new(ReplyCode::AccessRefused, text));
+        }
+        Ok(())
+    }
+
     fn queue_binding<'n>(
         &'n self,
         exchange: &'n str,

@@ -1,5 +1,6 @@
 //! basic.publish and its confirms.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -168,6 +169,9 @@ impl Channel {
         };
         let destination = Destination { channel: self.number, frame_max: context.frame_max };
         let properties = broker::without_blind_copies(message.properties);
+        let own = self.replies.as_ref().filter(|_| context.vhost.compatibility().admits_reply_queues());
+        let answerable = own.and_then(|own| broker::with_reply_queue(&properties, Some(own.name())).ok()?);
+        let properties = answerable.map_or(properties, Cow::Owned);
         context.outbox.append(|buf| {
             write_message(buf, destination, method.into(), &properties, view(&message.body));
         });

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, Leaving, Publish, Publisher, Timestamp};
+use broker::{Body, BrokerError, Leaving, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
 use super::super::broker_session::ChannelContext;
@@ -109,6 +109,11 @@ impl Channel {
             match self.publisher.get(context, self.number).publish_held(held.message(), context.now) {
                 Ok(true) => {}
                 Ok(false) => self.is_unroutable(context, held.message(), held.mandatory),
+                Err(BrokerError::NoExchange { .. })
+                    if context.vhost.compatibility().commits_to_deleted_exchanges() =>
+                {
+                    self.is_unroutable(context, held.message(), held.mandatory);
+                }
                 Err(error) => {
                     // The channel is about to close, which requeues its deliveries.
                     self.deliveries.restore(transaction.into_unsettled());

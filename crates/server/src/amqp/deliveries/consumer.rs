@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Consumer, ConsumerRoom, Delivery, Offer, Queue, QueueKind, Tracer};
+use broker::{Consumer, ConsumerRoom, Delivery, Offer, Queue, Tracer};
 use transport::OutBuf;
 
 use super::super::content::{Destination, write_deliver};
@@ -19,7 +19,7 @@ pub(crate) trait Form: Send + Sync {
         consumer_tag: &str,
         delivery_tag: u64,
         delivery: &Delivery,
-        from: QueueKind,
+        from: &Queue,
     );
 }
 
@@ -34,7 +34,7 @@ impl Form for BasicDeliver {
         consumer_tag: &str,
         delivery_tag: u64,
         delivery: &Delivery,
-        from: QueueKind,
+        from: &Queue,
     ) {
         write_deliver(buf, to, consumer_tag, delivery_tag, delivery, from);
     }
@@ -126,7 +126,7 @@ impl<F: Form> ChannelConsumer<F> {
     fn write(&self, inner: &mut DeliveringChannel, buf: &mut OutBuf, delivery: Delivery) {
         let tag = inner.take_tag();
         let destination = self.deliveries.destination;
-        self.form.write(buf, destination, &self.tag, tag, &delivery, self.queue.kind());
+        self.form.write(buf, destination, &self.tag, tag, &delivery, &self.queue);
         if !self.no_ack {
             let queue = Arc::clone(&self.queue);
             inner.push(tag, Unsettled { queue, delivery, consumer: Some(self.key) });

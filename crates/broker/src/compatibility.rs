@@ -1,0 +1,119 @@
+//! The release of RabbitMQ whose answers the broker gives.
+
+use amqp::ReplyCode;
+
+/// A release of RabbitMQ, as far as clients can tell it from another. All else is the same in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Compatibility {
+    /// RabbitMQ 3.10.8.
+    #[default]
+    V3_10,
+    /// RabbitMQ 4.3.6.
+    V4,
+}
+
+impl Compatibility {
+    /// The version that clients, tools and scripts read to learn which features they may use.
+    pub fn version(self) -> &'static str {
+        match self {
+            Self::V3_10 => "3.10.8",
+            Self::V4 => "4.3.6",
+        }
+    }
+
+    /// How often a message may be returned as a failure to a quorum queue with this `x-delivery-limit`; `None` for any
+    /// number of times.
+    pub(crate) fn delivery_limit(self, argument: Option<i64>) -> Option<u64> {
+        match (self, argument) {
+            (Self::V3_10, None) | (Self::V4, Some(..0)) => None,
+            (Self::V4, None) => Some(20),
+            (_, Some(limit)) => Some(limit.max(0) as u64),
+        }
+    }
+
+    /// The highest priority of messages in a queue with this `x-max-priority`.
+    pub(crate) fn highest_priority(self, argument: Option<u8>) -> u8 {
+        match (self, argument) {
+            // Messages with a priority pass those without.
+            (Self::V4, Some(0)) => 1,
+            (_, argument) => argument.unwrap_or(0),
+        }
+    }
+
+    /// Whether a message that a client gives back without fault (basic.nack and basic.recover with requeue) counts as
+    /// little as if it had not been delivered (quorum queues).
+    pub(crate) fn forgives_releases(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether the history of a dead letter is the broker's own, and headers of that name that a client has set are not
+    /// taken for it; its last death is in headers of its own, and CC stays.
+    pub(crate) fn keeps_deaths_apart(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether a refusal tells which permission is missing.
+    pub(crate) fn names_permissions(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether the type of a queue that the server is to name is looked for before all else, and refused in other words.
+    pub(crate) fn looks_for_the_queue_type_first(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether a passive declaration is refused to those who have no permission for what it asks after.
+    pub(crate) fn hides_from_strangers(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether a queue that was declared without a type has the argument `x-queue-type`, too.
+    pub(crate) fn writes_queue_types(self) -> bool {
+        self == Self::V4
+    }
+
+    /// How the refusal of a basic.get names the type of the queue.
+    pub fn quorum_in_a_refusal(self) -> &'static str {
+        match self {
+            Self::V3_10 => "quorum",
+            // The Erlang term.
+            Self::V4 => "<<\"quorum\">>",
+        }
+    }
+
+    /// Whether a transaction is committed that has published to an exchange which has been deleted since, without those
+    /// messages; otherwise the commit is refused.
+    pub fn commits_to_deleted_exchanges(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether the right to publish with a routing key, also one in CC or BCC, and then to be called by user_id, is looked at
+    /// behind all other properties; otherwise before them, and only that of the message's own key.
+    pub(crate) fn judges_properties_first(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether delivery_mode may only be 1 or 2.
+    pub(crate) fn checks_delivery_mode(self) -> bool {
+        self == Self::V3_10
+    }
+
+    /// Why an exchange of an unknown type is refused.
+    pub(crate) fn unknown_exchange_type(self) -> ReplyCode {
+        match self {
+            Self::V3_10 => ReplyCode::CommandInvalid,
+            Self::V4 => ReplyCode::PreconditionFailed,
+        }
+    }
+
+    /// Whether a reply queue (RabbitMQ, "Direct Reply-to") is said to be one to whoever gets from it or binds it, instead of
+    /// not to exist; a message to one is never returned as unroutable, and a request that is returned has its name.
+    pub fn admits_reply_queues(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether basic.qos with `global` limits a whole channel; otherwise it is taken for a limit of each consumer.
+    pub fn limits_channels(self) -> bool {
+        self == Self::V3_10
+    }
+}

@@ -1,0 +1,144 @@
+//! The answers of RabbitMQ 4 that differ from those of 3.10, when the broker is told to follow it.
+
+use amqp::{FieldTable, FieldValue, Properties};
+use broker::*;
+
+use crate::world::*;
+
+fn rabbitmq_4() -> World {
+    world_of(BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() })
+}
+
+/// A queue that sends dead letters to the queue `dead`.
+fn with_dead_letters(world: &World, arguments: &[(&str, FieldValue)]) -> std::sync::Arc<Queue> {
+    let mut all = vec![
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+    ];
+    all.extend_from_slice(arguments);
+    let arguments = table(&all);
+    let declare = QueueDeclare { name: "q", durable: true, arguments: raw(&arguments), ..Default::default() };
+    world.declare(declare).unwrap().queue
+}
+
+fn quorum(world: &World) -> std::sync::Arc<Queue> {
+    with_dead_letters(world, &[("x-queue-type", FieldValue::text("quorum"))])
+}
+
+/// The headers x-acquired-count and x-delivery-count.
+fn counts(queue: &Queue, delivery: &Delivery) -> (Option<i64>, Option<i64>) {
+    let properties = delivery.properties(queue, true);
+    let headers = Properties::decode(&properties).unwrap().headers.map(|headers| headers.decode());
+    let headers = headers.unwrap_or_default();
+    let count = |name| headers.get(name).and_then(FieldValue::as_integer);
+    (count("x-acquired-count"), count("x-delivery-count"))
+}
+
+#[test]
+fn a_released_message_has_not_failed() {
+    let mut world = rabbitmq_4();
+    let queue = quorum(&world);
+    world.publish("", "q", "m");
+    let give_back = |returned| {
+        let delivery = world.get(&queue);
+        let counts = counts(&queue, &delivery);
+        queue.requeue(vec![delivery], returned, world.now);
+        counts
+    };
+    assert_eq!(give_back(Returned::Released), (None, None));
+    assert_eq!(give_back(Returned::Failed), (Some(1), None));
+    assert_eq!(give_back(Returned::Released), (Some(2), Some(1)));
+    assert_eq!(give_back(Returned::Failed), (Some(3), Some(1)));
+    assert_eq!(give_back(Returned::Failed), (Some(4), Some(2)));
+    (0..100).for_each(|_| _ = give_back(Returned::Released));
+    assert_eq!(queue.message_count(), 1, "however often");
+}
+
+#[test]
+fn a_message_may_fail_twenty_times() {
+    let mut world = rabbitmq_4();
+    let (dead, queue) = (world.queue("dead"), quorum(&world));
+    world.publish("", "q", "m");
+    for _ in 0..20 {
+        queue.requeue(vec![world.get(&queue)], Returned::Failed, world.now);
+    }
+    assert_eq!((queue.message_count(), dead.message_count()), (1, 0));
+    queue.requeue(vec![world.get(&queue)], Returned::Failed, world.now);
+    assert_eq!((queue.message_count(), dead.message_count()), (0, 1));
+}
+
+#[test]
+fn dead_letters_tell_of_their_last_death_and_keep_their_copies() {
+    let mut world = rabbitmq_4();
+    let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
+    let copies = FieldValue::Array(vec![FieldValue::text("elsewhere")]);
+    let headers: FieldTable = [("CC", copies.clone())].into_iter().collect();
+    world.try_publish("", "q", "m", Properties::default().with_headers(raw(&headers.encode()))).unwrap();
+    queue.reject(vec![world.get(&queue)], world.now);
+    let headers = headers_of(&world.get(&dead));
+    for (name, text) in [("queue", "q"), ("reason", "rejected"), ("exchange", "")] {
+        for which in ["first", "last"] {
+            let name = format!("x-{which}-death-{name}");
+            assert_eq!(headers.get(&name), Some(&FieldValue::text(text)), "{name}");
+        }
+    }
+    assert_eq!(headers.get("CC"), Some(&copies));
+}
+
+#[test]
+fn a_client_does_not_make_up_deaths() {
+    let mut world = rabbitmq_4();
+    let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
+    let death: FieldTable = [
+        ("queue", FieldValue::text("q")),
+        ("reason", FieldValue::text("rejected")),
+        ("count", FieldValue::I64(5)),
+    ]
+    .into_iter()
+    .collect();
+    let headers: FieldTable = [
+        ("x-death", FieldValue::Array(vec![FieldValue::Table(death)])),
+        ("x-first-death-queue", FieldValue::text("made up")),
+    ]
+    .into_iter()
+    .collect();
+    let counts_and_first = |world: &World| {
+        let headers = headers_of(&world.get(&dead));
+        let Some(FieldValue::Array(deaths)) = headers.get("x-death") else { panic!("{headers:?}") };
+        let counts: Vec<_> = deaths
+            .iter()
+            .map(|death| match death {
+                FieldValue::Table(death) => death.get("count").and_then(FieldValue::as_integer),
+                _ => None,
+            })
+            .collect();
+        (counts, headers.get("x-first-death-queue").cloned())
+    };
+    world.try_publish("", "q", "m", Properties::default().with_headers(raw(&headers.encode()))).unwrap();
+    queue.reject(vec![world.get(&queue)], world.now);
+    assert_eq!(counts_and_first(&world), (vec![Some(1)], Some(FieldValue::text("q"))));
+}
+
+#[test]
+fn a_refusal_names_the_permission_that_is_missing() {
+    let world = rabbitmq_4();
+    let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
+    let authorised = world.broker.authorised(&guest, "/").unwrap();
+    world.vhost.set_permissions("guest", None).unwrap();
+    let declare = QueueDeclare { name: "q", ..Default::default() };
+    let text = "configure access to queue 'q' in vhost '/' refused for user 'guest'".to_owned();
+    assert_eq!(refusal(authorised.declare_queue(ME, &declare, world.now)), (403, text));
+    let text = "read access to queue 'q' in vhost '/' refused for user 'guest'".to_owned();
+    assert_eq!(refusal(authorised.check_read_queue("q")), (403, text));
+}
+
+#[test]
+fn an_unknown_exchange_type_costs_the_channel_and_any_delivery_mode_will_do() {
+    let mut world = rabbitmq_4();
+    let declare = ExchangeDeclare { name: "e", kind: "nope", ..Default::default() };
+    let text = "unknown exchange type 'nope'".to_owned();
+    assert_eq!(refusal(world.vhost.declare_exchange(&declare)), (406, text));
+    let queue = world.queue("q");
+    world.try_publish("", "q", "m", Properties::default().with_delivery_mode(7)).unwrap();
+    assert!(!world.get(&queue).message().traits().persistent);
+}
