@@ -32,7 +32,9 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
     if !arguments(method).is_finite() {
         return fault(ReplyCode::InternalError, NOT_FINITE.to_owned());
     }
-    let naming = if exclusive || may_be_cut(method) { Need::Own } else { Need::Any };
+    let own_if = |risky| if risky { Need::Own } else { Need::Any };
+    let is_cut = may_be_cut(method);
+    let naming = own_if(exclusive || is_cut);
     Ok(match method {
         Method::BasicQos(qos) if qos.prefetch_size != 0 => {
             return fault(ReplyCode::NotImplemented, format!("prefetch_size!=0 ({})", qos.prefetch_size));
@@ -57,13 +59,7 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
         Method::ExchangeDeclare(_)
         | Method::ExchangeDelete(_)
         | Method::ExchangeBind(_)
-        | Method::ExchangeUnbind(_) => {
-            if may_be_cut(method) {
-                Need::Own
-            } else {
-                Need::Any
-            }
-        }
+        | Method::ExchangeUnbind(_) => own_if(is_cut),
         // Streams do not support basic.get and queue.purge, and quorum queues do not support the conditions
         // of queue.delete: 540. Any method while a transaction is being committed: 504. A consumer, unless
         // judge_consume allows sharing.

@@ -265,13 +265,7 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
     ] {
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());
-        let mut neighbour = Client::connect(&pool).await;
-        neighbour.open_channel(1).await;
-        neighbour.send(1, basic::Qos::default()).await;
-        neighbour.expect("basic.qos-ok").await;
-        let mut shared = broker.next_connection().await;
-        shared.expect("channel.open").await;
-        shared.expect("basic.qos").await;
+        let (mut neighbour, _shared) = neighbour(&mut broker, &pool).await;
 
         let mut client = Client::connect(&pool).await;
         client.open_channel(1).await;
@@ -297,6 +291,18 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
         neighbour.send(1, basic::Qos::default()).await;
         neighbour.expect("basic.qos-ok").await;
     }
+}
+
+/// A client on a shared connection, and the broker's end of that.
+async fn neighbour(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
+    let mut neighbour = Client::connect(pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    let mut shared = broker.next_connection().await;
+    shared.expect("channel.open").await;
+    shared.expect("basic.qos").await;
+    (neighbour, shared)
 }
 
 /// The text of RabbitMQ 4 if it may not have queues that are neither durable nor exclusive.
@@ -326,13 +332,7 @@ async fn after_a_broker_has_denied_a_transient_queue_others_are_asked_for_on_con
     first.expect_close(541, NOT_PERMITTED).await;
 
     broker.manners.obedient.store(true, Ordering::SeqCst);
-    let mut neighbour = Client::connect(&pool).await;
-    neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
-    let mut shared = broker.next_connection().await;
-    shared.expect("channel.open").await;
-    shared.expect("basic.qos").await;
+    let _neighbour = neighbour(&mut broker, &pool).await;
     broker.fall_silent();
     let mut second = Client::connect(&pool).await;
     second.open_channel(1).await;
