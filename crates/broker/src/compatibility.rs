@@ -68,7 +68,7 @@ impl Compatibility {
     }
 
     /// Whether a queue that was declared without a type has the argument `x-queue-type`, too.
-    pub(crate) fn writes_queue_types(self) -> bool {
+    pub fn writes_queue_types(self) -> bool {
         self == Self::V4
     }
 

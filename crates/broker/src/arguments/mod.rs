@@ -24,6 +24,14 @@ pub enum QueueKind {
 }
 
 impl QueueKind {
+    /// The value of `x-queue-type` that asks for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Classic => "classic",
+            Self::Quorum => "quorum",
+        }
+    }
+
     /// The name by which RabbitMQ's error texts call this type.
     fn erlang_module(self) -> &'static str {
         match self {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::error::{DefinitionsError, EntryError};
+use crate::arguments::QueueKind;
 use crate::users::GUEST;
 
 #[derive(Debug, Clone, Default)]
@@ -21,18 +22,85 @@ pub(super) struct DefinitionsFile {
     pub(super) bindings: Vec<BindingEntry>,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "VhostEntry")]
 pub(super) struct Vhost {
     pub(super) name: String,
     /// For humans only.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) description: String,
     /// For humans only.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(skip_serializing_if = "Tags::is_empty")]
     pub(super) tags: Tags,
+    /// The type of queues that are declared without one.
+    #[serde(skip_serializing_if = "DefaultQueueType::is_classic")]
+    pub(super) default_queue_type: DefaultQueueType,
+    /// `None` leaves it as it is; operators have to lift the protection first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) protected_from_deletion: Option<bool>,
     /// Switches tracing on or off, as in RabbitMQ. It lasts until the broker stops, and is not stored.
-    #[serde(default, skip_serializing, deserialize_with = "flag")]
+    #[serde(skip_serializing)]
     pub(super) tracing: Option<bool>,
+}
+
+/// The kinds of queues that may be the default of a virtual host (RabbitMQ, "Virtual Hosts", "Default Queue Type").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DefaultQueueType {
+    // RabbitMQ writes `undefined` if none was set.
+    #[default]
+    #[serde(alias = "undefined")]
+    Classic,
+    Quorum,
+}
+
+impl DefaultQueueType {
+    fn is_classic(&self) -> bool {
+        *self == Self::Classic
+    }
+}
+
+impl From<DefaultQueueType> for QueueKind {
+    fn from(kind: DefaultQueueType) -> Self {
+        match kind {
+            DefaultQueueType::Classic => Self::Classic,
+            DefaultQueueType::Quorum => Self::Quorum,
+        }
+    }
+}
+
+/// A virtual host as it is in a file. RabbitMQ 4 writes under `metadata` what 3.10 writes beside the name.
+#[derive(Deserialize)]
+struct VhostEntry {
+    name: String,
+    #[serde(flatten)]
+    plain: VhostMetadata,
+    #[serde(default)]
+    metadata: VhostMetadata,
+    #[serde(default, deserialize_with = "flag")]
+    tracing: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+struct VhostMetadata {
+    description: Option<String>,
+    tags: Option<Tags>,
+    default_queue_type: Option<DefaultQueueType>,
+    protected_from_deletion: Option<bool>,
+}
+
+impl From<VhostEntry> for Vhost {
+    fn from(entry: VhostEntry) -> Self {
+        let VhostEntry { name, plain, metadata, tracing } = entry;
+        Self {
+            name,
+            description: metadata.description.or(plain.description).unwrap_or_default(),
+            tags: metadata.tags.or(plain.tags).unwrap_or_default(),
+            default_queue_type: metadata.default_queue_type.or(plain.default_queue_type).unwrap_or_default(),
+            protected_from_deletion: metadata.protected_from_deletion.or(plain.protected_from_deletion),
+            tracing,
+        }
+    }
 }
 
 /// A boolean, also accepted as text, as over HTTP.
@@ -147,11 +215,14 @@ pub(super) struct PolicyBody {
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(super) enum DefinitionsScope {
     #[default]
     All,
     Queues,
+    ClassicQueues,
+    QuorumQueues,
+    Streams,
     Exchanges,
 }
 
@@ -229,8 +300,7 @@ impl DefinitionsFile {
             vhosts: vec![Vhost {
                 name: vhost.clone(),
                 description: "Default virtual host".to_owned(),
-                tags: Tags::default(),
-                tracing: None,
+                ..Vhost::default()
             }],
             permissions: vec![Permission { user, vhost, configure: all(), write: all(), read: all() }],
             ..Self::default()

@@ -12,9 +12,10 @@ use super::arguments::table_of;
 use super::error::{DefinitionsError, EntryError, MAX_NAME};
 use super::format::{
     BindingEntry, DefinitionsFile, DefinitionsScope, DestinationType, ExchangeEntry, Limits, Parameter,
-    PolicyBody, QueueEntry, Tags, User,
+    PolicyBody, QueueEntry, Tags, User, Vhost,
 };
 use crate::SessionId;
+use crate::arguments::QueueKind;
 use crate::broker::Broker;
 use crate::limits::VirtualHostLimits;
 use crate::permissions::{Pattern, Permissions, TopicPermissions};
@@ -54,13 +55,23 @@ impl Broker {
             |vhost| (&vhost.name, None),
             |vhost| {
                 let added = self.add_vhost(&vhost.name);
-                self.keep_entry(Section::VirtualHosts, &[&vhost.name], vhost)?;
+                let vhost = self.with_protection(vhost);
+                self.keep_entry(Section::VirtualHosts, &[&vhost.name], &vhost)?;
+                added.set_default_queue_kind(vhost.default_queue_type.into());
                 if let Some(traced) = vhost.tracing {
                     added.set_traced(traced);
                 }
                 Ok(())
             },
         )
+    }
+
+    /// The virtual host with the protection from deletion that it has already, unless the entry says otherwise.
+    fn with_protection(&self, vhost: &Vhost) -> Vhost {
+        let before = self.definition(Section::VirtualHosts, &[&vhost.name]);
+        let before = before.and_then(|before| before.get("protected_from_deletion")?.as_bool());
+        let protected_from_deletion = vhost.protected_from_deletion.or(before);
+        Vhost { protected_from_deletion, ..vhost.clone() }
     }
 
     fn load_permissions(&self, file: &DefinitionsFile) -> Result<(), DefinitionsError> {
@@ -259,6 +270,9 @@ fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Res
         apply_to: match body.apply_to {
             DefinitionsScope::All => ApplyTo::All,
             DefinitionsScope::Queues => ApplyTo::Queues,
+            DefinitionsScope::ClassicQueues => ApplyTo::QueuesOf(QueueKind::Classic),
+            DefinitionsScope::QuorumQueues => ApplyTo::QueuesOf(QueueKind::Quorum),
+            DefinitionsScope::Streams => ApplyTo::Streams,
             DefinitionsScope::Exchanges => ApplyTo::Exchanges,
         },
         definition,

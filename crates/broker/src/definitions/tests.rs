@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{Broker, BrokerConfig, SessionId, Timestamp};
+use crate::{Broker, BrokerConfig, Section, SessionId, Timestamp};
 
 const NOW: Timestamp = Timestamp(1_000);
 
@@ -53,6 +53,46 @@ fn a_whole_file_is_loaded() {
         "the virtual host's limit"
     );
     assert!(broker.vhost("/").is_none() && broker.authenticate("guest", b"guest", true).is_err());
+}
+
+/// With the keys that RabbitMQ 3.10 does not have.
+#[test]
+fn a_file_of_rabbitmq_4_is_loaded() {
+    let broker = load(
+        r#"{
+        "rabbitmq_version": "4.3.6", "rabbitmq_definition_format": "cluster", "original_cluster_name": "rabbit@host",
+        "explanation": "Definitions of cluster 'rabbit@host'",
+        "vhosts": [{"name": "v", "limits": {"max-queues": 7},
+                    "metadata": {"description": "d", "tags": ["t"], "default_queue_type": "quorum",
+                                 "protected_from_deletion": true}}],
+        "global_parameters": [{"name": "cluster_tags", "value": []}],
+        "policies": [{"vhost": "v", "name": "p", "pattern": "^q", "apply-to": "quorum_queues", "priority": 0,
+                      "definition": {"max-length": 5}},
+                     {"vhost": "v", "name": "s", "pattern": "^s", "apply-to": "streams", "priority": 0,
+                      "definition": {"max-length": 5}}],
+        "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false, "type": "quorum",
+                    "arguments": {"x-queue-type": "quorum"}}],
+        "exchanges": [{"name": "e", "vhost": "v", "type": "fanout", "durable": true, "auto_delete": false,
+                       "arguments": {}}]
+    }"#,
+    )
+    .unwrap();
+    let queue = broker.vhost("v").unwrap().queue(SessionId(1), "q").unwrap();
+    assert_eq!(queue.arguments().max_length, Some(5));
+    let vhost = broker.definition(Section::VirtualHosts, &["v"]).unwrap();
+    assert_eq!(vhost["description"], "d");
+    assert_eq!(
+        (&vhost["default_queue_type"], &vhost["protected_from_deletion"]),
+        (&"quorum".into(), &true.into())
+    );
+    // Another description does not lift the protection.
+    broker
+        .load(&Definitions::from_json(br#"{"vhosts": [{"name": "v", "description": "new"}]}"#).unwrap(), NOW)
+        .unwrap();
+    let vhost = broker.definition(Section::VirtualHosts, &["v"]).unwrap();
+    assert_eq!((&vhost["description"], &vhost["protected_from_deletion"]), (&"new".into(), &true.into()));
+    let streams = r#"{"vhosts": [{"name": "v", "metadata": {"default_queue_type": "stream"}}]}"#;
+    assert!(load(streams).err().is_some_and(|error| error.contains("stream")), "which there are none of");
 }
 
 #[test]

@@ -35,6 +35,10 @@ pub enum ApplyTo {
     All,
     /// Queues.
     Queues,
+    /// Queues of one kind.
+    QueuesOf(QueueKind),
+    /// Nothing: streams, of which there are none.
+    Streams,
     /// Exchanges.
     Exchanges,
 }
@@ -115,11 +119,16 @@ impl Ranking {
 impl Policy {
     /// A policy with a key that this type of queue does not support does not apply at all.
     fn applies_to_queue(&self, name: &str, kind: QueueKind) -> bool {
-        self.apply_to != ApplyTo::Exchanges && self.definition.suits(kind) && self.pattern.matches(name)
+        let is_meant = match self.apply_to {
+            ApplyTo::All | ApplyTo::Queues => true,
+            ApplyTo::QueuesOf(meant) => meant == kind,
+            ApplyTo::Streams | ApplyTo::Exchanges => false,
+        };
+        is_meant && self.definition.suits(kind) && self.pattern.matches(name)
     }
 
     fn applies_to_exchange(&self, name: &str) -> bool {
-        self.apply_to != ApplyTo::Queues && self.pattern.matches(name)
+        matches!(self.apply_to, ApplyTo::All | ApplyTo::Exchanges) && self.pattern.matches(name)
     }
 }
 

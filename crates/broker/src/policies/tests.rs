@@ -176,4 +176,12 @@ fn apply_to_chooses_queues_or_exchanges() {
     assert_eq!(queue.arguments().max_length, None);
     vhost.set_policy(only(ApplyTo::Queues), NOW);
     assert_eq!(queue.arguments().max_length, Some(1));
+    for (apply_to, limit) in [
+        (ApplyTo::QueuesOf(QueueKind::Quorum), None),
+        (ApplyTo::QueuesOf(QueueKind::Classic), Some(1)),
+        (ApplyTo::Streams, None),
+    ] {
+        vhost.set_policy(only(apply_to), NOW);
+        assert_eq!(queue.arguments().max_length, limit, "{apply_to:?}");
+    }
 }

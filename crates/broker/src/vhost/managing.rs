@@ -5,6 +5,9 @@ use std::sync::Arc;
 use store::catalogue::{Catalogue, Ticket};
 
 use super::VirtualHost;
+use sync::atomic::Ordering;
+
+use crate::arguments::QueueKind;
 use crate::error::BrokerError;
 use crate::queue::Queue;
 use crate::rates::{ExchangeFlow, MessageCounts};
@@ -24,6 +27,16 @@ impl VirtualHost {
     /// Adds the counts of a queue that has been deleted.
     pub(crate) fn queue_has_passed(&self, counts: MessageCounts) {
         *self.gone.lock() += counts;
+    }
+
+    /// The kind of queues that are declared without one, if the release that is followed has such a setting.
+    pub(crate) fn default_queue_kind(&self) -> QueueKind {
+        if self.prefers_quorum.load(Ordering::Relaxed) { QueueKind::Quorum } else { QueueKind::Classic }
+    }
+
+    /// Changes the kind of queues that are declared without one from now on.
+    pub(crate) fn set_default_queue_kind(&self, kind: QueueKind) {
+        self.prefers_quorum.store(kind == QueueKind::Quorum, Ordering::Relaxed);
     }
 
     /// Counters of messages in queues that have been deleted.

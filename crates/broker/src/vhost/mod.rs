@@ -148,6 +148,8 @@ pub struct VirtualHost {
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
     compatibility: Compatibility,
+    /// Whether durable queues are quorum queues unless their declarations say otherwise.
+    prefers_quorum: AtomicBool,
     /// Counters of the default exchange, which is not in the topology.
     default_flow: Arc<ExchangeFlow>,
     /// Counters of messages in queues that have been deleted.
@@ -180,6 +182,7 @@ impl VirtualHost {
             deadlines,
             paging,
             compatibility,
+            prefers_quorum: AtomicBool::new(false),
             default_flow: Arc::default(),
             gone: Mutex::default(),
         });

@@ -63,7 +63,8 @@ impl VirtualHost {
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
         let mut arguments = declare.arguments.decode();
         if self.compatibility.writes_queue_types() && arguments.get("x-queue-type").is_none() {
-            arguments.insert("x-queue-type", FieldValue::text("classic"));
+            let kind = self.kind_without_type(declare);
+            arguments.insert("x-queue-type", FieldValue::text(kind.name()));
         }
         // The common case first: the queue exists, and no write lock is needed.
         let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
@@ -73,6 +74,12 @@ impl VirtualHost {
         self.check_queue_limit(&name)?;
         may_create(&name, &arguments)?;
         self.create_queue(session, &name, declare, arguments, now)
+    }
+
+    /// The kind of a queue that is declared without one: the default of the virtual host, unless only classic queues have
+    /// such properties.
+    fn kind_without_type(&self, declare: &QueueDeclare<'_>) -> QueueKind {
+        if declare.durable && !declare.auto_delete { self.default_queue_kind() } else { QueueKind::Classic }
     }
 
     /// Creates a queue, unless another thread has done so in the meantime.

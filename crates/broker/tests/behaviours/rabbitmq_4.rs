@@ -142,3 +142,37 @@ fn an_unknown_exchange_type_costs_the_channel_and_any_delivery_mode_will_do() {
     world.try_publish("", "q", "m", Properties::default().with_delivery_mode(7)).unwrap();
     assert!(!world.get(&queue).message().traits().persistent);
 }
+
+/// A broker with the virtual host `/`, whose queues are quorum queues unless they are declared otherwise.
+fn quorum_by_default(compatibility: Compatibility) -> std::sync::Arc<VirtualHost> {
+    let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
+    let file = br#"{"vhosts": [{"name": "/", "metadata": {"default_queue_type": "quorum"}}]}"#;
+    broker.load(&Definitions::from_json(file).unwrap(), Timestamp(1)).unwrap();
+    broker.vhost("/").unwrap()
+}
+
+#[test]
+fn a_virtual_host_has_a_default_queue_type() {
+    let declare = |vhost: &std::sync::Arc<VirtualHost>, declare: QueueDeclare<'_>| {
+        vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).map(|declared| declared.queue.kind())
+    };
+    let durable = QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() };
+    let vhost = quorum_by_default(Compatibility::V4);
+    assert_eq!(declare(&vhost, durable), Ok(QueueKind::Quorum));
+    assert_eq!(declare(&vhost, durable), Ok(QueueKind::Quorum), "the same again");
+    // Quorum queues are none of these.
+    for other in [
+        QueueDeclare { name: "transient", durable: false, ..durable },
+        QueueDeclare { name: "exclusive", exclusive: true, ..durable },
+        QueueDeclare { name: "auto-delete", auto_delete: true, ..durable },
+    ] {
+        assert_eq!(declare(&vhost, other), Ok(QueueKind::Classic), "{}", other.name);
+    }
+    let classic = table(&[("x-queue-type", FieldValue::text("classic"))]);
+    let typed = QueueDeclare { name: "typed", arguments: raw(&classic), ..durable };
+    assert_eq!(declare(&vhost, typed), Ok(QueueKind::Classic));
+    let error = declare(&vhost, QueueDeclare { name: "typed", ..durable }).unwrap_err();
+    assert!(error.to_string().contains("received 'quorum' but current is 'classic'"), "{error}");
+    let before = quorum_by_default(Compatibility::V3_10);
+    assert_eq!(declare(&before, durable), Ok(QueueKind::Classic), "3.10 has no such thing");
+}

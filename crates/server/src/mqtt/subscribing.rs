@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue, RawTable};
-use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, Section, Ticket};
+use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, QueueKind, Section, Ticket};
 use mqtt::packet::SubscribeOptions;
 use mqtt::server::{ServerConnection as Engine, SubscribeEvent};
 use mqtt::session::Subscription;
@@ -181,7 +181,10 @@ impl MqttClient {
         let is_leased = kind == SourceKind::Own(Class::Qos1) && self.outlives();
         let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
-        let arguments = expires.into_iter().collect::<FieldTable>().encode();
+        // Not the default of the virtual host: a quorum queue would drop a message that was sent to the session often.
+        let is_written = self.vhost().compatibility().writes_queue_types();
+        let kind = is_written.then(|| ("x-queue-type", FieldValue::text(QueueKind::Classic.name())));
+        let arguments = expires.into_iter().chain(kind).collect::<FieldTable>().encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();
         let declare = QueueDeclare { name, durable, auto_delete, arguments, ..QueueDeclare::default() };
         let declared = self.authorised.declare_queue(self.session_id, &declare, self.now)?;
