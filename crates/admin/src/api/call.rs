@@ -99,10 +99,14 @@ impl Call {
         self.api.broker.as_ref().ok_or_else(ApiError::not_found)
     }
 
+    /// The release of RabbitMQ whose answers are given.
+    pub(super) fn compatibility(&self) -> Compatibility {
+        self.api.served().compatibility
+    }
+
     /// The release of RabbitMQ that tools may take this for.
     pub(super) fn rabbitmq_version(&self) -> &'static str {
-        let broker = self.api.broker.as_ref();
-        broker.map_or_else(Compatibility::default, |broker| broker.compatibility()).version()
+        self.compatibility().version()
     }
 
     pub(super) fn now(&self) -> Timestamp {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use broker::Compatibility;
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
@@ -154,6 +155,9 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
         "ssl_key_exchange": null, "ssl_protocol": null, "peer_cert_issuer": null, "peer_cert_subject": null,
         "peer_cert_validity": null, "websocket": info.websocket,
     });
+    if call.compatibility() == Compatibility::V4 {
+        shown["peer_cert_serial_number"] = Value::Null;
+    }
     if let (Some(shown), Some(name)) = (shown.as_object_mut(), user_provided_name) {
         shown.insert("user_provided_name".to_owned(), name);
     }
@@ -203,7 +207,9 @@ fn show_channel(call: &Call, channel: &Channel) -> Value {
     put("confirm", json!(info.confirms));
     put("transactional", json!(info.transactional));
     put("prefetch_count", json!(info.prefetch));
-    put("global_prefetch_count", json!(info.global_prefetch));
+    if call.compatibility() == Compatibility::V3_10 {
+        put("global_prefetch_count", json!(info.global_prefetch));
+    }
     put("consumer_count", json!(info.consumers));
     put("messages_unacknowledged", json!(info.unacknowledged));
     put("messages_unconfirmed", json!(info.unconfirmed));

@@ -1,24 +1,58 @@
 //! Export and import of all definitions.
 
-use broker::{Definitions, VirtualHost};
+use broker::{Compatibility, Definitions, Section, VirtualHost};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
+use super::limits::limits_of_vhost;
+use super::{overview, vhosts};
 
 /// `GET /api/definitions`.
 pub(super) fn export(call: &Call) -> ApiAnswer {
     let mut file = call.broker()?.export(None);
-    file.insert("product_name".to_owned(), json!("Leveret"));
-    file.insert("product_version".to_owned(), json!(call.api.process.version()));
-    file.insert("rabbitmq_version".to_owned(), json!(call.rabbitmq_version()));
+    add_versions(call, &mut file);
+    if call.compatibility() == Compatibility::V4 {
+        for vhost in file.get_mut("vhosts").and_then(Value::as_array_mut).into_iter().flatten() {
+            let name = vhost["name"].as_str().unwrap_or_default();
+            *vhost = json!({
+                "name": name, "limits": limits_of_vhost(call, name)?, "metadata": vhosts::metadata(vhost),
+            });
+        }
+        let cluster = overview::name_of_cluster(call);
+        add_origin(&mut file, "cluster", "original_cluster_name", &cluster);
+    }
     Ok(show(call, file))
 }
 
 /// `GET /api/definitions/{vhost}`.
 pub(super) fn export_vhost(call: &Call) -> ApiAnswer {
-    let vhost = call.vhost()?;
-    Ok(show(call, call.broker()?.export(Some(&*vhost))))
+    let (broker, vhost) = (call.broker()?, call.vhost()?);
+    let mut file = broker.export(Some(&*vhost));
+    if call.compatibility() == Compatibility::V4 {
+        add_versions(call, &mut file);
+        let definition = broker.definition(Section::VirtualHosts, &[vhost.name()]).unwrap_or_default();
+        let metadata = vhosts::metadata(&definition);
+        file.insert("description".to_owned(), metadata["description"].clone());
+        file.insert("metadata".to_owned(), metadata);
+        file.insert("limits".to_owned(), limits_of_vhost(call, vhost.name())?.into());
+        add_origin(&mut file, "virtual host", "original_vhost_name", vhost.name());
+    }
+    Ok(show(call, file))
+}
+
+fn add_versions(call: &Call, file: &mut Map<String, Value>) {
+    file.insert("product_name".to_owned(), json!("Leveret"));
+    file.insert("product_version".to_owned(), json!(call.api.process.version()));
+    file.insert("rabbitmq_version".to_owned(), json!(call.rabbitmq_version()));
+}
+
+/// Adds what RabbitMQ 4 tells of the place where a file is from.
+fn add_origin(file: &mut Map<String, Value>, what: &str, key: &str, name: &str) {
+    let format = if what == "cluster" { "cluster" } else { "single_virtual_host" };
+    file.insert("rabbitmq_definition_format".to_owned(), json!(format));
+    file.insert("explanation".to_owned(), json!(format!("Definitions of {what} '{name}'")));
+    file.insert(key.to_owned(), json!(name));
 }
 
 /// `POST /api/definitions`. As in RabbitMQ, the entries before the first invalid one stay loaded.

@@ -85,6 +85,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found", reason)
     }
 
+    /// 412 for an object whose state forbids the change.
+    pub(super) fn precondition_failed(reason: String) -> Self {
+        Self::new(StatusCode::PRECONDITION_FAILED, "precondition_failed", reason)
+    }
+
     /// 405 for a method that the path does not have.
     pub(super) fn method_not_allowed(allow: String) -> Self {
         let refused = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method Not Allowed");

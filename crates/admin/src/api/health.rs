@@ -1,6 +1,6 @@
 //! Health checks: 200 on success, 503 with the problem on failure.
 
-use broker::{Body, Publish, QueueDeclare};
+use broker::{Body, Compatibility, Publish, QueueDeclare};
 use serde_json::{Value, json};
 
 use super::SESSION;
@@ -14,6 +14,7 @@ pub(super) fn aliveness(call: &Call) -> ApiAnswer {
     let authorised = call.authorised()?;
     let declare = QueueDeclare { name: QUEUE, ..QueueDeclare::default() };
     authorised.check_read_queue(QUEUE).map_err(failed)?;
+    let is_new = authorised.vhost().find_queue(QUEUE).is_none();
     let declared = authorised.declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
     let mut publisher = publisher(&authorised);
     let publish = Publish {
@@ -24,7 +25,11 @@ pub(super) fn aliveness(call: &Call) -> ApiAnswer {
     };
     publisher.publish(publish, call.now()).map_err(failed)?;
     publisher.flush(call.now());
-    match take_one(call, &authorised, &declared.queue) {
+    let got = take_one(call, &authorised, &declared.queue);
+    if is_new && call.compatibility() == Compatibility::V4 {
+        authorised.vhost().delete_queue(SESSION, QUEUE, false, false)?;
+    }
+    match got {
         Some(_) => ok(),
         None => Err(ApiError::unhealthy(json!({"status": "failed", "reason": "no message came back"}))),
     }
@@ -46,6 +51,15 @@ pub(super) fn alarms(call: &Call) -> ApiAnswer {
     Err(ApiError::unhealthy(json!({"status": "failed", "reason": reason, "alarms": stand})))
 }
 
+/// `GET /api/healthchecks/node`, also with the name of the node.
+pub(super) fn alarms_of_node(call: &Call) -> ApiAnswer {
+    match call.at("node") {
+        "" => alarms(call),
+        node if node == call.api.process.node_name() => alarms(call),
+        _ => Err(ApiError::not_found()),
+    }
+}
+
 /// `GET /api/health/checks/port-listener/{port}`.
 pub(super) fn port(call: &Call) -> ApiAnswer {
     let port: u16 = call.at("port").parse().map_err(|_| ApiError::bad_request("port is not a number"))?;
@@ -59,16 +73,40 @@ pub(super) fn port(call: &Call) -> ApiAnswer {
 
 /// `GET /api/health/checks/protocol-listener/{protocol}`.
 pub(super) fn protocol(call: &Call) -> ApiAnswer {
-    let asked = call.at("protocol");
-    let wanted = asked.to_ascii_lowercase();
-    let protocols: Vec<&str> =
-        call.api.process.listeners().iter().map(|listener| listener.protocol).collect();
+    let wanted = call.at("protocol").to_ascii_lowercase();
+    let protocols = protocols_of(call);
     if let Some(protocol) = protocols.iter().find(|protocol| is_name_of(&wanted, protocol)) {
         return Ok(Reply::json(json!({"status": "ok", "protocol": protocol})));
     }
+    Err(no_listener(&json!(wanted), &protocols))
+}
+
+/// `GET /api/health/checks/protocol-listener/{protocols}`.
+pub(super) fn protocols(call: &Call) -> ApiAnswer {
+    let wanted = call.at("protocols").to_ascii_lowercase();
+    let protocols = protocols_of(call);
+    let is_served = |wanted: &str| protocols.iter().any(|protocol| is_name_of(wanted, protocol));
+    let missing: Vec<&str> = wanted.split(',').map(str::trim).filter(|wanted| !is_served(wanted)).collect();
+    if missing.is_empty() {
+        return Ok(Reply::json(json!({"status": "ok", "protocols": protocols})));
+    }
+    Err(no_listener(&json!(missing), &protocols))
+}
+
+/// The protocols of all listeners, each once.
+fn protocols_of(call: &Call) -> Vec<&'static str> {
+    let mut protocols: Vec<_> =
+        call.api.process.listeners().iter().map(|listener| listener.protocol).collect();
+    protocols.sort_unstable();
+    protocols.dedup();
+    protocols
+}
+
+fn no_listener(missing: &Value, protocols: &[&str]) -> ApiError {
     let reason = "No active listener";
-    let body = json!({"status": "failed", "reason": reason, "missing": asked, "protocols": protocols});
-    Err(ApiError::unhealthy(body))
+    ApiError::unhealthy(
+        json!({"status": "failed", "reason": reason, "missing": missing, "protocols": protocols}),
+    )
 }
 
 /// Whether this is one of RabbitMQ's names of a listener's protocol.
@@ -83,6 +121,27 @@ fn is_name_of(name: &str, protocol: &str) -> bool {
 /// Checks that always succeed in Leveret.
 pub(super) fn fine(_: &Call) -> ApiAnswer {
     ok()
+}
+
+/// `GET /api/health/checks/metadata-store/initialized/with-data`.
+pub(super) fn defined(call: &Call) -> ApiAnswer {
+    if !call.broker()?.vhosts().is_empty() {
+        return ok();
+    }
+    Err(ApiError::unhealthy(json!({"status": "failed", "reason": "there are no virtual hosts"})))
+}
+
+/// `GET /api/health/checks/below-node-connection-limit`.
+pub(super) fn connection_limit(call: &Call) -> ApiAnswer {
+    let limits = call.api.process.limits();
+    let (most, open) = (limits["connections"]["total"].as_u64(), limits["open_connections"].as_u64());
+    if most.is_none_or(|most| open.is_some_and(|open| open < most)) {
+        return ok();
+    }
+    let reason = "node connection limit is reached";
+    Err(ApiError::unhealthy(
+        json!({"status": "failed", "reason": reason, "connections": open, "limit": most}),
+    ))
 }
 
 /// Checks of clusters, which always succeed on a single node.

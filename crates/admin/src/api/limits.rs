@@ -95,7 +95,8 @@ fn value(call: &Call) -> Result<Value, ApiError> {
     value.map(Value::from).ok_or_else(|| ApiError::bad_request("value is not a number"))
 }
 
-fn limits_of_vhost(call: &Call, vhost: &str) -> Result<Map<String, Value>, ApiError> {
+/// The limits of a virtual host, as they are in definitions.
+pub(super) fn limits_of_vhost(call: &Call, vhost: &str) -> Result<Map<String, Value>, ApiError> {
     let entry = call.broker()?.definition(Section::Parameters, &[vhost, OF_VHOST[0], OF_VHOST[1]]);
     Ok(entry.and_then(|entry| entry["value"].as_object().cloned()).unwrap_or_default())
 }

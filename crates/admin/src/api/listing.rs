@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use broker::Pattern;
+use broker::{Compatibility, Pattern};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
@@ -177,11 +177,11 @@ impl Page {
     }
 
     fn count(self, items: usize) -> usize {
-        items.div_ceil(self.size).max(1)
+        items.div_ceil(self.size)
     }
 
     fn range(self, items: usize) -> Result<std::ops::Range<usize>, ApiError> {
-        if self.number > self.count(items) {
+        if self.number > self.count(items).max(1) {
             return Err(ApiError::invalid(
                 "page_out_of_range",
                 format!("Page out of range, page: {} page size: {}, len: {items}", self.number, self.size),
@@ -195,6 +195,8 @@ impl Page {
 enum Filter {
     Part(String),
     Pattern(Pattern),
+    /// Not a regular expression, which nothing matches in RabbitMQ 4.
+    Nothing,
 }
 
 impl Filter {
@@ -203,6 +205,7 @@ impl Filter {
             // Case-insensitive, as in RabbitMQ.
             Self::Part(part) => name.to_lowercase().contains(part),
             Self::Pattern(pattern) => pattern.matches(name),
+            Self::Nothing => false,
         }
     }
 }
@@ -212,10 +215,11 @@ fn filter(call: &Call) -> Result<Option<Filter>, ApiError> {
     if !call.asks("use_regex") {
         return Ok(Some(Filter::Part(name.to_lowercase())));
     }
-    let pattern = Pattern::new(&format!("(?i){name}"));
-    pattern
-        .map(|pattern| Some(Filter::Pattern(pattern)))
-        .map_err(|_| ApiError::bad_request("Pagination parameters are invalid"))
+    match (Pattern::new(&format!("(?i){name}")), call.compatibility()) {
+        (Ok(pattern), _) => Ok(Some(Filter::Pattern(pattern))),
+        (Err(_), Compatibility::V3_10) => Err(ApiError::bad_request("Pagination parameters are invalid")),
+        (Err(_), Compatibility::V4) => Ok(Some(Filter::Nothing)),
+    }
 }
 
 /// Keeps only the given columns, such as `name` or `message_stats.publish`.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::ReplyCode;
 use amqp::content::max_properties_len;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use broker::{
-    AuthorisedSession, Body, Delivery, Fetched, Got, Publish, Publisher, Queue, Returned, TracedConnection,
-    Waiter,
+    AuthorisedSession, Body, BrokerError, Compatibility, Delivery, Fetched, Got, Publish, Publisher, Queue,
+    Returned, TracedConnection, Waiter,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -51,12 +52,19 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
         properties: &properties,
         body: Body::Chunks(&[payload]),
     };
-    let routed = publisher.publish(publish, call.now()).map_err(|error| ApiError::of_publish(&error))?;
+    let routed = publisher.publish(publish, call.now()).map_err(|error| not_published(call, &error))?;
     let flushed = publisher.flush(call.now());
     if !flushed.refused.is_empty() {
         return Err(ApiError::bad_request("rejected"));
     }
     Ok(Reply::json(json!({"routed": routed})).when_stored(flushed.until))
+}
+
+fn not_published(call: &Call, error: &BrokerError) -> ApiError {
+    match (call.compatibility(), error.reply_code()) {
+        (Compatibility::V4, ReplyCode::NotFound) => ApiError::missing("exchange_not_found"),
+        _ => ApiError::of_publish(error),
+    }
 }
 
 /// Creates the publisher of a request.
@@ -91,7 +99,7 @@ pub(super) fn get(call: &Call) -> ApiAnswer {
     let authorised = call.authorised()?;
     let name = call.at("name");
     authorised.check_read_queue(name).map_err(|error| ApiError::of_operation(&error))?;
-    let queue = open(&authorised, name)?;
+    let queue = open(call, &authorised, name)?;
     let taken = take(call, &queue, &wanted);
     trace(call, &authorised, &queue, taken.iter().map(|(delivery, _)| delivery));
     // The messages are settled or requeued below, so nothing in between may fail.
@@ -106,8 +114,13 @@ pub(super) fn get(call: &Call) -> ApiAnswer {
     Ok(Reply::json(shown))
 }
 
-fn open(authorised: &AuthorisedSession, name: &str) -> Result<Arc<Queue>, ApiError> {
-    authorised.vhost().queue(SESSION, name).map_err(|error| ApiError::of_operation(&error))
+fn open(call: &Call, authorised: &AuthorisedSession, name: &str) -> Result<Arc<Queue>, ApiError> {
+    authorised.vhost().queue(SESSION, name).map_err(|error| {
+        match (call.compatibility(), error.reply_code()) {
+            (Compatibility::V4, ReplyCode::NotFound) => ApiError::missing("queue_not_found"),
+            _ => ApiError::of_operation(&error),
+        }
+    })
 }
 
 /// The options of a request to get messages.

@@ -24,6 +24,7 @@ mod definitions;
 mod durable;
 mod error;
 mod exchanges;
+mod features;
 mod health;
 mod leveret;
 mod limits;
@@ -92,6 +93,12 @@ impl Api {
             large_bodies: Semaphore::new(LARGE_BODIES),
             answers: Arc::default(),
         })
+    }
+
+    fn served(&self) -> routes::Served {
+        let broker = self.broker.as_ref();
+        let compatibility = broker.map(|broker| broker.compatibility()).unwrap_or_default();
+        routes::Served { has_broker: broker.is_some(), compatibility }
     }
 }
 

@@ -4,17 +4,17 @@ use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
 use super::login::Who;
-use super::routes::{Action, Back, ROUTES, Route, Size, Verb};
+use super::routes::{Action, ROUTES, Route, Served, Size, Verb};
 
 /// `GET /api/openapi.json`.
 pub(super) fn description(call: &Call) -> ApiAnswer {
-    Ok(Reply::json(describe(call.api.process.version(), call.api.broker.is_some())))
+    Ok(Reply::json(describe(call.api.process.version(), call.api.served())))
 }
 
-/// Describes the routes that exist with a broker, or without one.
-fn describe(version: &str, has_broker: bool) -> Value {
+/// Describes the routes that an API has.
+fn describe(version: &str, served: Served) -> Value {
     let mut paths = Map::new();
-    for route in ROUTES.iter().filter(|route| has_broker || route.back == Back::Any) {
+    for route in ROUTES.iter().filter(|route| served.has(route)) {
         let mut actions = Map::new();
         actions.insert("parameters".to_owned(), path_parameters(route));
         for action in route.actions {
@@ -96,8 +96,12 @@ fn responses(route: &Route, action: &Action) -> Value {
             json!({"$ref": "#/components/schemas/List"})
         } else if route.path.ends_with("/get") {
             json!({"type": "array", "items": {"type": "object"}})
-        } else if matches!(route.path, "extensions" | "feature-flags" | "leveret/environment") {
+        } else if matches!(route.path, "extensions" | "feature-flags" | "leveret/environment")
+            || route.path.starts_with("deprecated-features")
+        {
             json!({"type": "array"})
+        } else if route.path == "version" {
+            json!({"type": "string"})
         } else {
             json!({"type": "object"})
         };
@@ -114,6 +118,9 @@ fn responses(route: &Route, action: &Action) -> Value {
     put("403", refused("The request comes from a page of another origin, or from another machine"));
     put("404", refused("It is not there"));
     put("408", refused("The body did not come in time"));
+    if action.verb == Verb::Delete && route.path == "vhosts/{vhost}" {
+        put("412", refused("It is protected from deletion"));
+    }
     put("413", refused("The body is too large"));
     put("429", refused("Too many failed logins"));
     let unwell = json!({"description": "Not well, or the disk does not take the change", "content": {"application/json": {"schema": {"type": "object"}}}});
@@ -125,8 +132,9 @@ fn responses(route: &Route, action: &Action) -> Value {
 fn body_of(route: &Route, action: &Action) -> Option<Value> {
     let name = match (action.verb, route.path) {
         (Verb::Get | Verb::Delete, _) => return None,
-        (_, "rebalance/queues" | "leveret/drain") => return None,
-        (_, path) if action.size == Size::Large && path.starts_with("definitions") => "Definitions",
+        _ if action.size == Size::Nothing => return None,
+        (_, path) if path.starts_with("definitions") || path == "all-configuration" => "Definitions",
+        (_, path) if path.starts_with("feature-flags/") => "Anything",
         (_, path) if path.ends_with("/publish") => "Publish",
         (_, path) if path.ends_with("/get") => "Get",
         (_, path) if path.ends_with("/actions") => "QueueAction",
@@ -176,6 +184,7 @@ fn schemas() -> Value {
             }), &["items", "page", "page_count", "page_size", "item_count", "filtered_count", "total_count"]),
         ]},
         "Definitions": object(json!({}), &[]),
+        "Anything": anything(),
         "Publish": object(json!({
             "properties": anything(), "routing_key": text(), "payload": text(),
             "payload_encoding": {"type": "string", "enum": ["string", "base64"]},
@@ -196,7 +205,10 @@ fn schemas() -> Value {
             "type": text(), "durable": flag(), "auto_delete": flag(), "internal": flag(), "arguments": anything(),
         }), &[]),
         "Binding": object(json!({"routing_key": text(), "arguments": anything()}), &[]),
-        "VirtualHost": object(json!({"description": text(), "tags": tags()}), &[]),
+        "VirtualHost": object(json!({
+            "description": text(), "tags": tags(),
+            "default_queue_type": {"type": "string", "enum": ["classic", "quorum"]},
+        }), &[]),
         "Users": object(json!({"users": {"type": "array", "items": text()}}), &["users"]),
         "User": object(json!({
             "password": text(), "password_hash": text(), "hashing_algorithm": text(), "tags": tags(),
@@ -205,7 +217,9 @@ fn schemas() -> Value {
         "TopicPermission": object(json!({"exchange": text(), "write": text(), "read": text()}), &["exchange", "write", "read"]),
         "Policy": object(json!({
             "pattern": text(), "definition": anything(), "priority": {"type": "integer"},
-            "apply-to": {"type": "string", "enum": ["all", "queues", "exchanges"]},
+            "apply-to": {"type": "string", "enum": [
+                "all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges",
+            ]},
         }), &["pattern", "definition"]),
         "Limit": object(json!({"value": {"type": "integer"}}), &["value"]),
         "Name": object(json!({"name": text()}), &["name"]),
@@ -215,25 +229,35 @@ fn schemas() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use broker::Compatibility;
+
     use super::*;
 
     #[test]
     fn every_route_is_described() {
-        let description = describe("1", true);
-        for route in ROUTES {
+        for compatibility in [Compatibility::V3_10, Compatibility::V4] {
+            every_route_of_a_release_is_described(Served { has_broker: true, compatibility });
+        }
+    }
+
+    fn every_route_of_a_release_is_described(served: Served) {
+        let description = describe("1", served);
+        for route in ROUTES.iter().filter(|route| served.has(route)) {
             let described = &description["paths"][format!("/{}", route.path)];
             for action in route.actions {
                 assert!(described[action.verb.name().to_lowercase()].is_object(), "{}", route.path);
             }
         }
-        let without = describe("1", false);
+        let without = describe("1", Served { has_broker: false, ..served });
         assert!(without["paths"]["/queues"].is_null() && without["paths"]["/leveret/limits"].is_object());
     }
 
     #[test]
     fn operations_have_names_of_their_own() {
+        let served = Served { has_broker: true, compatibility: Compatibility::V4 };
         let mut names: Vec<String> = ROUTES
             .iter()
+            .filter(|route| served.has(route))
             .flat_map(|route| {
                 route.actions.iter().map(|action| format!("{} {}", action.verb.name(), route.path))
             })

@@ -1,6 +1,6 @@
 //! The broker as a whole: overview, node and cluster name.
 
-use broker::{Broker, Section};
+use broker::{Broker, Compatibility, PasswordHash, QueueKind, Section};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply, require};
@@ -20,7 +20,14 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
     put("product_version", json!(call.api.process.version()));
     put("product_name", json!("Leveret"));
     put("rabbitmq_version", json!(call.rabbitmq_version()));
-    put("cluster_name", json!(name_of(call, &node.name)));
+    put("cluster_name", json!(name_of_cluster(call)));
+    if call.compatibility() == Compatibility::V4 {
+        put("cluster_tags", tags_of_cluster(call));
+        put("node_tags", json!({}));
+        put("default_queue_type", json!(QueueKind::default().name()));
+        put("is_op_policy_updating_enabled", json!(true));
+        put("require_definition_json_extension", json!(false));
+    }
     put("disable_stats", json!(false));
     put("enable_queue_totals", json!(false));
     put("statistics_db_event_queue", json!(0));
@@ -40,7 +47,16 @@ pub(super) fn overview(call: &Call) -> ApiAnswer {
 
 /// `GET /api/whoami`.
 pub(super) fn whoami(call: &Call) -> ApiAnswer {
-    Ok(Reply::json(json!({"name": call.user.name(), "tags": call.user.tags})))
+    let mut shown = json!({"name": call.user.name(), "tags": call.user.tags});
+    if call.compatibility() == Compatibility::V4 {
+        shown["is_internal_user"] = json!(true);
+    }
+    Ok(Reply::json(shown))
+}
+
+/// `GET /api/version`.
+pub(super) fn version(call: &Call) -> ApiAnswer {
+    Ok(Reply::json(call.rabbitmq_version()))
 }
 
 /// `GET /api/auth`: the only login is by user and password.
@@ -48,26 +64,29 @@ pub(super) fn auth(_: &Call) -> ApiAnswer {
     Ok(Reply::json(json!({"enable_uaa": false, "uaa_client_id": "", "uaa_location": ""})))
 }
 
+/// `GET /api/auth/hash_password/{password}`: what `password_hash` of a user is to be for that password.
+pub(super) fn hash_password(call: &Call) -> ApiAnswer {
+    let (hash, _) = PasswordHash::new(call.at("password").as_bytes()).write();
+    Ok(Reply::json(json!({"ok": hash})))
+}
+
+/// `DELETE /api/reset`, and of the node: no figures are collected that could be forgotten.
+pub(super) fn reset(call: &Call) -> ApiAnswer {
+    match call.at("node") {
+        "" => Ok(Reply::no_content()),
+        node if node == call.api.process.node_name() => Ok(Reply::no_content()),
+        _ => Err(ApiError::not_found()),
+    }
+}
+
 /// `GET /api/extensions`.
 pub(super) fn extensions(_: &Call) -> ApiAnswer {
     Ok(Reply::json(json!([])))
 }
 
-/// `GET /api/feature-flags`: RabbitMQ's flags whose features Leveret has.
-pub(super) fn feature_flags(_: &Call) -> ApiAnswer {
-    let flag = |(name, about): &(&str, &str)| {
-        json!({
-            "name": name, "desc": about, "doc_url": "", "state": "enabled", "stability": "stable",
-            "provided_by": "leveret",
-        })
-    };
-    Ok(Reply::json(FEATURES.iter().map(flag).collect::<Vec<_>>()))
-}
-
 /// `GET /api/cluster-name`.
 pub(super) fn cluster_name(call: &Call) -> ApiAnswer {
-    let name = name_of(call, &call.api.process.node().name);
-    Ok(Reply::json(json!({"name": name})))
+    Ok(Reply::json(json!({"name": name_of_cluster(call)})))
 }
 
 /// `PUT /api/cluster-name`.
@@ -111,10 +130,14 @@ pub(super) fn columns(call: &Call, value: Value) -> Value {
 /// The listeners, with RabbitMQ's names of their protocols.
 fn listeners(call: &Call, node: &str) -> Value {
     let show = |listener: &ListenerInfo| {
-        json!({
+        let mut shown = json!({
             "node": node, "protocol": listener.protocol, "ip_address": listener.host, "port": listener.port,
             "socket_opts": {},
-        })
+        });
+        if call.compatibility() == Compatibility::V4 {
+            shown["tls"] = json!(listener.is_tls());
+        }
+        shown
     };
     Value::Array(call.api.process.listeners().iter().map(show).collect())
 }
@@ -131,11 +154,19 @@ fn contexts(call: &Call, node: &str) -> Value {
     Value::Array(http.map(show).collect())
 }
 
-fn name_of(call: &Call, node: &str) -> String {
+/// The global parameter `cluster_tags`, which RabbitMQ stores as a list if it is empty.
+fn tags_of_cluster(call: &Call) -> Value {
+    let set = call.api.broker.as_ref();
+    let set = set.and_then(|broker| broker.definition(Section::GlobalParameters, &["cluster_tags"]));
+    set.map(|mut set| set["value"].take()).filter(Value::is_object).unwrap_or_else(|| json!({}))
+}
+
+/// The name that operators have given to the broker, or else that of the node.
+pub(super) fn name_of_cluster(call: &Call) -> String {
     let set = call.api.broker.as_ref().and_then(|broker| {
         broker.definition(Section::GlobalParameters, &[CLUSTER_NAME])?["value"].as_str().map(str::to_owned)
     });
-    set.unwrap_or_else(|| node.to_owned())
+    set.unwrap_or_else(|| call.api.process.node_name().to_owned())
 }
 
 fn exchange_types() -> Value {
@@ -260,16 +291,4 @@ const MECHANISMS: &[(&str, &str)] = &[
     ("AMQPLAIN", "QPid AMQPLAIN mechanism"),
     ("EXTERNAL", "SASL EXTERNAL authentication mechanism"),
     ("PLAIN", "SASL PLAIN authentication mechanism"),
-];
-
-const FEATURES: &[(&str, &str)] = &[
-    ("drop_unroutable_metric", "Count unroutable publishes to be dropped in stats"),
-    ("empty_basic_get_metric", "Count AMQP `basic.get` on empty queues in stats"),
-    (
-        "implicit_default_bindings",
-        "Default bindings are now implicit, instead of being stored in the database",
-    ),
-    ("quorum_queue", "Support queues of type `quorum`"),
-    ("user_limits", "Configure connection and channel limits for a user"),
-    ("virtual_host_metadata", "Virtual host metadata (description, tags, etc)"),
 ];

@@ -168,6 +168,12 @@ pub struct ListenerInfo {
     pub port: u16,
 }
 
+impl ListenerInfo {
+    pub(super) fn is_tls(&self) -> bool {
+        self.protocol.ends_with("/ssl") || self.protocol == "https"
+    }
+}
+
 /// A listener over TLS.
 #[derive(Debug, Clone, Default)]
 pub struct TlsListener {

@@ -1,6 +1,6 @@
 //! Queues.
 
-use broker::{QueueDeclare, QueueKind, VirtualHost, json_of};
+use broker::{Compatibility, QueueDeclare, VirtualHost, json_of};
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
@@ -86,11 +86,15 @@ pub(super) fn purge(call: &Call) -> ApiAnswer {
     Ok(Reply::no_content().when_stored(until))
 }
 
-/// `POST /api/queues/{vhost}/{name}/actions`: does nothing, since queues have no mirrors to synchronise.
+/// `POST /api/queues/{vhost}/{name}/actions`: does nothing, since there are no mirrors to synchronise, which RabbitMQ 4 has not
+/// either.
 pub(super) fn act(call: &Call) -> ApiAnswer {
     find(call)?;
+    let has_mirrors = call.compatibility() == Compatibility::V3_10;
     match call.object()?.get("action") {
-        Some(Value::String(action)) if matches!(&**action, "sync" | "cancel_sync") => Ok(Reply::no_content()),
+        Some(Value::String(action)) if has_mirrors && matches!(&**action, "sync" | "cancel_sync") => {
+            Ok(Reply::no_content())
+        }
         Some(other) => Err(ApiError::bad_request(json!(["unknown", other]))),
         None => Err(ApiError::key_missing(&["action"])),
     }
@@ -111,7 +115,7 @@ fn show(call: &Call, listed: &Listed) -> Value {
     put("name", json!(&**queue.name()));
     put("vhost", json!(vhost.name()));
     put("node", json!(call.api.process.node_name()));
-    put("type", json!(kind_of(queue.kind())));
+    put("type", json!(queue.kind().name()));
     put("state", json!("running"));
     put("durable", json!(properties.durable));
     put("auto_delete", json!(properties.auto_delete));
@@ -149,11 +153,4 @@ fn put_policies(
     put("policy", json!(policy));
     put("operator_policy", json!(operator));
     put("effective_policy_definition", definition);
-}
-
-fn kind_of(kind: QueueKind) -> &'static str {
-    match kind {
-        QueueKind::Classic => "classic",
-        QueueKind::Quorum => "quorum",
-    }
 }

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header, request
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use broker::Compatibility;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use percent_encoding::percent_decode_str;
 use tokio::sync::{OwnedSemaphorePermit, SemaphorePermit};
@@ -40,11 +41,14 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
 
 async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    let answer = match answer(api, &head, body).await {
+    let served = api.served();
+    let found = routes::find(head.uri.path(), served);
+    let allow = found.as_ref().map_or_else(|| NO_ROUTE.to_owned(), Found::allow);
+    let answer = match answer(api, found, &head, body).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     };
-    with_headers(answer)
+    with_headers(answer, Some(allow).filter(|_| served.compatibility == Compatibility::V4))
 }
 
 /// Middleware for routes outside the API: lets a request pass if its user may see everything in the API.
@@ -57,13 +61,24 @@ pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, 
     }
 }
 
-async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Response, ApiError> {
-    let found = routes::find(head.uri.path(), api.broker.is_some()).ok_or_else(ApiError::not_found)?;
+async fn answer(
+    api: Arc<Api>,
+    found: Option<Found>,
+    head: &request::Parts,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let allow = found.as_ref().map_or_else(|| NO_ROUTE.to_owned(), Found::allow);
     if head.method == Method::OPTIONS {
-        return Ok(response(Reply::no_content().allowing(found.allow()), None));
+        return Ok(response(Reply::no_content().allowing(allow), None));
     }
+    let Some(found) = found else {
+        return Err(match head.method {
+            Method::GET | Method::HEAD => ApiError::not_found(),
+            _ => ApiError::method_not_allowed(allow),
+        });
+    };
     let Some(action) = found.action(&head.method) else {
-        return Err(ApiError::method_not_allowed(found.allow()));
+        return Err(ApiError::method_not_allowed(allow));
     };
     check_origin(head)?;
     let user = log_in(&api, head, action.who)?;
@@ -72,7 +87,7 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
     let at_work = work.map(Work::begin);
     let (body, _room) = read(&api, head, action, body).await?;
-    let Found { names, .. } = found;
+    let Found { route, names } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
     let run = action.run;
@@ -86,7 +101,8 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
         Ok::<_, ApiError>((reply, body))
     });
     let (reply, body) = reply.await.map_err(|error| {
-        tracing::error!(%error, path = head.uri.path(), "a request of the management API failed");
+        // Not the path itself, which may hold a password.
+        tracing::error!(%error, path = route.path, "a request of the management API failed");
         ApiError::internal()
     })??;
     durable::wait(&api, reply.until).await?;
@@ -223,7 +239,11 @@ fn response(reply: Reply, body: Option<Bytes>) -> Response {
     response
 }
 
-fn with_headers(mut response: Response) -> Response {
+/// Completes a response; `allow` is the methods of the path if all responses are to tell them.
+fn with_headers(mut response: Response, allow: Option<String>) -> Response {
+    if let Some(allow) = allow.and_then(|allow| allow.parse().ok()) {
+        response.headers_mut().entry(header::ALLOW).or_insert(allow);
+    }
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         // As in RabbitMQ, without a body.
         *response.body_mut() = Body::empty();
@@ -232,6 +252,9 @@ fn with_headers(mut response: Response) -> Response {
     }
     response
 }
+
+/// The methods of a path that does not exist, as RabbitMQ tells them.
+const NO_ROUTE: &str = "HEAD, GET, OPTIONS";
 
 /// Maximum bytes of a usual body: a definition with a long list of arguments.
 const USUAL_BODY: usize = 1 << 20;
@@ -305,7 +328,7 @@ mod tests {
     fn log_in_here(api: &Api, headers: &[(&str, &str)]) -> Result<User, ApiError> {
         let mut head = parts("GET", headers);
         head.extensions.insert(Caller { ip: "127.0.0.1".parse().ok(), is_local: true });
-        let found = routes::find("/api/overview", api.broker.is_some()).unwrap();
+        let found = routes::find("/api/overview", api.served()).unwrap();
         log_in(api, &head, found.action(&Method::GET).unwrap().who)
     }
 
@@ -341,7 +364,8 @@ mod tests {
         let (_, api) = world();
         let mut head = parts("GET", &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
         head.extensions.insert(Caller { ip: None, is_local: true });
-        let response = answer(Arc::clone(&api), &head, Body::empty()).await.unwrap();
+        let found = routes::find(head.uri.path(), api.served());
+        let response = answer(Arc::clone(&api), found, &head, Body::empty()).await.unwrap();
         assert!(api.answers.unread() > 0);
         drop(response);
         assert_eq!(api.answers.unread(), 0);

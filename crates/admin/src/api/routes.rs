@@ -2,6 +2,7 @@
 //! generated from the same table.
 
 use axum::http::Method;
+use broker::Compatibility;
 use percent_encoding::percent_decode_str;
 
 use super::call::{ApiAnswer, Call};
@@ -9,8 +10,8 @@ use super::login::Who::{
     self, Administrator, Anyone, AnyoneMonitors, Everybody, Member, Monitoring, Policymaker,
 };
 use super::{
-    bindings, certificates, connections, consumers, definitions, exchanges, health, leveret, limits,
-    messages, openapi, overview, parameters, permissions, policies, queues, users, vhosts,
+    bindings, certificates, connections, consumers, definitions, exchanges, features, health, leveret,
+    limits, messages, openapi, overview, parameters, permissions, policies, queues, users, vhosts,
 };
 
 /// A path and its methods.
@@ -18,7 +19,23 @@ pub(super) struct Route {
     /// Below `/api/`, with variable parts in braces.
     pub(super) path: &'static str,
     pub(super) back: Back,
+    /// The only release of RabbitMQ that has the path, unless both have it.
+    pub(super) only: Option<Compatibility>,
     pub(super) actions: &'static [Action],
+}
+
+/// The backend and the release that an API serves, on which its paths depend.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Served {
+    pub(super) has_broker: bool,
+    pub(super) compatibility: Compatibility,
+}
+
+impl Served {
+    pub(super) fn has(self, route: &Route) -> bool {
+        (self.has_broker || route.back == Back::Any)
+            && route.only.is_none_or(|release| release == self.compatibility)
+    }
 }
 
 /// The backend that a path requires.
@@ -72,7 +89,7 @@ impl Verb {
 
 /// The route that matches a request's path.
 pub(super) struct Found {
-    route: &'static Route,
+    pub(super) route: &'static Route,
     /// The variable parts by their names, decoded.
     pub(super) names: Vec<(&'static str, String)>,
 }
@@ -104,12 +121,12 @@ impl Found {
 }
 
 /// Finds the route of a path. The first match in `ROUTES` wins, where literal parts stand before variable ones.
-pub(super) fn find(path: &str, has_broker: bool) -> Option<Found> {
+pub(super) fn find(path: &str, served: Served) -> Option<Found> {
     let path = path.strip_prefix("/api")?;
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     ROUTES
         .iter()
-        .filter(|route| has_broker || route.back == Back::Any)
+        .filter(|route| served.has(route))
         .find_map(|route| Some(Found { route, names: matched(route.path, &parts)? }))
 }
 
@@ -166,11 +183,21 @@ const fn delete(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> A
 }
 
 const fn route(path: &'static str, actions: &'static [Action]) -> Route {
-    Route { path, back: Back::Broker, actions }
+    Route { path, back: Back::Broker, only: None, actions }
 }
 
 const fn anywhere(path: &'static str, actions: &'static [Action]) -> Route {
-    Route { path, back: Back::Any, actions }
+    Route { path, back: Back::Any, only: None, actions }
+}
+
+/// A path that RabbitMQ has no more.
+const fn until_3_10(route: Route) -> Route {
+    Route { only: Some(Compatibility::V3_10), ..route }
+}
+
+/// A path that RabbitMQ has got since.
+const fn since_4(route: Route) -> Route {
+    Route { only: Some(Compatibility::V4), ..route }
 }
 
 /// All paths below `/api`, in the order in which they are tried.
@@ -178,10 +205,20 @@ const fn anywhere(path: &'static str, actions: &'static [Action]) -> Route {
 pub(super) static ROUTES: &[Route] = &[
     anywhere("overview", &[get(Anyone, overview::overview, "Versions, totals, rates and listeners")]),
     anywhere("whoami", &[get(Anyone, overview::whoami, "The user that has logged in")]),
-    anywhere("auth", &[get(Everybody, overview::auth, "How to log in")]),
+    since_4(anywhere("version", &[get(Anyone, overview::version, "The release of RabbitMQ that is followed")])),
+    since_4(route("auth/hash_password/{password}", &[get(Administrator, overview::hash_password, "Hash a password")])),
+    until_3_10(anywhere("auth", &[get(Everybody, overview::auth, "How to log in")])),
     anywhere("openapi.json", &[get(Everybody, openapi::description, "This description")]),
     route("extensions", &[get(Anyone, overview::extensions, "Extensions of the dashboard")]),
-    route("feature-flags", &[get(Administrator, overview::feature_flags, "Features that are there")]),
+    until_3_10(route("feature-flags", &[get(Administrator, features::flags, "Features that are there")])),
+    since_4(route("feature-flags", &[get(Anyone, features::flags, "Features that are there")])),
+    route("feature-flags/{name}/enable", &[put(Administrator, features::enable, "Nothing, for all are enabled")]),
+    since_4(route("deprecated-features", &[get(Anyone, features::deprecated, "Features that RabbitMQ removes")])),
+    since_4(route("deprecated-features/used", &[
+        get(Anyone, features::deprecated_in_use, "Features in use that RabbitMQ removes"),
+    ])),
+    route("reset", &[delete(Administrator, overview::reset, "Nothing, for figures are not collected")]),
+    route("reset/{node}", &[delete(Administrator, overview::reset, "The same for a node")]),
     route("cluster-name", &[
         get(Anyone, overview::cluster_name, "The name of the broker"),
         put(Administrator, overview::set_cluster_name, "Name the broker"),
@@ -190,6 +227,11 @@ pub(super) static ROUTES: &[Route] = &[
     route("nodes/{node}", &[get(Monitoring, overview::node, "The node, by name")]),
     route("rebalance/queues", &[bare(Administrator, overview::rebalance, "Nothing, for there is one node")]),
     route("definitions", &[
+        get(Administrator, definitions::export, "All definitions"),
+        large(Administrator, definitions::import, "Load definitions"),
+    ]),
+    // An older name of the same.
+    route("all-configuration", &[
         get(Administrator, definitions::export, "All definitions"),
         large(Administrator, definitions::import, "Load definitions"),
     ]),
@@ -264,6 +306,7 @@ pub(super) static ROUTES: &[Route] = &[
     route("exchanges/{vhost}/{name}/bindings/source", &[list(Anyone, bindings::from_exchange, "Bindings from an exchange")]),
     route("exchanges/{vhost}/{name}/bindings/destination", &[list(Anyone, bindings::to_exchange, "Bindings to an exchange")]),
     route("queues", &[list(Anyone, queues::all, "Queues")]),
+    since_4(route("queues/detailed", &[list(Anyone, queues::all, "Queues")])),
     route("queues/{vhost}", &[list(Anyone, queues::all, "Queues of a virtual host")]),
     route("queues/{vhost}/{name}", &[
         get(Anyone, queues::one, "A queue"),
@@ -298,6 +341,11 @@ pub(super) static ROUTES: &[Route] = &[
         put(Administrator, vhosts::set, "Add or change a virtual host"),
         delete(Administrator, vhosts::remove, "Delete a virtual host with all that is in it"),
     ]),
+    route("vhosts/{vhost}/start/{node}", &[bare(Administrator, vhosts::start, "Nothing, for virtual hosts do not fail")]),
+    since_4(route("vhosts/{vhost}/deletion/protection", &[
+        bare(Administrator, vhosts::protect, "Protect a virtual host from deletion"),
+        delete(Administrator, vhosts::unprotect, "Lift the protection"),
+    ])),
     route("vhosts/{vhost}/permissions", &[list(Administrator, permissions::all, "Permissions in a virtual host")]),
     route("vhosts/{vhost}/topic-permissions", &[list(Administrator, permissions::all_topic, "Topic permissions in a virtual host")]),
     route("users", &[list(Administrator, users::all, "Users")]),
@@ -329,13 +377,44 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("health/checks/alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
     anywhere("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
     anywhere("health/checks/port-listener/{port}", &[get(Anyone, health::port, "Somebody listens on a port")]),
-    anywhere("health/checks/protocol-listener/{protocol}", &[get(Anyone, health::protocol, "Somebody listens for a protocol")]),
+    until_3_10(anywhere("health/checks/protocol-listener/{protocol}", &[
+        get(Anyone, health::protocol, "Somebody listens for a protocol"),
+    ])),
+    since_4(anywhere("health/checks/protocol-listener/{protocols}", &[
+        get(Anyone, health::protocols, "Somebody listens for each of these protocols, with commas between them"),
+    ])),
     anywhere("health/checks/certificate-expiration/{within}/{unit}", &[
         get(Anyone, certificates::expiration, "No certificate of a listener expires within so many days, weeks, months or years"),
     ]),
     route("health/checks/virtual-hosts", &[get(Anyone, health::fine, "All virtual hosts are up")]),
-    route("health/checks/node-is-mirror-sync-critical", &[get(Anyone, health::single, "Nothing depends on this node alone that could be elsewhere")]),
+    until_3_10(route("health/checks/node-is-mirror-sync-critical", &[
+        get(Anyone, health::single, "Nothing depends on this node alone that could be elsewhere"),
+    ])),
     route("health/checks/node-is-quorum-critical", &[get(Anyone, health::single, "The same for quorum queues")]),
+    since_4(route("health/checks/is-in-service", &[get(Anyone, health::fine, "The node serves clients")])),
+    since_4(route("health/checks/ready-to-serve-clients", &[get(Anyone, health::fine, "The node serves clients")])),
+    since_4(route("health/checks/reached-target-cluster-size", &[get(Anyone, health::fine, "The node is there")])),
+    since_4(route("health/checks/metadata-store/initialized", &[get(Anyone, health::fine, "The definitions are loaded")])),
+    since_4(route("health/checks/metadata-store/initialized/with-data", &[
+        get(Anyone, health::defined, "The definitions are loaded, and there are some"),
+    ])),
+    since_4(route("health/checks/below-node-connection-limit", &[
+        get(Anyone, health::connection_limit, "Another client may connect"),
+    ])),
+    since_4(route("health/checks/quorum-queues-without-elected-leaders/all-vhosts", &[
+        get(Anyone, health::fine, "All quorum queues have a leader: this node"),
+    ])),
+    since_4(route("health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}", &[
+        get(Anyone, health::fine, "The same for queues by a pattern"),
+    ])),
+    since_4(route("health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}", &[
+        get(Anyone, health::fine, "The same for the queues of a virtual host"),
+    ])),
+    since_4(route("health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{pattern}", &[
+        get(Anyone, health::fine, "The same for queues of a virtual host by a pattern"),
+    ])),
+    route("healthchecks/node", &[get(Anyone, health::alarms_of_node, "No alarm stands")]),
+    route("healthchecks/node/{node}", &[get(Anyone, health::alarms_of_node, "No alarm stands")]),
     anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
@@ -349,8 +428,10 @@ pub(super) static ROUTES: &[Route] = &[
 mod tests {
     use super::*;
 
+    const EMBEDDED: Served = Served { has_broker: true, compatibility: Compatibility::V3_10 };
+
     fn names(path: &str) -> Option<Vec<String>> {
-        find(path, true).map(|found| found.names.into_iter().map(|(_, value)| value).collect())
+        find(path, EMBEDDED).map(|found| found.names.into_iter().map(|(_, value)| value).collect())
     }
 
     #[test]
@@ -364,20 +445,28 @@ mod tests {
     fn words_go_before_names() {
         assert_eq!(names("/api/users/without-permissions"), Some(Vec::new()));
         assert_eq!(names("/api/connections/username/u"), Some(vec!["u".into()]));
-        let channels = find("/api/connections/x/channels", true).unwrap();
+        let channels = find("/api/connections/x/channels", EMBEDDED).unwrap();
         assert_eq!(channels.route.path, "connections/{name}/channels");
     }
 
     #[test]
     fn what_the_broker_has_is_not_there_without_it() {
-        assert!(find("/api/queues", false).is_none());
-        assert!(find("/api/leveret/limits", false).is_some());
-        assert!(find("/api/nope", true).is_none());
+        let without = Served { has_broker: false, ..EMBEDDED };
+        assert!(find("/api/queues", without).is_none());
+        assert!(find("/api/leveret/limits", without).is_some());
+        assert!(find("/api/nope", EMBEDDED).is_none());
+    }
+
+    #[test]
+    fn each_release_has_its_own_paths() {
+        let rabbitmq_4 = Served { compatibility: Compatibility::V4, ..EMBEDDED };
+        assert!(find("/api/version", rabbitmq_4).is_some() && find("/api/version", EMBEDDED).is_none());
+        assert!(find("/api/auth", rabbitmq_4).is_none() && find("/api/auth", EMBEDDED).is_some());
     }
 
     #[test]
     fn methods_are_told_as_rabbitmq_tells_them() {
-        assert_eq!(find("/api/overview", true).unwrap().allow(), "HEAD, GET, OPTIONS");
-        assert_eq!(find("/api/rebalance/queues", true).unwrap().allow(), "POST, OPTIONS");
+        assert_eq!(find("/api/overview", EMBEDDED).unwrap().allow(), "HEAD, GET, OPTIONS");
+        assert_eq!(find("/api/rebalance/queues", EMBEDDED).unwrap().allow(), "POST, OPTIONS");
     }
 }

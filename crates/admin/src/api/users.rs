@@ -1,6 +1,6 @@
 //! Users.
 
-use broker::Section;
+use broker::{Compatibility, Section};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply, object, require, text};
@@ -63,7 +63,7 @@ pub(super) fn remove(call: &Call) -> ApiAnswer {
     Ok(reply)
 }
 
-/// `POST /api/users/bulk-delete`: deletes none if one of them does not exist.
+/// `POST /api/users/bulk-delete`. RabbitMQ 3.10 deletes none if one of them does not exist.
 pub(super) fn remove_many(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     require(&body, &["users"])?;
@@ -73,7 +73,9 @@ pub(super) fn remove_many(call: &Call) -> ApiAnswer {
     };
     let _changing = call.api.changes.lock();
     let broker = call.broker()?;
-    if let Some(missing) = names.iter().find(|name| broker.definition(Section::Users, &[name]).is_none()) {
+    if call.compatibility() == Compatibility::V3_10
+        && let Some(missing) = names.iter().find(|name| broker.definition(Section::Users, &[name]).is_none())
+    {
         return Err(ApiError::bad_request(json!(["no_such_user", missing])));
     }
     for name in names {

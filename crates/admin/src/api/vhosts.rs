@@ -1,6 +1,6 @@
 //! Virtual hosts.
 
-use broker::{Section, VirtualHost};
+use broker::{Compatibility, QueueKind, Section, VirtualHost};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply, text};
@@ -33,6 +33,9 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
     };
     let description = text(&body, "description", "")?;
     let mut definition = json!({"name": name, "description": description, "tags": tags});
+    if call.compatibility() == Compatibility::V4 {
+        definition["default_queue_type"] = default_queue_type(&body)?;
+    }
     if let Some(traced) = traced(&body)? {
         definition["tracing"] = json!(traced);
     }
@@ -45,6 +48,20 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
         )?;
     }
     call.defined(Reply::put(is_new))
+}
+
+/// The requested type of queues that are declared without one.
+fn default_queue_type(body: &Map<String, Value>) -> Result<Value, ApiError> {
+    match body.get("default_queue_type") {
+        None | Some(Value::Null) => Ok(json!(QueueKind::Classic.name())),
+        Some(kind) if [QueueKind::Classic, QueueKind::Quorum].iter().any(|known| kind == known.name()) => {
+            Ok(kind.clone())
+        }
+        Some(Value::String(other)) => {
+            Err(ApiError::bad_request(format!("{other} is not a valid queue type")))
+        }
+        Some(_) => Err(ApiError::bad_request("default_queue_type is not a string")),
+    }
 }
 
 /// The requested state of tracing, if given. As in RabbitMQ, a boolean or the same as a string.
@@ -62,6 +79,11 @@ fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
 pub(super) fn remove(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     let name = call.at("vhost");
+    if is_protected(call, name) {
+        return Err(ApiError::precondition_failed(format!(
+            "Refusing to delete virtual host '{name}' because it is protected from deletion"
+        )));
+    }
     let reply = call.undefine(Section::VirtualHosts, &[name])?;
     for connection in call.api.process.connections() {
         if connection.vhost() == name {
@@ -71,24 +93,92 @@ pub(super) fn remove(call: &Call) -> ApiAnswer {
     Ok(reply)
 }
 
-fn show(call: &Call, vhost: &VirtualHost) -> Value {
-    let definition =
-        call.api.broker.as_ref().and_then(|broker| broker.definition(Section::VirtualHosts, &[vhost.name()]));
-    let part = |key: &str, default: Value| {
-        definition.as_ref().and_then(|definition| definition.get(key).cloned()).unwrap_or(default)
-    };
-    let description = part("description", json!(""));
+/// `POST /api/vhosts/{vhost}/start/{node}`: virtual hosts run as long as the node.
+pub(super) fn start(call: &Call) -> ApiAnswer {
+    let (vhost, node) = (call.at("vhost"), call.at("node"));
+    if node != call.api.process.node_name() {
+        return Err(ApiError::bad_request(match call.compatibility() {
+            Compatibility::V3_10 => format!("Request to node {node} failed with nodedown"),
+            Compatibility::V4 => format!("Unknown node: {node}"),
+        }));
+    }
+    if call.broker()?.vhost(vhost).is_none() {
+        let reason = format!("Request to node {node} failed with {{no_such_vhost,<<\"{vhost}\">>}}");
+        return Err(ApiError::bad_request(reason));
+    }
+    Ok(Reply::no_content())
+}
+
+/// `POST /api/vhosts/{vhost}/deletion/protection`.
+pub(super) fn protect(call: &Call) -> ApiAnswer {
+    set_protected(call, true)?.ok_or_else(|| {
+        let vhost = call.at("vhost");
+        ApiError::missing(format!(
+            "Cannot enable deletion protection of virtual host '{vhost}' because it does not exist"
+        ))
+    })
+}
+
+/// `DELETE /api/vhosts/{vhost}/deletion/protection`.
+pub(super) fn unprotect(call: &Call) -> ApiAnswer {
+    set_protected(call, false)?.ok_or_else(ApiError::not_found)
+}
+
+/// Protects a virtual host from deletion, or no longer; `None` if it does not exist.
+fn set_protected(call: &Call, protected: bool) -> Result<Option<Reply>, ApiError> {
+    let _changing = call.api.changes.lock();
+    let definition = call.broker()?.definition(Section::VirtualHosts, &[call.at("vhost")]);
+    let Some(mut definition) = definition else { return Ok(None) };
+    definition[PROTECTED] = json!(protected);
+    call.define(Section::VirtualHosts, definition)?;
+    call.defined(Reply::no_content()).map(Some)
+}
+
+fn is_protected(call: &Call, vhost: &str) -> bool {
+    let broker = call.api.broker.as_ref();
+    let definition = broker.and_then(|broker| broker.definition(Section::VirtualHosts, &[vhost]));
+    definition.is_some_and(|definition| definition.get(PROTECTED) == Some(&json!(true)))
+}
+
+/// The definition of a virtual host without its name, in the form of RabbitMQ 4.
+pub(super) fn metadata(definition: &Value) -> Value {
+    let part = |key: &str, default: Value| definition.get(key).cloned().unwrap_or(default);
     let tags = match part("tags", json!([])) {
         Value::String(tags) => tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect(),
         tags => tags,
     };
+    let mut metadata = json!({
+        "description": part("description", json!("")), "tags": tags,
+        "default_queue_type": part("default_queue_type", json!(QueueKind::Classic.name())),
+    });
+    if let Some(protected) = definition.get(PROTECTED) {
+        metadata[PROTECTED] = protected.clone();
+    }
+    metadata
+}
+
+fn show(call: &Call, vhost: &VirtualHost) -> Value {
+    let definition =
+        call.api.broker.as_ref().and_then(|broker| broker.definition(Section::VirtualHosts, &[vhost.name()]));
+    let mut metadata = metadata(&definition.unwrap_or_default());
     let mut shown = Map::new();
     let mut put = |key: &str, value: Value| shown.insert(key.to_owned(), value);
     put("name", json!(vhost.name()));
-    put("description", description.clone());
-    put("tags", tags.clone());
-    put("default_queue_type", json!("undefined"));
-    put("metadata", json!({"description": description, "tags": tags}));
+    put("description", metadata["description"].clone());
+    put("tags", metadata["tags"].clone());
+    match call.compatibility() {
+        Compatibility::V3_10 => {
+            if let Some(metadata) = metadata.as_object_mut() {
+                metadata.retain(|key, _| OF_3_10.contains(&&**key));
+            }
+            put("default_queue_type", json!("undefined"));
+        }
+        Compatibility::V4 => {
+            put("default_queue_type", metadata["default_queue_type"].clone());
+            put(PROTECTED, json!(is_protected(call, vhost.name())));
+        }
+    }
+    put("metadata", metadata);
     put("tracing", json!(vhost.is_traced()));
     put("cluster_state", json!({call.api.process.node_name(): "running"}));
     let totals =
@@ -103,3 +193,9 @@ fn show(call: &Call, vhost: &VirtualHost) -> Value {
     }
     Value::Object(shown)
 }
+
+/// The keys of a virtual host's metadata in RabbitMQ 3.10.
+const OF_3_10: [&str; 2] = ["description", "tags"];
+
+/// The key of a virtual host's definition that forbids its deletion.
+const PROTECTED: &str = "protected_from_deletion";
