@@ -1,169 +1,300 @@
-"""The figures of docs/benchmarks.md: starts RabbitMQ, Leveret's broker and Leveret in front of that RabbitMQ, each on
+"""The figures of docs/benchmarks.md: starts RabbitMQ 3.10 and 4, Leveret's broker and Leveret in front of each RabbitMQ, each on
 ports and in folders of its own, and lets `leveret bench` compare them, round by round, in one run.
 
-    make figures                          # everything, about twenty minutes
+    make figures                          # everything, about 15 minutes
     make figures ARGS="--quick"           # to see that it works
-    make figures ARGS="--only durable"    # what has this in its title
+    make figures ARGS="--only durable"    # what has this in its title, which begins with that of its section
     make figures ARGS="--beside /tmp/old" # against an older build in place of RabbitMQ: nothing may be slower than by 3%
 
-Folders are temporary: TMPDIR names another disk. The exit code is 1 when something that is asked for is not reached.
+The tables of the page go to standard output, what `leveret bench` prints to standard error. Folders are temporary: TMPDIR names
+another disk. The exit code is 1 when something that is asked for is not reached.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from harness.benchmark import (
+    Servers,
+    bench,
+    compared,
+    median,
+    microseconds,
+    per_second,
+    ratio,
+    ratio_titles,
+    system,
+    table,
+)
 from harness.child import Child
-from harness.leveret import Leveret, binary
-from harness.rabbitmq import RabbitMq
+from harness.leveret import binary
 
-BROKERS = ["leveret", "rabbitmq"]
-PROXY = ["direct", "proxy"]
-NEARLY_DIRECT = "ratio(proxy/direct)>=0.85"
-DURABLE = ["--size", "1024", "--persistent"]
-# Name, what is compared, how `leveret bench stream` is called, and what is asked for.
-STUDIES = {
-    "16 bytes, 1:1, automatic acks": (BROKERS, ["--size", "16", "--auto-ack"], None),
-    "1 KiB, 1:1, automatic acks": (BROKERS, ["--size", "1024", "--auto-ack"], None),
-    "16 bytes, 100 confirms in flight, manual acks, prefetch 100": (
-        BROKERS,
-        ["--size", "16", "--confirms", "100", "--prefetch", "100"],
-        None,
-    ),
-    "16 bytes, 10 producers, 10 consumers, 10 queues, automatic acks": (
-        BROKERS,
-        ["--size", "16", "--auto-ack", "--producers", "10", "--consumers", "10", "--queues", "10"],
-        None,
-    ),
-    "through the proxy: 16 bytes, 1:1, automatic acks": (PROXY, ["--size", "16", "--auto-ack"], NEARLY_DIRECT),
-    "through the proxy: 1 KiB, 1:1, automatic acks": (PROXY, ["--size", "1024", "--auto-ack"], NEARLY_DIRECT),
-    "durable: 1 KiB, persistent, 10 producers with 1,000 confirms in flight, 10 consumers that ack, one queue": (
-        BROKERS,
-        [*DURABLE, "--producers", "10", "--consumers", "10", "--confirms", "1000"],
-        "ratio(leveret/rabbitmq)>=10",
-    ),
-    "durable: 1 KiB, persistent, one producer that waits for each confirm, beside write and fdatasync": (
-        BROKERS,
-        [*DURABLE, "--consumers", "0", "--confirms", "1", "--disk", "{folder}"],
-        "ratio(leveret/disk)>=0.8",
-    ),
+# By section: how `leveret bench stream` is called for each row.
+THROUGHPUT = "throughput"
+WORKLOADS = {
+    "16 bytes, 1:1, automatic acks": ["--size", "16", "--auto-ack"],
+    "1 KiB, 1:1, automatic acks": ["--size", "1024", "--auto-ack"],
+    "16 bytes, 100 confirms in flight, manual acks, prefetch 100": ["--size", "16", "--confirms", "100", "--prefetch", "100"],
+    "16 bytes, 10 producers, 10 consumers, 10 queues, automatic acks": [
+        *["--size", "16", "--auto-ack", "--producers", "10", "--consumers", "10", "--queues", "10"],
+    ],
 }
+PROXY = "through the proxy"
+PROXIED = {title: WORKLOADS[title] for title in ("16 bytes, 1:1, automatic acks", "1 KiB, 1:1, automatic acks")}
+NEARLY_DIRECT = 0.85
+DURABLE = "durable"
+PERSISTENT = ["--size", "1024", "--persistent"]
+MANY = "10 producers with 1,000 confirms in flight, 10 consumers that ack, one queue: end to end"
+ONE = "one producer that waits for each confirm"
+DURABLES = {
+    MANY: [*PERSISTENT, "--producers", "10", "--consumers", "10", "--confirms", "1000"],
+    # Beside a plain loop of write and fdatasync in this folder.
+    ONE: [*PERSISTENT, "--consumers", "0", "--confirms", "1", "--disk", "{folder}"],
+}
+# Of RabbitMQ 3.10.
+EXPECTED = {MANY: "ratio(leveret/rabbitmq)>=10", ONE: "ratio(leveret/disk)>=0.8"}
 # What a change may cost, as a share of the rate of the build without it.
 NOT_SLOWER = 0.97
 # What is written to the disk for each byte of a message: how messages are published, and what becomes of them.
-WRITTEN = {
+WRITTEN = "durable: bytes written to the disk for each byte of a persistent 1 KiB message"
+FATES = {
     "acked soon, 50,000/s": ["--producers", "10", "--consumers", "10", "--confirms", "1000", "--rate", "5000"],
     "nobody consumes, 10 producers with 1,000 confirms": ["--producers", "10", "--consumers", "0", "--confirms", "1000"],
 }
-WRITTEN_TITLE = "durable: bytes written to the disk for each byte of a persistent 1 KiB message"
 # The proxy on a core of its own; the sink that takes everything, RabbitMQ and the generator have the others.
-ONE_CORE = {
-    "on one core: 16 bytes through the proxy to a sink": (
-        "sink",
-        ["stream", "--size", "16", "--consumers", "0", "--expect", "proxy.publish>2M"],
-    ),
-    "on one core: connections opened, logged in and closed": (
-        "rabbitmq",
-        ["churn", "--kind", "connection", "--workers", "16,64", "--expect", "proxy.rate>20k"],
-    ),
-}
+ONE_CORE = "on one core"
+TO_SINK = "messages of 16 bytes through the pool to a sink"
+CONNECTIONS = "connections opened, logged in and closed"
+WORKERS = [16, 64]
+# CPU time of the proxy alone, by what is behind it.
+COSTS = "what a message costs"
+FLAGS = ["--consumers 0", "--auto-ack", "--prefetch 200", "--consumers 0 --confirms 1000"]
 
 
 def main():
     options = arguments()
-    met = True
-    with tempfile.TemporaryDirectory() as folder:
-        rabbitmq = RabbitMq(Path(folder, "rabbitmq"))
-        leveret = Leveret(Path(folder, "leveret"), "--log", "warn")
-        proxy = Leveret(Path(folder, "proxy"), "--log", "warn", "--upstream", f"amqp://127.0.0.1:{rabbitmq.port}")
+    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        if options.beside:
+            return 0 if beside(servers, options) else 1
+        figures = Figures(servers, options)
+        for section in (
+            figures.throughput,
+            figures.proxy,
+            figures.durable,
+            figures.written,
+            figures.one_core,
+            figures.costs,
+        ):
+            section()
+    return 0 if figures.met else 1
+
+
+def arguments():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="two rounds of a second each")
+    arguments.add_argument("--rounds", default="5")
+    arguments.add_argument("--time", default="4", help="seconds a round")
+    arguments.add_argument("--beside", type=Path, metavar="BIN", help="compare with this older build only")
+    arguments.add_argument("--only", default="", metavar="TEXT", help="rows with this in their section's title or their own")
+    return arguments.parse_args()
+
+
+class Figures:
+    """The sections of the page. `met` is whether everything so far was reached that is asked for."""
+
+    def __init__(self, servers, options):
+        self.servers, self.options = servers, options
+        self.releases = compared()
+        self.met = True
+
+    def throughput(self):
+        self.brokers(THROUGHPUT, "workload, median end-to-end rate", WORKLOADS)
+
+    def durable(self):
+        reports = self.brokers(DURABLE, "workload", DURABLES)
+        if ONE in reports:
+            ours, disk = (median(reports[ONE], name, "rate") for name in ("leveret", "disk"))
+            print(
+                f"The plain loop: {per_second(disk)}, {microseconds(1 / disk)} µs each; Leveret has {ratio(ours, disk)} of it.\n",
+                flush=True,
+            )
+
+    def brokers(self, section, corner, workloads):
+        """Leveret's broker beside each RabbitMQ: prints the table, and returns the reports by workload."""
+        rows, reports = [], {}
+        for title, flags in self.wanted(section, workloads):
+            systems = [system(name, self.broker(name)) for name in self.names()]
+            expected = EXPECTED.get(title)
+            # Of what is left out nothing can be expected.
+            if expected and "/rabbitmq)" in expected and "rabbitmq" not in self.releases:
+                expected = None
+            reports[title] = self.stream(f"{section}: {title}", systems, flags, expected)
+            rows.append(self.row(title, reports[title], "rate", per_second))
+            if title == ONE:
+                in_microseconds = lambda seconds: f"{microseconds(seconds)} µs"
+                row = self.row("the same, median time of one confirm", reports[title], "confirm.p50", in_microseconds)
+                # A ratio of rates is above it, and the CPU time is the same.
+                rows.append(row[: len(self.names()) + 1] + [""] * (len(self.releases) + 1))
+        if rows:
+            titles = [self.servers.title(name) for name in self.names()]
+            ratios = ratio_titles(titles[1:])
+            print(table([corner, *titles, *ratios, "CPU per message"], rows) + "\n", flush=True)
+        return reports
+
+    def row(self, title, report, metric, show):
+        ours, *theirs = values = [median(report, name, metric) for name in self.names()]
+        cpu = " / ".join(microseconds(median(report, name, "cpu_per_message")) for name in self.names())
+        return [title, *map(show, values), *(ratio(ours, each) for each in theirs), f"{cpu} µs"]
+
+    def proxy(self):
+        """Each RabbitMQ directly and through Leveret, all in turn."""
+        rows = []
+        for title, flags in self.wanted(PROXY, PROXIED):
+            systems, expected = [], []
+            for name in self.releases:
+                server, pool = self.broker(name), self.pool(name)
+                systems += [system(f"direct-{name}", server), system(f"proxy-{name}", pool, server)]
+                expected.append(f"ratio(proxy-{name}/direct-{name})>={NEARLY_DIRECT}")
+            report = self.stream(f"{PROXY}: {title}", systems, flags, *expected)
+            for name in self.releases:
+                pair = (f"direct-{name}", f"proxy-{name}")
+                direct, proxy = (median(report, each, "rate") for each in pair)
+                cpu = " / ".join(microseconds(median(report, each, "cpu_per_message")) for each in pair)
+                cells = [per_second(direct), per_second(proxy), ratio(proxy, direct), f"{cpu} µs"]
+                rows.append([title, self.servers.title(name), *cells])
+        if rows:
+            header = ["through the proxy, median end-to-end rate", "behind it", "RabbitMQ alone", "through Leveret", "ratio"]
+            print(table([*header, "CPU per message"], rows) + "\n", flush=True)
+
+    def written(self):
+        if self.options.only not in WRITTEN:
+            return
+        heading(WRITTEN)
+        measure = lambda name, flags: written(self.servers.folder, system(name, self.broker(name)), flags, self.options)
+        rows = [[title, *(f"{measure(name, flags):.2f}" for name in self.names())] for title, flags in FATES.items()]
+        titles = [self.servers.title(name) for name in self.names()]
+        print(table(["what becomes of the messages", *titles], rows) + "\n", flush=True)
+
+    def one_core(self):
+        rows = []
+        first, *others = sorted(os.sched_getaffinity(0))
+        if not others:
+            print(f"{ONE_CORE}: left out: there is one core only", file=sys.stderr)
+            return
+        for title, _ in self.wanted(ONE_CORE, {CONNECTIONS: None, TO_SINK: None}):
+            heading(f"{ONE_CORE}: {title}")
+            rows += self.connections(first, others) if title == CONNECTIONS else self.to_sink(first, others)
+        if rows:
+            header = ["on one core", "behind it", "", "CPU of the pool for each"]
+            print(table(header, rows) + "\n", flush=True)
+
+    def connections(self, first, others):
+        """Each RabbitMQ behind a pool of its own; one that is not used takes no time."""
+        pools = {}
+        for name in self.releases:
+            confine(self.broker(name).pid, others)
+            pools[name] = self.servers.pool(f"confined-{name}", self.broker(name), "--worker-threads", "1")
+            confine(pools[name].pid, [first])
+        words = ["--kind", "connection", "--workers", ",".join(map(str, WORKERS)), "--expect", "rate>20k", *self.length()]
+        systems = [system(name, pool) for name, pool in pools.items()]
+        met, report = bench("churn", systems, *words, wrapper=on_cores(others))
+        self.met &= met
+        for name in self.releases:
+            confine(self.broker(name).pid, [first, *others])
+        found = {(cell["at"], cell["system"]): {each["metric"]: each["median"] for each in cell["figures"]} for cell in report["cells"]}
+        return [
+            [
+                f"{CONNECTIONS}, every answer awaited, {workers} at a time",
+                self.servers.title(name),
+                per_second(found[workers, name]["rate"]),
+                f"{microseconds(found[workers, name]['cpu_per_message'])} µs",
+            ]
+            for workers in WORKERS
+            for name in self.releases
+        ]
+
+    def to_sink(self, first, others):
+        sink = Child([*on_cores(others), binary(), "bench", "sink"], self.servers.folder / "sink.log")
         try:
-            systems = {
-                "leveret": f"leveret={leveret.uri},pid={leveret.pid}",
-                "rabbitmq": f"rabbitmq={rabbitmq.uri},pid={rabbitmq.pid}",
-                "direct": f"direct={rabbitmq.uri},pid={rabbitmq.pid}",
-                "proxy": f"proxy={proxy.uri},pid={proxy.pid},pid={rabbitmq.pid}",
-            }
-            if options.beside:
-                return 0 if beside(folder, rabbitmq, systems, options) else 1
-            for title, (names, flags, expected) in STUDIES.items():
-                if options.only in title:
-                    met &= compare(title, [systems[name] for name in names], flags, expected, folder, options)
-            for title, (upstream, words) in ONE_CORE.items():
-                if options.only in title:
-                    print(f"\n## {title}\n", flush=True)
-                    met &= on_one_core(folder, rabbitmq, upstream, words, options)
-            if options.only in WRITTEN_TITLE:
-                print(f"\n## {WRITTEN_TITLE}\n", flush=True)
-                for title, flags in WRITTEN.items():
-                    ratios = {name: written(folder, systems[name], flags, options) for name in BROKERS}
-                    print(f"{title}: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
-        finally:
-            proxy.stop()
-            leveret.stop()
-            rabbitmq.stop()
-    return 0 if met else 1
-
-
-def compare(title, systems, flags, expected, folder, options):
-    """Has `leveret bench stream` compare the systems; whether what was expected was reached."""
-    print(f"\n## {title}\n", flush=True)
-    flags = [flag.format(folder=folder) for flag in flags] + (["--expect", expected] if expected else [])
-    length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
-    chosen = [part for system in systems for part in ("--system", system)]
-    return subprocess.run([str(binary()), "bench", "stream", *chosen, *flags, *length]).returncode == 0
-
-
-def beside(folder, rabbitmq, systems, options):
-    """Compares this build's broker and proxy with those of an older build."""
-    upstream, program = f"amqp://127.0.0.1:{rabbitmq.port}", options.beside.resolve()
-    broker = Leveret(Path(folder, "broker-before"), "--log", "warn", program=program)
-    proxy = Leveret(Path(folder, "proxy-before"), "--log", "warn", "--upstream", upstream, program=program)
-    older = {
-        "leveret": f"before={broker.uri},pid={broker.pid}",
-        "proxy": f"before={proxy.uri},pid={proxy.pid},pid={rabbitmq.pid}",
-    }
-    met = True
-    try:
-        for title, (names, flags, _) in STUDIES.items():
-            if options.only in title:
-                [ours] = [name for name in names if name in older]
-                expected = f"ratio({ours}/before)>={NOT_SLOWER}"
-                met &= compare(title, [systems[ours], older[ours]], flags, expected, folder, options)
-    finally:
-        proxy.stop()
-        broker.stop()
-    return met
-
-
-def on_one_core(folder, rabbitmq, upstream, words, options):
-    """Confines a proxy to the first core, and everybody else to the others."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    if not others:
-        print("left out: there is one core only")
-        return True
-    elsewhere = ["taskset", "--cpu-list", ",".join(map(str, others))]
-    sink = Child([*elsewhere, binary(), "bench", "sink"], Path(folder, "sink.log"))
-    try:
-        sink_port = sink.wait_line(r"^sink  listening on amqp://127\.0\.0\.1:(\d+)$").group(1)
-        confine(rabbitmq.pid, others)
-        address = f"amqp://127.0.0.1:{sink_port if upstream == 'sink' else rabbitmq.port}"
-        flags = ["--log", "warn", "--worker-threads", "1", "--upstream", address]
-        proxy = Leveret(Path(folder, "confined"), *flags)
-        try:
+            port = int(sink.wait_line(r"^sink  listening on amqp://127\.0\.0\.1:(\d+)$").group(1))
+            proxy = self.servers.pool("confined", port, "--worker-threads", "1")
             confine(proxy.pid, [first])
-            system = ["--system", f"proxy={proxy.uri},pid={proxy.pid}"]
-            length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
-            return subprocess.run([*elsewhere, str(binary()), "bench", *words, *system, *length]).returncode == 0
+            words = ["--size", "16", "--consumers", "0", "--expect", "publish>2M", *self.length()]
+            met, report = bench("stream", [system("proxy", proxy)], *words, wrapper=on_cores(others))
         finally:
-            proxy.stop()
-    finally:
-        sink.kill()
-        confine(rabbitmq.pid, [first, *others])
+            sink.kill()
+        self.met &= met
+        cpu = microseconds(median(report, "proxy", "cpu_per_message"))
+        return [[TO_SINK, "a sink", per_second(median(report, "proxy", "publish")), f"{cpu} µs"]]
+
+    def costs(self):
+        """Each broker behind a proxy of its own, whose CPU time alone counts."""
+        rows = []
+        for title, flags in self.wanted(COSTS, {flags: ["--size", "16", *flags.split()] for flags in FLAGS}):
+            systems = [system(name, self.pool(name)) for name in self.names()]
+            report = self.stream(f"{COSTS}: {title}", systems, flags)
+            costs = [microseconds(median(report, name, "cpu_per_message")) for name in self.names()]
+            rows.append([f"`{title}`", *(f"{cost} µs" for cost in costs)])
+        if rows:
+            behind = ["behind it Leveret's broker", *(f"behind it {self.servers.title(name)}" for name in self.releases)]
+            print(table(["flags", *behind], rows) + "\n", flush=True)
+
+    def stream(self, title, systems, flags, *expected):
+        heading(title)
+        flags = [flag.format(folder=self.servers.folder) for flag in flags]
+        flags += [word for condition in expected if condition for word in ("--expect", condition)]
+        met, report = bench("stream", systems, *flags, *self.length())
+        self.met &= met
+        return report
+
+    def names(self):
+        return ["leveret", *self.releases]
+
+    def broker(self, name):
+        return self.servers.leveret(name) if name == "leveret" else self.servers.rabbitmq(name)
+
+    def pool(self, name):
+        return self.servers.pool(f"pool-{name}", self.broker(name))
+
+    def wanted(self, section, rows):
+        return [(title, flags) for title, flags in rows.items() if self.options.only in f"{section}: {title}"]
+
+    def length(self):
+        return length(self.options)
+
+
+def heading(title):
+    print(f"\n## {title}\n", file=sys.stderr, flush=True)
+
+
+def length(options):
+    return ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
+
+
+def beside(servers, options):
+    """Compares this build's broker and proxy with those of an older build."""
+    figures = Figures(servers, options)
+    upstream = figures.releases[-1]
+    for section, rows in {THROUGHPUT: WORKLOADS, PROXY: PROXIED, DURABLE: DURABLES}.items():
+        for title, flags in figures.wanted(section, rows):
+            program = {"program": options.beside.resolve()}
+            if section == PROXY:
+                behind = [figures.broker(upstream)]
+                ours, older = figures.pool(upstream), servers.pool("pool-before", *behind, **program)
+            else:
+                behind = []
+                ours, older = figures.broker("leveret"), servers.leveret("before", **program)
+            systems = [system("leveret", ours, *behind), system("before", older, *behind)]
+            figures.stream(f"{section}: {title}", systems, flags, f"ratio(leveret/before)>={NOT_SLOWER}")
+    return figures.met
+
+
+def on_cores(cores):
+    return ["taskset", "--cpu-list", ",".join(map(str, cores))]
 
 
 def confine(pid, cores):
@@ -174,27 +305,17 @@ def confine(pid, cores):
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def arguments():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="two rounds of a second each")
-    arguments.add_argument("--rounds", default="5")
-    arguments.add_argument("--time", default="4", help="seconds a round")
-    arguments.add_argument("--beside", type=Path, metavar="BIN", help="compare with this older build only")
-    arguments.add_argument("--only", default="", metavar="TEXT", help="studies with this in their title")
-    return arguments.parse_args()
-
-
 def written(folder, system, flags, options):
     """Bytes that a round has the disk write, for each byte of a message. Whoever else writes to that disk counts too."""
     os.sync()
     before = device_bytes(folder)
-    report = Path(folder, "report.json")
-    length = ["--rounds", "1", "--warmup", "0", "--time", "2" if options.quick else "10"]
-    argv = [str(binary()), "bench", "stream", "--system", system, *DURABLE, *flags, *length, "--json", str(report)]
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = ["--rounds", "1", "--warmup", "0", "--time", "2" if options.quick else "10"]
+    met, report = bench("stream", [system], *PERSISTENT, *flags, *words)
+    if not met:
+        raise subprocess.CalledProcessError(1, ["bench", "stream"])
     os.sync()
-    [round] = json.loads(report.read_text())["systems"][0]["rounds"]
-    return (device_bytes(folder) - before) / (round["counts"]["published"] * 1024)
+    [found] = report["systems"][0]["rounds"]
+    return (device_bytes(folder) - before) / (found["counts"]["published"] * 1024)
 
 
 def device_bytes(folder):

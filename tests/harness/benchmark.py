@@ -1,0 +1,147 @@
+"""What the commands of docs/benchmarks.md have in common: RabbitMQ of each release beside Leveret, calls of `leveret bench`, and
+tables as the page has them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harness.leveret import Leveret, binary
+from harness.rabbitmq import PLUGINS, RabbitMq
+from harness.releases import missing
+
+# A release of RabbitMQ by the name that it has as a system of a run.
+RELEASES = {"rabbitmq": "3.10", "rabbitmq4": "4"}
+# Erlang's virtual machine, in which RabbitMQ does all its work.
+ERLANG = "beam.smp"
+# What stands in a table for a system that was not measured.
+UNKNOWN = "—"
+
+
+def compared():
+    """The releases of RabbitMQ that take part: all that can be run here, or the one that LEVERET_RABBITMQ names. The others are
+    named on standard error."""
+    wanted = os.environ.get("LEVERET_RABBITMQ")
+    names = []
+    for name, version in RELEASES.items():
+        reason = missing(version) if wanted in (None, version) else f"LEVERET_RABBITMQ is {wanted}"
+        if reason:
+            print(f"RabbitMQ {version} is left out: {reason}", file=sys.stderr)
+        else:
+            names.append(name)
+    return names
+
+
+class Servers(contextlib.ExitStack):
+    """The servers of a run, each started when it is asked for first, and all stopped with the block, the last started first."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = Path(folder)
+        self.started = {}
+        self.titles = {}
+
+    def rabbitmq(self, name, *settings, release=None, plugins=PLUGINS):
+        """RabbitMQ of the release with this name; `release` is the name of the release where several have the same."""
+        if name not in self.started:
+            server = RabbitMq(self.folder / name, *settings, plugins=plugins, version=RELEASES[release or name])
+            self.callback(server.stop)
+            check_process(server)
+            self.started[name] = server
+        return self.started[name]
+
+    def leveret(self, name, *flags, program=None):
+        if name not in self.started:
+            server = Leveret(self.folder / name, "--log", "warn", *flags, program=program)
+            self.callback(server.stop)
+            self.started[name] = server
+        return self.started[name]
+
+    def pool(self, name, upstream, *flags, program=None):
+        """A pool in front of a server, or of a port of this machine."""
+        port = upstream if isinstance(upstream, int) else upstream.port
+        return self.leveret(name, "--upstream", f"amqp://127.0.0.1:{port}", *flags, program=program)
+
+    def title(self, name):
+        """The system's name in tables: RabbitMQ's with its version."""
+        if name not in RELEASES:
+            return "Leveret"
+        if name not in self.titles:
+            self.titles[name] = f"RabbitMQ {version_of(self.rabbitmq(name))}"
+        return self.titles[name]
+
+
+def version_of(rabbitmq):
+    return rabbitmq.control("version").split()[-1]
+
+
+def check_process(rabbitmq):
+    """CPU time and memory are read from this process: it must be the server itself, and not a script that has started it."""
+    name = Path(f"/proc/{rabbitmq.pid}/comm").read_text().strip()
+    assert name == ERLANG, f"process {rabbitmq.pid} is {name}, not {ERLANG}"
+
+
+def system(name, server, *behind):
+    """A system as `leveret bench` is told of it, with the processes that do its work."""
+    return f"{name}={server.uri}" + "".join(f",pid={each.pid}" for each in (server, *behind))
+
+
+def bench(study, systems, *words, wrapper=()):
+    """Has `leveret bench` compare systems; whether what was expected was reached, and the report. What it prints goes to standard
+    error: standard output is for the tables of the page."""
+    chosen = [part for each in systems for part in ("--system", each)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = [*wrapper, binary(), "bench", study, *chosen, *words, "--json", report]
+        done = subprocess.run(list(map(str, command)), stdout=sys.stderr)
+        if not report.exists():
+            raise subprocess.CalledProcessError(done.returncode, command)
+        return done.returncode == 0, json.loads(report.read_text())
+
+
+def median(report, name, metric):
+    """A figure of one system in a report of `leveret bench stream`; `None` if it was not measured."""
+    [found] = [each for each in report["systems"] if each["name"] == name]
+    return {each["metric"]: each["median"] for each in found["summary"]}.get(metric)
+
+
+def table(header, rows):
+    """As Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("|" + "|".join(cell if cell == "---" else f" {cell} " for cell in line) + "|" for line in lines)
+
+
+def ratio_titles(titles):
+    return [f"ratio to {title.removeprefix('RabbitMQ ')}" for title in titles]
+
+
+def per_second(value):
+    """With four digits that count."""
+    if value is None:
+        return UNKNOWN
+    return f"{float(f'{value:.4g}'):,.0f}/s" if value >= 100 else f"{value:.3g}/s"
+
+
+def ratio(ours, theirs):
+    if not ours or not theirs:
+        return UNKNOWN
+    value = ours / theirs
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"
+
+
+def microseconds(seconds):
+    """Without the unit."""
+    if seconds is None:
+        return UNKNOWN
+    value = seconds * 1e6
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def milliseconds(seconds):
+    if seconds is None:
+        return UNKNOWN
+    value = seconds * 1e3
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
