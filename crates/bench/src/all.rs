@@ -30,9 +30,9 @@ pub(crate) struct AllArguments {
     /// A system for the study of WebSocket connections, as its --system; may be repeated
     #[arg(long = "websocket", value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]")]
     websockets: Vec<String>,
-    /// The system to use as the broker of the proxy study [default: the first]
-    #[arg(long, value_name = "NAME")]
-    broker: Option<String>,
+    /// The systems to use as brokers of the proxy study, the others beside the first [default: the first system]
+    #[arg(long = "broker", value_name = "NAME,...", value_delimiter = ',')]
+    brokers: Vec<String>,
     /// Only these studies; may be repeated
     #[arg(long, value_enum, value_name = "STUDY,...", value_delimiter = ',')]
     only: Vec<Part>,
@@ -143,7 +143,7 @@ impl AllArguments {
             }
             Part::Proxy => {
                 let mut arguments: ProxyArguments = self.parsed(part, &[])?;
-                arguments.broker = Some(self.broker(systems)?.clone());
+                arguments.brokers = self.brokers(systems)?;
                 Study::Proxy(arguments)
             }
             Part::Strategies => {
@@ -154,7 +154,7 @@ impl AllArguments {
             Part::Stream => {
                 let mut arguments: StreamArguments = self.parsed(part, &[])?;
                 arguments.systems.given = given;
-                Study::Stream(arguments)
+                Study::Stream(Box::new(arguments))
             }
             Part::Routing => {
                 // At full length, the first system that is worse than linear would take hours.
@@ -176,10 +176,19 @@ impl AllArguments {
         study.job().map(|(job, _)| job)
     }
 
-    fn broker<'s>(&self, systems: &'s Systems) -> Result<&'s System, Error> {
-        let Some(name) = &self.broker else { return Ok(&systems[0]) };
-        let known = systems.iter().find(|system| system.name == *name);
-        known.ok_or_else(|| Error::Usage(format!("--broker: no system is named {name:?}")))
+    /// Those of the proxy study.
+    fn brokers(&self, systems: &Systems) -> Result<Vec<System>, Error> {
+        if self.brokers.is_empty() {
+            return Ok(vec![systems[0].clone()]);
+        }
+        let named = |name: &String| {
+            let known = systems.iter().find(|system| system.name == *name).cloned();
+            known.ok_or_else(|| Error::Usage(format!("--broker: no system is named {name:?}")))
+        };
+        let brokers = self.brokers.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let repeated = |(at, name)| self.brokers[..at].contains(name);
+        check(!self.brokers.iter().enumerate().any(repeated), "--broker: a system is named twice")?;
+        Ok(brokers)
     }
 
     /// Parses a study's arguments: `own`, then those of --set, then the options common to all studies.
@@ -316,6 +325,7 @@ mod tests {
         for arguments in [
             &["--only", "websockets"][..],
             &["--broker", "none", "--only", "proxy"],
+            &["--broker", "default,default", "--only", "proxy"],
             &["--only", "churn", "--set", "stream: --rounds 1"],
             &["--set", "churn: --speed 1"],
             &["--set", "rounds 1"],

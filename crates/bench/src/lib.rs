@@ -85,7 +85,7 @@ enum BenchCommand {
 
 #[derive(Debug, Clone, Subcommand)]
 enum Study {
-    Stream(StreamArguments),
+    Stream(Box<StreamArguments>),
     Routing(RoutingArguments),
     Websockets(WebSocketsArguments),
     Publish(PublishArguments),

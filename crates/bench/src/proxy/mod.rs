@@ -43,12 +43,16 @@ pub(crate) struct ProxyArguments {
         default_value = "amqp://localhost"
     )]
     uri: String,
-    /// A broker that is known already; replaces the options before and after this.
+    /// Brokers that are known already, the first as `uri` and the others as `beside`; replace those options and `pids`.
     #[arg(skip)]
-    pub(crate) broker: Option<System>,
+    pub(crate) brokers: Vec<System>,
     /// Process id of the broker, whose CPU time is sampled; may be repeated
     #[arg(long = "pid", value_name = "N")]
     pids: Vec<u32>,
+    /// Another broker, measured in the same rounds as direct-NAME and, through a pool of its own, as leveret-NAME; may be
+    /// repeated
+    #[arg(long, value_name = "NAME=URI[,pid=N]")]
+    beside: Vec<String>,
     /// Another proxy, whose upstream is the link, as name=uri[,pid=N]...; may be repeated
     #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
     systems: Vec<String>,
@@ -77,7 +81,8 @@ pub(crate) struct ProxyArguments {
 /// A checked command line.
 #[derive(Debug)]
 pub(crate) struct ProxyPlan {
-    broker: System,
+    /// The broker, and those beside it.
+    brokers: Vec<System>,
     listen: SocketAddr,
     pool: bool,
     direct: bool,
@@ -105,9 +110,7 @@ const LARGEST_BODY: usize = 128 << 20;
 impl ProxyArguments {
     /// Checks the arguments against each other.
     pub(crate) fn plan(&self) -> Result<ProxyPlan, Error> {
-        let others = if self.systems.is_empty() { Vec::new() } else { parse_systems("", &self.systems)? };
-        let taken = others.iter().any(|system| [DIRECT, POOL].contains(&system.name.as_str()));
-        check(!taken, "--system: the names direct and leveret are taken")?;
+        let others = named(&self.systems)?;
         check(
             !(self.no_direct && self.no_pool && others.is_empty()),
             "--no-direct and --no-pool leave nothing to measure",
@@ -120,16 +123,22 @@ impl ProxyArguments {
         let default: &[f64] =
             if self.common.quick { &[0.0, 5.0, 50.0] } else { &[0.0, 1.0, 5.0, 10.0, 50.0, 100.0] };
         let latency = if self.latency.is_empty() { default } else { &self.latency };
-        let broker = match &self.broker {
-            Some(known) => known.clone(),
-            None => {
-                let (watched, uri) = Watched::take_from(&self.uri)?;
-                let watched = watched.with(&Watched::processes(&self.pids));
-                System { name: "broker".into(), uri: Uri::parse(uri)?, watched }
-            }
+        let mut brokers = self.brokers.clone();
+        if brokers.is_empty() {
+            let (watched, uri) = Watched::take_from(&self.uri)?;
+            let watched = watched.with(&Watched::processes(&self.pids));
+            brokers.push(System { name: "broker".into(), uri: Uri::parse(uri)?, watched });
+            brokers.extend(named(&self.beside)?);
+        }
+        let ours = |name: &str| {
+            brokers.iter().enumerate().any(|at| [DIRECT, POOL].iter().any(|way| way_to(at, way) == name))
         };
+        check(
+            !others.iter().any(|system| ours(&system.name)),
+            "--system: the names direct and leveret are taken, and with - and the name of a broker beside",
+        )?;
         Ok(ProxyPlan {
-            broker,
+            brokers,
             listen: resolve("--listen", &self.listen)?,
             pool: !self.no_pool,
             direct: !self.no_direct,
@@ -143,28 +152,64 @@ impl ProxyArguments {
     }
 }
 
+/// The name of a way to a broker, of which the first needs none.
+fn way_to((number, broker): (usize, &System), way: &str) -> String {
+    if number == 0 { way.to_owned() } else { format!("{way}-{}", broker.name) }
+}
+
+fn named(systems: &[String]) -> Result<Vec<System>, Error> {
+    if systems.is_empty() { Ok(Vec::new()) } else { parse_systems("", systems) }
+}
+
+/// A broker with the link before it.
+struct FarBroker<'p> {
+    broker: &'p System,
+    /// Killed when this is dropped, before its upstream vanishes with the link.
+    _pool: Option<Companion>,
+    link: Link,
+    /// The queue of all messages to this broker.
+    mailbox: Mailbox,
+    /// The ways to it that are measured.
+    systems: Vec<System>,
+}
+
+impl<'p> FarBroker<'p> {
+    /// Starts the link and the pool.
+    fn start(plan: &ProxyPlan, (number, broker): (usize, &'p System)) -> Result<Self, Error> {
+        let any_port = SocketAddr::new(plan.listen.ip(), 0);
+        let listen = if number == 0 { plan.listen } else { any_port };
+        let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
+        let failed = |cause| Error::Link { address: listen.to_string(), cause };
+        let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
+        let pool =
+            if plan.pool { Some(Companion::pool(&format!("amqp://{}", link.address()))?) } else { None };
+        let mut systems = Vec::new();
+        if plan.direct {
+            let uri = through(&broker.uri, link.address());
+            systems.push(System { name: way_to((number, broker), DIRECT), uri, watched: Watched::default() });
+        }
+        if let Some(pool) = &pool {
+            systems.push(pool.system(&way_to((number, broker), POOL), &broker.uri)?);
+        }
+        let mailbox = Mailbox::open(&broker.uri).map_err(Error::of(&broker.name))?;
+        Ok(Self { broker, _pool: pool, link, mailbox, systems })
+    }
+}
+
 /// Runs the study.
 pub(crate) fn run(plan: &ProxyPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
-    let broker = &plan.broker;
-    let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
-    let failed = |cause| Error::Link { address: plan.listen.to_string(), cause };
-    let link = Link::start(plan.listen, target, [LinkShape::default(); 2]).map_err(failed)?;
-    let through_link = through(&broker.uri, link.address());
-    let pool = if plan.pool { Some(Companion::pool(&format!("amqp://{}", link.address()))?) } else { None };
-    let mut systems = Vec::new();
-    if plan.direct {
-        systems.push(System { name: DIRECT.into(), uri: through_link, watched: Watched::default() });
-    }
-    if let Some(pool) = &pool {
-        systems.push(pool.system(POOL, &broker.uri)?);
-    }
-    systems.extend(plan.others.iter().cloned());
-    let of_broker = Error::of(&broker.name);
-    let mut mailbox = Mailbox::open(&broker.uri).map_err(of_broker)?;
-    let report = measure(plan, &link, &systems, &mut mailbox, watch);
-    let closed = mailbox.close().map_err(of_broker);
+    let started = plan.brokers.iter().enumerate().map(|broker| FarBroker::start(plan, broker));
+    let mut places = started.collect::<Result<Vec<_>, _>>()?;
+    // Other proxies have the first broker's link as their upstream.
+    places[0].systems.extend(plan.others.iter().cloned());
+    let report = measure(plan, &mut places, watch);
+    let closed: Vec<_> = places
+        .into_iter()
+        .map(|place| place.mailbox.close().map_err(Error::of(&place.broker.name)))
+        .collect();
     let report = report?;
-    closed.map(|()| report)
+    closed.into_iter().collect::<Result<(), _>>()?;
+    Ok(report)
 }
 
 /// The same credentials and vhost at another address.
@@ -172,24 +217,21 @@ pub(crate) fn through(uri: &Uri, address: SocketAddr) -> Uri {
     uri.at(&address.ip().to_string(), address.port())
 }
 
-fn measure(
-    plan: &ProxyPlan,
-    link: &Link,
-    systems: &[System],
-    mailbox: &mut Mailbox,
-    watch: Watch<'_>,
-) -> Result<StudyReport, Error> {
+fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells: Vec<Cell> = [NO_CONFIRM, CONFIRM]
         .into_iter()
         .flat_map(|scenario| {
             plan.round_trips.iter().map(move |&at| Cell { scenario, axis: Axis::RoundTrip, at })
         })
         .collect();
+    let systems: Vec<System> = places.iter().flat_map(|place| place.systems.clone()).collect();
+    let behind: Vec<usize> =
+        places.iter().enumerate().flat_map(|(number, place)| vec![number; place.systems.len()]).collect();
+    let queues: Vec<String> = places.iter().map(|place| place.mailbox.name().to_owned()).collect();
     watch(0.0, "what everybody uses when idle");
-    let queue = mailbox.name().to_owned();
     let letter = |system: usize, confirm| Letter {
         uri: &systems[system].uri,
-        queue: &queue,
+        queue: &queues[behind[system]],
         body: &plan.body,
         confirm,
     };
@@ -198,29 +240,37 @@ fn measure(
         letter(system, true).post().map_err(of(system))?;
     }
     let mut groups: Vec<&Watched> = systems.iter().map(|system| &system.watched).collect();
-    groups.push(&plan.broker.watched);
+    groups.extend(places.iter().map(|place| &place.broker.watched));
     let idle = Idle::measure(&groups, plan.idle);
-    let (broker_idle, idle) = (&idle[systems.len()], &idle[..systems.len()]);
-    let server = mailbox.server();
-    mailbox.empty(systems.len() as u64).map_err(of(0))?;
+    let (idle, brokers_idle) = idle.split_at(systems.len());
+    for place in places.iter_mut() {
+        let count = place.systems.len() as u64;
+        place.mailbox.empty(count).map_err(Error::of(&place.broker.name))?;
+    }
+    let servers: Vec<String> = places.iter().map(|place| place.mailbox.server()).collect();
     let outline = Outline {
         name: "proxy",
         title: "A connection for each message, to a broker far away",
         compared: Compared::Systems,
-        parameters: parameters(plan, &server),
+        parameters: parameters(plan, &servers),
         cells: &cells,
-        systems,
+        systems: &systems,
     };
-    let about = |_: &System| Ok(server.clone());
+    let place_of =
+        |name: &str| systems.iter().position(|system| system.name == name).map_or(0, |at| behind[at]);
+    let about = |system: &System| Ok(servers[place_of(&system.name)].clone());
     let mut report = run_study(outline, &plan.common, watch, about, |cell, system| {
-        link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
+        let place = &mut places[behind[system]];
+        place.link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
         let letter = letter(system, cell.scenario == CONFIRM);
+        let broker_idle = &brokers_idle[behind[system]];
         let (sample, count) = one_round(plan, &letter, &idle[system], broker_idle).map_err(of(system))?;
-        let arrived = mailbox.empty(count).map_err(of(system))?;
+        let arrived = place.mailbox.empty(count).map_err(of(system))?;
         Ok(with_losses(sample, count, arrived))
     })?;
-    report.notes.extend(notes(plan, systems, idle, broker_idle));
-    report.notes.extend(link.lateness().map(|late| link::exactness(late.p50)));
+    report.notes.extend(notes(plan, &systems, idle, brokers_idle));
+    let lateness = places.iter().filter_map(|place| place.link.lateness());
+    report.notes.extend(lateness.map(|late| link::exactness(late.p50)));
     Ok(report)
 }
 
@@ -243,32 +293,33 @@ fn with_losses(mut sample: Sample, sent: u64, arrived: u64) -> Sample {
     sample
 }
 
-fn parameters(plan: &ProxyPlan, server: &str) -> Vec<Parameter> {
+fn parameters(plan: &ProxyPlan, servers: &[String]) -> Vec<Parameter> {
+    let brokers = plan.brokers.iter().zip(servers);
+    let brokers: Vec<_> = brokers.map(|(broker, server)| format!("{server} at {}", broker.uri)).collect();
     vec![
-        Parameter::new("broker", format!("{server} at {}", plan.broker.uri)),
+        Parameter::new("broker", brokers.join(", ")),
         Parameter::new("clients", plan.clients),
         Parameter::new("body", format!("{} bytes", plan.body.len())),
         Parameter::new("seconds a round", plan.common.time.as_secs_f64()),
     ]
 }
 
-fn notes(plan: &ProxyPlan, systems: &[System], idle: &[Idle], broker_idle: &Idle) -> Vec<String> {
+fn notes(plan: &ProxyPlan, systems: &[System], idle: &[Idle], brokers_idle: &[Idle]) -> Vec<String> {
     let mut notes = vec![
         "Each message is connect, log in, open a channel, publish, close the connection; its time is that of all of \
          it. The link takes a round trip for TCP's handshake, as a network does."
             .to_owned(),
     ];
-    if !plan.broker.watched.is_empty() {
+    let all = plan.brokers.iter().chain(systems).zip(brokers_idle.iter().chain(idle));
+    let watched: Vec<String> = all
+        .filter(|(system, _)| !system.watched.is_empty())
+        .map(|(system, idle)| format!("{:.3} for {}", idle.cores(), system.name))
+        .collect();
+    if plan.brokers.iter().any(|broker| !broker.watched.is_empty()) {
         notes.push(format!(
-            "CPU each is without what the processes use when idle, which was {:.3} cores for the broker{}. Where few \
-             messages were sent it is uncertain: 10 ms is the least that the kernel tells apart.",
-            broker_idle.cores(),
-            systems
-                .iter()
-                .zip(idle)
-                .filter(|(system, _)| !system.watched.is_empty())
-                .map(|(system, idle)| format!(", {:.3} for {}", idle.cores(), system.name))
-                .collect::<String>(),
+            "CPU each is without what the processes use when idle, which was, in cores, {}. Where few messages were \
+             sent it is uncertain: 10 ms is the least that the kernel tells apart.",
+            watched.join(", ")
         ));
     }
     notes

@@ -29,11 +29,39 @@ fn without_a_proxy_each_round_trip_is_paid_again_and_again_and_losses_are_told()
 }
 
 #[test]
+fn brokers_beside_each_other_have_a_link_and_a_queue_each() {
+    let brokers = [FakeBroker::start(|_| Script::Dropped), FakeBroker::start(|_| Script::Dropped)];
+    let beside = format!("near={}", brokers[1].uri());
+    let arguments =
+        ["--uri", &brokers[0].uri(), "--beside", &beside, "--no-pool", "--quick", "--time", "0.05"];
+    let arguments =
+        [&arguments[..], &["--latency", "20", "--expect", "ratio(direct-near/direct)>0"]].concat();
+    let report = run(&plan(&arguments).unwrap(), &mut |_, _| {}).unwrap();
+    let names: Vec<&str> = report.systems.iter().map(|system| system.name.as_str()).collect();
+    assert_eq!(names, ["direct", "direct-near"]);
+    for name in names {
+        let cell = report.cell(NO_CONFIRM, Axis::RoundTrip, 20.0, name).unwrap();
+        let time = cell.figure(Metric::Latency(crate::metric::LatencyPoint::P50)).unwrap();
+        assert!(time >= 0.119, "{name}: {time}");
+    }
+    assert!(report.expectations.iter().all(|verdict| verdict.met));
+    let [broker, ..] = &report.parameters[..] else { panic!("{report:?}") };
+    for uri in brokers.each_ref().map(FakeBroker::uri) {
+        assert!(
+            broker.value.contains(uri.rsplit('@').next().unwrap().trim_start_matches("amqp://")),
+            "{broker:?}"
+        );
+    }
+}
+
+#[test]
 fn what_could_never_work_is_refused() {
     for arguments in [
         &["--no-pool", "--no-direct"][..],
         &["--system", "direct=amqp://h"],
         &["--system", "leveret=amqp://h"],
+        &["--beside", "other=amqp://h", "--system", "direct-other=amqp://h"],
+        &["--beside", "no name"],
         &["--clients", "0"],
         &["--latency", "-1"],
         &["--latency=1,-1"],
