@@ -1,32 +1,34 @@
-"""Every study of `leveret bench` in one report: RabbitMQ, Leveret's broker, and Leveret's pool in front of that RabbitMQ.
+"""Every study of `leveret bench` in one report: RabbitMQ 3.10 and 4, Leveret's broker, and Leveret's pool in front of the newer
+RabbitMQ; for a connection for each message, a pool in front of each.
 
     make studies                             # some 15 minutes; the machine should have nothing else to do
     make studies ARGS="--quick --into DIR"   # a few minutes, to see that it works
 
-Writes report.html and results.csv into docs/benchmarks/studies. What each study is told besides its defaults is in
-SETTINGS below, and on the page.
+Writes report.html and results.csv into docs/benchmarks/studies, and prints the table of docs/benchmarks.md that is made of them.
+What each study is told besides its defaults is in SETTINGS below, and on the page.
 """
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from harness.leveret import ROOT, Leveret, binary
+from harness.benchmark import UNKNOWN, Servers, compared, milliseconds, system, table
+from harness.leveret import ROOT, binary
 from harness.ports import free_ports
-from harness.rabbitmq import RabbitMq
 
 # By default each study takes the time that its figures need on a machine of one's own: more than two hours in all. These
 # numbers leave every place of the published studies in, and measure it less often or for a shorter time.
 SETTINGS = {
-    "publish": "--rounds 2 --time 0.3",
-    "proxy": "--rounds 2 --time 0.6",
+    "publish": "--rounds 2 --time 0.25",
+    "proxy": "--rounds 2 --time 0.5",
     "strategies": "--rounds 2",
-    "stream": "--rounds 3 --time 3",
-    "routing": "--limit-seconds 0.2 --queues 11 --bindings 8",
-    "churn": "--rounds 2 --time 0.5",
+    "stream": "--rounds 3 --time 2",
+    "routing": "--limit-seconds 0.15 --queues 10 --bindings 7",
+    "churn": "--rounds 2 --time 0.4",
 }
 # Seconds at each number of WebSocket connections, and what a process has open besides their sockets.
 HOLD = 10
@@ -34,6 +36,9 @@ SPARE = 256
 LEVELS = [5_000, 15_000]
 # What is larger does not belong into a repository.
 MOST_BYTES = 500_000
+# What docs/benchmarks.md shows of a connection for each message, by what the study of it calls its systems.
+ROUND_TRIPS = [0, 1, 50, 100]
+SYSTEMS = {"direct": "directly to {}", "leveret": "through the pool, {} behind it"}
 
 
 def main():
@@ -44,31 +49,33 @@ def main():
     options = arguments.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        (port,) = free_ports(1)
-        settings = [f"web_mqtt.tcp.port = {port}", "web_mqtt.tcp.ip = 127.0.0.1", "mqtt.listeners.tcp = none"]
-        rabbitmq = RabbitMq(folder / "rabbitmq")
-        # What the other studies leave in a broker's memory must not be counted for connections.
-        web_mqtt = RabbitMq(folder / "web_mqtt", *settings, plugins="rabbitmq_web_mqtt")
-        sockets = Leveret(folder / "sockets", "--ws", "127.0.0.1:0", "--max-connections", "unlimited", "--log", "warn")
-        try:
-            command = [str(binary()), "bench", "all", "--system", f"rabbitmq={rabbitmq.uri},pid={rabbitmq.pid}"]
-            command += ["--with", "broker,pool", "--output", str(folder / "report")]
-            command += ["--websocket", f"leveret=amqp+ws://127.0.0.1:{sockets.ws_port}/ws/amqp,pid={sockets.pid}"]
-            command += ["--websocket", f"web_mqtt=mqtt+ws://127.0.0.1:{port}/ws,pid={web_mqtt.pid}"]
-            command += lengths(options, most - SPARE)
-            done = subprocess.run(command)
-        finally:
-            sockets.stop()
-            # It would take its time to say goodbye to very many clients that have gone.
-            web_mqtt.server.kill()
-            web_mqtt.stop()
-            rabbitmq.stop()
+    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        # The newest is the first, which others are compared with, and has the pool in front of it.
+        releases = list(reversed(compared()))
+        report = servers.folder / "report"
+        command = [str(binary()), "bench", "all", "--with", "broker,pool", "--output", str(report)]
+        for name in releases:
+            command += ["--system", system(name, servers.rabbitmq(name))]
+        command += ["--broker", ",".join(releases)]
+        if not options.only or "websockets" in options.only.split(","):
+            command += websockets(servers, releases)
+        done = subprocess.run(command + lengths(options, most - SPARE), stdout=sys.stderr)
         # What was measured is kept when a study has failed, and the exit code tells.
-        if (folder / "report" / "report.html").exists():
-            keep(folder / "report", options.into)
+        if (report / "report.html").exists():
+            print_far_away(servers, releases, json.loads((report / "results.json").read_text()))
+            keep(report, options.into)
     return done.returncode
+
+
+def websockets(servers, releases):
+    """Servers that the other studies leave alone: what those leave in a broker's memory must not be counted for connections."""
+    flags = ["--ws", "127.0.0.1:0", "--max-connections", "unlimited"]
+    leveret = servers.leveret("sockets", *flags)
+    words = ["--websocket", f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}"]
+    for name in releases:
+        port, web_mqtt = servers.web_plugin(name, "web_mqtt")
+        words += ["--websocket", f"{name}=mqtt+ws://127.0.0.1:{port}/ws,pid={web_mqtt.pid}"]
+    return words
 
 
 def lengths(options, most):
@@ -82,6 +89,33 @@ def lengths(options, most):
         given = {study: flags for study, flags in settings.items() if not only or study in only}
         flags = [part for study, options in given.items() for part in ("--set", f"{study}: {options}")]
     return flags + (["--only", ",".join(only)] if only else [])
+
+
+def print_far_away(servers, releases, results):
+    """The table of a connection for each message, of those round trips that were measured."""
+    found = [study for study in results["studies"] if study.get("study") == "proxy"]
+    if not found:
+        return
+    cells = {(cell["scenario"], cell["at"], cell["system"]): cell["figures"] for cell in found[0]["cells"]}
+    trips = [trip for trip in ROUND_TRIPS if ("confirm", trip, "direct") in cells]
+
+    def show(scenario, trip, name, metric):
+        figures = {figure["metric"]: figure["median"] for figure in cells[scenario, trip, name]}
+        return milliseconds(figures[metric]) if metric in figures else UNKNOWN
+
+    rows = []
+    # The first release's systems have the names alone.
+    names = {release: "" if release == releases[0] else f"-{release}" for release in releases}
+    for title, scenario, metric in [
+        ("{}", "no confirm", "p50"),
+        ("{}, with a confirm", "confirm", "p50"),
+        ("CPU of RabbitMQ for a message, {}", "no confirm", "broker_cpu_per_message"),
+    ]:
+        for release in reversed(releases):
+            for kind, words in SYSTEMS.items():
+                system = title.format(words.format(servers.title(release)))
+                rows.append([system, *(show(scenario, trip, kind + names[release], metric) for trip in trips)])
+    print(table(["connect, open, publish, close: median time", *(f"{trip} ms" for trip in trips)], rows))
 
 
 def keep(report, into):

@@ -10,11 +10,14 @@ import tempfile
 from pathlib import Path
 
 from harness.leveret import Leveret, binary
+from harness.ports import free_ports
 from harness.rabbitmq import PLUGINS, RabbitMq
 from harness.releases import missing
 
 # A release of RabbitMQ by the name that it has as a system of a run.
 RELEASES = {"rabbitmq": "3.10", "rabbitmq4": "4"}
+# What a plug-in for WebSocket would open besides.
+OTHER_PORTS = {"web_mqtt": "mqtt.listeners.tcp = none", "web_stomp": "stomp.listeners.tcp = none"}
 # Erlang's virtual machine, in which RabbitMQ does all its work.
 ERLANG = "beam.smp"
 # What stands in a table for a system that was not measured.
@@ -42,7 +45,6 @@ class Servers(contextlib.ExitStack):
         super().__init__()
         self.folder = Path(folder)
         self.started = {}
-        self.titles = {}
 
     def rabbitmq(self, name, *settings, release=None, plugins=PLUGINS):
         """RabbitMQ of the release with this name; `release` is the name of the release where several have the same."""
@@ -52,6 +54,12 @@ class Servers(contextlib.ExitStack):
             check_process(server)
             self.started[name] = server
         return self.started[name]
+
+    def web_plugin(self, name, plugin):
+        """A port where a RabbitMQ of its own speaks MQTT or STOMP over WebSocket, and nothing else of that; and the server."""
+        (port,) = free_ports(1)
+        settings = [f"{plugin}.tcp.port = {port}", f"{plugin}.tcp.ip = 127.0.0.1", OTHER_PORTS[plugin]]
+        return port, self.rabbitmq(f"{plugin}-{name}", *settings, release=name, plugins=f"rabbitmq_{plugin}")
 
     def leveret(self, name, *flags, program=None):
         if name not in self.started:
@@ -69,13 +77,19 @@ class Servers(contextlib.ExitStack):
         """The system's name in tables: RabbitMQ's with its version."""
         if name not in RELEASES:
             return "Leveret"
-        if name not in self.titles:
-            self.titles[name] = f"RabbitMQ {version_of(self.rabbitmq(name))}"
-        return self.titles[name]
+        if name not in versions:
+            running = [server for server in self.started.values() if is_of(server, name)]
+            server = running[0] if running else self.rabbitmq(name)
+            versions[name] = server.control("version").split()[-1]
+        return f"RabbitMQ {versions[name]}"
 
 
-def version_of(rabbitmq):
-    return rabbitmq.control("version").split()[-1]
+versions = {}
+"""By name, since asking takes a second."""
+
+
+def is_of(server, name):
+    return isinstance(server, RabbitMq) and server.release.name == RELEASES[name]
 
 
 def check_process(rabbitmq):
@@ -109,9 +123,12 @@ def median(report, name, metric):
 
 
 def table(header, rows):
-    """As Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("|" + "|".join(cell if cell == "---" else f" {cell} " for cell in line) + "|" for line in lines)
+    """As Markdown; more rows may be printed below it."""
+    return "\n".join([row(header), "|" + "---|" * len(header), *map(row, rows)])
+
+
+def row(cells):
+    return f"| {' | '.join(cells)} |"
 
 
 def ratio_titles(titles):
