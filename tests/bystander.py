@@ -1,8 +1,8 @@
 """What a bystander (connect, declare, publish, get, close) waits beside publishers that never stop and ask for no confirms:
-on RabbitMQ and on the embedded broker, in turn. Health checks and the heartbeats of an idle client are timed as well, and
+on RabbitMQ 3.10, on 4 and on the embedded broker, in turn. Health checks and the heartbeats of an idle client are timed as well, and
 so is what the publishers get done.
 
-    make bystander                                          # everything, about three minutes
+    make bystander                                          # everything, about five minutes
     make bystander ARGS="--load unroutable --seconds 5"
     make bystander ARGS="--beside target/old/leveret"       # an older build, measured in the same run
     make bystander ARGS="--alone"                           # the publishers alone: what has arrived, and in how much memory
@@ -12,7 +12,6 @@ so is what the publishers get done.
 import argparse
 import contextlib
 import multiprocessing
-import os
 import statistics
 import struct
 import sys
@@ -23,9 +22,9 @@ import urllib.request
 from pathlib import Path
 
 import pika
+from harness.benchmark import RELEASES, UNKNOWN, Servers, compared, row, table
 from harness.leveret import Leveret
 from harness.process import peak_memory
-from harness.rabbitmq import RabbitMq
 from harness.wire import (
     BASIC_PUBLISH,
     HEADER,
@@ -38,6 +37,7 @@ from harness.wire import (
     publish_arguments,
 )
 
+LEVERET = "Leveret"
 EXCHANGE = "bystander.fanout"
 # How many publishers there are, and how many queues get each message; no queue at all is the unroutable message.
 LOADS = {
@@ -48,6 +48,7 @@ LOADS = {
 }
 # What a publisher writes at once.
 CHUNK_BYTES = 256 * 1024
+FIGURES = ("median", "p99", "worst", "health", "heartbeat")
 # The time that the load has before anything is measured.
 WARM_UP_SECONDS = 1
 PAUSE_SECONDS = 0.02
@@ -64,24 +65,41 @@ def main():
     options = arguments()
     if options.alone:
         return alone(options)
-    kept = True
+    kept, found = True, {}
+    names = systems(options)
     print("| load | system | published/s | bystander median | p99 | worst | health worst | heartbeats late by |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for load in options.load or LOADS:
-        for name in systems(options):
-            with tempfile.TemporaryDirectory() as folder, started(name, Path(folder), options) as server:
-                measured = measure(server, load, options.seconds)
-            print(row(load, name, measured), flush=True)
+        for name in names:
+            with started(name, options) as (title, server):
+                found[load, title] = measured = measure(server, load, options.seconds)
+            print(details(load, title, measured), flush=True)
             if name == "leveret":
                 kept &= all(measured[what] <= limit for what, limit in PROMISED.items())
+    print("\n" + summary(found))
     return 0 if kept or not options.strict else 1
+
+
+def summary(found):
+    """The table of docs/benchmarks.md: the systems beside each other."""
+    loads, titles = (list(dict.fromkeys(keys)) for keys in zip(*found, strict=True))
+    columns = [(figure, title) for figure in ("p99", "worst") for title in titles]
+    rows = []
+    for load in loads:
+        publishers, queues = LOADS[load]
+        into = {0: "no queue", 1: "one queue"}.get(queues, f"fanout to {queues:,} queues")
+        times = [f"{found[load, title][figure]:,.0f} ms" for figure, title in columns]
+        health = [f"{found[load, title]['health']:.0f} ms" for title in titles if title == LEVERET]
+        rows.append([f"{publishers} publishers, {into}", *times, *health])
+    header = ["load", *(f"{figure}, {title}" for figure, title in columns), *(["slowest `/healthz`"] * (LEVERET in titles))]
+    return table(header, rows)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", action="append", choices=LOADS, help="one of the loads; may be given again")
     parser.add_argument("--seconds", type=float, default=10, help="how long each is measured")
-    parser.add_argument("--only", action="append", choices=["leveret", "rabbitmq"], help="one of the systems")
+    parser.add_argument("--only", action="append", choices=["leveret", *RELEASES], help="one of the systems")
     parser.add_argument("--beside", type=Path, help="another build of Leveret")
     parser.add_argument("--alone", action="store_true", help="measure the publishers without a bystander")
     parser.add_argument("--rounds", type=int, default=3, help="of the publishers alone; the median counts")
@@ -92,15 +110,17 @@ def arguments():
 def alone(options):
     """What the publishers get done when nobody else is there: messages that each queue has got in the end."""
     print("| load | system | messages/s | peak memory |\n|---|---|---|---|", flush=True)
+    names = systems(options)
     for load in options.load or LOADS:
-        rates, peaks = {name: [] for name in systems(options)}, {name: 0 for name in systems(options)}
+        rates, peaks, titles = {name: [] for name in names}, {name: 0 for name in names}, {}
         for _ in range(options.rounds):
-            for name in rates:
-                with tempfile.TemporaryDirectory() as folder, started(name, Path(folder), options) as server:
+            for name in names:
+                with started(name, options) as (titles[name], server):
                     rates[name].append(arrived(server, load, options.seconds))
                     peaks[name] = max(peaks[name], peak_memory(server))
         for name, of_rounds in rates.items():
-            print(f"| {load} | {name} | {statistics.median(of_rounds):,.0f} | {peaks[name] / 2**20:,.0f} MiB |", flush=True)
+            rate, peak = f"{statistics.median(of_rounds):,.0f}", f"{peaks[name] / 2**20:,.0f} MiB"
+            print(row([load, titles[name], rate, peak]), flush=True)
     return 0
 
 
@@ -128,32 +148,21 @@ def depth(port):
 
 
 def systems(options):
-    return (options.only or ["leveret", "rabbitmq"]) + (["beside"] if options.beside else [])
+    """Their names."""
+    beside = ["beside"] if options.beside else []
+    return [name for name in ["leveret", *compared()] if name in (options.only or ["leveret", *RELEASES])] + beside
 
 
 @contextlib.contextmanager
-def started(name, folder, options):
-    """A server that has just been started."""
-    if name == "rabbitmq":
-        server = RabbitMq(folder)
-        try:
-            yield server
-        finally:
-            server.stop()
-        return
-    before = os.environ.get("LEVERET_BIN")
-    if name == "beside":
-        os.environ["LEVERET_BIN"] = str(options.beside.resolve())
-    try:
-        server = Leveret(folder)
-    finally:
-        os.environ.pop("LEVERET_BIN", None)
-        if before:
-            os.environ["LEVERET_BIN"] = before
-    try:
-        yield server
-    finally:
-        server.child.kill()
+def started(name, options):
+    """A server that has just been started, and its name in tables."""
+    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        if name in RELEASES:
+            yield servers.title(name), servers.rabbitmq(name)
+            return
+        server = Leveret(servers.folder / name, program=options.beside.resolve() if name == "beside" else None)
+        servers.callback(server.child.kill)
+        yield LEVERET if name == "leveret" else str(options.beside), server
 
 
 def measure(server, load, seconds):
@@ -171,14 +180,14 @@ def measure(server, load, seconds):
         "median": statistics.median(waits),
         "p99": sorted(waits)[int(len(waits) * 0.99)],
         "worst": max(waits),
-        "health": late[0],
+        "health": late[0] if watchers[0].url else None,
         "heartbeat": late[1],
     }
 
 
-def row(load, name, measured):
-    times = [f"{measured[what]:.0f} ms" for what in ("median", "p99", "worst", "health", "heartbeat")]
-    return f"| {load} | {name} | {measured['rate']:,.0f} | " + " | ".join(times) + " |"
+def details(load, title, measured):
+    times = [UNKNOWN if measured[what] is None else f"{measured[what]:.0f} ms" for what in FIGURES]
+    return row([load, title, f"{measured['rate']:,.0f}", *times])
 
 
 def prepare(port, queues):

@@ -1,8 +1,8 @@
 """pika's BlockingConnection with a connection for each message (connect, open, publish, close), without and with a
-confirm, to a RabbitMQ that is far away: directly, and through Leveret's pool next door. One publisher, one message after
-the other; the systems take turns at each latency. Every message is counted in the queue in the end.
+confirm, to a RabbitMQ 3.10 and a 4 that are far away: directly, and through Leveret's pool next door. One publisher, one
+message after the other; the systems take turns at each latency. Every message is counted in the queue in the end.
 
-    make pika-latency                                            # everything, about six minutes
+    make pika-latency                                            # everything, about nine minutes
     make pika-latency ARGS="--latency 0,50 --seconds 2"
     make pika-latency ARGS="--at-least 420"                      # fails when the pool is slower anywhere, without confirms
 """
@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import pika
+from harness.benchmark import Servers, compared, ratio_titles, row, table
 from harness.child import Child, clean_environment
-from harness.leveret import Leveret, binary
+from harness.leveret import binary
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 
 QUEUE = "pika-latency"
 BODY = b"sixteen bytes.."
@@ -32,24 +31,32 @@ WARM_UP = 3
 def main():
     options = arguments()
     met = True
-    with tempfile.TemporaryDirectory() as folder, servers(Path(folder)) as (rabbitmq, link, systems):
-        with connected(rabbitmq.uri) as connection:
-            connection.channel().queue_declare(QUEUE)
-        print("| round trip | confirm | direct | through the pool | ratio | messages |\n|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        upstreams = [Upstream(servers, name) for name in compared()]
+        titles = [f"{way} {servers.title(each.name)}" for each in upstreams for way in ("directly to", "through the pool to")]
+        versions = [servers.title(each.name) for each in upstreams]
+        print(table(["round trip", "confirm", *titles, *ratio_titles(versions)], []), flush=True)
         for latency in map(float, options.latency.split(",")):
-            link.order(f"latency {latency}")
+            for upstream in upstreams:
+                upstream.link.order(f"latency {latency}")
             for confirm in [False, True]:
-                rates, published = measure(systems, confirm, options)
-                arrived = settle(rabbitmq, published)
-                direct, pool = (statistics.median(rates[name]) for name in systems)
-                with_confirm = "yes" if confirm else "no"
-                counted = f"{arrived} of {published}"
-                print(
-                    f"| {latency:g} ms | {with_confirm} | {direct:.1f}/s | {pool:.1f}/s | {pool / direct:.1f} | {counted} |",
-                    flush=True,
-                )
-                met &= arrived == published and (confirm or pool >= options.at_least)
+                met &= compare(upstreams, latency, confirm, options)
     return 0 if met else 1
+
+
+def compare(upstreams, latency, confirm, options):
+    """Prints a row; returns whether everything has arrived, and the pools were fast enough."""
+    rates = measure(upstreams, confirm, options)
+    arrived, published = sum(settle(each) for each in upstreams), sum(each.published for each in upstreams)
+    medians = {key: statistics.median(of_rounds) for key, of_rounds in rates.items()}
+    pairs = [(medians[each.name, "direct"], medians[each.name, "pool"]) for each in upstreams]
+    cells = [f"{rate:.1f}/s" for pair in pairs for rate in pair] + [f"{pool / direct:.1f}" for direct, pool in pairs]
+    print(row([f"{latency:g} ms", "yes" if confirm else "no", *cells]), flush=True)
+    if arrived != published:
+        print(f"{arrived} of {published} messages have arrived", file=sys.stderr)
+    for each in upstreams:
+        each.published = 0
+    return arrived == published and (confirm or all(pool >= options.at_least for _, pool in pairs))
 
 
 def arguments():
@@ -61,24 +68,26 @@ def arguments():
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def servers(folder):
-    with contextlib.ExitStack() as stack:
-        rabbitmq = RabbitMq(folder / "rabbitmq")
-        stack.callback(rabbitmq.stop)
-        link = Link(folder, rabbitmq.port)
-        stack.callback(link.stop)
-        pool = Leveret(folder / "pool", "--log", "warn", "--upstream", f"amqp://{link.address}")
-        stack.callback(pool.stop)
-        yield rabbitmq, link, {"direct": f"amqp://guest:guest@{link.address}", "pool": pool.uri}
+class Upstream:
+    """A RabbitMQ with a link before it, and a pool next door. `published` counts up to the next look into the queue."""
+
+    def __init__(self, servers, name):
+        self.name, self.published = name, 0
+        self.rabbitmq = servers.rabbitmq(name)
+        self.link = Link(servers.folder / f"{name}.link.log", self.rabbitmq.port)
+        servers.callback(self.link.stop)
+        pool = servers.pool(f"pool-{name}", int(self.link.address.rpartition(":")[2]))
+        self.uris = {"direct": f"amqp://guest:guest@{self.link.address}", "pool": pool.uri}
+        with connected(self.rabbitmq.uri) as connection:
+            connection.channel().queue_declare(QUEUE)
 
 
 class Link:
     """`leveret bench link` in front of a server."""
 
-    def __init__(self, folder, port):
+    def __init__(self, log, port):
         argv = [binary(), "bench", "link", "--to", f"127.0.0.1:{port}"]
-        self.child = Child(argv, folder / "link.log", env=clean_environment(), stdin=subprocess.PIPE)
+        self.child = Child(argv, log, env=clean_environment(), stdin=subprocess.PIPE)
         self.address = self.child.wait_line(r"listening on tcp://(\S+)").group(1)
         self.orders = 0
 
@@ -111,31 +120,32 @@ def publish(uri, confirm):
         channel.close()
 
 
-def measure(systems, confirm, options):
-    """The rates of each system, and how many messages all of them published."""
-    rates, published = {name: [] for name in systems}, 0
-    for uri in systems.values():
+def measure(upstreams, confirm, options):
+    """The rates of each round, by upstream and way."""
+    ways = [(upstream, way, uri) for upstream in upstreams for way, uri in upstream.uris.items()]
+    rates = {(upstream.name, way): [] for upstream, way, _ in ways}
+    for upstream, _, uri in ways:
         for _ in range(WARM_UP):
             publish(uri, confirm)
-            published += 1
+            upstream.published += 1
     for _ in range(options.rounds):
-        for name, uri in systems.items():
+        for upstream, way, uri in ways:
             begin, count = time.monotonic(), 0
             while (taken := time.monotonic() - begin) < options.seconds:
                 publish(uri, confirm)
                 count += 1
-            rates[name].append(count / taken)
-            published += count
-    return rates, published
+            rates[upstream.name, way].append(count / taken)
+            upstream.published += count
+    return rates
 
 
-def settle(rabbitmq, published):
+def settle(upstream):
     """How many messages have arrived, once they are all there or no more come; the queue is empty then."""
-    with connected(rabbitmq.uri) as connection:
+    with connected(upstream.rabbitmq.uri) as connection:
         channel = connection.channel()
         deadline = time.monotonic() + PATIENCE
         count = lambda: channel.queue_declare(QUEUE, passive=True).method.message_count
-        while (arrived := count()) < published and time.monotonic() < deadline:
+        while (arrived := count()) < upstream.published and time.monotonic() < deadline:
             connection.sleep(0.05)
         channel.queue_purge(QUEUE)
         return arrived
