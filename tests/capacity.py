@@ -1,9 +1,11 @@
 """The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
-message now and then, and heartbeats, on Leveret's broker, through a relay of ours, and on RabbitMQ's Web-MQTT and
-Web-STOMP, one after the other; idle MQTT clients on Leveret and on RabbitMQ in one run; and a million MQTT subscriptions.
+message now and then, and heartbeats, on Leveret's broker, through a relay of ours, and on Web-MQTT and Web-STOMP of RabbitMQ
+3.10 and 4, one after the other; idle MQTT clients on Leveret and on both in one run; and a million MQTT subscriptions.
 
-    make capacity                 # everything, about half an hour
+    make capacity                 # everything, about three quarters of an hour
     make capacity ARGS="--quick"  # to see that it works
+
+The tables of docs/benchmarks.md go to standard output, what `leveret bench` prints to standard error.
 """
 
 import argparse
@@ -12,12 +14,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
-from harness.leveret import ROOT, Leveret, binary
-from harness.ports import free_ports
-from harness.rabbitmq import RabbitMq
+from harness.benchmark import UNKNOWN, Servers, bench, compared, table
+from harness.leveret import ROOT
 
 # What a process has open besides its clients' sockets.
 SPARE = 256
@@ -28,14 +28,17 @@ DEVICES = 18_000
 # They say no more than that they are there.
 IDLE = ("--interval", "36000", "--heartbeat", "60")
 # Everybody comes from the same machine.
-UNLIMITED = ("--max-connections", "unlimited", "--log", "warn")
-PLUGINS = "rabbitmq_web_mqtt,rabbitmq_web_stomp"
+UNLIMITED = ("--max-connections", "unlimited")
+PLUGINS = {"web_mqtt": ("mqtt", "Web-MQTT"), "web_stomp": ("stomp", "Web-STOMP")}
+HEADER = ["system", "connections", "opened in", "memory each", "memory", "CPU"]
+LATENCY = "latency p50 / p99"
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--quick", action="store_true", help="few connections for a short time")
     arguments.add_argument("--hold", default="60", help="seconds at each level")
+    arguments.add_argument("--levels", default=LEVELS, type=levels, help="numbers of connections, by commas")
     arguments.add_argument("--devices", type=int, default=DEVICES, help="connections of the study mqtt")
     arguments.add_argument("--only", choices=[name for name, _ in STUDIES], action="append", help="these studies alone")
     options = arguments.parse_args()
@@ -49,49 +52,49 @@ def main():
     return 0
 
 
+def levels(text):
+    return [int(level) for level in text.split(",")]
+
+
 def broker(folder, options, most):
-    with server(folder, "--ws", "127.0.0.1:0") as leveret:
-        bench(options, most, f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}")
+    with Servers(folder) as servers:
+        leveret = servers.leveret("leveret", *UNLIMITED, "--ws", "127.0.0.1:0")
+        system = f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}"
+        measure({"leveret": "Leveret, AMQP"}, [system], growing(options, most))
 
 
 def mqtt(folder, options, most):
     """Idle MQTT clients, each with a subscription, on Leveret and on RabbitMQ's Web-MQTT, in one run of the bench."""
-    (port,) = free_ports(1)
-    settings = [f"web_mqtt.tcp.port = {port}", "web_mqtt.tcp.ip = 127.0.0.1", *OTHER_PORTS["web_mqtt"]]
-    peer = RabbitMq(folder / "rabbitmq", *settings, plugins="rabbitmq_web_mqtt")
-    try:
-        with server(folder / "leveret", "--web-mqtt", "127.0.0.1:0") as leveret:
-            own = leveret.child.wait_line(r"^web-mqtt +listening on ws://127\.0\.0\.1:(\d+)").group(1)
-            systems = [f"leveret=mqtt+ws://127.0.0.1:{own}/ws,pid={leveret.pid}"]
-            systems += [f"rabbitmq=mqtt+ws://127.0.0.1:{port}/ws,pid={peer.pid}"]
-            run_bench(systems, ["--connections", str(min(options.devices, most)), "--hold", options.hold, *IDLE])
-    finally:
-        peer.server.kill()
-        peer.stop()
+    with Servers(folder) as servers:
+        leveret = servers.leveret("leveret", *UNLIMITED, "--web-mqtt", "127.0.0.1:0")
+        own = leveret.child.wait_line(r"^web-mqtt +listening on ws://127\.0\.0\.1:(\d+)").group(1)
+        titles, systems = {"leveret": "Leveret, `web_mqtt`"}, [f"leveret=mqtt+ws://127.0.0.1:{own}/ws,pid={leveret.pid}"]
+        for name in compared():
+            port, peer = servers.web_plugin(name, "web_mqtt")
+            titles[name] = f"{servers.title(name)}, Web-MQTT"
+            systems.append(f"{name}=mqtt+ws://127.0.0.1:{port}/ws,pid={peer.pid}")
+        length = ["--connections", str(min(options.devices, most)), "--hold", options.hold]
+        measure(titles, systems, [*length, *IDLE], with_latency=False)
 
 
 def relay(folder, options, most):
     """The relay in a process of its own, in front of a broker in another: two sockets a pair."""
-    with server(folder / "broker") as behind, relaying(folder / "relay", behind.port) as (front, port):
-        bench(options, most // 2, f"relay=amqp+ws://127.0.0.1:{port}/,pid={front.pid}")
+    with Servers(folder) as servers:
+        behind = servers.leveret("broker", *UNLIMITED)
+        front = servers.leveret("relay", *UNLIMITED, "--relay", f"127.0.0.1:0=tcp://127.0.0.1:{behind.port}")
+        port = front.child.wait_line(r"^relay +listening on ws://127\.0\.0\.1:(\d+)").group(1)
+        system = f"relay=amqp+ws://127.0.0.1:{port}/,pid={front.pid}"
+        measure({"relay": "Leveret, relay alone"}, [system], growing(options, most // 2))
 
 
 def rabbitmq(folder, options, most):
     """Each plug-in in a RabbitMQ that has just started."""
-    for scheme, plugin in [("mqtt", "web_mqtt"), ("stomp", "web_stomp")]:
-        (port,) = free_ports(1)
-        settings = [f"{plugin}.tcp.port = {port}", f"{plugin}.tcp.ip = 127.0.0.1", *OTHER_PORTS[plugin]]
-        peer = RabbitMq(folder / plugin, *settings, plugins=f"rabbitmq_{plugin}")
-        try:
-            bench(options, most, f"{plugin}={scheme}+ws://127.0.0.1:{port}/ws,pid={peer.pid}")
-        finally:
-            # It would take its time to say goodbye to very many clients that have gone.
-            peer.server.kill()
-            peer.stop()
-
-
-# Neither is measured over TCP.
-OTHER_PORTS = {"web_mqtt": ["mqtt.listeners.tcp = none"], "web_stomp": ["stomp.listeners.tcp = none"]}
+    for name in compared():
+        for plugin, (scheme, title) in PLUGINS.items():
+            with Servers(folder) as servers:
+                port, peer = servers.web_plugin(name, plugin)
+                system = f"{plugin}={scheme}+ws://127.0.0.1:{port}/ws,pid={peer.pid}"
+                measure({plugin: f"{servers.title(name)}, {title}"}, [system], growing(options, most))
 
 
 def tls(_folder, _options, _most):
@@ -139,30 +142,35 @@ STUDIES = [
 ]
 
 
-@contextmanager
-def server(folder, *flags):
-    leveret = Leveret(folder, *UNLIMITED, *flags)
-    try:
-        yield leveret
-    finally:
-        leveret.stop()
+def growing(options, most):
+    if options.quick:
+        return ["--quick"]
+    numbers = sorted({min(level, most) for level in options.levels})
+    return ["--connections", ",".join(map(str, numbers)), "--hold", options.hold]
 
 
-@contextmanager
-def relaying(folder, port):
-    with server(folder, "--relay", f"127.0.0.1:0=tcp://127.0.0.1:{port}") as front:
-        yield front, int(front.child.wait_line(r"^relay +listening on ws://127\.0\.0\.1:(\d+)").group(1))
+def measure(titles, systems, arguments, with_latency=True):
+    """Prints the table of the page, with the systems called by these titles."""
+    _, report = bench("websockets", systems, *arguments)
+    rows = []
+    for found in report["systems"]:
+        for number, level in enumerate(found["levels"]):
+            cells = [titles[found["name"]] if number == 0 else "", f"{level['connections']:,}"]
+            cells.append(f"{'+' if number else ''}{digits(level['opening_seconds'])} s")
+            cells.append(f"{digits(level['bytes_per_connection'] / 1024)} KiB")
+            cells += [f"{level['rss_bytes'] / 2**20:,.0f} MiB", f"{level['cpu_cores']:.3f} cores"]
+            if with_latency:
+                times = [digits((level["latency"] or {}).get(point), 1e3) for point in ("p50", "p99")]
+                cells.append(f"{' / '.join(times)} ms")
+            rows.append(cells)
+    print(table(HEADER + [LATENCY] * with_latency, rows) + "\n", flush=True)
 
 
-def bench(options, most, system):
-    levels = sorted({min(level, most) for level in LEVELS})
-    length = ["--quick"] if options.quick else ["--connections", ",".join(map(str, levels)), "--hold", options.hold]
-    run_bench([system], length)
-
-
-def run_bench(systems, arguments):
-    systems = [word for system in systems for word in ("--system", system)]
-    subprocess.run([str(binary()), "bench", "websockets", *systems, *arguments], check=True)
+def digits(value, factor=1):
+    if value is None:
+        return UNKNOWN
+    value *= factor
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""docs/benchmarks/routing: starts RabbitMQ and Leveret's broker, runs the routing study on them, and writes the page with
-its tables, plots and data.
+"""docs/benchmarks/routing: starts RabbitMQ 3.10 and 4 and Leveret's broker, runs the routing study on them, and writes the page
+with its tables, plots and data.
 
-    make routing-study           # some ten minutes; the machine should have nothing else to do
+    make routing-study           # some 15 minutes; the machine should have nothing else to do
     make routing-study ARGS="--quick --into /tmp/study"
+    make routing-study ARGS="--limit 0.6"  # fewer queues beside RabbitMQ: some ten minutes
 """
 
 import argparse
@@ -13,13 +14,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from harness.benchmark import Servers, compared, system
 from harness.leveret import ROOT, Leveret, binary
-from harness.rabbitmq import RabbitMq
 
 KINDS = ["direct", "topic", "headers", "fanout"]
 FIGURES = ["create", "publish", "delete"]
 ALONE = "--pipelined --base 4 --queues 7 --bindings 10 --combined 10 --messages 1000 --copies 200000 --limit-seconds 60"
-BESIDE = "--pipelined --queues 11 --bindings 8 --combined 11 --limit-seconds 1.2"
+BESIDE = "--pipelined --queues 11 --bindings 8 --combined 11 --limit-seconds {limit}"
+LIMIT = "1.2"
 # Repeated, because what is asked is the longest of very many waits.
 REPEATS = 3
 
@@ -30,7 +32,7 @@ are few and when there are a million. `make routing-study` writes this page; `le
 option means. The data files beside the plots have a block for each level, as gnuplot reads them.
 
 **The machine**: {machine}, shared by the systems and the load generator. Load average before the first study: {load}.
-Figures are to be compared with each other, within one table, and not with those of other machines. Leveret {revision}, {rabbitmq}, messages of 16 bytes,
+Figures are to be compared with each other, within one table, and not with those of other machines. Leveret {revision}, {rabbitmq} from Debian, messages of 16 bytes,
 transient queues, everything pipelined over one connection.
 
 ## Leveret alone, up to a million bindings
@@ -53,10 +55,10 @@ Figures of the table above, thus of the most queues of each level; the least and
 ## Side by side with RabbitMQ
 
     leveret bench routing {beside_flags} --system leveret=amqp://127.0.0.1,pid=PID \\
-        --system rabbitmq=amqp://127.0.0.1:5673,pid=PID --output comparison
+        {beside_systems} --output comparison
 
 The systems took turns level by level. A level of a system ends early where its next point would have taken more than
-1.2 s, so the rows of the two systems of a level are not always for the same number of queues.
+{limit} s, so the rows of the systems of a level are not always for the same number of queues.
 
 {beside}
 
@@ -89,24 +91,20 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
     arguments.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks" / "routing")
+    arguments.add_argument("--limit", default=LIMIT, metavar="SECONDS", help="the longest that a point beside RabbitMQ takes")
     options = arguments.parse_args()
     load = " ".join(f"{number:.1f}" for number in os.getloadavg()[:2])
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        rabbitmq, leveret = RabbitMq(folder / "rabbitmq"), Leveret(folder / "leveret", "--log", "warn")
-        try:
-            study = Study(folder, options, leveret, rabbitmq)
-            parts = study.run()
-            parts["memory"] = memory_table(folder, options)
-        finally:
-            leveret.stop()
-            rabbitmq.stop()
+    with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+        study = Study(servers, options)
+        parts = study.run()
+        parts["memory"] = memory_table(servers.folder, options)
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     page = PAGE.format(
         load=load,
         revision=f"as of revision {revision.strip()}",
         alone_flags=ALONE,
-        beside_flags=BESIDE,
+        beside_flags=BESIDE.format(limit=options.limit),
+        limit=options.limit,
         repeats=REPEATS,
         **parts,
     )
@@ -114,15 +112,17 @@ def main():
 
 
 class Study:
-    def __init__(self, folder, options, leveret, rabbitmq):
-        self.folder, self.quick, self.into = folder, options.quick, options.into
-        self.leveret = ["--system", f"leveret={leveret.uri},pid={leveret.pid}"]
-        self.rabbitmq = ["--system", f"rabbitmq={rabbitmq.uri},pid={rabbitmq.pid}"]
+    def __init__(self, servers, options):
+        self.folder, self.quick, self.into, self.limit = servers.folder, options.quick, options.into, options.limit
+        self.leveret = ["--system", system("leveret", servers.leveret("leveret"))]
+        self.releases = compared()
+        self.rabbitmq = [word for name in self.releases for word in ("--system", system(name, servers.rabbitmq(name)))]
+        self.titles = [servers.title(name) for name in self.releases]
 
     def run(self):
-        beside, document = self.bench([*BESIDE.split(), *self.leveret, *self.rabbitmq], "comparison")
+        flags = BESIDE.format(limit=self.limit).split()
+        beside, document = self.bench([*flags, *self.leveret, *self.rabbitmq], "comparison")
         machine = document["machine"]
-        rabbitmq = next(system["server"] for system in document["systems"] if system["name"] == "rabbitmq")
         alone, measured = self.bench([*ALONE.split(), *self.leveret], "leveret")
         studies = ["--study", "deletion", "--study", "exclusive"]
         bulk = [self.bench([*studies, *self.leveret])[0] for _ in range(REPEATS)]
@@ -132,7 +132,8 @@ class Study:
         return {
             "machine": f"{machine['cores']} cores of {machine['cpu']}, {gibibytes:.0f} GiB, {machine['system']}, "
             f"Linux {'.'.join(machine['kernel'].split('.')[:2])}",
-            "rabbitmq": f"{rabbitmq} from Debian",
+            "rabbitmq": " and ".join(self.titles),
+            "beside_systems": " ".join(f"--system {name}=amqp://127.0.0.1:{port},pid=PID" for port, name in enumerate(self.releases, 5673)),
             "alone": alone,
             "aims": aims_table(measured),
             "alone_plots": self.plots("leveret"),
