@@ -170,7 +170,7 @@ screenshot: setup leveret
 routing-study: setup leveret
 	cd tests && ../.cache/venv/bin/python routing_study.py $(ARGS)
 
-# docs/benchmarks/studies: every study in one report; some 15 minutes.
+# docs/benchmarks/studies: every study in one report; some 20 minutes.
 studies: setup leveret
 	cd tests && ../.cache/venv/bin/python studies.py $(ARGS)
 

@@ -1,7 +1,7 @@
 """Every study of `leveret bench` in one report: RabbitMQ 3.10 and 4, Leveret's broker, and Leveret's pool in front of the newer
 RabbitMQ; for a connection for each message, a pool in front of each.
 
-    make studies                             # some 15 minutes; the machine should have nothing else to do
+    make studies                             # some 20 minutes; the machine should have nothing else to do
     make studies ARGS="--quick --into DIR"   # a few minutes, to see that it works
 
 Writes report.html and results.csv into docs/benchmarks/studies, and prints the table of docs/benchmarks.md that is made of them.

@@ -54,6 +54,15 @@ def test_the_proxy_study_brings_its_own_pool_and_loses_nothing(broker):
         assert pooled < direct / 2
 
 
+def test_brokers_far_away_take_turns_with_a_pool_before_each(broker):
+    uri, beside = f"{broker.uri},pid={broker.pid}", f"other={broker.uri},pid={broker.pid}"
+    report = study("proxy", *SHORT, "--uri", uri, "--beside", beside, "--latency", "40", "--expect", "lost==0")
+    assert [system["name"] for system in report["systems"]] == ["direct", "leveret", "direct-other", "leveret-other"]
+    for direct, pooled in [("direct", "leveret"), ("direct-other", "leveret-other")]:
+        assert figure(report, "no confirm", 40, direct, "p50")["median"] >= 6 * 0.040 * 0.999
+        assert figure(report, "confirm", 40, pooled, "p50")["median"] >= 0.040 * 0.999
+
+
 def test_the_publish_study_measures_every_style_near_and_far(broker):
     report = study("publish", *SHORT, "--system", f"it={broker.uri},pid={broker.pid}", "--publishers", "1,2", "--latency", "10")
     styles = {"async", "async confirm", "sync confirm", "connection each", "connection each, confirm"}

@@ -1,0 +1,32 @@
+"""The servers of the commands behind docs/benchmarks.md: each release of RabbitMQ, and where its CPU time and memory are read."""
+
+import json
+
+from harness.benchmark import RELEASES, Servers, compared, system
+from harness.leveret import run
+from harness.releases import missing
+
+
+def test_a_release_that_does_not_take_part_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("LEVERET_RABBITMQ", "3.10")
+    assert compared() == ["rabbitmq"]
+    assert capsys.readouterr().err.startswith("RabbitMQ 4 is left out: ")
+    monkeypatch.delenv("LEVERET_RABBITMQ")
+    monkeypatch.setattr("harness.benchmark.missing", lambda version: "no mirror" if version == "4" else None)
+    assert compared() == ["rabbitmq"]
+    assert capsys.readouterr().err == "RabbitMQ 4 is left out: no mirror\n"
+
+
+def test_cpu_time_and_memory_of_each_release_are_those_of_its_erlang_machine(tmp_path, monkeypatch):
+    monkeypatch.delenv("LEVERET_RABBITMQ", raising=False)
+    names = compared()
+    assert names == [name for name, version in RELEASES.items() if not missing(version)]
+    with Servers(tmp_path) as servers:
+        systems = [word for name in names for word in ("--system", system(name, servers.rabbitmq(name)))]
+        # The script that starts it would have a few MiB and no work.
+        expected = ["--expect", "rss>60MiB", "--expect", "cpu>0", "--expect", "cpu_per_message>0"]
+        code, out, error = run("bench", "stream", *systems, "--rounds", "1", "--time", "1", *expected, "--json", "-")
+        titles = [servers.title(name) for name in names]
+    assert code == 0, out + error
+    for title, found in zip(titles, json.loads(out)["systems"], strict=True):
+        assert found["server"].startswith(f"{title} ")
