@@ -68,7 +68,7 @@ impl Compatibility {
     }
 
     /// Whether a queue that was declared without a type has the argument `x-queue-type`, too.
-    pub fn writes_queue_types(self) -> bool {
+    pub(crate) fn writes_queue_types(self) -> bool {
         self == Self::V4
     }
 
@@ -110,6 +110,43 @@ impl Compatibility {
     /// not to exist; a message to one is never returned as unroutable, and a request that is returned has its name.
     pub fn admits_reply_queues(self) -> bool {
         self == Self::V4
+    }
+
+    /// Whether AMQP clients see nothing in an MQTT message's headers but its user properties and the parts that an answer
+    /// needs, and MQTT clients see an AMQP message's headers likewise; otherwise `x-mqtt-` headers tell how it was published.
+    pub fn annotates_mqtt(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether the queues of an MQTT session, also that of QoS 0, last as long as the session, and are its connection's alone
+    /// if that is no longer; otherwise messages of QoS 0 do not wait for clients that are away, and all clients may use its
+    /// queues.
+    pub fn ties_mqtt_queues_to_sessions(self) -> bool {
+        self == Self::V4
+    }
+
+    /// The consumer tag of all MQTT clients; otherwise it is their client identifier.
+    pub fn mqtt_consumer_tag(self) -> Option<&'static str> {
+        (self == Self::V4).then_some("mqtt")
+    }
+
+    /// Whether an MQTT 5.0 client is told its session's expiry even if it has got what it asked for.
+    pub fn tells_mqtt_session_expiry(self) -> bool {
+        self == Self::V4
+    }
+
+    /// Whether the queue of a STOMP subscription to `/topic` or `/exchange` is its connection's alone, unless it is durable or
+    /// the client wants it otherwise.
+    pub fn has_exclusive_stomp_subscriptions(self) -> bool {
+        self == Self::V4
+    }
+
+    /// The last characters of the text that refuses a STOMP client's login.
+    pub fn end_of_stomp_refusals(self) -> &'static str {
+        match self {
+            Self::V3_10 => "\n",
+            Self::V4 => "",
+        }
     }
 
     /// Whether basic.qos with `global` limits a whole channel; otherwise it is taken for a limit of each consumer.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
-use crate::message::Traits;
+use crate::message::{ANNOTATION, Traits};
 use crate::table_view::{ValueView, entries, texts_in};
 use crate::users::Identity;
 
@@ -70,8 +70,7 @@ pub(crate) fn inspect<'a>(
         Some(_) if !compatibility.checks_delivery_mode() => false,
         Some(mode) => return Err(invalid(&format!("{{delivery_mode_unknown,{mode}}}"))),
     };
-    inspected.traits =
-        Traits { persistent, priority: properties.priority, expiration, is_dead_letter: false };
+    inspected.traits = Traits { persistent, priority: properties.priority, expiration, ..Traits::default() };
     Ok(inspected)
 }
 
@@ -80,7 +79,7 @@ pub(crate) fn traits_of(bytes: &[u8]) -> Option<Traits> {
     let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
     let persistent = properties.delivery_mode == Some(2);
-    Some(Traits { persistent, priority: properties.priority, expiration, is_dead_letter: false })
+    Some(Traits { persistent, priority: properties.priority, expiration, ..Traits::default() })
 }
 
 /// The properties as others may see them: without the header BCC. A returned message is stripped of it too,
@@ -93,6 +92,25 @@ pub fn without_blind_copies(bytes: &[u8]) -> Cow<'_, [u8]> {
         }
         _ => Cow::Borrowed(bytes),
     }
+}
+
+/// The properties of an annotated message as all clients but those of its front end see them.
+pub(crate) fn without_annotation(bytes: &[u8]) -> Vec<u8> {
+    let properties = Properties::decode(bytes).unwrap_or_default();
+    let mut headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+    headers.remove(ANNOTATION);
+    let others = Properties { headers: properties.headers.filter(|_| !headers.is_empty()), ..properties };
+    if headers.is_empty() {
+        let mut bytes = Vec::new();
+        others.encode(&mut bytes);
+        return bytes;
+    }
+    with_headers(&others, &headers)
+}
+
+/// Whether encoded headers include the annotation.
+pub(crate) fn has_annotation(headers: &[u8]) -> bool {
+    entries(headers).any(|(name, _)| name == ANNOTATION)
 }
 
 /// The properties with other headers.

@@ -82,7 +82,13 @@ pub struct Traits {
     ///
     /// [`Compatibility::V4`]: crate::Compatibility::V4
     pub is_dead_letter: bool,
+    /// Whether it has the header [`ANNOTATION`].
+    pub is_annotated: bool,
 }
+
+/// The name of the header in which a front end keeps what only its own clients are to see of a message. Of a
+/// [publisher](crate::Publisher::annotating) of that front end alone: from others it is a header like any other.
+pub const ANNOTATION: &str = "\0";
 
 /// A published message: immutable, shared by all queues it was routed to.
 #[derive(Debug)]

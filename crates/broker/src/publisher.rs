@@ -13,8 +13,8 @@ use sync::work;
 
 use crate::error::BrokerError;
 use crate::firehose::{TracedConnection, Tracer};
-use crate::inspect::{Inspected, inspect};
-use crate::message::{Body, Message};
+use crate::inspect::{Inspected, has_annotation, inspect};
+use crate::message::{Body, Message, Traits};
 use crate::metrics::{FrontEnd, Published};
 use crate::permissions::Grant;
 use crate::persistence::StoredBatch;
@@ -94,6 +94,8 @@ pub struct Publisher {
     /// Messages that went through the exchange of the last route and have not been counted there yet.
     through: Through,
     front_end: FrontEnd,
+    /// Its messages may have an annotation of the front end.
+    annotates: bool,
     /// It is counted among the channels that have published.
     has_published: bool,
     /// The connection and channel number to which the firehose attributes these publishes.
@@ -167,6 +169,7 @@ impl Publisher {
             now: Timestamp::default(),
             through: Through::default(),
             front_end: FrontEnd::default(),
+            annotates: false,
             has_published: false,
             connection: None,
             tracer: None,
@@ -179,6 +182,13 @@ impl Publisher {
     #[must_use]
     pub fn of(mut self, front_end: FrontEnd) -> Self {
         self.front_end = front_end;
+        self
+    }
+
+    /// Makes the header [`ANNOTATION`](crate::ANNOTATION) of its messages one that only the front end sees.
+    #[must_use]
+    pub fn annotating(mut self) -> Self {
+        self.annotates = true;
         self
     }
 
@@ -305,9 +315,10 @@ impl Publisher {
         // One message for all queues of the route.
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
         let exchange = route.exchange.clone();
-        let mut message =
-            Message::new(exchange, publish.routing_key, properties, publish.body, inspected.traits)
-                .with_blind_copies(&inspected.blind_copies);
+        let is_annotated = self.annotates && has_annotation(inspected.headers);
+        let traits = Traits { is_annotated, ..inspected.traits };
+        let mut message = Message::new(exchange, publish.routing_key, properties, publish.body, traits)
+            .with_blind_copies(&inspected.blind_copies);
         message.share(route.queues.len());
         self.batch_bytes += message.body_len();
         self.batch.push(Arc::new(message));

@@ -35,6 +35,7 @@ impl VirtualHost {
                 auto_delete: false,
                 owner: None,
                 arguments: FieldTable::new(),
+                type_name: None,
             },
             arguments: QueueArguments {
                 max_length: Some(MAX_REPLIES),

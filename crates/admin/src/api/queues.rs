@@ -55,6 +55,7 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
         exclusive: flag(&body, "exclusive", false)?,
         auto_delete: flag(&body, "auto_delete", false)?,
         arguments: raw(&arguments)?,
+        type_name: None,
     };
     if declare.exclusive {
         return Err(ApiError::bad_request(
@@ -115,7 +116,7 @@ fn show(call: &Call, listed: &Listed) -> Value {
     put("name", json!(&**queue.name()));
     put("vhost", json!(vhost.name()));
     put("node", json!(call.api.process.node_name()));
-    put("type", json!(queue.kind().name()));
+    put("type", json!(queue.type_name()));
     put("state", json!("running"));
     put("durable", json!(properties.durable));
     put("auto_delete", json!(properties.auto_delete));

@@ -1,7 +1,7 @@
 //! The format of a message in the store.
 //!
 //! ```text
-//! u8      form, 1; 2 if the header x-death is the broker's own
+//! u8      form, 1; 2 if the header x-death is the broker's own; 3 and 4 are these two with an annotation in the headers
 //! text    exchange
 //! number  length of the routing key
 //! number  length of the properties
@@ -23,7 +23,7 @@ use crate::message::{Body, BodyView, Message, Traits};
 /// Passes the payload of a message to `write`, in parts that are not copied.
 pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R) -> R {
     let mut head: SmallVec<[u8; USUAL_HEAD]> = SmallVec::new();
-    head.push(if message.traits().is_dead_letter { DEAD_LETTER } else { FORM });
+    head.push(form_of(message.traits()));
     put_text(&mut head, message.exchange());
     put_number(&mut head, message.routing_key().len());
     put_number(&mut head, message.properties().len());
@@ -63,9 +63,8 @@ impl Decoder {
     pub(super) fn decode(&mut self, mut payload: &[u8]) -> Option<Message> {
         let from = &mut payload;
         let (&[form], rest) = from.split_first_chunk()?;
-        if form != FORM && form != DEAD_LETTER {
-            return None;
-        }
+        let marks = form.checked_sub(FORM).filter(|marks| marks & !(DEAD_LETTER | ANNOTATED) == 0)?;
+        let (is_dead_letter, is_annotated) = (marks & DEAD_LETTER != 0, marks & ANNOTATED != 0);
         *from = rest;
         let exchange = take_text(from)?;
         let (key, properties) = (take_number(from)?, take_number(from)?);
@@ -75,7 +74,7 @@ impl Decoder {
         }
         let key = std::str::from_utf8(take(from, key)?).ok()?;
         let properties = take(from, properties)?;
-        let traits = Traits { is_dead_letter: form == DEAD_LETTER, ..traits_of(properties)? };
+        let traits = Traits { is_dead_letter, is_annotated, ..traits_of(properties)? };
         let message = Message::new(self.shared(exchange), key, properties, Body::Copied(payload), traits);
         Some(message.with_blind_copies(&blind_copies))
     }
@@ -86,6 +85,11 @@ impl Decoder {
             _ => self.exchange.insert(exchange.into()).clone(),
         }
     }
+}
+
+fn form_of(traits: Traits) -> u8 {
+    let mark = |is_set, mark| if is_set { mark } else { 0 };
+    FORM + mark(traits.is_dead_letter, DEAD_LETTER) + mark(traits.is_annotated, ANNOTATED)
 }
 
 fn put_text(into: &mut SmallVec<[u8; USUAL_HEAD]>, text: &str) {
@@ -127,7 +131,9 @@ fn take_number(from: &mut &[u8]) -> Option<usize> {
 
 /// First byte of a payload, which identifies the version of its format.
 const FORM: u8 = 1;
-const DEAD_LETTER: u8 = 2;
+/// Added to it for a message with such traits.
+const DEAD_LETTER: u8 = 1;
+const ANNOTATED: u8 = 2;
 /// Bytes on the stack for the fields before the routing key: an exchange's name, and a few bytes more.
 const USUAL_HEAD: usize = 96;
 /// Lengths are below 2^35: a record is below 4 GiB.
@@ -161,10 +167,11 @@ mod tests {
             exchange in ".{0,20}", key in ".{0,80}", body in prop::collection::vec(any::<u8>(), 0..3 * MAX_INLINE_BODY),
             cut: prop::sample::Index, chunked: bool, blind in prop::collection::vec("[a-z]{0,20}", 0..3),
             expiration in prop::option::of(0u32..), priority: Option<u8>, is_dead_letter: bool,
+            is_annotated: bool,
         ) {
             let expiration = expiration.map(|millis| millis.to_string());
             let properties = properties(expiration.as_deref(), priority);
-            let traits = Traits { is_dead_letter, ..traits_of(&properties).unwrap() };
+            let traits = Traits { is_dead_letter, is_annotated, ..traits_of(&properties).unwrap() };
             let at = cut.index(body.len() + 1);
             let chunks = [Bytes::copy_from_slice(&body[..at]), Bytes::copy_from_slice(&body[at..])];
             let given = if chunked { Body::Chunks(&chunks) } else { Body::Copied(&body) };
@@ -199,10 +206,15 @@ mod tests {
         let traits = Traits { is_dead_letter: true, ..traits };
         let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
         assert_eq!(encode(&message), b"\x02\x02ex\x03\x03\x00key\x10\x00\x02body");
+        for (is_dead_letter, form) in [(false, 3), (true, 4)] {
+            let traits = Traits { is_dead_letter, is_annotated: true, ..traits };
+            let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
+            assert_eq!(encode(&message)[0], form);
+        }
     }
 
     #[test]
     fn another_form_is_not_taken_for_this_one() {
-        assert!(Decoder::default().decode(b"\x03\x02ex\x03\x03\x00key\x10\x00\x02body").is_none());
+        assert!(Decoder::default().decode(b"\x05\x02ex\x03\x03\x00key\x10\x00\x02body").is_none());
     }
 }

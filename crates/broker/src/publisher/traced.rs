@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{Publish, Publisher, Route};
 use crate::error::BrokerError;
 use crate::firehose::{EventKind, TracedConnection, TracedEvent, Tracer};
-use crate::inspect::Inspected;
+use crate::inspect::{Inspected, without_annotation};
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::time::Timestamp;
 use crate::users::Identity;
@@ -78,11 +78,13 @@ impl Publisher {
             let connection = self.connection.as_ref().map(|(connection, _)| &**connection);
             Box::new(Tracer::new(&self.vhost, &self.identity, connection))
         });
+        let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
+        let shown = self.annotates.then(|| without_annotation(properties));
         let event = TracedEvent {
             channel,
             exchange: &route.exchange,
             routing_keys: &keys,
-            properties: inspected.rewritten.as_deref().unwrap_or(publish.properties),
+            properties: shown.as_deref().unwrap_or(properties),
             body: publish.body,
             kind: EventKind::Publish { routed_queues: &queues },
         };

@@ -10,7 +10,7 @@ use super::ready::ReadyStore;
 use crate::SessionId;
 use crate::arguments::QueueKind;
 use crate::compatibility::Compatibility;
-use crate::inspect::with_headers;
+use crate::inspect::{with_headers, without_annotation};
 use crate::message::Message;
 use crate::persistence::Marks;
 use crate::rates::Leaving;
@@ -110,12 +110,15 @@ impl Delivery {
     /// RabbitMQ 3.10's the number of earlier deliveries, always for `basic.get`, and for consumers from the second
     /// delivery on; RabbitMQ 4's the number of failed ones, if there are any, and that of all in `x-acquired-count`.
     pub fn properties(&self, from: &Queue, by_get: bool) -> Cow<'_, [u8]> {
-        let properties = self.message.properties();
+        let properties = match self.message.properties() {
+            whole if self.message.traits().is_annotated => Cow::Owned(without_annotation(whole)),
+            properties => Cow::Borrowed(properties),
+        };
         let by_get = by_get && from.compatibility() == Compatibility::V3_10;
         if from.kind() != QueueKind::Quorum || (self.deliveries == 0 && !by_get) {
-            return Cow::Borrowed(properties);
+            return properties;
         }
-        let decoded = Properties::decode(properties).unwrap_or_default();
+        let decoded = Properties::decode(&properties).unwrap_or_default();
         let mut headers = decoded.headers.map(|headers| headers.decode()).unwrap_or_default();
         let count = |count: u32| FieldValue::I64(count.into());
         match from.compatibility() {

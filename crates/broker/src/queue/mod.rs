@@ -95,6 +95,8 @@ pub struct QueueProperties {
     pub owner: Option<SessionId>,
     /// The arguments as they were sent.
     pub arguments: FieldTable,
+    /// The name of its type, if that is not its kind's.
+    pub type_name: Option<&'static str>,
 }
 
 /// The parts of a new queue.
@@ -191,6 +193,11 @@ impl Queue {
     /// Its type, which policies cannot change.
     pub fn kind(&self) -> QueueKind {
         self.declared.kind
+    }
+
+    /// The name of its type, as operators see it.
+    pub fn type_name(&self) -> &'static str {
+        self.properties.type_name.unwrap_or(self.kind().name())
     }
 
     /// Its parsed arguments, merged with those of policies.

@@ -74,6 +74,9 @@ pub struct QueueDeclare<'a> {
     pub auto_delete: bool,
     /// See [`crate::QueueArguments`].
     pub arguments: RawTable<'a>,
+    /// The name of its type, if it is a queue of a front end's: a classic queue, whatever the virtual host's default, without
+    /// `x-queue-type`.
+    pub type_name: Option<&'static str>,
 }
 
 /// A binding, to a queue (`queue.bind`, `queue.unbind`) or to an exchange (`exchange.bind`, `exchange.unbind`).

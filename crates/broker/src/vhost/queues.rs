@@ -62,7 +62,8 @@ impl VirtualHost {
         // `durable`.
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
         let mut arguments = declare.arguments.decode();
-        if self.compatibility.writes_queue_types() && arguments.get("x-queue-type").is_none() {
+        let is_asked_for = declare.type_name.is_none() && arguments.get("x-queue-type").is_none();
+        if is_asked_for && self.compatibility.writes_queue_types() {
             let kind = self.kind_without_type(declare);
             arguments.insert("x-queue-type", FieldValue::text(kind.name()));
         }
@@ -99,6 +100,7 @@ impl VirtualHost {
             auto_delete: declare.auto_delete,
             owner,
             arguments: arguments.clone(),
+            type_name: declare.type_name,
         };
         // Only a durable queue is in the store, under a number that is never reused.
         let number = self.catalogue().filter(|_| declare.durable).map(|catalogue| catalogue.new_id());

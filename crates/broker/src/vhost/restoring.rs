@@ -82,6 +82,7 @@ impl<'b> Restoring<'b> {
                 auto_delete: written.auto_delete,
                 owner: None,
                 arguments,
+                type_name: None,
             },
             arguments: parsed,
             number: Some(written.number),

@@ -34,6 +34,40 @@ fn counts(queue: &Queue, delivery: &Delivery) -> (Option<i64>, Option<i64>) {
     (count("x-acquired-count"), count("x-delivery-count"))
 }
 
+/// The names of the headers that a client sees.
+fn names(queue: &Queue, delivery: &Delivery) -> Vec<String> {
+    let properties = delivery.properties(queue, false);
+    let headers = Properties::decode(&properties).unwrap().headers.map(|headers| headers.decode());
+    headers.unwrap_or_default().iter().map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn an_annotation_is_seen_by_its_front_end_alone() {
+    let mut world = rabbitmq_4();
+    let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
+    let headers: FieldTable =
+        [(ANNOTATION, FieldValue::text("note")), ("a", FieldValue::text("1"))].into_iter().collect();
+    let headers = headers.encode();
+    let mut properties = Vec::new();
+    Properties::default().with_headers(raw(&headers)).encode(&mut properties);
+    let publish =
+        Publish { exchange: "", routing_key: "q", properties: &properties, body: Body::Copied(b"m") };
+    let identity = world.broker.authenticate_external("guest", true).unwrap();
+    for (annotates, seen) in [(true, vec!["a"]), (false, vec![ANNOTATION, "a"])] {
+        let publisher = world.vhost.publisher(&identity);
+        let mut publisher = if annotates { publisher.annotating() } else { publisher };
+        publisher.publish(publish, world.now).unwrap();
+        publisher.flush_all(world.now);
+        let delivery = world.get(&queue);
+        assert_eq!(names(&queue, &delivery), seen);
+        assert_eq!(delivery.message().properties(), properties);
+        queue.reject(vec![delivery], world.now);
+        let letter = world.get(&dead);
+        assert_eq!(letter.message().traits().is_annotated, annotates);
+        assert_eq!(names(&dead, &letter).iter().any(|name| name == ANNOTATION), !annotates);
+    }
+}
+
 #[test]
 fn a_released_message_has_not_failed() {
     let mut world = rabbitmq_4();

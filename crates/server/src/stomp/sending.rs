@@ -108,6 +108,7 @@ impl StompSession {
             exclusive: how.exclusive,
             auto_delete: how.auto_delete,
             arguments: RawTable::check(&arguments).unwrap_or_default(),
+            type_name: None,
         };
         let context = &self.context;
         let declared = context.authorised.declare_queue(context.session, &declare, context.now);

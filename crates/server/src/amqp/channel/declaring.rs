@@ -85,6 +85,7 @@ impl Channel {
             exclusive: m.exclusive,
             auto_delete: m.auto_delete,
             arguments: m.arguments,
+            type_name: None,
         };
         let declared = context.authorised.declare_queue(context.session, &declare, context.now)?;
         context.hold_until(declared.ticket);
