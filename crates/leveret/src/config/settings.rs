@@ -418,7 +418,8 @@ settings! {
 
         /// The release of RabbitMQ whose answers the embedded broker gives, and whose version it tells: `3.10`, or `4` (4.3).
         /// With `4` a quorum queue without a delivery limit of its own has one of 20, dead letters tell of their last death
-        /// and believe no x-death of a client's, basic.qos is for each consumer, and refusals name the missing permission.
+        /// and believe no x-death of a client's, basic.qos is for each consumer, and refusals name the missing permission;
+        /// MQTT clients have the queues, and AMQP clients see the messages of MQTT clients, that 4 gives them.
         compatibility: Compatibility = "3.10", requires EMBEDDED_BROKER;
 
         /// The `product` in the server-properties that AMQP clients of the embedded broker receive. The `version` there is

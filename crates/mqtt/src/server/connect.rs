@@ -110,7 +110,7 @@ impl ServerConnection {
         // CONNACK has the server's limits, and of the client's wishes only those that it did not get (section 3.2.2.3).
         let mut properties = PropertyList::new();
         if core.version.is_5() {
-            if core.session_expiry != asked.1 {
+            if core.session_expiry != asked.1 || settings.tells_session_expiry {
                 properties.push(Property::SessionExpiryInterval(core.session_expiry));
             }
             if core.keep_alive_secs != asked.0 {

@@ -21,6 +21,8 @@ pub struct MqttSettings {
     pub keep_alive_maximum: u16,
     /// Seconds for which a session may outlive its connection; `u32::MAX` means for ever.
     pub session_expiry_maximum: u32,
+    /// Whether every client of 5.0 is told its session's expiry, not only one that gets another than it asked for.
+    pub tells_session_expiry: bool,
     /// The highest quality at which clients may publish.
     pub maximum_qos: QoS,
     /// Whether messages may be retained.
@@ -51,6 +53,7 @@ impl Default for MqttSettings {
             send_topic_aliases: 16,
             keep_alive_maximum: 0,
             session_expiry_maximum: u32::MAX,
+            tells_session_expiry: false,
             maximum_qos: QoS::ExactlyOnce,
             retain: true,
             wildcards: true,

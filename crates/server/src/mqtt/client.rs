@@ -29,6 +29,7 @@ use super::detached::{DetachedSession, PendingWill, UnackedDelivery, Written};
 use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
 use super::message::{Incoming, routing_key, to_amqp};
+use super::native;
 use super::pending_retained::PendingRetained;
 use super::received::{Note, PartialMessages, received_key};
 use super::retained::Full;
@@ -131,7 +132,7 @@ impl MqttClient {
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
             nudge: Arc::new(OutboxWaiter(Arc::clone(outbox))),
-            publisher: authorised.vhost().publisher(authorised.identity()).of(FrontEnd::Mqtt),
+            publisher: native::publisher(authorised.vhost(), authorised.identity()),
             view: None,
             tracer: None,
             session_user: Some(authorised.identity().user().into()),
@@ -242,7 +243,7 @@ impl MqttClient {
         };
         // Nothing has changed yet if the message is refused here.
         let key = routing_key(publish.topic)?;
-        let properties = to_amqp(&message)?;
+        let properties = to_amqp(&message, self.vhost().compatibility(), self.now)?;
         if publish.payload.len() as u64 > self.shared.config.max_message_size {
             return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
         }
@@ -417,6 +418,8 @@ impl MqttClient {
         }
         self.renew_lease(end.session_expiry);
         self.detach_all();
+        // Queues that go with the connection.
+        self.vhost().end_session(self.session_id);
         // A will without delay is published now; another one stays with the session until it is due.
         let will_delay = end.will_delay().unwrap_or_default();
         let user: Box<str> = self.authorised.identity().user().into();

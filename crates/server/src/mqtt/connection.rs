@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::handshake::Negotiated;
-use broker::{DiskPoint, FrontEnd};
+use broker::{Compatibility, DiskPoint, FrontEnd};
 use mqtt::server::{Cause, MqttEnd, MqttEvent, ServerConnection as Engine};
 use mqtt::{MqttFault, ReasonCode, packet};
 use sync::work;
@@ -364,9 +364,11 @@ enum Next {
 }
 
 impl Next {
-    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase) -> Self {
+    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase, compatibility: Compatibility) -> Self {
         match (event, phase) {
-            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(MqttLogin::of(&connect))),
+            (MqttEvent::Connect(connect), _) => {
+                Self::Connect(Box::new(MqttLogin::of(&connect, compatibility)))
+            }
             (MqttEvent::Ended(end), _) => Self::Ended(Box::new(end)),
             (event, MqttPhase::Open(client)) => Self::of_open(event, client),
             _ => Self::Nothing,
@@ -465,12 +467,13 @@ impl ProtocolState for MqttConnection {
         while self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over() {
             work::charge(PACKET, 1);
             let mut out = Vec::new();
+            let compatibility = self.hub.broker().compatibility();
             let Self { engine, phase, .. } = self;
             let step = engine.handle_input(&input[taken..], now, &mut out);
             let has_event = step.event.is_some();
             let next = match step.event {
                 None => Next::Nothing,
-                Some(event) => Next::of(event, phase),
+                Some(event) => Next::of(event, phase, compatibility),
             };
             let step_taken = step.taken;
             self.write(out);

@@ -17,6 +17,7 @@ use super::detached::UnackedDelivery;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
 use super::message::{self, left, payload_of, to_mqtt};
+use super::native::StoredForm;
 use super::subscriptions::{Class, Match, Verdict};
 use super::waiting::Then;
 
@@ -259,13 +260,14 @@ impl MqttClient {
     fn message_of(&self, kind: SourceKind, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
         let amqp = delivery.message();
         let properties = Properties::decode(amqp.properties()).ok()?;
+        let form = StoredForm::of(amqp, self.vhost().compatibility());
         let is_merged = kind == SourceKind::Own(Class::Qos1) && delivery.position() < self.merged_below;
         let topic = if is_merged {
             merged(amqp.routing_key()).into()
         } else {
             routing_key_to_topic(amqp.routing_key())
         };
-        let Some(outgoing) = message::outgoing(topic, &properties) else {
+        let Some(outgoing) = message::outgoing(topic, &properties, form) else {
             tracing::debug!(
                 key = amqp.routing_key(),
                 "message not delivered: routing key is not a valid topic name"
@@ -290,7 +292,7 @@ impl MqttClient {
         }
         let mut list = PropertyList::new();
         if engine.version().is_5() {
-            list = to_mqtt(&properties, left(expires, self.now));
+            list = to_mqtt(&properties, form, left(expires, self.now));
             verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
         }
         Some(OutgoingMessage {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{
-    Body, Broker, CatalogueError, Change, FrontEnd, Publish, Returned, Section, SessionId, Store, Ticket,
-    Timestamp, VirtualHost,
+    Body, Broker, CatalogueError, Change, Publish, Returned, Section, SessionId, Store, Ticket, Timestamp,
+    VirtualHost,
 };
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -29,7 +29,8 @@ use super::MqttConfig;
 use super::detached::{DetachedSession, PendingWill, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
-use super::message::{Incoming, routing_key, to_amqp};
+use super::message::{Incoming, lasting, routing_key, to_amqp};
+use super::native;
 use super::pending_retained;
 use super::received::{self, AfterCrash, Note};
 use super::retained::{self, Retained, RetainedMessage};
@@ -442,8 +443,8 @@ impl Hub {
         let message =
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
         let key = routing_key(&will.topic).map_err(WillError::Untold)?;
-        let amqp = to_amqp(&message).map_err(WillError::Untold)?;
-        let mut publisher = vhost.publisher(&identity).of(FrontEnd::Mqtt);
+        let amqp = to_amqp(&message, vhost.compatibility(), now).map_err(WillError::Untold)?;
+        let mut publisher = native::publisher(vhost, &identity);
         if let Some(view) = view {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
         }
@@ -474,11 +475,7 @@ impl Hub {
             return Ok(all.clear(topic));
         }
         let expiry = message.properties.message_expiry_interval();
-        let kept = message.properties.iter().filter(|property| {
-            use mqtt::Property::{MessageExpiryInterval, TopicAlias};
-            !matches!(property, MessageExpiryInterval(_) | TopicAlias(_))
-        });
-        let properties = kept.fold(mqtt::PropertyList::new(), mqtt::PropertyList::with);
+        let properties = lasting(&message.properties);
         let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
         all.set(RetainedMessage { topic: topic.into(), qos: message.qos, properties, payload, expires }, now)
     }
@@ -523,10 +520,11 @@ impl Hub {
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
         // A crash may have left a queue without its session's expiry; earlier versions never set it.
         for (owner, kept) in found.iter().filter(|(_, kept)| kept.expiry > 0) {
-            if let Some(vhost) = self.broker.vhost(&owner.vhost)
-                && let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1))
-            {
-                vhost.set_queue_expires(&queue, lease(kept.expiry), now);
+            let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
+            for qos in [0, 1] {
+                if let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, qos)) {
+                    vhost.set_queue_expires(&queue, lease(kept.expiry), now);
+                }
             }
         }
         for owner in changed {

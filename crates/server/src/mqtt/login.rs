@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{AuthorisedSession, BrokerError, LoginRefused, VirtualHost};
+use broker::{AuthorisedSession, BrokerError, Compatibility, LoginRefused, Timestamp, VirtualHost};
 use mqtt::ReasonCode;
 use mqtt::packet::{ConnectPacket, Will};
 use mqtt::server::split_user_name;
@@ -50,7 +50,7 @@ impl MqttLogin {
     ///
     /// # Errors
     /// Fails for a client identifier that cannot be part of a queue's name.
-    pub(super) fn of(connect: &ConnectPacket<'_>) -> Result<Self, MqttRefused> {
+    pub(super) fn of(connect: &ConnectPacket<'_>, compatibility: Compatibility) -> Result<Self, MqttRefused> {
         let is_assigned = connect.client_id.is_empty();
         let client_id =
             if is_assigned { broker::generated_name("leveret-") } else { connect.client_id.to_owned() };
@@ -62,7 +62,9 @@ impl MqttLogin {
                 reported: "at most 232 bytes, no control characters",
             });
         }
-        if let Some(Err(Untold { reason, text })) = connect.will.as_ref().map(check_will) {
+        if let Some(Err(Untold { reason, text })) =
+            connect.will.as_ref().map(|will| check_will(will, compatibility))
+        {
             // It could not be reported to the client later.
             return Err(MqttRefused { reason, why: format!("will: {text}"), reported: text });
         }
@@ -186,10 +188,11 @@ impl MqttLogin {
 }
 
 /// Returns an error if a will cannot be published.
-fn check_will(will: &Will<'_>) -> Result<(), Untold> {
+fn check_will(will: &Will<'_>, compatibility: Compatibility) -> Result<(), Untold> {
     let Will { qos, retain, properties, .. } = *will;
     routing_key(will.topic)?;
-    to_amqp(&Incoming { qos, dup: false, retain, properties, client_id: None }).map(drop)
+    let message = Incoming { qos, dup: false, retain, properties, client_id: None };
+    to_amqp(&message, compatibility, Timestamp::default()).map(drop)
 }
 
 fn bad_credentials(why: &str) -> MqttRefused {

@@ -1,4 +1,4 @@
-//! Maps MQTT messages to AMQP messages, and back.
+//! Maps MQTT messages to AMQP messages, and back; as RabbitMQ 4 does in [`native`].
 //!
 //! Properties that exist in both map to each other; the rest of an MQTT message travels in headers:
 //!
@@ -22,10 +22,12 @@ use std::time::Duration;
 
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::{BodyView, Timestamp};
+use broker::{BodyView, Compatibility, Timestamp};
 use bytes::Bytes;
 use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
 use mqtt::{Property, PropertyList, QoS, ReasonCode};
+
+use super::native::{self, StoredForm};
 
 /// Headers that RabbitMQ's plug-in sets, too.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
@@ -40,13 +42,13 @@ const USER_PROPERTIES: &str = "x-mqtt-user-properties";
 const OURS: &str = "x-mqtt-";
 
 /// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plug-in sets, too.
-const TRANSIENT: u8 = 1;
+pub(super) const TRANSIENT: u8 = 1;
 
 /// Bytes of the longest AMQP short string: a routing key, a content type and others.
 pub(super) const MAX_SHORT: usize = 255;
 
 /// The longest expiration that AMQP brokers accept: ten years. A longer MQTT expiry counts as none.
-const MAX_EXPIRY_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
+pub(super) const MAX_EXPIRY_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
 
 /// A message received from a client.
 #[derive(Debug, Clone, Copy)]
@@ -91,8 +93,17 @@ pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
 /// Encodes the AMQP properties (flags and list).
 ///
 /// # Errors
-/// Fails for a property that is too long for AMQP.
-pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
+/// Fails for a property that is too long for AMQP, unless only MQTT clients are to see it.
+pub(super) fn to_amqp(
+    message: &Incoming<'_>,
+    compatibility: Compatibility,
+    now: Timestamp,
+) -> Result<Vec<u8>, Untold> {
+    if compatibility.annotates_mqtt() { Ok(native::to_amqp(message, now)) } else { with_headers(message) }
+}
+
+/// Properties with all that AMQP does not know in headers.
+fn with_headers(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
     let mut headers = FieldTable::new();
     headers.insert(PUBLISH_QOS, FieldValue::I8(level(message.qos)));
     headers.insert(DUP, FieldValue::Boolean(message.dup));
@@ -156,8 +167,11 @@ fn is_reserved(name: &str) -> bool {
 
 /// Reads the properties that matter for delivering a message, whatever the client's version. `None` if its
 /// topic is not valid in MQTT: it is empty or has a wildcard.
-pub(super) fn outgoing(topic: String, properties: &Properties<'_>) -> Option<Outgoing> {
+pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredForm) -> Option<Outgoing> {
     check_name(&topic).ok().filter(|()| !topic.contains('\0'))?;
+    if form != StoredForm::Headers {
+        return Some(native::outgoing(topic, properties, form));
+    }
     let mut outgoing = Outgoing { topic, qos: QoS::AtLeastOnce, retain: false, client_id: None };
     if let Some(headers) = properties.headers.filter(|headers| !headers.is_empty()) {
         let headers = headers.decode();
@@ -171,19 +185,17 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>) -> Option<Out
 }
 
 /// The properties for a client of 5.0. `left` is the time until the message expires.
-pub(super) fn to_mqtt(properties: &Properties<'_>, left: Option<Duration>) -> PropertyList {
+pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Option<Duration>) -> PropertyList {
+    if form != StoredForm::Headers {
+        return native::to_mqtt(properties, form, left);
+    }
     let mut list = PropertyList::new();
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
     if let Some(FieldValue::Boolean(is_text)) = headers.get(PAYLOAD_FORMAT) {
         list.push(Property::PayloadFormatIndicator(*is_text));
     }
-    if let Some(left) = left {
-        let seconds = left.as_millis().div_ceil(1000);
-        list.push(Property::MessageExpiryInterval(u32::try_from(seconds).unwrap_or(u32::MAX)));
-    }
-    if let Some(kind) = properties.content_type.filter(|text| is_text(text)) {
-        list.push(Property::ContentType(kind));
-    }
+    push_expiry(&mut list, left);
+    push_content_type(&mut list, properties);
     let reply_to = properties.reply_to.map(routing_key_to_topic);
     if let Some(topic) = reply_to.as_deref().filter(|topic| is_text(topic) && check_name(topic).is_ok()) {
         list.push(Property::ResponseTopic(topic));
@@ -204,7 +216,28 @@ pub(super) fn to_mqtt(properties: &Properties<'_>, left: Option<Duration>) -> Pr
     list
 }
 
-fn push_user_property(list: &mut PropertyList, name: &str, value: &str) {
+/// The properties of a message that are of use after its publish packet.
+pub(super) fn lasting(properties: &mqtt::PacketProperties<'_>) -> PropertyList {
+    let lasting = properties
+        .iter()
+        .filter(|property| !matches!(property, Property::MessageExpiryInterval(_) | Property::TopicAlias(_)));
+    lasting.fold(PropertyList::new(), PropertyList::with)
+}
+
+pub(super) fn push_expiry(list: &mut PropertyList, left: Option<Duration>) {
+    if let Some(left) = left {
+        let seconds = left.as_millis().div_ceil(1000);
+        list.push(Property::MessageExpiryInterval(u32::try_from(seconds).unwrap_or(u32::MAX)));
+    }
+}
+
+pub(super) fn push_content_type(list: &mut PropertyList, properties: &Properties<'_>) {
+    if let Some(kind) = properties.content_type.filter(|text| is_text(text)) {
+        list.push(Property::ContentType(kind));
+    }
+}
+
+pub(super) fn push_user_property(list: &mut PropertyList, name: &str, value: &str) {
     if is_text(name) && is_text(value) && value.len() <= mqtt::wire::MAX_STRING {
         list.push(Property::UserProperty(name, value));
     }
@@ -215,7 +248,7 @@ fn is_text(text: &str) -> bool {
     !text.contains('\0')
 }
 
-fn as_text(value: &FieldValue) -> Option<String> {
+pub(super) fn as_text(value: &FieldValue) -> Option<String> {
     Some(match value {
         FieldValue::LongString(_) => value.as_text()?.to_owned(),
         FieldValue::Boolean(flag) => flag.to_string(),
@@ -252,16 +285,20 @@ pub(super) fn payload_of(body: BodyView<'_>) -> Bytes {
 mod tests {
     use super::*;
 
+    fn encoded(message: &Incoming<'_>) -> Vec<u8> {
+        to_amqp(message, Compatibility::V3_10, Timestamp::default()).unwrap()
+    }
+
     fn there_and_back(list: &PropertyList, left: Option<Duration>) -> PropertyList {
         let properties = list.as_properties();
         let message =
             Incoming { qos: QoS::ExactlyOnce, dup: false, retain: true, properties, client_id: Some("me") };
-        let bytes = to_amqp(&message).unwrap();
+        let bytes = encoded(&message);
         let amqp = Properties::decode(&bytes).unwrap();
-        let outgoing = outgoing("a/b".to_owned(), &amqp).unwrap();
+        let outgoing = outgoing("a/b".to_owned(), &amqp, StoredForm::Headers).unwrap();
         assert_eq!((outgoing.topic.as_str(), outgoing.qos, outgoing.retain), ("a/b", QoS::ExactlyOnce, true));
         assert_eq!(outgoing.client_id.as_deref(), Some("me"));
-        to_mqtt(&amqp, left)
+        to_mqtt(&amqp, StoredForm::Headers, left)
     }
 
     #[test]
@@ -286,7 +323,7 @@ mod tests {
             let list = PropertyList::new().with(Property::MessageExpiryInterval(seconds));
             let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
             let message = Incoming { qos, dup: false, retain: false, properties, client_id: None };
-            let properties = to_amqp(&message).unwrap();
+            let properties = encoded(&message);
             let body = broker::Body::Copied(mqtt::packet::Payload::new(b"x").bytes());
             let publish =
                 broker::Publish { exchange: "amq.topic", routing_key: "t", properties: &properties, body };
@@ -322,7 +359,7 @@ mod tests {
             .with(Property::UserProperty("k", "v"));
         let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
         let message = Incoming { qos, dup: true, retain: false, properties, client_id: None };
-        let bytes = to_amqp(&message).unwrap();
+        let bytes = encoded(&message);
         let amqp = Properties::decode(&bytes).unwrap();
         assert_eq!((amqp.expiration, amqp.content_type), (Some("7000"), Some("text/plain")));
         assert_eq!((amqp.reply_to, amqp.correlation_id), (Some("answers.me"), Some("id".into())));
@@ -345,7 +382,12 @@ mod tests {
             let list = PropertyList::new().with(property);
             let (qos, properties) = (QoS::AtMostOnce, list.as_properties());
             assert!(
-                to_amqp(&Incoming { qos, dup: false, retain: false, properties, client_id: None }).is_err()
+                to_amqp(
+                    &Incoming { qos, dup: false, retain: false, properties, client_id: None },
+                    Compatibility::V3_10,
+                    Timestamp::default(),
+                )
+                .is_err()
             );
         }
     }
@@ -362,18 +404,21 @@ mod tests {
         .collect();
         let encoded = table.encode();
         let properties = Properties::default().with_headers(RawTable::check(&encoded).unwrap());
-        assert_eq!(outgoing("a".to_owned(), &properties).unwrap().qos, QoS::AtLeastOnce);
+        assert_eq!(outgoing("a".to_owned(), &properties, StoredForm::Headers).unwrap().qos, QoS::AtLeastOnce);
         let expected = PropertyList::new()
             .with(Property::UserProperty("text", "t"))
             .with(Property::UserProperty("number", "-5"))
             .with(Property::UserProperty("flag", "true"));
-        assert_eq!(to_mqtt(&properties, None), expected);
+        assert_eq!(to_mqtt(&properties, StoredForm::Headers, None), expected);
     }
 
     #[test]
     fn a_routing_key_that_is_no_topic_name_is_no_message_of_mqtt() {
         for key in ["", "a.+", "a.#", "a\0"] {
-            assert!(outgoing(routing_key_to_topic(key), &Properties::default()).is_none(), "{key:?}");
+            assert!(
+                outgoing(routing_key_to_topic(key), &Properties::default(), StoredForm::Headers).is_none(),
+                "{key:?}"
+            );
         }
     }
 }

@@ -6,8 +6,9 @@
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored.
-//! - [`message`]: maps MQTT messages to AMQP messages, and back. [`retained`]: retained messages, and [`pending_retained`]:
-//!   those pending for a client. [`received`]: messages of QoS 2 that clients have not released.
+//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`retained`]: retained
+//!   messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2 that clients have not
+//!   released.
 //! - [`error`]: the errors of restoring sessions and of wills.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
@@ -24,6 +25,7 @@ mod inbox;
 mod login;
 mod merging;
 mod message;
+mod native;
 mod pending_delivery;
 mod pending_retained;
 mod received;

@@ -22,6 +22,9 @@ use super::pending_retained::pending_key;
 use super::subscriptions::Class;
 use super::waiting::Then;
 
+/// The type of the queue of QoS 0 that goes with its connection, by RabbitMQ's name. Here it is a classic queue.
+const QOS0_QUEUE: &str = "rabbit_mqtt_qos0_queue";
+
 /// An entry of a SUBSCRIBE, to be answered.
 pub(super) struct Request {
     text: Box<str>,
@@ -157,9 +160,11 @@ impl MqttClient {
             self.groups.push(name.into());
         }
         let found = self.vhost().queue(self.session_id, name).ok();
-        let (queue, ticket) = match found.filter(|_| kind != SourceKind::Own(Class::Qos0)) {
+        let lasts =
+            |queue: &Arc<Queue>| kind != SourceKind::Own(Class::Qos0) || !queue.properties().auto_delete;
+        let (queue, ticket) = match found.filter(lasts) {
             // From an earlier connection, whose session may have had another expiry.
-            Some(queue) if kind == SourceKind::Own(Class::Qos1) => {
+            Some(queue) if matches!(kind, SourceKind::Own(_)) => {
                 let ticket = self.set_lease(&queue, self.expiry);
                 (queue, ticket)
             }
@@ -172,21 +177,34 @@ impl MqttClient {
     }
 
     fn declare(&self, name: &str, kind: SourceKind) -> Result<(Arc<Queue>, Ticket), BrokerError> {
+        let is_native = self.vhost().compatibility().ties_mqtt_queues_to_sessions();
+        let is_own = matches!(kind, SourceKind::Own(_));
         let (durable, auto_delete) = match kind {
+            SourceKind::Own(_) if is_native => (true, false),
             SourceKind::Own(Class::Qos0) => (false, true),
             SourceKind::Own(Class::Qos1) => (true, !self.outlives()),
             SourceKind::Shared(_) => (self.outlives(), false),
         };
         // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.
-        let is_leased = kind == SourceKind::Own(Class::Qos1) && self.outlives();
+        let is_leased = is_own && durable && self.outlives();
         let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
-        // Not the default of the virtual host: a quorum queue would drop a message that was sent to the session often.
-        let is_written = self.vhost().compatibility().writes_queue_types();
-        let kind = is_written.then(|| ("x-queue-type", FieldValue::text(QueueKind::Classic.name())));
-        let arguments = expires.into_iter().chain(kind).collect::<FieldTable>().encode();
+        let arguments = expires.into_iter().collect::<FieldTable>().encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();
-        let declare = QueueDeclare { name, durable, auto_delete, arguments, ..QueueDeclare::default() };
+        // Never the default of the virtual host: a quorum queue would drop a message that was sent to the session often.
+        let type_name = match kind {
+            SourceKind::Own(Class::Qos0) if is_native && !self.outlives() => QOS0_QUEUE,
+            _ => QueueKind::Classic.name(),
+        };
+        let declare = QueueDeclare {
+            name,
+            durable,
+            auto_delete,
+            exclusive: is_native && is_own && !self.outlives(),
+            arguments,
+            type_name: Some(type_name),
+            ..QueueDeclare::default()
+        };
         let declared = self.authorised.declare_queue(self.session_id, &declare, self.now)?;
         Ok((declared.queue, declared.ticket))
     }
@@ -202,23 +220,27 @@ impl MqttClient {
 
     /// Applies a session expiry that the client has changed in its DISCONNECT.
     pub(super) fn renew_lease(&self, expiry: u32) {
-        if expiry != self.expiry
-            && let Ok(queue) = self.vhost().queue(self.session_id, &self.queue_of(Class::Qos1))
-        {
-            self.set_lease(&queue, expiry);
+        if expiry == self.expiry {
+            return;
+        }
+        for class in Class::ALL {
+            if let Ok(queue) = self.vhost().queue(self.session_id, &self.queue_of(class)) {
+                self.set_lease(&queue, expiry);
+            }
         }
     }
 
     fn consume(&mut self, queue: &Arc<Queue>, kind: SourceKind) -> Result<(), BrokerError> {
         let no_ack = kind == SourceKind::Own(Class::Qos0);
         let limit = (!no_ack).then(|| usize::from(self.hub.config.settings.in_flight));
+        let tag = self.vhost().compatibility().mqtt_consumer_tag().unwrap_or(&self.owner.client_id);
         let serial = self.next_serial;
         self.next_serial += 1;
         let (key, consumer) = self.inbox.add(serial, limit);
         let spec = ConsumerSpec {
             consumer,
             session: self.session_id,
-            tag: &self.owner.client_id,
+            tag,
             no_ack,
             exclusive: false,
             arguments: RawTable::default(),
@@ -314,9 +336,11 @@ impl MqttClient {
             }
         }
         // Messages from before all its subscriptions were changed to QoS 0 still belong to the client.
-        let name = self.queue_of(Class::Qos1);
-        if self.vhost().queue(self.session_id, &name).is_ok() {
-            self.attach(&name, SourceKind::Own(Class::Qos1))?;
+        for class in Class::ALL {
+            let name = self.queue_of(class);
+            if self.vhost().queue(self.session_id, &name).is_ok_and(|queue| !queue.properties().auto_delete) {
+                self.attach(&name, SourceKind::Own(class))?;
+            }
         }
         Ok(())
     }

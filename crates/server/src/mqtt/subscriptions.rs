@@ -60,6 +60,8 @@ pub(super) enum Match {
 }
 
 impl Class {
+    pub(super) const ALL: [Self; 2] = [Self::Qos0, Self::Qos1];
+
     pub(super) fn of(qos: QoS) -> Self {
         if qos == QoS::AtMostOnce { Self::Qos0 } else { Self::Qos1 }
     }

@@ -278,7 +278,9 @@ fn log_in(
         core.login_refused(user, &why.to_string());
         bad_connect(match why {
             LoginRefused::LoopbackOnly => "non-loopback access denied".to_owned(),
-            _ => format!("Access refused for user '{user}'\n"),
+            _ => {
+                format!("Access refused for user '{user}'{}", broker.compatibility().end_of_stomp_refusals())
+            }
         })
     })?;
     let at_limit = |limit: crate::limits::LimitReached| StompRefused {

@@ -3,6 +3,7 @@
 use amqp::{ArgumentValue, FieldTable, FieldValue, QUEUE_ARGUMENTS};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use broker::Compatibility;
 use md5::{Digest, Md5};
 use stomp::destination::Destination;
 use stomp::{Headers, StompFault};
@@ -32,11 +33,16 @@ impl Declaration {
     }
 
     /// For a subscription to `/topic` or `/exchange`: it goes with its subscriber, unless the headers say otherwise.
-    pub(super) fn of_subscription(headers: &Headers<'_>) -> Result<Self, StompFault> {
+    pub(super) fn of_subscription(
+        headers: &Headers<'_>,
+        compatibility: Compatibility,
+    ) -> Result<Self, StompFault> {
+        let durable = durable(headers, false)?.unwrap_or(false);
+        let is_exclusive = !durable && compatibility.has_exclusive_stomp_subscriptions();
         Ok(Self {
-            durable: durable(headers, false)?.unwrap_or(false),
+            durable,
             auto_delete: headers.flag("auto-delete")?.unwrap_or(true),
-            exclusive: headers.flag("exclusive")?.unwrap_or(false),
+            exclusive: headers.flag("exclusive")?.unwrap_or(is_exclusive),
             arguments: arguments(headers)?,
         })
     }

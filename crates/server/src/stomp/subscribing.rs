@@ -92,7 +92,8 @@ impl StompSession {
         let name = subscription_queue(destination, headers)?;
         check_short("x-queue-name", &name)?;
         let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
-        let (queue, declared) = self.declare(&name, &Declaration::of_subscription(headers)?)?;
+        let (queue, declared) =
+            self.declare(&name, &Declaration::of_subscription(headers, self.context.vhost.compatibility())?)?;
         let (source, routing_key) = destination.route();
         let binding =
             Binding { source, destination: queue.name(), routing_key, arguments: RawTable::default() };
@@ -201,6 +202,9 @@ impl StompSession {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StompSettlement {
     Ack,
+    /// By a NACK, which RabbitMQ sends on as basic.nack.
+    Release,
+    /// At the end of the subscription.
     Requeue,
     Reject,
 }
@@ -209,7 +213,7 @@ impl StompSettlement {
     pub(super) fn of(settle: Settle) -> Self {
         match (settle.is_ack, settle.requeue) {
             (true, _) => Self::Ack,
-            (false, true) => Self::Requeue,
+            (false, true) => Self::Release,
             (false, false) => Self::Reject,
         }
     }
@@ -221,6 +225,7 @@ impl StompSettlement {
         let deliveries = unsettled.into_iter().map(|(_, entry)| entry.delivery).collect();
         match self {
             Self::Ack => _ = queue.ack(deliveries, now),
+            Self::Release => queue.requeue(deliveries, Returned::Released, now),
             Self::Requeue => queue.requeue(deliveries, Returned::Failed, now),
             Self::Reject => queue.reject(deliveries, now),
         }

@@ -1,0 +1,295 @@
+//! MQTT messages as RabbitMQ 4 shows them to AMQP clients, and AMQP messages as it shows them to MQTT clients
+//! ([`Compatibility::annotates_mqtt`]).
+//!
+//! | MQTT | AMQP |
+//! |---|---|
+//! | topic | routing key on amq.topic, `/` as `.` and `.` as `/` |
+//! | QoS | delivery_mode |
+//! | Message Expiry Interval | expiration, and the time of publishing as timestamp |
+//! | Content Type | content_type |
+//! | Response Topic | header `x-reply-to-topic`, as a routing key |
+//! | Correlation Data | correlation_id if it is text, otherwise header `x-correlation-id` |
+//! | User Property | header of that name, the first if a name repeats |
+//!
+//! Values that do not fit are left out. All that AMQP does not tell is kept in an [annotation](ANNOTATION), from which MQTT
+//! clients get the message as it was published.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use amqp::properties::{PERSISTENT, ShortBytes};
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use broker::{ANNOTATION, Compatibility, FrontEnd, Identity, Message, Publisher, Timestamp, VirtualHost};
+use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
+use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
+
+use super::message::{self, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, Outgoing, TRANSIENT};
+
+const REPLY_TO_TOPIC: &str = "x-reply-to-topic";
+const CORRELATION: &str = "x-correlation-id";
+
+/// The form in which a message's MQTT side is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoredForm {
+    /// In headers that all clients see ([`super::message`]).
+    Headers,
+    /// As AMQP clients see it.
+    Plain,
+    /// In an annotation.
+    Annotation,
+}
+
+impl StoredForm {
+    pub(super) fn of(message: &Message, compatibility: Compatibility) -> Self {
+        match message.traits().is_annotated {
+            true => Self::Annotation,
+            false if compatibility.annotates_mqtt() => Self::Plain,
+            false => Self::Headers,
+        }
+    }
+}
+
+/// The publisher of an MQTT client.
+pub(super) fn publisher(vhost: &Arc<VirtualHost>, identity: &Identity) -> Publisher {
+    let publisher = vhost.publisher(identity).of(FrontEnd::Mqtt);
+    if vhost.compatibility().annotates_mqtt() { publisher.annotating() } else { publisher }
+}
+
+/// Encodes the AMQP properties (flags and list).
+pub(super) fn to_amqp(message: &Incoming<'_>, now: Timestamp) -> Vec<u8> {
+    let properties = &message.properties;
+    let mut headers = FieldTable::new();
+    if let Some(annotation) = annotation(message) {
+        headers.insert(ANNOTATION, FieldValue::LongString(annotation.into()));
+    }
+    if let Some(topic) = properties.response_topic() {
+        headers.insert(REPLY_TO_TOPIC, FieldValue::text(&topic_to_routing_key(topic)));
+    }
+    let correlation = properties.correlation_data();
+    let short = correlation.filter(|data| data.len() <= MAX_SHORT && std::str::from_utf8(data).is_ok());
+    if let Some(data) = correlation.filter(|_| short.is_none()) {
+        headers.insert(CORRELATION, FieldValue::LongString(data.into()));
+    }
+    for (name, value) in properties.user_properties() {
+        let is_routing = matches!(name, "CC" | "BCC");
+        if name.len() <= MAX_SHORT && !is_routing && headers.get(name).is_none() {
+            headers.insert(name, FieldValue::text(value));
+        }
+    }
+    let delivery_mode = if message.qos == QoS::AtMostOnce { TRANSIENT } else { PERSISTENT };
+    let mut amqp = Properties::default().with_delivery_mode(delivery_mode);
+    let expiry = properties.message_expiry_interval().map(|seconds| seconds.min(MAX_EXPIRY_SECONDS));
+    let expiration = expiry.map(|seconds| (u64::from(seconds) * 1000).to_string());
+    amqp.expiration = expiration.as_deref();
+    amqp.timestamp = expiry.map(|_| now.seconds());
+    amqp.content_type = properties.content_type().filter(|kind| kind.len() <= MAX_SHORT);
+    amqp.correlation_id = short.map(ShortBytes);
+    let headers = headers.encode();
+    amqp.headers = RawTable::check(&headers).ok().filter(|headers| !headers.is_empty());
+    let mut bytes = Vec::new();
+    amqp.encode(&mut bytes);
+    bytes
+}
+
+/// The annotation of a message; `None` if AMQP clients see all of it.
+///
+/// ```text
+/// u8   QoS, 4 if it is retained, 8 if the publisher follows
+/// u16  length of the publisher's client identifier, and it
+///      properties but Topic Alias and Message Expiry Interval
+/// ```
+fn annotation(message: &Incoming<'_>) -> Option<Vec<u8>> {
+    let properties = message::lasting(&message.properties);
+    let properties = properties.as_properties();
+    let is_plain = message.qos != QoS::ExactlyOnce && !message.retain && message.client_id.is_none();
+    if is_plain && properties.is_empty() {
+        return None;
+    }
+    let mut bytes = vec![message.qos as u8 | if message.retain { RETAINED } else { 0 }];
+    if let Some(client) = message.client_id {
+        bytes[0] |= FROM_CLIENT;
+        // Identifiers are shorter than names of queues.
+        bytes.extend_from_slice(&(client.len() as u16).to_be_bytes());
+        bytes.extend_from_slice(client.as_bytes());
+    }
+    bytes.extend_from_slice(properties.bytes());
+    Some(bytes)
+}
+
+const RETAINED: u8 = 4;
+const FROM_CLIENT: u8 = 8;
+const QOS: u8 = 3;
+
+/// The annotation of a stored message.
+struct Annotated<'a> {
+    qos: QoS,
+    retain: bool,
+    client_id: Option<&'a str>,
+    properties: PacketProperties<'a>,
+}
+
+impl<'a> Annotated<'a> {
+    fn read(headers: &'a FieldTable) -> Option<Self> {
+        let Some(FieldValue::LongString(bytes)) = headers.get(ANNOTATION) else { return None };
+        let (&[marks], mut rest) = bytes.split_first_chunk()?;
+        let mut client_id = None;
+        if marks & FROM_CLIENT != 0 {
+            let (len, after) = rest.split_first_chunk()?;
+            let (client, after) = after.split_at_checked(u16::from_be_bytes(*len).into())?;
+            client_id = Some(std::str::from_utf8(client).ok()?);
+            rest = after;
+        }
+        let properties = PacketProperties::check(rest, Holder::Publish).ok()?;
+        Some(Self {
+            qos: QoS::from_level(marks & QOS)?,
+            retain: marks & RETAINED != 0,
+            client_id,
+            properties,
+        })
+    }
+}
+
+/// The part of a message that matters for delivering it, whatever the client's version.
+pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredForm) -> Outgoing {
+    // An AMQP client's message need not survive a restart unless it says so.
+    let is_persistent = properties.delivery_mode == Some(PERSISTENT);
+    let qos = if is_persistent { QoS::AtLeastOnce } else { QoS::AtMostOnce };
+    let mut outgoing = Outgoing { topic, qos, retain: false, client_id: None };
+    if form == StoredForm::Annotation {
+        let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+        if let Some(annotated) = Annotated::read(&headers) {
+            (outgoing.qos, outgoing.retain) = (annotated.qos, annotated.retain);
+            outgoing.client_id = annotated.client_id.map(Into::into);
+        }
+    }
+    outgoing
+}
+
+/// The properties for a client of 5.0. `left` is the time until the message expires.
+pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Option<Duration>) -> PropertyList {
+    let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+    let mut list = PropertyList::new();
+    message::push_expiry(&mut list, left);
+    let annotated = Some(&headers).filter(|_| form == StoredForm::Annotation).and_then(Annotated::read);
+    if let Some(annotated) = annotated {
+        return annotated.properties.iter().fold(list, PropertyList::with);
+    }
+    message::push_content_type(&mut list, properties);
+    let reply_to = headers.get(REPLY_TO_TOPIC).and_then(FieldValue::as_text).map(routing_key_to_topic);
+    let reply_to = reply_to.filter(|topic| !topic.contains('\0') && check_name(topic).is_ok());
+    if let Some(topic) = &reply_to {
+        list.push(Property::ResponseTopic(topic));
+    }
+    let long = headers.get(CORRELATION).and_then(FieldValue::as_text);
+    let long = long.filter(|_| properties.correlation_id.is_none()).map(str::as_bytes);
+    if let Some(data) = properties.correlation_id.map(|id| id.0).or(long) {
+        list.push(Property::CorrelationData(data));
+    }
+    for (name, value) in headers.iter() {
+        let is_told =
+            (name == REPLY_TO_TOPIC && reply_to.is_some()) || (name == CORRELATION && long.is_some());
+        let value = match value {
+            FieldValue::Void => Some(String::new()),
+            value => message::as_text(value),
+        };
+        if let Some(value) = value.filter(|_| !is_told) {
+            message::push_user_property(&mut list, name, &value);
+        }
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp(7_000);
+
+    fn incoming<'m>(qos: QoS, properties: PacketProperties<'m>) -> Incoming<'m> {
+        Incoming { qos, dup: false, retain: false, properties, client_id: None }
+    }
+
+    #[test]
+    fn a_plain_message_needs_no_header() {
+        for (qos, delivery_mode) in [(QoS::AtMostOnce, 1), (QoS::AtLeastOnce, 2)] {
+            let bytes = to_amqp(&incoming(qos, PacketProperties::NONE), NOW);
+            let amqp = Properties::decode(&bytes).unwrap();
+            assert_eq!(amqp, Properties::default().with_delivery_mode(delivery_mode));
+            assert_eq!(outgoing("t".to_owned(), &amqp, StoredForm::Plain).qos, qos);
+        }
+    }
+
+    #[test]
+    fn mqtt_clients_get_all_of_a_message() {
+        let long = "x".repeat(MAX_SHORT + 1);
+        let list = PropertyList::new()
+            .with(Property::PayloadFormatIndicator(true))
+            .with(Property::ContentType(&long))
+            .with(Property::ResponseTopic("answers.of/me"))
+            .with(Property::CorrelationData(&[0xff, 0]))
+            .with(Property::UserProperty("b", "1"))
+            .with(Property::UserProperty("a", "2"))
+            .with(Property::UserProperty("b", "3"))
+            .with(Property::UserProperty("CC", "4"));
+        let properties = list.as_properties();
+        let message =
+            Incoming { retain: true, client_id: Some("me"), ..incoming(QoS::ExactlyOnce, properties) };
+        let bytes = to_amqp(&message, NOW);
+        let amqp = Properties::decode(&bytes).unwrap();
+        let read = outgoing("t".to_owned(), &amqp, StoredForm::Annotation);
+        assert_eq!((read.qos, read.retain, read.client_id.as_deref()), (QoS::ExactlyOnce, true, Some("me")));
+        assert_eq!(to_mqtt(&amqp, StoredForm::Annotation, None), list);
+    }
+
+    #[test]
+    fn amqp_clients_get_what_amqp_can_tell() {
+        let list = PropertyList::new()
+            .with(Property::ContentType("text/plain"))
+            .with(Property::ResponseTopic("answers.of/me"))
+            .with(Property::CorrelationData(&[0xff, 0]))
+            .with(Property::MessageExpiryInterval(60))
+            .with(Property::UserProperty("b", "1"))
+            .with(Property::UserProperty("b", "3"))
+            .with(Property::UserProperty("CC", "4"));
+        let bytes = to_amqp(&incoming(QoS::AtLeastOnce, list.as_properties()), NOW);
+        let amqp = Properties::decode(&bytes).unwrap();
+        assert_eq!((amqp.content_type, amqp.reply_to), (Some("text/plain"), None));
+        assert_eq!((amqp.expiration, amqp.timestamp), (Some("60000"), Some(7)));
+        assert_eq!(amqp.correlation_id, None);
+        let mut headers = amqp.headers.unwrap().decode();
+        headers.remove(ANNOTATION);
+        let expected: FieldTable = [
+            (REPLY_TO_TOPIC, FieldValue::text("answers/of.me")),
+            (CORRELATION, FieldValue::LongString([0xff, 0][..].into())),
+            ("b", FieldValue::text("1")),
+        ]
+        .into_iter()
+        .collect();
+        assert_eq!(headers, expected);
+    }
+
+    #[test]
+    fn amqp_headers_become_properties_and_user_properties() {
+        let headers: FieldTable = [
+            (REPLY_TO_TOPIC, FieldValue::text("answers.me")),
+            (CORRELATION, FieldValue::text("c")),
+            ("nothing", FieldValue::Void),
+            ("x-mqtt-dup", FieldValue::Boolean(true)),
+        ]
+        .into_iter()
+        .collect();
+        let encoded = headers.encode();
+        let amqp = Properties::default().with_headers(RawTable::check(&encoded).unwrap()).with_reply_to("q");
+        let expected = PropertyList::new()
+            .with(Property::ResponseTopic("answers/me"))
+            .with(Property::CorrelationData(b"c"))
+            .with(Property::UserProperty("nothing", ""))
+            .with(Property::UserProperty("x-mqtt-dup", "true"));
+        assert_eq!(to_mqtt(&amqp, StoredForm::Plain, None), expected);
+        // correlation_id is the message's own.
+        let both = amqp.with_correlation_id(ShortBytes(b"d"));
+        let list = to_mqtt(&both, StoredForm::Plain, None);
+        assert_eq!(list.as_properties().correlation_data(), Some(&b"d"[..]));
+        assert!(list.as_properties().user_properties().any(|pair| pair == (CORRELATION, "c")));
+    }
+}
