@@ -61,12 +61,12 @@ def listening(server, name, scheme):
 class KilledServer:
     """A server with MQTT on a data folder, which can be killed and started again."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, *flags):
+        self.folder, self.flags = folder, flags
         self.start()
 
     def start(self):
-        self.context = leveret(self.folder, "--mqtt", ANY)
+        self.context = leveret(self.folder, "--mqtt", ANY, *self.flags)
         self.server = self.context.__enter__()
         self.port = listening(self.server, "mqtt", "mqtt")
 

@@ -1,0 +1,107 @@
+"""RabbitMQ 4 and Leveret with `compatibility = "4"`, each with its ports of MQTT and STOMP, of which the same is asked."""
+
+import contextlib
+import time
+
+import pika
+
+from harness.management import Management, path
+from harness.mqtt5_wire import Mqtt5Wire
+from harness.mqtt_broker import listening
+from harness.mqtt_wire import MqttWire
+from harness.leveret import Leveret
+from harness.patience import PATIENCE
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
+from harness.stomp_client import StompWire
+
+ANY = "127.0.0.1:0"
+
+
+class Side:
+    """One of the two. Whatever it opens is closed with it."""
+
+    def __init__(self, kind, folder):
+        self.kind = kind
+        self.opened = contextlib.ExitStack()
+        if kind == "leveret":
+            self.server = Leveret(folder, "--mqtt", ANY, "--stomp", ANY, "--compatibility", "4")
+            self.mqtt_port, self.stomp_port = listening(self.server, "mqtt", "mqtt"), listening(self.server, "stomp", "stomp")
+            self.http = Management(self.server, self.server.http)
+        else:
+            self.mqtt_port, self.stomp_port, http = free_ports(3)
+            settings = [
+                f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt_port}",
+                f"stomp.listeners.tcp.1 = 127.0.0.1:{self.stomp_port}",
+                f"management.tcp.port = {http}",
+                "management.tcp.ip = 127.0.0.1",
+            ]
+            plugins = "rabbitmq_mqtt,rabbitmq_stomp,rabbitmq_management"
+            self.server = RabbitMq(folder, *settings, plugins=plugins, version="4")
+            self.http = Management(self.server, f"http://127.0.0.1:{http}")
+
+    def mqtt5(self):
+        wire = Mqtt5Wire(self.mqtt_port)
+        self.opened.callback(wire.close)
+        return wire
+
+    def connected(self, name, **options):
+        """A client of MQTT 5.0 that has been let in."""
+        wire = self.mqtt5()
+        answer = wire.connect(name, **options)
+        assert answer["reason"] == 0, answer
+        return wire
+
+    def mqtt3(self, name, **options):
+        """A client of MQTT 3.1.1, and the answer to its CONNECT."""
+        wire = MqttWire(self.mqtt_port)
+        self.opened.callback(wire.close)
+        wire.connect(name, **options)
+        return wire, wire.packet()
+
+    def stomp(self, **options):
+        """A client of STOMP, and the answer to its CONNECT."""
+        wire = StompWire(self.stomp_port)
+        self.opened.callback(wire.close)
+        return wire, wire.connect(**options)
+
+    @contextlib.contextmanager
+    def channel(self):
+        """An AMQP channel with confirms, for the length of a `with`."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.server.uri))
+        try:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            yield channel
+        finally:
+            connection.close()
+
+    def queue(self, name, keys):
+        """These keys of a queue in the management API; `None` if there is none."""
+        status, _, body = self.http.ask("GET", path("queues", "/", name))
+        return {key: body.get(key) for key in keys} if status == 200 else None
+
+    def eventually(self, name, keys, holds):
+        """The same as soon as that holds: RabbitMQ writes what it shows now and then."""
+        deadline = time.monotonic() + PATIENCE
+        while not holds(shown := self.queue(name, keys)):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.1)
+        return shown
+
+    def close_clients(self):
+        self.opened.close()
+
+    def stop(self):
+        self.close_clients()
+        self.server.stop()
+
+
+@contextlib.contextmanager
+def both(folder):
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for kind in ("leveret", "rabbitmq"):
+            sides.append(Side(kind, folder / kind))
+            stack.callback(sides[-1].stop)
+        yield sides
