@@ -133,7 +133,7 @@ def test_topic_aliases_stand_for_topics_and_wrong_ones_end_the_connection(same):
 
 def test_disconnects_have_the_same_reasons(same):
     def disconnect(side):
-        first, second = side.connected("twin"), None
+        first = side.connected("twin")
         second = side.connected("twin")
         silent = side.connected("silent", keep_alive=1)
         raised = side.connected("raised", SessionExpiryInterval=0)
@@ -484,3 +484,17 @@ def test_those_without_permission_are_refused_alike(same):
         return answers
 
     same(subscribe)
+
+
+def test_no_session_lasts_longer_than_the_operator_allows(tmp_path):
+    def connect(side):
+        answers = [without(side.mqtt5().connect("lasts", SessionExpiryInterval=expiry)) for expiry in (4, 5, 6, 0xFFFFFFFF)]
+        older, _ = side.mqtt3("older", clean=False)
+        older.subscribe("t", 1)
+        older.packet()
+        return answers, side.queue("mqtt-subscription-olderqos1", KEYS)
+
+    with both(tmp_path, longest_session=5) as (ours, theirs):
+        outcome = connect(theirs)
+        assert connect(ours) == outcome
+    assert outcome[1]["arguments"] == {"x-expires": 5000}

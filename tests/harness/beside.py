@@ -5,11 +5,11 @@ import time
 
 import pika
 
+from harness.leveret import Leveret
 from harness.management import Management, path
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import listening
 from harness.mqtt_wire import MqttWire
-from harness.leveret import Leveret
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
@@ -21,11 +21,12 @@ ANY = "127.0.0.1:0"
 class Side:
     """One of the two. Whatever it opens is closed with it."""
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, folder, longest_session):
         self.kind = kind
         self.opened = contextlib.ExitStack()
         if kind == "leveret":
-            self.server = Leveret(folder, "--mqtt", ANY, "--stomp", ANY, "--compatibility", "4")
+            flags = ["--mqtt-session-expiry-max", f"{longest_session}s"] if longest_session else []
+            self.server = Leveret(folder, "--mqtt", ANY, "--stomp", ANY, "--compatibility", "4", *flags)
             self.mqtt_port, self.stomp_port = listening(self.server, "mqtt", "mqtt"), listening(self.server, "stomp", "stomp")
             self.http = Management(self.server, self.server.http)
         else:
@@ -36,6 +37,8 @@ class Side:
                 f"management.tcp.port = {http}",
                 "management.tcp.ip = 127.0.0.1",
             ]
+            if longest_session:
+                settings.append(f"mqtt.max_session_expiry_interval_seconds = {longest_session}")
             plugins = "rabbitmq_mqtt,rabbitmq_stomp,rabbitmq_management"
             self.server = RabbitMq(folder, *settings, plugins=plugins, version="4")
             self.http = Management(self.server, f"http://127.0.0.1:{http}")
@@ -98,10 +101,11 @@ class Side:
 
 
 @contextlib.contextmanager
-def both(folder):
+def both(folder, longest_session=None):
+    """`longest_session` is how many seconds a session of MQTT may outlive its connection; by default, a day."""
     with contextlib.ExitStack() as stack:
         sides = []
         for kind in ("leveret", "rabbitmq"):
-            sides.append(Side(kind, folder / kind))
+            sides.append(Side(kind, folder / kind, longest_session))
             stack.callback(sides[-1].stop)
         yield sides

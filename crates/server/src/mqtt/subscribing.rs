@@ -160,9 +160,7 @@ impl MqttClient {
             self.groups.push(name.into());
         }
         let found = self.vhost().queue(self.session_id, name).ok();
-        let lasts =
-            |queue: &Arc<Queue>| kind != SourceKind::Own(Class::Qos0) || !queue.properties().auto_delete;
-        let (queue, ticket) = match found.filter(lasts) {
+        let (queue, ticket) = match found.filter(|queue| lasts(queue, kind)) {
             // From an earlier connection, whose session may have had another expiry.
             Some(queue) if matches!(kind, SourceKind::Own(_)) => {
                 let ticket = self.set_lease(&queue, self.expiry);
@@ -338,7 +336,11 @@ impl MqttClient {
         // Messages from before all its subscriptions were changed to QoS 0 still belong to the client.
         for class in Class::ALL {
             let name = self.queue_of(class);
-            if self.vhost().queue(self.session_id, &name).is_ok_and(|queue| !queue.properties().auto_delete) {
+            if self
+                .vhost()
+                .queue(self.session_id, &name)
+                .is_ok_and(|queue| lasts(&queue, SourceKind::Own(class)))
+            {
                 self.attach(&name, SourceKind::Own(class))?;
             }
         }
@@ -367,6 +369,11 @@ impl MqttClient {
         }
         ticket
     }
+}
+
+/// Whether a queue that was found is to be used again: 3.10's queue of QoS 0 goes with its connection.
+fn lasts(queue: &Queue, kind: SourceKind) -> bool {
+    kind != SourceKind::Own(Class::Qos0) || !queue.properties().auto_delete
 }
 
 /// Whether a filter is that of a shared subscription, which exist since 5.0.
