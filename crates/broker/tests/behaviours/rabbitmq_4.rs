@@ -43,7 +43,7 @@ fn names(queue: &Queue, delivery: &Delivery) -> Vec<String> {
 
 #[test]
 fn an_annotation_is_seen_by_its_front_end_alone() {
-    let mut world = rabbitmq_4();
+    let world = rabbitmq_4();
     let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
     let headers: FieldTable =
         [(ANNOTATION, FieldValue::text("note")), ("a", FieldValue::text("1"))].into_iter().collect();

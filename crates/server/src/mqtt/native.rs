@@ -60,10 +60,10 @@ pub(super) fn to_amqp(message: &Incoming<'_>, now: Timestamp) -> Vec<u8> {
     let properties = &message.properties;
     let mut headers = FieldTable::new();
     if let Some(annotation) = annotation(message) {
-        headers.insert(ANNOTATION, FieldValue::LongString(annotation.into()));
+        headers.insert(ANNOTATION, FieldValue::LongString(annotation));
     }
     if let Some(topic) = properties.response_topic() {
-        headers.insert(REPLY_TO_TOPIC, FieldValue::text(&topic_to_routing_key(topic)));
+        headers.insert(REPLY_TO_TOPIC, FieldValue::text(topic_to_routing_key(topic)));
     }
     let correlation = properties.correlation_data();
     let short = correlation.filter(|data| data.len() <= MAX_SHORT && std::str::from_utf8(data).is_ok());
