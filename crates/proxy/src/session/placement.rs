@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
-use amqp::{Fault, ReplyCode};
+use amqp::{Fault, Method, ReplyCode};
 
 use super::side::{Route, Side, SidePlacement};
 use super::{Life, ProxySession};
@@ -281,7 +281,7 @@ impl ProxySession {
     fn handle_event(&mut self, event: Event) -> Result<(), Fault> {
         match event {
             Event::ChannelClosed { channel, lease, payload, answered } => {
-                self.channel_closed(channel, lease, &payload, answered);
+                return self.channel_closed(channel, lease, &payload, answered);
             }
             Event::CloseOk { channel, lease, last_queue } => {
                 return self.close_ok(channel, lease, last_queue);
@@ -339,12 +339,22 @@ impl ProxySession {
     }
 
     /// The broker closed an upstream channel: the client receives the broker's close, and its other side is closed.
-    fn channel_closed(&mut self, number: u16, lease: u64, payload: &[u8], answered: bool) {
-        let Some(channel) = self.channels.get_mut(number) else { return };
+    fn channel_closed(
+        &mut self,
+        number: u16,
+        lease: u64,
+        payload: &[u8],
+        answered: bool,
+    ) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let Some(role) = channel.role_of(lease) else {
             // The client closed it meanwhile; that way the broker has received, or will receive, its close-ok.
-            return;
+            return Ok(());
         };
+        if !answered && let Some(fault) = self.was_no_stream(number, role, payload) {
+            return self.start_without_offsets(number, role, &fault);
+        }
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let (held, staged) = (channel.held(), channel.staged());
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
@@ -353,7 +363,7 @@ impl ProxySession {
         }
         self.staged -= staged;
         self.held -= held;
-        let Some(channel) = self.channels.get_mut(number) else { return };
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(side) = channel.side_mut(role)
             && let Some(route) = side.route().cloned()
         {
@@ -366,7 +376,8 @@ impl ProxySession {
         channel.sides_mut().for_each(|side| side.held = Vec::new());
         if channel.is_closing() {
             // The client's requests on the other side continue.
-            return self.close_sides(number);
+            self.close_sides(number);
+            return Ok(());
         }
         for side in channel.sides_mut() {
             if let Some(route) = side.route().cloned()
@@ -378,6 +389,31 @@ impl ProxySession {
         }
         self.channels.start_closing(number);
         self.link.outbox.append(|buf| put_frame(buf.tail(), FrameKind::Method, number, payload, 0));
+        Ok(())
+    }
+
+    /// The broker's refusal of a consumer that was made again behind the offset of its last delivery, if the pool has
+    /// asked for that and the queue turned out not to be a stream.
+    fn was_no_stream(&mut self, number: u16, role: Role, payload: &[u8]) -> Option<Fault> {
+        let Ok(Method::ChannelClose(close)) = Method::decode(payload) else { return None };
+        let is_it = self.side(number, role).is_some_and(|side| side.was_no_stream(close.reply_text));
+        is_it.then(|| Fault::new(ReplyCode::PreconditionFailed, close.reply_text.to_owned()))
+    }
+
+    /// Continues a side of a channel on another upstream channel, after [`Self::was_no_stream`].
+    fn start_without_offsets(&mut self, number: u16, role: Role, fault: &Fault) -> Result<(), Fault> {
+        // The close-ok goes behind all frames that were on their way.
+        self.output.hand_over();
+        let now = self.output.now;
+        let Some(side) = self.side(number, role) else { return Ok(()) };
+        let (own, usage) = (side.is_own(), side.usage());
+        if let Some(route) = side.route().cloned() {
+            // If its connection has ended, the frames in flight are still the ledger's.
+            let _ = route.upstream.release(route.channel, usage, now);
+        }
+        side.place = SidePlacement::Waiting { own, resuming: true };
+        let remains = side.take_remains();
+        self.resume(number, role, remains, fault)
     }
 
     /// The broker confirmed a close: a side is gone, or moves on.

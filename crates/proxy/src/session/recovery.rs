@@ -120,7 +120,13 @@ impl ProxySession {
     }
 
     /// Continues a side of a channel on another connection, or ends the channel.
-    fn resume(&mut self, number: u16, role: Role, remains: Remains, fault: &Fault) -> Result<(), Fault> {
+    pub(super) fn resume(
+        &mut self,
+        number: u16,
+        role: Role,
+        remains: Remains,
+        fault: &Fault,
+    ) -> Result<(), Fault> {
         let (is_open, suspect) = (self.life == Life::Open, self.suspect);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(what) = not_carried(channel, &remains) {

@@ -14,7 +14,8 @@ use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
 use crate::upstream::{
-    Carried, Lease, Leased, Ledger, Left, Numbers, Quiet, Remains, Upstream, Usage, asked_for,
+    Carried, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage, asked_for,
+    queue_without_offsets,
 };
 
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].
@@ -92,8 +93,7 @@ enum Returns {
 #[derive(Debug, Default, Clone, Copy)]
 struct Setup {
     confirm: bool,
-    prefetch: Option<u16>,
-    prefetch_global: Option<u16>,
+    prefetch: PrefetchState,
 }
 
 impl Side {
@@ -248,6 +248,7 @@ impl Side {
 
     /// Creates a lease for the channel's next placement.
     pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16, now: Instant) -> Lease {
+        self.carried.prefetch = self.setup.prefetch;
         let ledger = Ledger::new(link, self.carried.clone());
         self.ledger = Some(ledger.clone());
         Lease {
@@ -264,22 +265,23 @@ impl Side {
             write_method(out, number, basic::Qos { prefetch_size: 0, prefetch_count, global });
             answers += 1;
         };
-        if let Some(prefetch) = self.setup.prefetch_global {
-            qos(out, prefetch, true);
-        }
+        let mut present = PrefetchState::default();
+        present.limit_channel(self.setup.prefetch, &mut |count, global| qos(out, count, global));
         // A limit applies to the consumers that come after it.
-        let mut present = None;
         for consumer in &self.carried.consumers {
-            if consumer.prefetch != present {
-                present = consumer.prefetch;
-                qos(out, present.unwrap_or_default(), false);
-            }
-            put_frame(out, FrameKind::Method, number, &consumer.method, 0);
+            present.limit_consumers(consumer.prefetch, &mut |count, global| qos(out, count, global));
+            put_frame(out, FrameKind::Method, number, &consumer.again(), 0);
         }
-        if self.setup.prefetch != present {
-            qos(out, self.setup.prefetch.unwrap_or_default(), false);
-        }
+        present.limit_channel(self.setup.prefetch, &mut |count, global| qos(out, count, global));
+        present.limit_consumers(self.setup.prefetch, &mut |count, global| qos(out, count, global));
         answers
+    }
+
+    /// Whether the broker has closed the channel because the pool, and not the client, has asked it for a consumer with
+    /// an offset. The queue is then known not to have any.
+    pub(super) fn was_no_stream(&self, text: &str) -> bool {
+        let queue = queue_without_offsets(text);
+        queue.is_some_and(|queue| self.ledger.as_ref().is_some_and(|ledger| ledger.has_no_offsets(queue)))
     }
 
     /// Takes the unsettled frames of an upstream channel that was lost.
@@ -299,6 +301,8 @@ impl Side {
         let own = needs_own || self.is_own();
         self.published = 0;
         self.carried = remains.carried;
+        // Limits that the broker has not confirmed are among the frames, and follow at their place.
+        self.setup.prefetch = self.carried.prefetch;
         self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
         if ends {
             self.carried.consumers.clear();
@@ -353,8 +357,8 @@ impl Side {
     pub(super) fn usage(&self) -> Usage {
         Usage {
             published: self.published,
-            unproven: self.unproven || self.setup.prefetch.is_some(),
-            global_prefetch: self.setup.prefetch_global.is_some(),
+            unproven: self.unproven || self.setup.prefetch.each > 0,
+            global_prefetch: self.setup.prefetch.all > 0,
             touched: self.touched,
         }
     }
@@ -486,9 +490,7 @@ impl Side {
             }
             [0, 60, 0, 10, ..] => {
                 if let Ok(Method::BasicQos(qos)) = Method::decode(payload) {
-                    let prefetch =
-                        if qos.global { &mut self.setup.prefetch_global } else { &mut self.setup.prefetch };
-                    *prefetch = Some(qos.prefetch_count);
+                    self.setup.prefetch.set(qos.prefetch_count, qos.global);
                 }
             }
             // The broker knows a last queue again.

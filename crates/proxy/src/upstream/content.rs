@@ -3,6 +3,7 @@
 use amqp::frame::HEADER_LEN;
 use amqp::{Frame, FrameKind};
 
+use super::ledger::stream_offset;
 use super::run::Run;
 use super::slot::{Lease, Missing};
 use crate::link::Event;
@@ -57,6 +58,8 @@ impl Lease {
     pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8], behind: &[u8]) {
         self.missing = Missing::Header;
         self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run, announced(behind));
+        self.consumer_tag.clear();
+        self.consumer_tag.extend_from_slice(consumer_tag(frame.payload));
         if self.dropping {
             return;
         }
@@ -101,6 +104,12 @@ impl Lease {
             Missing::Nothing => 0,
         };
         self.missing = if missing == 0 { Missing::Nothing } else { Missing::Body(missing) };
+        if frame.kind == FrameKind::Header
+            && !self.consumer_tag.is_empty()
+            && let Some(offset) = stream_offset(frame.payload)
+        {
+            self.ledger.offset_came(&self.consumer_tag, offset, !self.dropping);
+        }
         if !self.dropping {
             run.add_wire(self, frame, wire);
         }
@@ -125,6 +134,15 @@ fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
         [0, 60, 0, 60, length, ..] => Some(5 + usize::from(*length)),
         [0, 60, 0, 71, ..] => Some(4),
         _ => None,
+    }
+}
+
+/// The consumer tag of a basic.deliver; empty for other methods.
+#[inline]
+fn consumer_tag(payload: &[u8]) -> &[u8] {
+    match payload.strip_prefix(&DELIVER) {
+        Some([length, rest @ ..]) => rest.get(..usize::from(*length)).unwrap_or_default(),
+        _ => &[],
     }
 }
 

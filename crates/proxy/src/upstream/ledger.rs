@@ -9,11 +9,14 @@
 mod carried;
 mod changes;
 mod entry;
+mod position;
+mod prefetch;
 mod quiet;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
+use amqp::method::basic;
 use amqp::{ContentHeader, FrameKind, Method};
 use sync::{Mutex, Rank};
 
@@ -21,6 +24,8 @@ use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
 use self::entry::{SentEntry, What};
+pub(crate) use self::position::{queue_without_offsets, stream_offset};
+pub(crate) use self::prefetch::PrefetchState;
 pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;
 use super::slot::Confirms;
@@ -223,7 +228,7 @@ impl Ledger {
 
     /// Records a method other than `basic.publish`; `has_answer` is false with no-wait. `prefetch` holds for
     /// consumers made now. Returns whether a change still waits for a reply behind it.
-    pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: Option<u16>) -> bool {
+    pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: PrefetchState) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
             // The deliveries that they settle end with the connection; and confirm mode is set up separately.
@@ -369,6 +374,12 @@ impl Ledger {
                     record.carried.consumers.push(self.counted(consumer));
                 }
             }
+            Some(Method::BasicQosOk(_)) => {
+                if let Some((Method::BasicQos(basic::Qos { prefetch_count, global, .. }), _)) = record.asked()
+                {
+                    record.carried.prefetch.set(prefetch_count, global);
+                }
+            }
             // The cancel may have been sent before the consumer existed.
             Some(Method::BasicCancelOk(ok)) => record.carried.forget_consumer(ok.consumer_tag),
             Some(Method::QueueDeclareOk(ok)) => {
@@ -424,7 +435,18 @@ impl Ledger {
         record.carried.forget_consumer(tag);
     }
 
-    /// The connection has ended; `delivered` is the broker's last delivery tag.
+    /// A message with this offset of a stream came for a consumer, and was passed on to its client or withheld.
+    pub(super) fn offset_came(&self, tag: &[u8], offset: u64, is_passed_on: bool) {
+        self.record.lock().carried.offset_came(tag, offset, is_passed_on);
+    }
+
+    /// The broker has refused to make a consumer of this queue with an offset. Returns whether the pool, and not the
+    /// client, had asked for one.
+    pub(crate) fn has_no_offsets(&self, queue: &str) -> bool {
+        self.record.lock().carried.has_no_offsets(queue)
+    }
+
+    /// The connection has ended, or the broker has closed the channel; `delivered` is the broker's last delivery tag.
     pub(super) fn end(&self, delivered: u64, last_queue: Option<Box<str>>) {
         let mut record = self.record.lock();
         record.carried.delivered += delivered;
@@ -497,8 +519,8 @@ impl Record {
         What::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
     }
 
-    /// The method that was answered last, and the prefetch if it makes a consumer.
-    fn asked(&self) -> Option<(Method<'_>, Option<u16>)> {
+    /// The method that was answered last, and the limits of the consumer that it makes.
+    fn asked(&self) -> Option<(Method<'_>, PrefetchState)> {
         let (payload, prefetch) = self.entries.iter().find_map(|entry| entry.asked(self.answered))?;
         Some((Method::decode(payload).ok()?, prefetch))
     }

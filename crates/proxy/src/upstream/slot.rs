@@ -87,6 +87,8 @@ pub(crate) struct Lease {
     /// Set when the client did not take its deliveries fast enough: the channel is about to be left, and
     /// later deliveries then return to their queue.
     pub(crate) overflowed: bool,
+    /// The tag of the consumer to which the last delivery went.
+    pub(crate) consumer_tag: Vec<u8>,
     /// Whether the message that is arriving is not passed on.
     pub(crate) dropping: bool,
     /// The confirms received, in confirm mode.
@@ -120,6 +122,7 @@ impl Lease {
             delivered: 0,
             missing: Missing::Nothing,
             overflowed: false,
+            consumer_tag: Vec::new(),
             dropping: false,
             confirms: None,
             close_sent: false,

@@ -449,6 +449,7 @@ impl UpstreamConnection {
     /// the close-ok: if it overtook a frame, the broker would close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
         let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
+        lease.ledger.end(lease.delivered, lease.last_queue);
         lease.link.notify(Event::ChannelClosed {
             channel: lease.client_channel,
             lease: lease.id,

@@ -293,6 +293,10 @@ impl BrokerEnd {
         self.to.send(bytes).unwrap();
     }
 
+    pub(crate) fn send_bytes(&self, bytes: Vec<u8>) {
+        self.to.send(bytes).unwrap();
+    }
+
     /// Expects a whole message, and returns its channel and body.
     pub(crate) async fn expect_message(&mut self) -> (u16, Vec<u8>) {
         self.expect("basic.publish").await;

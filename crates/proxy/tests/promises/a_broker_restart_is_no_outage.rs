@@ -152,6 +152,37 @@ async fn p7_consumers_are_made_again_and_acks_of_stale_tags_are_swallowed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn p7_limits_are_set_again_before_and_behind_the_consumers_that_they_are_for() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut client, upstream) = consumer(&mut broker, &pool).await;
+    client.send(1, basic::Qos { prefetch_count: 9, global: true, ..Default::default() }).await;
+    client.expect("basic.qos-ok").await;
+    client.send(1, basic::Consume { queue: "q", consumer_tag: "d", ..Default::default() }).await;
+    client.expect("basic.consume-ok").await;
+    broker.fall_silent();
+    // Neither is answered, so both are sent again behind what was in force.
+    client.send(1, basic::Consume { queue: "q", consumer_tag: "e", ..Default::default() }).await;
+    client.send(1, basic::Qos { prefetch_count: 5, ..Default::default() }).await;
+    all_is_quiet().await;
+    drop(upstream);
+    // The connection of its own, on which it was by then.
+    broker.next_connection().await;
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    let mut seen = Vec::new();
+    while next.has_more().await {
+        let frame = next.next().await;
+        seen.push(match frame.method() {
+            Method::BasicQos(qos) => format!("{} {}", qos.prefetch_count, qos.global),
+            Method::BasicConsume(consume) => consume.consumer_tag.to_owned(),
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(seen, ["9 true", "7 false", "c", "9 true", "d", "e", "5 false"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn p7_a_cancelled_consumer_is_not_made_again() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());

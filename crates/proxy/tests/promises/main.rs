@@ -30,6 +30,7 @@ mod only_the_offender_ends;
 mod places_are_waited_for;
 mod room_is_waited_for;
 mod several_upstreams_share_the_load;
+mod streams_go_on_where_they_were;
 mod transient_topology_is_declared_again;
 mod upstreams_see_who_is_behind;
 mod warm_path_needs_no_round_trip;

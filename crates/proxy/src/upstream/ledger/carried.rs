@@ -4,8 +4,11 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use amqp::Method;
+use amqp::method::basic;
+use amqp::{Method, RawTable};
 
+use super::position::StreamPosition;
+use super::prefetch::PrefetchState;
 use crate::link::ClientLink;
 use crate::topology::Consuming;
 
@@ -14,6 +17,8 @@ use crate::topology::Consuming;
 pub(crate) struct Carried {
     pub(crate) numbers: Numbers,
     pub(crate) consumers: Vec<Consumer>,
+    /// The limits that the broker has said to be in force.
+    pub(crate) prefetch: PrefetchState,
     /// The last delivery tag that the client has received. Everything up to it belongs to an earlier upstream
     /// channel.
     pub(crate) delivered: u64,
@@ -27,10 +32,12 @@ pub(crate) struct Carried {
 #[derive(Debug, Clone)]
 pub(crate) struct Consumer {
     tag: Box<str>,
-    /// The method that recreates the consumer, with no-wait.
-    pub(crate) method: Box<[u8]>,
-    /// The per-consumer prefetch in force when it was made.
-    pub(crate) prefetch: Option<u16>,
+    /// The method that made the consumer, with no-wait.
+    method: Box<[u8]>,
+    /// How far it has read, if its queue is a stream.
+    position: StreamPosition,
+    /// The limits in force when it was made.
+    pub(crate) prefetch: PrefetchState,
     /// Whether it is a client's end of direct reply-to.
     pub(crate) is_reply_to: bool,
     /// Keeps its queue alive, if that is deleted with its last consumer.
@@ -67,6 +74,20 @@ impl Carried {
         consumer.queue().map(Into::into)
     }
 
+    /// Notes that a message with this offset of a stream came for a consumer, and whether it was passed on.
+    pub(super) fn offset_came(&mut self, tag: &[u8], offset: u64, is_passed_on: bool) {
+        if let Some(consumer) = self.consumers.iter_mut().find(|consumer| consumer.tag.as_bytes() == tag) {
+            consumer.position.came(offset, is_passed_on);
+        }
+    }
+
+    /// Notes that a queue turned out to be none that has offsets. Returns whether one of its consumers was, or would
+    /// have been, made again with one.
+    pub(super) fn has_no_offsets(&mut self, queue: &str) -> bool {
+        let of_queue = self.consumers.iter_mut().filter(|consumer| consumer.queue() == Some(queue));
+        of_queue.fold(false, |was_assumed, consumer| consumer.position.is_no_stream() || was_assumed)
+    }
+
     pub(super) fn forget_consumer(&mut self, tag: &str) {
         self.consumers.retain(|consumer| *consumer.tag != *tag);
     }
@@ -74,17 +95,18 @@ impl Carried {
 
 impl Consumer {
     pub(super) fn new(
-        consume: amqp::method::basic::Consume<'_>,
+        consume: basic::Consume<'_>,
         tag: &str,
         last_queue: Option<&str>,
-        prefetch: Option<u16>,
+        prefetch: PrefetchState,
     ) -> Self {
         let queue = if consume.queue.is_empty() { last_queue.unwrap_or_default() } else { consume.queue };
         let is_reply_to = queue == REPLY_TO;
+        let position = StreamPosition::new(&consume.arguments);
         let mut method = Vec::new();
-        let again = amqp::method::basic::Consume { queue, consumer_tag: tag, no_wait: true, ..consume };
+        let again = basic::Consume { queue, consumer_tag: tag, no_wait: true, ..consume };
         Method::from(again).encode(&mut method);
-        Self { tag: tag.into(), method: method.into(), prefetch, is_reply_to, consuming: None }
+        Self { tag: tag.into(), method: method.into(), position, prefetch, is_reply_to, consuming: None }
     }
 }
 
@@ -95,9 +117,24 @@ impl Consumer {
         self
     }
 
+    /// The method that makes the consumer again. A stream goes on behind what was delivered.
+    pub(crate) fn again(&self) -> Cow<'_, [u8]> {
+        let Some(consume) = self.consume() else { return (&*self.method).into() };
+        let Some(arguments) = self.position.again(&consume.arguments) else { return (&*self.method).into() };
+        let arguments = arguments.encode();
+        let Ok(arguments) = RawTable::check(&arguments) else { return (&*self.method).into() };
+        let mut method = Vec::new();
+        Method::from(basic::Consume { arguments, ..consume }).encode(&mut method);
+        method.into()
+    }
+
     fn queue(&self) -> Option<&str> {
+        self.consume().map(|consume| consume.queue)
+    }
+
+    fn consume(&self) -> Option<basic::Consume<'_>> {
         match Method::decode(&self.method) {
-            Ok(Method::BasicConsume(consume)) => Some(consume.queue),
+            Ok(Method::BasicConsume(consume)) => Some(consume),
             _ => None,
         }
     }

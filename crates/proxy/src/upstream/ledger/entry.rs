@@ -3,6 +3,7 @@
 use amqp::FrameKind;
 use amqp::frame::OVERHEAD;
 
+use super::prefetch::PrefetchState;
 use crate::frames::{put_frame, stored_frames};
 
 /// One or more frames that were sent. Consecutive methods share an entry, so that a client that sends
@@ -19,7 +20,7 @@ pub(super) enum What {
     Messages { first: u64, count: u64, too_large: bool },
     /// Methods with a reply, numbered from `first`, of one frame each. `prefetch` is that of the consumers
     /// among them.
-    Asked { first: u64, count: u64, prefetch: Option<u16> },
+    Asked { first: u64, count: u64, prefetch: PrefetchState },
     /// `count` methods with no-wait, of one frame each, behind `published` messages and `asked` requests.
     Unanswered { published: u64, asked: u64, count: u64 },
     /// `count` messages outside confirm mode, likewise. The frames of one that is too large are not kept.
@@ -124,8 +125,8 @@ impl SentEntry {
         stored_frames(&self.frames).skip(over as usize)
     }
 
-    /// The payload of the request with this number, and the prefetch if it makes a consumer.
-    pub(super) fn asked(&self, number: u64) -> Option<(&[u8], Option<u16>)> {
+    /// The payload of the request with this number, and the limits of the consumer that it makes.
+    pub(super) fn asked(&self, number: u64) -> Option<(&[u8], PrefetchState)> {
         match self.what {
             What::Asked { first, count, prefetch } if (first..first + count).contains(&number) => {
                 let (_, payload) = self.unanswered(number - 1).next()?;

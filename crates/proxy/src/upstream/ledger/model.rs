@@ -16,7 +16,7 @@ struct Model {
     confirmed: Vec<u64>,
     asked: u64,
     answered: u64,
-    consumers: Vec<(String, Option<u16>)>,
+    consumers: Vec<(String, PrefetchState)>,
 }
 
 struct Item {
@@ -26,7 +26,7 @@ struct Item {
 
 enum Kind {
     Message(u64),
-    Asked { number: u64, change: Option<(Change, String)>, prefetch: Option<u16> },
+    Asked { number: u64, change: Option<(Change, String)>, prefetch: PrefetchState },
     Unanswered { published: u64, asked: u64 },
 }
 
@@ -112,7 +112,7 @@ struct Run {
     ledger: Arc<Ledger>,
     kept: Arc<ReplayTotals>,
     model: Model,
-    prefetch: Option<u16>,
+    prefetch: PrefetchState,
     made: u64,
 }
 
@@ -120,7 +120,14 @@ impl Run {
     fn new(seed: u64) -> Self {
         let kept = Arc::<ReplayTotals>::default();
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        Self { random, ledger: counted(&kept), kept, model: Model::default(), prefetch: None, made: 0 }
+        Self {
+            random,
+            ledger: counted(&kept),
+            kept,
+            model: Model::default(),
+            prefetch: PrefetchState::default(),
+            made: 0,
+        }
     }
 
     /// A random number below this one (xorshift).
@@ -183,7 +190,8 @@ impl Run {
 
     fn ask(&mut self) {
         if self.below(10) == 0 {
-            self.prefetch = Some(self.below(3) as u16);
+            let (prefetch, global) = (self.below(3) as u16, self.below(2) == 0);
+            self.prefetch.set(prefetch, global);
         }
         let method = self.some_method(50, 10);
         self.asked(&method, None);
@@ -270,7 +278,7 @@ fn whatever_happens_exactly_the_rest_is_replayed_and_what_was_kept_is_given_back
         let remains = run.ledger.take();
         assert!(remains.frames == replayed, "seed {seed}");
         let prefetches = remains.carried.consumers.iter().map(|consumer| consumer.prefetch);
-        let tags = remains.carried.consumers.iter().map(|consumer| match Method::decode(&consumer.method) {
+        let tags = remains.carried.consumers.iter().map(|consumer| match Method::decode(&consumer.again()) {
             Ok(Method::BasicConsume(consume)) => consume.consumer_tag.to_owned(),
             other => panic!("{other:?}"),
         });

@@ -20,6 +20,13 @@ pub(super) fn payload<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
     out
 }
 
+/// This limit for each consumer.
+fn each(prefetch: u16) -> PrefetchState {
+    let mut state = PrefetchState::default();
+    state.set(prefetch, false);
+    state
+}
+
 fn ledger(carried: Carried) -> Arc<Ledger> {
     Ledger::new(&ClientLink::nobody(), carried)
 }
@@ -46,7 +53,11 @@ fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
     let first = ledger(Carried::default());
     first.set_base(100);
     first.messages(&[message("1"), message("2"), message("3")].concat(), 3);
-    first.method(&payload(queue::Declare { queue: "q", ..Default::default() }), true, None);
+    first.method(
+        &payload(queue::Declare { queue: "q", ..Default::default() }),
+        true,
+        PrefetchState::default(),
+    );
     first.messages(&message("4"), 1);
     assert_eq!(first.confirmed(101, false), 1);
     assert_eq!(first.confirmed(103, false), 3);
@@ -71,9 +82,9 @@ fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
 fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
     let ledger = ledger(Carried::default());
     let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
-    ledger.method(&bind, false, None);
-    ledger.method(&payload(queue::Declare::default()), true, None);
-    ledger.method(&bind, false, None);
+    ledger.method(&bind, false, PrefetchState::default());
+    ledger.method(&payload(queue::Declare::default()), true, PrefetchState::default());
+    ledger.method(&bind, false, PrefetchState::default());
     ledger.answered(None, None);
     assert_eq!(keys(&ledger.take().frames), ["queue.bind"]);
 }
@@ -83,7 +94,7 @@ fn methods_without_an_answer_do_not_gather_without_bound() {
     let ledger = ledger(Carried::default());
     let bind = |queue: &str| payload(queue::Bind { queue, no_wait: true, ..Default::default() });
     for number in 1..=2 * UNANSWERED_MAX {
-        ledger.method(&bind(&number.to_string()), false, None);
+        ledger.method(&bind(&number.to_string()), false, PrefetchState::default());
     }
     let frames = ledger.take().frames;
     let queues: Vec<String> = stored_frames(&frames)
@@ -102,14 +113,14 @@ fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancel
     let ledger = ledger(Carried::default());
     let consume = |tag| payload(basic::Consume { consumer_tag: tag, ..Default::default() });
     for tag in ["", "cancelled", "ours", "unanswered"] {
-        ledger.method(&consume(tag), true, Some(7));
+        ledger.method(&consume(tag), true, each(7));
     }
     for consumer_tag in ["amq.ctag-1", "cancelled", "ours"] {
         ledger.answered(Some(&basic::ConsumeOk { consumer_tag }.into()), Some("last"));
     }
     ledger.cancelled("cancelled");
     let remains = ledger.take();
-    let again = |consumer: &Consumer| match Method::decode(&consumer.method).unwrap() {
+    let again = |consumer: &Consumer| match Method::decode(&consumer.again()).unwrap() {
         Method::BasicConsume(consume) => {
             (consume.consumer_tag.to_owned(), consume.queue.to_owned(), consume.no_wait)
         }
@@ -118,7 +129,7 @@ fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancel
     let made = |tag: &str| (tag.to_owned(), "last".to_owned(), true);
     let consumers: Vec<_> = remains.carried.consumers.iter().map(again).collect();
     assert_eq!(consumers, [made("amq.ctag-1"), made("ours")]);
-    assert!(remains.carried.consumers.iter().all(|consumer| consumer.prefetch == Some(7)));
+    assert!(remains.carried.consumers.iter().all(|consumer| consumer.prefetch == each(7)));
     assert_eq!(keys(&remains.frames), ["basic.consume"]);
 }
 
@@ -148,7 +159,7 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
     let ledger = counted(&kept);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for asked in 1..=ASKED {
-        ledger.method(&declare, true, None);
+        ledger.method(&declare, true, PrefetchState::default());
         let frames = asked * (declare.len() + OVERHEAD);
         let taken = kept.connected.bytes();
         assert!(taken < 2 * frames + 256, "{taken} bytes for {frames}");
@@ -185,7 +196,7 @@ fn what_is_answered_is_given_back_in_small_steps() {
     let ledger = counted(&kept);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for _ in 0..1000 {
-        ledger.method(&declare, true, None);
+        ledger.method(&declare, true, PrefetchState::default());
     }
     for left in (0..1000).rev() {
         ledger.answered(None, None);
@@ -200,11 +211,11 @@ fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_a
     let ledger = counted(&kept);
     ledger.messages(&message("slow"), 1);
     for _ in 0..10_000 {
-        ledger.method(&payload(queue::Declare::default()), true, None);
+        ledger.method(&payload(queue::Declare::default()), true, PrefetchState::default());
         ledger.answered(None, None);
     }
     assert!(kept.connected.bytes() < SHARED_BYTES);
-    ledger.method(&payload(queue::Delete::default()), true, None);
+    ledger.method(&payload(queue::Delete::default()), true, PrefetchState::default());
     assert_eq!(keys(&ledger.take().frames), ["slow", "queue.delete"]);
     assert_eq!(kept.connected.bytes(), 0);
 }
@@ -213,13 +224,30 @@ fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_a
 fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
     let ledger = ledger(Carried::default());
     ledger.messages(&message("slow"), 1);
-    ledger.method(&payload(basic::Qos { prefetch_count: 7, ..Default::default() }), true, None);
+    ledger.method(
+        &payload(basic::Qos { prefetch_count: 7, ..Default::default() }),
+        true,
+        PrefetchState::default(),
+    );
     ledger.answered(None, None);
-    ledger.method(&payload(basic::Consume { consumer_tag: "c", ..Default::default() }), true, Some(7));
+    ledger.method(&payload(basic::Consume { consumer_tag: "c", ..Default::default() }), true, each(7));
     ledger.answered(Some(&basic::ConsumeOk { consumer_tag: "c" }.into()), None);
     let prefetches: Vec<_> =
         ledger.take().carried.consumers.iter().map(|consumer| consumer.prefetch).collect();
-    assert_eq!(prefetches, [Some(7)]);
+    assert_eq!(prefetches, [each(7)]);
+}
+
+#[test]
+fn a_limit_that_is_not_answered_is_sent_again_behind_the_consumer_in_front_of_it() {
+    let ledger = ledger(Carried::default());
+    let qos = |prefetch_count| payload(basic::Qos { prefetch_count, ..Default::default() });
+    ledger.method(&qos(5), true, each(5));
+    ledger.answered(Some(&basic::QosOk {}.into()), None);
+    ledger.method(&payload(basic::Consume { consumer_tag: "c", ..Default::default() }), true, each(5));
+    ledger.method(&qos(7), true, each(7));
+    let remains = ledger.take();
+    assert_eq!(remains.carried.prefetch, each(5));
+    assert_eq!(keys(&remains.frames), ["basic.consume", "basic.qos"]);
 }
 
 /// A client's ledger, and another client that has declared the queue "q", for which something is remembered.
@@ -250,25 +278,25 @@ fn what_needs_no_answer_takes_nothing_away_until_the_broker_has_not_refused_it()
     );
     for method in [&delete, &durable] {
         let (_link, ledger, topologies) = with_a_declarer();
-        ledger.method(method, false, None);
+        ledger.method(method, false, PrefetchState::default());
         assert!(topologies.bytes() > 0);
         assert!(ledger.is_unproven().0, "nobody would ask");
         drop(ledger.take());
         assert!(topologies.bytes() > 0, "the channel was closed");
 
-        ledger.method(method, false, None);
-        ledger.method(&payload(basic::Qos::default()), true, None);
+        ledger.method(method, false, PrefetchState::default());
+        ledger.method(&payload(basic::Qos::default()), true, PrefetchState::default());
         ledger.answered(None, None);
         assert_eq!(topologies.bytes(), 0);
     }
     let (_link, ledger, topologies) = with_a_declarer();
-    ledger.method(&delete, false, None);
+    ledger.method(&delete, false, PrefetchState::default());
     ledger.prove();
     assert!(ledger.answers_proof());
     assert_eq!(topologies.bytes(), 0);
 
     let (_link, ledger, topologies) = with_a_declarer();
-    ledger.method(&delete, false, None);
+    ledger.method(&delete, false, PrefetchState::default());
     ledger.messages(&message("q"), 1);
     ledger.confirmed(1, false);
     assert_eq!(topologies.bytes(), 0);
@@ -279,18 +307,18 @@ fn what_is_declared_behind_a_delete_is_remembered() {
     let delete = queue::Delete { queue: "q", no_wait: true, ..Default::default() };
     let declare = queue::Declare { queue: "q", ..Default::default() };
     let (_link, ledger, topologies) = with_a_declarer();
-    ledger.method(&payload(delete), false, None);
-    ledger.method(&payload(queue::Declare { no_wait: true, ..declare }), false, None);
+    ledger.method(&payload(delete), false, PrefetchState::default());
+    ledger.method(&payload(queue::Declare { no_wait: true, ..declare }), false, PrefetchState::default());
     ledger.closed();
     assert!(topologies.bytes() > 0);
 
     let (_link, ledger, topologies) = with_a_declarer();
-    ledger.method(&payload(delete), false, None);
-    ledger.method(&payload(declare), true, None);
+    ledger.method(&payload(delete), false, PrefetchState::default());
+    ledger.method(&payload(declare), true, PrefetchState::default());
     ledger.answered(Some(&queue::DeclareOk { queue: "q", ..Default::default() }.into()), None);
     assert!(topologies.bytes() > 0);
     let again = payload(queue::Delete { no_wait: false, ..delete });
-    ledger.method(&again, true, None);
+    ledger.method(&again, true, PrefetchState::default());
     ledger.answered(Some(&queue::DeleteOk { message_count: 0 }.into()), None);
     assert_eq!(topologies.bytes(), 0);
 }

@@ -14,7 +14,7 @@ use super::*;
 use crate::PoolConfig;
 use crate::dice::Dice;
 use crate::pool::Pool;
-use crate::upstream::{Carried, Peer, Phase, Placed, Role};
+use crate::upstream::{Carried, Peer, Phase, Placed, PrefetchState, Role};
 
 /// The file with the table.
 const SOURCE: &str = include_str!("../slot.rs");
@@ -292,7 +292,7 @@ impl World {
             let mut payload = Vec::new();
             amqp::Method::from(declare).encode(&mut payload);
             upstream.expect_reply(number);
-            user.ledger.method(&payload, true, None);
+            user.ledger.method(&payload, true, PrefetchState::default());
             write_method(&mut bytes, number, declare);
         } else {
             write_method(&mut bytes, number, basic::Publish { routing_key: "q", ..Default::default() });

@@ -1,0 +1,83 @@
+//! How far a consumer has read a stream, so that it goes on there on another channel.
+//!
+//! A stream keeps what it delivers: made again as the client made it, a consumer would get everything again, or miss
+//! what was published meanwhile. Each delivery from a stream has its offset in a header, so that the next one is known.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use amqp::{ContentHeader, FieldTable, FieldValue, Properties, RawTable};
+use memchr::memmem;
+
+/// The position of a consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamPosition {
+    /// It began at the next message, at this time in seconds since 1970, and nothing was delivered.
+    Next(u64),
+    /// It began where the client said, if its queue is a stream, and nothing was delivered.
+    Begun,
+    /// The client is to get the message with this offset next. The queue is a stream, unless the client has asked for
+    /// no offset: messages of other queues may have the header as well, if they once were in a stream.
+    At(u64),
+    /// Its queue is not a stream.
+    None,
+}
+
+impl StreamPosition {
+    /// That of a new consumer with these arguments.
+    pub(super) fn new(arguments: &RawTable<'_>) -> Self {
+        // Most have none.
+        if arguments.is_empty()
+            || arguments.decode().get(OFFSET).and_then(FieldValue::as_text) != Some("next")
+        {
+            return Self::Begun;
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::Next(since.as_secs())
+    }
+
+    /// A message with this offset came, and was passed on to the client or withheld from it.
+    pub(super) fn came(&mut self, offset: u64, is_passed_on: bool) {
+        match self {
+            Self::None => {}
+            _ if is_passed_on => *self = Self::At(offset.saturating_add(1)),
+            Self::Next(_) | Self::Begun => *self = Self::At(offset),
+            Self::At(_) => {}
+        }
+    }
+
+    /// Returns whether it was thought to be a stream.
+    pub(super) fn is_no_stream(&mut self) -> bool {
+        matches!(std::mem::replace(self, Self::None), Self::At(_))
+    }
+
+    /// The arguments to go on with; `None` if they are those that the client gave.
+    pub(super) fn again(self, arguments: &RawTable<'_>) -> Option<FieldTable> {
+        let from = match self {
+            Self::Next(since) => FieldValue::Timestamp(since),
+            Self::At(offset) => FieldValue::I64(i64::try_from(offset).ok()?),
+            Self::Begun | Self::None => return None,
+        };
+        let mut arguments = arguments.decode();
+        arguments.insert(OFFSET, from);
+        Some(arguments)
+    }
+}
+
+/// The offset of a message from a stream, from the payload of its content header.
+#[inline]
+pub(crate) fn stream_offset(header: &[u8]) -> Option<u64> {
+    // Few have it, so the others are not decoded.
+    memmem::find(header, OFFSET.as_bytes())?;
+    let header = ContentHeader::decode(header).ok()?;
+    let headers = Properties::decode(header.properties).ok()?.headers?.decode();
+    u64::try_from(headers.get(OFFSET)?.as_integer()?).ok()
+}
+
+/// The queue named by the text with which RabbitMQ refuses a consumer with an offset, if its type has none.
+pub(crate) fn queue_without_offsets(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("invalid arg 'x-stream-offset' for queue '")?;
+    rest.rsplit_once("' in vhost '").map(|(queue, _)| queue)
+}
+
+/// The argument with which a consumer says where in a stream to begin, and the header of a delivery with its offset.
+const OFFSET: &str = "x-stream-offset";

@@ -1,0 +1,133 @@
+//! Limits of unacknowledged deliveries, as `basic.qos` sets them, and how they are set again on another channel.
+//!
+//! Brokers read the flag `global` in two ways, and their answers do not tell which. RabbitMQ 3.10 has a limit of the
+//! whole channel beside those of the consumers; RabbitMQ 4 gives each later consumer the latest limit, whatever its
+//! flag. So each consumer is made behind the limits that were in force when the client made it, in both readings.
+
+/// The limits of a channel; 0 is none. The default is that of a channel that nobody has used.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PrefetchState {
+    /// The latest without the flag `global`.
+    pub(crate) each: u16,
+    /// The latest with it.
+    pub(crate) all: u16,
+    /// The latest of both.
+    latest: u16,
+}
+
+impl PrefetchState {
+    /// Applies a `basic.qos`.
+    pub(crate) fn set(&mut self, prefetch_count: u16, global: bool) {
+        *(if global { &mut self.all } else { &mut self.each }) = prefetch_count;
+        self.latest = prefetch_count;
+    }
+
+    /// The same, which is also sent.
+    fn send(&mut self, prefetch_count: u16, global: bool, qos: &mut impl FnMut(u16, bool)) {
+        self.set(prefetch_count, global);
+        qos(prefetch_count, global);
+    }
+
+    /// Sets the limit of the whole channel as in `target`. It goes first, so that no consumer exceeds it.
+    pub(crate) fn limit_channel(&mut self, target: Self, qos: &mut impl FnMut(u16, bool)) {
+        if self.all != target.all {
+            self.send(target.all, true, qos);
+        }
+    }
+
+    /// Sets the limits of later consumers as in `target`. A client may have changed the limit of its channel between
+    /// two consumers: then the older one is in force until the next [`Self::limit_channel`].
+    pub(crate) fn limit_consumers(&mut self, target: Self, qos: &mut impl FnMut(u16, bool)) {
+        if self.each != target.each {
+            self.send(target.each, false, qos);
+        }
+        if self.latest == target.latest {
+            return;
+        }
+        if target.latest == target.each {
+            self.send(target.each, false, qos);
+        } else {
+            self.send(target.latest, true, qos);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(qos: &[(u16, bool)]) -> PrefetchState {
+        let mut state = PrefetchState::default();
+        qos.iter().for_each(|(prefetch_count, global)| state.set(*prefetch_count, *global));
+        state
+    }
+
+    /// What a client sends: limits, and `None` for a consumer.
+    type Sent = Option<(u16, bool)>;
+
+    /// The limit of each consumer, and of the channel, if `global` is of the channel or of later consumers.
+    fn limits(sent: &[Sent], of_channel: bool) -> (Vec<u16>, u16) {
+        let (mut each, mut all, mut consumers) = (0, 0, Vec::new());
+        for qos in sent {
+            match qos {
+                Some((prefetch_count, true)) if of_channel => all = *prefetch_count,
+                Some((prefetch_count, _)) => each = *prefetch_count,
+                None => consumers.push(each),
+            }
+        }
+        (consumers, all)
+    }
+
+    fn restored(sent: &[Sent]) -> (Vec<Sent>, PrefetchState) {
+        let (mut state, mut consumers) = (PrefetchState::default(), Vec::new());
+        for qos in sent {
+            match qos {
+                Some((prefetch_count, global)) => state.set(*prefetch_count, *global),
+                None => consumers.push(state),
+            }
+        }
+        (restore(&consumers, state), state)
+    }
+
+    fn restore(consumers: &[PrefetchState], last: PrefetchState) -> Vec<Sent> {
+        let out = std::cell::RefCell::new(Vec::new());
+        let mut qos = |prefetch_count, global| out.borrow_mut().push(Some((prefetch_count, global)));
+        let mut present = PrefetchState::default();
+        present.limit_channel(last, &mut qos);
+        for consumer in consumers {
+            present.limit_consumers(*consumer, &mut qos);
+            out.borrow_mut().push(None);
+        }
+        present.limit_channel(last, &mut qos);
+        present.limit_consumers(last, &mut qos);
+        assert_eq!(present, last);
+        out.into_inner()
+    }
+
+    #[test]
+    fn consumers_have_the_same_limits_again_whatever_global_means() {
+        let steps =
+            [Some((0, false)), Some((3, false)), Some((0, true)), Some((5, true)), Some((8, true)), None];
+        let length = 5;
+        for number in 0..steps.len().pow(length) {
+            let digit = |place| number / steps.len().pow(place) % steps.len();
+            // Behind them consumers that the client makes later.
+            let sent: Vec<Sent> = (0..length).map(|place| steps[digit(place)]).collect();
+            let (mut again, _) = restored(&sent);
+            let mut once = sent.clone();
+            once.push(None);
+            again.push(None);
+            for of_channel in [true, false] {
+                assert_eq!(limits(&again, of_channel), limits(&once, of_channel), "{sent:?}: {again:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_that_is_in_force_already() {
+        assert_eq!(restored(&[None, None]).0, [None, None]);
+        assert_eq!(restored(&[Some((7, false)), None, None]).0, [Some((7, false)), None, None]);
+        assert_eq!(restored(&[Some((7, true)), None]).0, [Some((7, true)), None]);
+        assert_eq!(state(&[(7, true), (0, true)]), PrefetchState::default());
+    }
+}
