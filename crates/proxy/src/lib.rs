@@ -64,6 +64,10 @@
 //! On another connection, to the responding address with the fewest connections, limits and consumers are set
 //! up again, then the remaining entries go out in the same order. Confirms and delivery tags continue the
 //! client's numbering; acknowledgements of older deliveries are swallowed.
+//! - A consumer of a stream goes on behind the last message that was passed on to its client, which has its offset in
+//!   a header (`upstream::ledger::position`), after a loss as after a move. A consumer that the client made without
+//!   an offset may be of another queue, whose messages were in a stream once: the broker refuses the offset, and the
+//!   consumer is made without one. It is made later if its queue has not started yet.
 //! - Messages larger than 1 MiB (`session::STAGING_LIMIT`) are not kept: unconfirmed ones are refused with
 //!   `basic.nack`, and those outside confirm mode may be lost.
 //! - A channel that was given back keeps its ledger until it is proven clean (P11). If its connection is lost, its

@@ -56,6 +56,8 @@ pub(crate) enum Event {
     ChannelClosed { channel: u16, lease: u64, payload: Box<[u8]>, answered: bool },
     /// The upstream confirmed a close. `last_queue` is what an empty queue name meant on the channel.
     CloseOk { channel: u16, lease: u64, last_queue: Option<Box<str>> },
+    /// The pause is over after which consumers are made again that the broker was not ready for.
+    Retry,
     /// The client's own connection had run out of channel numbers, and has one again.
     ChannelFree,
     /// The broker has processed what the next frames of a channel were waiting for.

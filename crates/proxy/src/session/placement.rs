@@ -1,6 +1,7 @@
 //! Placing and moving channels, and handling upstream events.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
@@ -11,6 +12,7 @@ use super::{Life, ProxySession};
 use crate::frames::put_frame;
 use crate::link::Event;
 use crate::metrics::add;
+use crate::pool::background::remind;
 use crate::refusal::Refusal;
 use crate::upstream::{Placed, Role, Upstream};
 
@@ -127,6 +129,9 @@ impl ProxySession {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Some(side) = channel.side(role) else { return Ok(()) };
             let SidePlacement::Waiting { own, .. } = side.place else { return Ok(()) };
+            if side.is_paused {
+                return Ok(());
+            }
             let confirm = if own { channel.is_confirming() } else { side.is_confirming() };
             let Some(upstream) = self.connection(own, role, confirm)? else { return Ok(()) };
             let lease = self.next_lease;
@@ -286,6 +291,7 @@ impl ProxySession {
             Event::CloseOk { channel, lease, last_queue } => {
                 return self.close_ok(channel, lease, last_queue);
             }
+            Event::Retry => return self.retry(),
             Event::ChannelFree => return self.place_waiting(true, Role::General),
             Event::Confirmed { channel, lease } => {
                 if let Some(side) = self.channels.get_mut(channel).and_then(|channel| channel.of_lease(lease))
@@ -351,8 +357,8 @@ impl ProxySession {
             // The client closed it meanwhile; that way the broker has received, or will receive, its close-ok.
             return Ok(());
         };
-        if !answered && let Some(fault) = self.was_no_stream(number, role, payload) {
-            return self.start_without_offsets(number, role, &fault);
+        if !answered && let Some(fault) = self.is_made_otherwise(number, role, payload) {
+            return self.make_again(number, role, &fault);
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let (held, staged) = (channel.held(), channel.staged());
@@ -392,16 +398,19 @@ impl ProxySession {
         Ok(())
     }
 
-    /// The broker's refusal of a consumer that was made again behind the offset of its last delivery, if the pool has
-    /// asked for that and the queue turned out not to be a stream.
-    fn was_no_stream(&mut self, number: u16, role: Role, payload: &[u8]) -> Option<Fault> {
+    /// The broker's refusal of a consumer that was made again, if it is to be made once more: without an offset that
+    /// the pool has asked for, or later.
+    fn is_made_otherwise(&mut self, number: u16, role: Role, payload: &[u8]) -> Option<Fault> {
+        let now = self.output.now;
         let Ok(Method::ChannelClose(close)) = Method::decode(payload) else { return None };
-        let is_it = self.side(number, role).is_some_and(|side| side.was_no_stream(close.reply_text));
+        let side = self.side(number, role)?;
+        side.is_paused = side.came_too_soon(&close, now);
+        let is_it = side.is_paused || side.was_no_stream(close.reply_text);
         is_it.then(|| Fault::new(ReplyCode::PreconditionFailed, close.reply_text.to_owned()))
     }
 
-    /// Continues a side of a channel on another upstream channel, after [`Self::was_no_stream`].
-    fn start_without_offsets(&mut self, number: u16, role: Role, fault: &Fault) -> Result<(), Fault> {
+    /// Continues a side of a channel on another upstream channel, after [`Self::is_made_otherwise`].
+    fn make_again(&mut self, number: u16, role: Role, fault: &Fault) -> Result<(), Fault> {
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         let now = self.output.now;
@@ -412,8 +421,20 @@ impl ProxySession {
             let _ = route.upstream.release(route.channel, usage, now);
         }
         side.place = SidePlacement::Waiting { own, resuming: true };
-        let remains = side.take_remains();
+        let (is_paused, remains) = (side.is_paused, side.take_remains());
+        if is_paused {
+            remind(&self.link, RETRY_PAUSE);
+        }
         self.resume(number, role, remains, fault)
+    }
+
+    /// Places what has waited for its queue to start.
+    fn retry(&mut self) -> Result<(), Fault> {
+        for (_, channel) in self.channels.iter_mut() {
+            channel.sides_mut().for_each(|side| side.is_paused = false);
+        }
+        self.place_waiting(true, Role::General)?;
+        self.place_waiting(false, Role::General)
     }
 
     /// The broker confirmed a close: a side is gone, or moves on.
@@ -484,5 +505,7 @@ impl ProxySession {
     }
 }
 
+/// The pause before a consumer is made again whose queue has not started yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Number of connections tried for a channel at once. More than one is needed only when one ends at that moment.
 pub(super) const PLACING_ATTEMPTS: usize = 4;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm};
@@ -32,6 +32,10 @@ pub(super) struct Side {
     unproven: bool,
     /// How long mandatory messages sent on the present upstream channel may still be returned.
     returns: Returns,
+    /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost anew.
+    pub(super) refused_since: Option<Instant>,
+    /// Whether it is not to be placed before [`crate::link::Event::Retry`], after such a refusal.
+    pub(super) is_paused: bool,
     /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
     setup: Setup,
@@ -284,6 +288,15 @@ impl Side {
         queue.is_some_and(|queue| self.ledger.as_ref().is_some_and(|ledger| ledger.has_no_offsets(queue)))
     }
 
+    /// Whether a consumer that is made again was refused because its queue has not started yet, and it is worth trying
+    /// once more.
+    pub(super) fn came_too_soon(&mut self, close: &channel::Close<'_>, now: Instant) -> bool {
+        let is_it = (close.class_id, close.method_id) == CONSUME
+            && TOO_SOON.iter().any(|text| close.reply_text.contains(text))
+            && self.ledger.as_ref().is_some_and(|ledger| ledger.has_made_again());
+        is_it && now.saturating_duration_since(*self.refused_since.get_or_insert(now)) < READY_MAX
+    }
+
     /// Takes the unsettled frames of an upstream channel that was lost.
     pub(super) fn take_remains(&mut self) -> Remains {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
@@ -301,6 +314,9 @@ impl Side {
         let own = needs_own || self.is_own();
         self.published = 0;
         self.carried = remains.carried;
+        if !self.is_paused {
+            self.refused_since = None;
+        }
         // Limits that the broker has not confirmed are among the frames, and follow at their place.
         self.setup.prefetch = self.carried.prefetch;
         self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
@@ -548,6 +564,14 @@ fn with_queue<'m>(mut method: Method<'m>, name: &'m str) -> Method<'m> {
     }
     method
 }
+
+/// Class and method of `basic.consume`.
+const CONSUME: (u16, u16) = (60, 20);
+/// Parts of the texts with which RabbitMQ refuses consumers of a queue that it has not started yet, soon after it has
+/// started itself: of a stream (4.3), and of any durable queue (3.10).
+const TOO_SOON: [&str; 2] = ["does not have a running replica on the local node", "is down or inaccessible"];
+/// How long a broker may need to start its queues: then its refusal is meant.
+const READY_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -47,6 +47,8 @@ struct Record {
     /// Confirms on the channel before the lease, which belong to earlier leases.
     base: u64,
     carried: Carried,
+    /// Whether the lease began with consumers that were made again.
+    made_again: bool,
     /// Messages sent in confirm mode.
     published: u64,
     /// Confirmed messages, numbered from 1.
@@ -92,7 +94,8 @@ pub(crate) struct Remains {
 
 impl Ledger {
     pub(crate) fn new(link: &Arc<ClientLink>, carried: Carried) -> Arc<Self> {
-        let record = Mutex::new(Record { carried, ..Record::default() });
+        let made_again = !carried.consumers.is_empty();
+        let record = Mutex::new(Record { carried, made_again, ..Record::default() });
         Arc::new(Self { kept: link.kept.clone(), link: Arc::downgrade(link), record })
     }
 
@@ -444,6 +447,13 @@ impl Ledger {
     /// client, had asked for one.
     pub(crate) fn has_no_offsets(&self, queue: &str) -> bool {
         self.record.lock().carried.has_no_offsets(queue)
+    }
+
+    /// Whether a refused `basic.consume` must be one that the pool has sent to make a consumer again.
+    pub(crate) fn has_made_again(&self) -> bool {
+        let record = self.record.lock();
+        let mut asked = record.entries.iter().flat_map(|entry| entry.unanswered(record.answered));
+        record.made_again && !asked.any(|(_, payload)| matches!(payload, [0, 60, 0, 20, ..]))
     }
 
     /// The connection has ended, or the broker has closed the channel; `delivered` is the broker's last delivery tag.

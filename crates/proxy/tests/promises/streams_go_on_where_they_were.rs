@@ -140,6 +140,42 @@ async fn p7_a_queue_whose_messages_were_in_a_stream_once_is_consumed_as_before()
     assert_eq!(made_again(&mut third).await.get(OFFSET), None);
 }
 
+const TOO_SOON: &str =
+    "PRECONDITION_FAILED - stream queue 'q' in vhost '/' does not have a running replica on the local node";
+
+#[tokio::test(start_paused = true)]
+async fn p7_a_queue_that_has_not_started_yet_is_waited_for_but_not_forever() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut client, upstream) = consumer(&mut broker, &pool, &from(FieldValue::text("first"))).await;
+    deliver(&upstream, 1, "c", 1, 5);
+    client.expect_delivery().await;
+    drop(upstream);
+    let mut next = broker.next_connection().await;
+    let refuse = |next: &BrokerEnd| {
+        next.send(1, channel::Close { reply_code: 406, reply_text: TOO_SOON, class_id: 60, method_id: 20 });
+    };
+    for _ in 0..3 {
+        assert_eq!(made_again(&mut next).await.get(OFFSET), Some(&FieldValue::I64(6)));
+        refuse(&next);
+        next.expect("channel.close-ok").await;
+    }
+    made_again(&mut next).await;
+    deliver(&next, 1, "c", 1, 6);
+    assert_eq!(client.expect_delivery().await.0, 2);
+    drop(next);
+    // After ten seconds the client receives the refusal.
+    let mut last = broker.next_connection().await;
+    let refusing = async {
+        loop {
+            made_again(&mut last).await;
+            refuse(&last);
+            last.expect("channel.close-ok").await;
+        }
+    };
+    tokio::select! { () = refusing => {}, () = client.expect_channel_close(406, TOO_SOON) => {} }
+}
+
 #[tokio::test(start_paused = true)]
 async fn p2_a_refusal_of_the_clients_own_offset_is_its_own() {
     let mut broker = Broker::start(Manners::default());
@@ -148,6 +184,15 @@ async fn p2_a_refusal_of_the_clients_own_offset_is_its_own() {
     let reply_text = "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 'q' in vhost '/' of queue type rabbit_classic_queue";
     upstream.send(1, channel::Close { reply_code: 406, reply_text, class_id: 60, method_id: 20 });
     client.expect_channel_close(406, reply_text).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p2_a_client_that_comes_too_soon_itself_receives_the_refusal() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (mut client, upstream) = consumer(&mut broker, &pool, &from(FieldValue::text("first"))).await;
+    upstream.send(1, channel::Close { reply_code: 406, reply_text: TOO_SOON, class_id: 60, method_id: 20 });
+    client.expect_channel_close(406, TOO_SOON).await;
 }
 
 #[tokio::test(start_paused = true)]

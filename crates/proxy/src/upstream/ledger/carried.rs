@@ -84,8 +84,11 @@ impl Carried {
     /// Notes that a queue turned out to be none that has offsets. Returns whether one of its consumers was, or would
     /// have been, made again with one.
     pub(super) fn has_no_offsets(&mut self, queue: &str) -> bool {
-        let of_queue = self.consumers.iter_mut().filter(|consumer| consumer.queue() == Some(queue));
-        of_queue.fold(false, |was_assumed, consumer| consumer.position.is_no_stream() || was_assumed)
+        let mut was_assumed = false;
+        for consumer in self.consumers.iter_mut().filter(|consumer| consumer.queue() == Some(queue)) {
+            was_assumed |= consumer.position.is_no_stream();
+        }
+        was_assumed
     }
 
     pub(super) fn forget_consumer(&mut self, tag: &str) {

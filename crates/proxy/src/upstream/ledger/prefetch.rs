@@ -62,7 +62,7 @@ mod tests {
         state
     }
 
-    /// What a client sends: limits, and `None` for a consumer.
+    /// A method of a client: `basic.qos`, or `None` for a consumer.
     type Sent = Option<(u16, bool)>;
 
     /// The limit of each consumer, and of the channel, if `global` is of the channel or of later consumers.
