@@ -12,7 +12,7 @@ from harness.ports import free_ports
 from harness.releases import release
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
+TOOLS = "/usr/lib/rabbitmq/bin"
 # A start takes some five seconds; on a machine that is busy with other things, many times as long.
 START_SECONDS = CONTROL_SECONDS = 2 * PATIENCE
 CREDENTIALS = "guest:guest"
@@ -80,7 +80,11 @@ class RabbitMq:
 
     def control(self, *arguments):
         """rabbitmqctl for this node; returns what it prints."""
-        argv = [*self.release.inside, CONTROL, "--quiet", "--node", self.node, *map(str, arguments)]
+        return self.tool("rabbitmqctl", *arguments)
+
+    def tool(self, name, *arguments):
+        """One of the tools beside rabbitmqctl, such as rabbitmq-upgrade; returns what it prints."""
+        argv = [*self.release.inside, f"{TOOLS}/{name}", "--quiet", "--node", self.node, *map(str, arguments)]
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

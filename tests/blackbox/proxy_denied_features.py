@@ -1,0 +1,139 @@
+"""A RabbitMQ 4 that permits no deprecated feature, with quorum queues as the default type: its refusals are those that a client
+reads through the pool, end nobody else's connection, and leave the rest of P4 and P7 as it is."""
+
+import contextlib
+
+import pika
+import pytest
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
+from harness.rabbitmq import RabbitMq
+from harness.releases import missing
+
+pytestmark = pytest.mark.skipif(bool(missing("4")), reason=str(missing("4")))
+FEATURES = [
+    "transient_nonexcl_queues",
+    "global_qos",
+    "classic_queue_mirroring",
+    "queue_master_locator",
+    "ram_node_type",
+    "management_metrics_collection",
+]
+REFUSED = (pika.exceptions.ChannelClosedByBroker, pika.exceptions.ConnectionClosedByBroker)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory):
+    settings = [f"deprecated_features.permit.{name} = false" for name in FEATURES]
+    settings += ["default_queue_type = quorum", "max_message_size = 100000"]
+    broker = RabbitMq(tmp_path_factory.mktemp("denied") / "rabbitmq", *settings, version="4")
+    broker.control("enable_feature_flag", "all")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def pool(tmp_path, upstream):
+    with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
+        yield server
+        server.stop()
+
+
+def connect(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))
+
+
+def outcome(server, ask):
+    """How a server refuses, or what it answers."""
+    connection = connect(server)
+    try:
+        answer = ask(connection.channel())
+    except REFUSED as refused:
+        answer = type(refused), refused.reply_code, refused.reply_text
+    if connection.is_open:
+        connection.close()
+    return answer
+
+
+def consume_with_global_qos(channel):
+    channel.basic_qos(prefetch_count=3, global_qos=True)
+    return channel.basic_consume("asked", lambda *_: None, consumer_tag="tag")
+
+
+def declare(channel, queue, arguments=None, **options):
+    return channel.queue_declare(queue, arguments=arguments, **options).method.queue
+
+
+ASKED = {
+    "transient": lambda channel: declare(channel, "transient"),
+    "transient auto-delete": lambda channel: declare(channel, "transient", auto_delete=True),
+    "transient again": lambda channel: declare(channel, "transient"),
+    "master locator": lambda channel: declare(channel, "l", {"x-queue-master-locator": "min-masters"}, durable=True),
+    "global qos": consume_with_global_qos,
+    "too large": lambda channel: (channel.confirm_delivery(), channel.basic_publish("", "asked", b"x" * 100_001)),
+    "exclusive": lambda channel: bool(declare(channel, "exclusive", exclusive=True)),
+    "server-named exclusive": lambda channel: declare(channel, "", exclusive=True).startswith("amq.gen-"),
+    "default type": lambda channel: declare(channel, "asked", durable=True),
+    "the other type": lambda channel: declare(channel, "asked", {"x-queue-type": "classic"}, durable=True),
+    "durable auto-delete": lambda channel: declare(channel, "auto", durable=True, auto_delete=True),
+    "not implemented": lambda channel: channel.queue_delete("asked", if_empty=True),
+}
+
+
+def test_p2_every_refusal_reads_as_the_brokers_and_ends_one_client_alone(upstream, pool):
+    with contextlib.closing(connect(upstream)) as connection:
+        declare(connection.channel(), "asked", durable=True)
+        declare(connection.channel(), "beside", durable=True)
+    with contextlib.closing(connect(pool)) as neighbour:
+        consumed, channel = neighbour.channel(), neighbour.channel()
+        channel.confirm_delivery()
+        seen = []
+        consumed.basic_qos(prefetch_count=5)
+        consumed.basic_consume("beside", lambda *message: seen.append(message[1].redelivered))
+        channel.basic_publish("", "beside", b"0")
+        wait_until(lambda: neighbour.process_data_events(time_limit=1) or seen)
+        for name, ask in ASKED.items():
+            theirs = outcome(upstream, ask)
+            assert outcome(pool, ask) == theirs, name
+            channel.basic_publish("", "beside", b"x")
+        # Had a shared connection ended but for the one from which the pool has learnt, messages would have come again.
+        wait_until(lambda: neighbour.process_data_events(time_limit=1) or len(seen) >= 5)
+        assert neighbour.is_open
+    assert metric(pool, "leveret_upstream_own_connections") >= 0
+
+
+def test_p4_queues_of_one_client_are_its_own_where_quorum_is_the_default(upstream, pool):
+    with contextlib.closing(connect(pool)) as owner, contextlib.closing(connect(pool)) as other:
+        channel = owner.channel()
+        names = [declare(channel, "", exclusive=True), declare(channel, "mine", exclusive=True)]
+        channel.confirm_delivery()
+        for name in names:
+            channel.basic_publish("", name, name.encode(), mandatory=True)
+            assert channel.basic_get(name, auto_ack=True)[2] == name.encode()
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+                other.channel().basic_get(name)
+            assert refused.value.reply_code == 405
+    with contextlib.closing(connect(upstream)) as connection:
+        for name in names:
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as gone:
+                connection.channel().queue_declare(name, passive=True)
+            assert gone.value.reply_code == 404
+
+
+def test_p7_what_goes_with_the_broker_or_its_connection_is_there_again(upstream, pool):
+    with contextlib.closing(connect(pool)) as client:
+        channel = client.channel()
+        channel.exchange_declare("transient-exchange", "fanout", auto_delete=True)
+        # A quorum queue may not be auto-delete: RabbitMQ makes a classic one, or refuses.
+        channel.queue_declare("kept", durable=True)
+        channel.queue_bind("kept", "transient-exchange")
+        seen = []
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume("kept", lambda channel, method, _, body: (seen.append(body), channel.basic_ack(method.delivery_tag)))
+        channel.confirm_delivery()
+        channel.basic_publish("transient-exchange", "", b"before", mandatory=True)
+        upstream.end()
+        upstream.start()
+        channel.basic_publish("transient-exchange", "", b"after", mandatory=True)
+        wait_until(lambda: client.process_data_events(time_limit=1) or b"after" in seen, PATIENCE)
