@@ -12,7 +12,7 @@ use amqp::method::{basic, confirm, queue};
 use tables::Cause::*;
 use tables::MessageState::*;
 use tables::PlaceState::*;
-use tables::{Cause, MESSAGES, MessageState, PlaceState, SIDES};
+use tables::{Cause, MESSAGES, MessageState, PlaceState, RARE, SIDES};
 
 use super::*;
 use crate::dice::Dice;
@@ -427,8 +427,8 @@ async fn a_channel_changes_as_the_tables_say_and_every_line_of_them_happens() {
         }
         (messages, sides) = (world.messages, world.sides);
     }
-    check_all(MESSAGES, &messages);
-    check_all(SIDES, &sides);
+    assert_eq!(missing(MESSAGES, &messages, &[]), [""; 0]);
+    assert_eq!(missing(SIDES, &sides, RARE), [""; 0]);
 }
 
 /// Too rare for the random ones: the broker confirms late, and its fault ends the connection of the other side.
@@ -477,10 +477,15 @@ fn note<S: Debug + Ord + Copy>(
     seen.insert((from, cause, to));
 }
 
-fn check_all<S: Debug + Ord + Copy>(table: &[(S, Cause, &[S])], seen: &BTreeSet<(S, Cause, S)>) {
-    for (from, cause, to) in
-        table.iter().flat_map(|(from, cause, next)| next.iter().map(move |to| (from, cause, to)))
-    {
-        assert!(seen.contains(&(*from, *cause, *to)), "{cause:?} never turned {from:?} into {to:?}");
-    }
+/// The lines of the table that have not happened, besides those that need not.
+fn missing<S: Debug + Ord + Copy>(
+    table: &[(S, Cause, &[S])],
+    seen: &BTreeSet<(S, Cause, S)>,
+    rare: &[(S, Cause, S)],
+) -> Vec<String> {
+    let lines = table.iter().flat_map(|(from, cause, next)| next.iter().map(move |to| (*from, *cause, *to)));
+    lines
+        .filter(|line| !seen.contains(line) && !rare.contains(line))
+        .map(|(from, cause, to)| format!("{cause:?} never turned {from:?} into {to:?}"))
+        .collect()
 }

@@ -136,11 +136,19 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (PlacedOwn, Close, &[ClosingSide]),
     (PlacedOwn, CloseConnection, &[ClosingSide]),
     (PlacedOwn, Lost, &[Nowhere, WaitingOwn]),
-    (Leaving, CloseOk, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
+    (Leaving, CloseOk, &[Nowhere, WaitingOwn, Placed, PlacedOwn, ClosingSide]),
     (Leaving, PeerCloses, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
     (Leaving, Lost, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
     (Leaving, Faulted, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
     (ClosingSide, CloseOk, &[Nowhere]),
     (ClosingSide, Lost, &[Waiting, WaitingOwn]),
     (ClosingSide, Faulted, &[Waiting, WaitingOwn]),
+];
+
+/// Lines of [`SIDES`] that happen too seldom to be met in each run.
+pub(super) const RARE: &[(PlaceState, Cause, PlaceState)] = &[
+    (Nowhere, Answer, WaitingOwn),
+    (Nowhere, Lost, Waiting),
+    (Waiting, Own, PlacedOwn),
+    (Leaving, CloseOk, Placed),
 ];
