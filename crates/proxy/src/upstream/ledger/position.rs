@@ -31,6 +31,7 @@ impl StreamPosition {
         {
             return Self::Begun;
         }
+        // A stream is asked by the time of day, which is no clock of the session's.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::Next(since.as_secs())
     }
@@ -66,7 +67,10 @@ impl StreamPosition {
 /// The offset of a message from a stream, from the payload of its content header.
 #[inline]
 pub(crate) fn stream_offset(header: &[u8]) -> Option<u64> {
-    // Few have it, so the others are not decoded.
+    // Few have headers, and fewer this one: the others are not decoded.
+    if header.get(PROPERTY_FLAGS_AT)? & HAS_HEADERS == 0 {
+        return None;
+    }
     memmem::find(header, OFFSET.as_bytes())?;
     let header = ContentHeader::decode(header).ok()?;
     let headers = Properties::decode(header.properties).ok()?.headers?.decode();
@@ -79,5 +83,9 @@ pub(crate) fn queue_without_offsets(text: &str) -> Option<&str> {
     rest.rsplit_once("' in vhost '").map(|(queue, _)| queue)
 }
 
+/// Offset of the property flags in the payload of a content header: behind class, weight and body size.
+const PROPERTY_FLAGS_AT: usize = 12;
+/// The flag of the headers, bit 13 (AMQP 0-9-1, 4.2.6.1), in the first byte of the flags.
+const HAS_HEADERS: u8 = 0x20;
 /// The argument with which a consumer says where in a stream to begin, and the header of a delivery with its offset.
 const OFFSET: &str = "x-stream-offset";
