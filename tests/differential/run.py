@@ -35,8 +35,6 @@ def main():
         try:
             leveret = Leveret(Path(folder) / "leveret", "--definitions", definitions, "--compatibility", options.release)
             try:
-                if options.release == "4":
-                    others.append("--without-priorities-in-quorum-queues")
                 targets = ["--rabbitmq", f"127.0.0.1:{rabbitmq.port}", "--leveret", leveret.address]
                 code = subprocess.run([program, *targets, *others]).returncode
                 leveret.check()

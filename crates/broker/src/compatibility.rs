@@ -2,6 +2,9 @@
 
 use amqp::ReplyCode;
 
+use crate::arguments::{QueueArguments, QueueKind};
+use crate::message::Message;
+
 /// A release of RabbitMQ, as far as clients can tell it from another. All else is the same in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compatibility {
@@ -31,13 +34,15 @@ impl Compatibility {
         }
     }
 
-    /// The highest priority of messages in a queue with this `x-max-priority`.
-    pub(crate) fn highest_priority(self, argument: Option<u8>) -> u8 {
-        match (self, argument) {
+    /// The order in which a queue with these arguments of its own delivers messages.
+    pub(crate) fn delivery_order(self, arguments: &QueueArguments) -> DeliveryOrder {
+        let (highest, unset, returned_first) = match (self, arguments.kind, arguments.max_priority) {
+            (Self::V4, QueueKind::Quorum, _) => (31, 4, true),
             // Messages with a priority pass those without.
-            (Self::V4, Some(0)) => 1,
-            (_, argument) => argument.unwrap_or(0),
-        }
+            (Self::V4, QueueKind::Classic, Some(0)) => (1, 0, false),
+            (_, _, max_priority) => (max_priority.unwrap_or(0), 0, false),
+        };
+        DeliveryOrder { highest, unset, returned_first }
     }
 
     /// Whether a message that a client gives back without fault (basic.nack and basic.recover with requeue) counts as
@@ -152,5 +157,46 @@ impl Compatibility {
     /// Whether basic.qos with `global` limits a whole channel; otherwise it is taken for a limit of each consumer.
     pub fn limits_channels(self) -> bool {
         self == Self::V3_10
+    }
+}
+
+/// The order in which a queue delivers messages: those of the highest rank first. The rank of a message is its priority,
+/// or, if returned messages come first, one that is above all priorities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeliveryOrder {
+    /// A higher priority counts as this one.
+    pub(crate) highest: u8,
+    /// The priority of messages that have none.
+    pub(crate) unset: u8,
+    /// Whether messages that come back precede all others, in the order in which they came back. Otherwise they return to
+    /// their positions among those of their priority.
+    pub(crate) returned_first: bool,
+}
+
+impl DeliveryOrder {
+    /// Whether messages of several ranks may be in the queue.
+    pub(crate) fn has_ranks(self) -> bool {
+        self.highest > 0
+    }
+
+    /// The rank of a message that has not been delivered.
+    #[inline]
+    pub(crate) fn priority_of(self, message: &Message) -> u8 {
+        message.traits().priority.unwrap_or(self.unset).min(self.highest)
+    }
+
+    /// The rank of a message that comes back.
+    pub(crate) fn returned_rank(self, message: &Message) -> u8 {
+        if self.returned_first { self.highest.saturating_add(1) } else { self.priority_of(message) }
+    }
+
+    /// The rank of a message that a restart has found, and that was delivered so often before. If returned messages come
+    /// first, those that a restart gives back precede later ones, in the order in which they had been delivered.
+    pub(crate) fn restored_rank(self, message: &Message, deliveries: u32) -> u8 {
+        let priority = self.priority_of(message);
+        match deliveries {
+            1.. if self.returned_first => self.returned_rank(message).saturating_add(1 + priority),
+            _ => priority,
+        }
     }
 }

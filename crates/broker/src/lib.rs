@@ -82,7 +82,7 @@ pub use error::BrokerError;
 pub use firehose::{TracedConnection, Tracer};
 pub use inspect::without_blind_copies;
 pub use limits::VirtualHostLimits;
-pub use manage::{BindingEnd, BindingView, ExchangeView, QueueView};
+pub use manage::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueView};
 pub use message::{ANNOTATION, Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{FrontEnd, Metrics, Published, SharedCounter};
 pub use names::generated_name;

@@ -29,7 +29,7 @@ use std::time::Instant;
 use check::{Outcome, Pair};
 use clap::Parser;
 use compare::Difference;
-use program::{Op, Program};
+use program::Program;
 
 /// Runs random programs on RabbitMQ and on Leveret and compares all that can be seen.
 #[derive(Debug, Parser)]
@@ -61,9 +61,6 @@ struct Arguments {
     /// Most trials that shrinking one failing program may take.
     #[arg(long, default_value_t = 600)]
     shrink: usize,
-    /// Leave out what RabbitMQ 4 does and Leveret does not: it serves quorum queues by priority.
-    #[arg(long)]
-    without_priorities_in_quorum_queues: bool,
     /// Print the programs on which RabbitMQ disagrees with itself, too.
     #[arg(long)]
     undetermined: bool,
@@ -172,17 +169,10 @@ fn work(arguments: &Arguments, kind: Kind, tally: &Mutex<Tally>) -> io::Result<(
             *started - 1
         };
         let seed = rng::Rng::new(arguments.seed.wrapping_mul(1 << 32).wrapping_add(number)).next();
-        let (mut program, trials) = match kind {
+        let (program, trials) = match kind {
             Kind::Steady => (generate::generate(seed), arguments.shrink),
             Kind::Timed => (generate::generate_timed(seed), arguments.shrink / TIMED_TRIALS),
         };
-        if arguments.without_priorities_in_quorum_queues && run::has_quorum_queues(&program) {
-            for step in &mut program {
-                if let Op::Publish(publish) = &mut step.op {
-                    publish.priority = None;
-                }
-            }
-        }
         let mut outcome = pair.check(&program);
         let mut small = Program::new();
         if matches!(outcome, Outcome::Different(_)) {

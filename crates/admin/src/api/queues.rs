@@ -1,6 +1,6 @@
 //! Queues.
 
-use broker::{Compatibility, QueueDeclare, VirtualHost, json_of};
+use broker::{Compatibility, PriorityCounts, QueueDeclare, VirtualHost, json_of};
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
@@ -137,10 +137,22 @@ fn show(call: &Call, listed: &Listed) -> Value {
         put("message_stats", stats);
     }
     put_policies(call, vhost, listed, &mut put);
+    put_priorities(listed, &mut put);
     if let Some(owner) = properties.owner.and_then(|owner| call.api.process.connection(owner.0)) {
         put("owner_pid_details", details(&*owner));
     }
     Value::Object(shown)
+}
+
+/// The fields of quorum queues of RabbitMQ 4.
+fn put_priorities(listed: &Listed, put: &mut impl FnMut(&str, Value) -> Option<Value>) {
+    let Some(PriorityCounts { by_priority, returned }) = listed.queue.priorities() else { return };
+    let limit = listed.queue.delivery_limit();
+    put("delivery_limit", limit.map_or_else(|| json!("unlimited"), |limit| json!(limit)));
+    put("messages_active_priorities", json!(by_priority.len()));
+    let counts = by_priority.iter().map(|(priority, messages)| (priority.to_string(), json!(messages)));
+    put("messages_by_priority", Value::Object(counts.collect()));
+    put("messages_ready_returned", json!(returned));
 }
 
 fn put_policies(

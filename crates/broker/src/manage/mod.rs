@@ -12,4 +12,4 @@ mod teardown;
 mod views;
 
 pub(crate) use book::Book;
-pub use views::{BindingEnd, BindingView, ExchangeView, QueueView};
+pub use views::{BindingEnd, BindingView, ExchangeView, PriorityCounts, QueueView};

@@ -54,6 +54,15 @@ pub struct QueueView {
     pub consumers: u64,
 }
 
+/// The ready messages of a queue that delivers returned messages first, then by priority.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PriorityCounts {
+    /// Each priority of which there are messages, ascending, and their number, without returned ones.
+    pub by_priority: Vec<(u8, u64)>,
+    /// The number of returned messages.
+    pub returned: u64,
+}
+
 /// A binding, for display.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BindingView {

@@ -1,5 +1,6 @@
 //! Collects the messages of a queue during a restart.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use store::RecoveredQueue;
@@ -25,7 +26,9 @@ pub(super) struct Filling<'q> {
     is_on_disk: bool,
     /// The messages that stay on disk, for a queue without priorities, except those in its segments.
     on_disk: Option<Survey>,
-    /// Position, body size in bytes, expiry and priority of the messages that stay on disk, for a queue with
+    /// The messages in its segments that stay on disk, by their ranks, for a queue with priorities.
+    runs: BTreeMap<u8, Run>,
+    /// Position, body size in bytes, expiry and rank of the other messages that stay on disk, for a queue with
     /// priorities.
     ranked: Vec<(u64, u32, u64, u8)>,
 }
@@ -34,14 +37,22 @@ impl<'q> Filling<'q> {
     pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut LoadBudget) -> Self {
         let segments = known.segments;
         let is_on_disk = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_REST);
-        let (next_position, warm, ranked) = (known.next_position, Vec::new(), Vec::new());
-        let segments_are_on_disk = is_on_disk;
-        Self { queue, next_position, segments, warm, segments_are_on_disk, is_on_disk, on_disk: None, ranked }
+        Self {
+            queue,
+            next_position: known.next_position,
+            segments,
+            warm: Vec::new(),
+            segments_are_on_disk: is_on_disk,
+            is_on_disk,
+            on_disk: None,
+            runs: BTreeMap::new(),
+            ranked: Vec::new(),
+        }
     }
 
     /// Whether the messages in its segments have to be read.
     pub(super) fn wants_segments(&self) -> bool {
-        self.segments.live > 0 && (!self.segments_are_on_disk || self.priorities() > 0)
+        self.segments.live > 0 && (!self.segments_are_on_disk || self.has_ranks())
     }
 
     /// Adds a message that the store has read.
@@ -56,7 +67,15 @@ impl<'q> Filling<'q> {
         let expires = if place.expires == 0 { NEVER } else { place.expires };
         let (position, deliveries, failures) = (place.position, place.deliveries, place.deliveries);
         let delivery = Delivery { position, expires, message: message.clone(), deliveries, failures };
-        if self.is_on_disk { self.leave(&delivery) } else { self.warm.push(delivery) }
+        match self.is_on_disk {
+            // Segments are read in the order of their messages, and before all else.
+            true if in_segments && self.has_ranks() => {
+                let run = self.runs.entry(self.rank_of(&delivery)).or_default();
+                run.add_one_stored(position, message.body_len() as u64, expires);
+            }
+            true => self.leave(&delivery),
+            false => self.warm.push(delivery),
+        }
     }
 
     /// Gives the messages to the queue, and returns their number.
@@ -64,8 +83,7 @@ impl<'q> Filling<'q> {
         self.warm.sort_unstable_by_key(|delivery| delivery.position);
         // The log's order is the queue's, with a few exceptions: everything in memory must precede everything
         // on disk.
-        let segments =
-            self.segments.positions.filter(|_| self.segments_are_on_disk && self.priorities() == 0);
+        let segments = self.segments.positions.filter(|_| self.segments_are_on_disk && !self.has_ranks());
         let first = [
             segments.map(|(first, _)| first),
             self.on_disk.and_then(|on_disk| on_disk.positions).map(|(first, _)| first),
@@ -75,18 +93,18 @@ impl<'q> Filling<'q> {
             let at = self.warm.partition_point(|delivery| delivery.position < first);
             self.warm.split_off(at).iter().for_each(|delivery| self.leave(delivery));
         }
-        let mut runs: Vec<Run> = (0..=self.priorities()).map(|_| Run::default()).collect();
-        if let Some(span) = segments {
-            runs[0].add_stored(span, self.segments.live, self.segments.weight, self.segments.expires);
-        }
-        if let Some(Survey { live, weight, positions: Some(span), expires }) = self.on_disk {
-            runs[0].add_stored(span, live, weight, expires);
+        let mut runs = self.runs;
+        let surveyed = segments.map(|span| Survey { positions: Some(span), ..self.segments });
+        for Survey { live, weight, positions, expires } in surveyed.into_iter().chain(self.on_disk) {
+            if let Some(span) = positions {
+                runs.entry(0).or_default().add_stored(span, live, weight, expires);
+            }
         }
         self.ranked.sort_unstable();
-        for (position, bytes, expires, priority) in self.ranked {
-            runs[usize::from(priority)].add_one_stored(position, bytes.into(), expires);
+        for (position, bytes, expires, rank) in self.ranked {
+            runs.entry(rank).or_default().add_one_stored(position, bytes.into(), expires);
         }
-        let messages = self.warm.len() as u64 + runs.iter().map(Run::messages).sum::<u64>();
+        let messages = self.warm.len() as u64 + runs.values().map(Run::messages).sum::<u64>();
         self.queue.restore(self.warm, runs, self.next_position);
         messages
     }
@@ -94,10 +112,8 @@ impl<'q> Filling<'q> {
     /// Records a message that stays on disk.
     fn leave(&mut self, delivery: &Delivery) {
         let (position, bytes) = (delivery.position, delivery.message.body_len());
-        let highest = self.priorities();
-        if highest > 0 {
-            let priority = delivery.message.traits().priority.unwrap_or(0).min(highest);
-            self.ranked.push((position, bytes as u32, delivery.expires, priority));
+        if self.has_ranks() {
+            self.ranked.push((position, bytes as u32, delivery.expires, self.rank_of(delivery)));
             return;
         }
         let on_disk = self.on_disk.get_or_insert_default();
@@ -108,8 +124,12 @@ impl<'q> Filling<'q> {
         on_disk.positions = Some((first.min(position), last.max(position)));
     }
 
-    fn priorities(&self) -> u8 {
-        self.queue.highest_priority()
+    fn has_ranks(&self) -> bool {
+        self.queue.delivery_order().has_ranks()
+    }
+
+    fn rank_of(&self, delivery: &Delivery) -> u8 {
+        self.queue.delivery_order().restored_rank(&delivery.message, delivery.deliveries)
     }
 }
 

@@ -193,7 +193,7 @@ impl Queue {
         }
         self.metrics.messages_requeued.add(deliveries.len());
         let arguments = self.arguments.load();
-        let limit = self.delivery_limit(&arguments);
+        let limit = self.delivery_limit_of(&arguments);
         let is_forgiven = returned == Returned::Released && self.compatibility.forgives_releases();
         let failure = u32::from(!is_forgiven);
         for mut delivery in deliveries {

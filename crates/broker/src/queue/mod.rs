@@ -35,7 +35,7 @@ pub(crate) use stored::stored_expiry;
 
 use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind};
-use crate::compatibility::Compatibility;
+use crate::compatibility::{Compatibility, DeliveryOrder};
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
@@ -149,8 +149,8 @@ pub(crate) enum DeleteRefused {
 impl Queue {
     pub(crate) fn new(new: NewQueue) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let highest_priority = new.compatibility.highest_priority(new.arguments.max_priority);
-        let state = Mutex::new(QueueState::new(&new.arguments, highest_priority, new.stored.is_some()));
+        let order = new.compatibility.delivery_order(&new.arguments);
+        let state = Mutex::new(QueueState::new(&new.arguments, order, new.stored.is_some()));
         Arc::new_cyclic(|this| Self {
             name: new.name,
             vhost: new.vhost,
@@ -205,13 +205,13 @@ impl Queue {
         self.arguments.load_full()
     }
 
-    /// The highest priority of its messages; policies cannot change it.
-    pub(crate) fn highest_priority(&self) -> u8 {
-        self.compatibility.highest_priority(self.declared.max_priority)
+    /// The order in which it delivers messages; policies cannot change it.
+    pub(crate) fn delivery_order(&self) -> DeliveryOrder {
+        self.compatibility.delivery_order(&self.declared)
     }
 
-    /// The number of failed deliveries of a message after which it is dropped; `None` for no limit.
-    fn delivery_limit(&self, arguments: &QueueArguments) -> Option<u64> {
+    /// The number of failed deliveries of a message after which these arguments drop it; `None` for no limit.
+    fn delivery_limit_of(&self, arguments: &QueueArguments) -> Option<u64> {
         let is_quorum = arguments.kind == QueueKind::Quorum;
         is_quorum.then(|| self.compatibility.delivery_limit(arguments.delivery_limit)).flatten()
     }

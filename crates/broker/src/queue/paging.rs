@@ -127,7 +127,7 @@ impl Queue {
         self.metrics.bytes_paged_in.add(body_bytes(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
         let through = loaded.through;
         let arguments = self.arguments.load();
-        let limit = self.delivery_limit(&arguments);
+        let limit = self.delivery_limit_of(&arguments);
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.paging.succeeded();

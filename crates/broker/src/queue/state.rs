@@ -9,6 +9,7 @@ use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
 use super::paging::PagingState;
 use super::ready::ReadyStore;
 use crate::arguments::{Overflow, QueueArguments};
+use crate::compatibility::DeliveryOrder;
 use crate::message::Message;
 use crate::persistence::Marks;
 use crate::rates::{Leaving, Passing};
@@ -97,9 +98,9 @@ impl Effects {
 }
 
 impl QueueState {
-    pub(super) fn new(arguments: &QueueArguments, highest_priority: u8, keeps: bool) -> Self {
+    pub(super) fn new(arguments: &QueueArguments, order: DeliveryOrder, keeps: bool) -> Self {
         Self {
-            ready: ReadyStore::new(highest_priority, keeps),
+            ready: ReadyStore::new(order, keeps),
             consumers: Consumers::new(arguments.single_active_consumer),
             unacked: 0,
             deleted: false,

@@ -38,11 +38,16 @@ impl Queue {
     }
 
     /// Restores the contents of the store, before any other operation on the queue: messages in order,
-    /// followed by the messages that are on disk only, one run for each priority.
-    pub(crate) fn restore(&self, deliveries: Vec<Delivery>, runs: Vec<Run>, next_position: u64) {
+    /// followed by the messages that are on disk only, one run for each rank ([`crate::compatibility::DeliveryOrder`]).
+    pub(crate) fn restore(
+        &self,
+        deliveries: Vec<Delivery>,
+        runs: impl IntoIterator<Item = (u8, Run)>,
+        next_position: u64,
+    ) {
         let mut state = self.state.lock();
         state.next_position = next_position;
-        deliveries.into_iter().for_each(|delivery| state.ready.push(delivery, false));
+        deliveries.into_iter().for_each(|delivery| state.ready.restore(delivery));
         state.ready.restore_runs(runs);
     }
 
@@ -52,7 +57,7 @@ impl Queue {
         let arguments = self.arguments.load();
         let mut effects = Effects::default();
         let mut state = self.state.lock();
-        if let Some(limit) = self.delivery_limit(&arguments) {
+        if let Some(limit) = self.delivery_limit_of(&arguments) {
             state.drop_over_limit(limit, &mut effects);
         }
         let mut state = self.trim(state, &mut effects, now);

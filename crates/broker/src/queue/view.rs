@@ -2,7 +2,7 @@
 
 use super::Queue;
 use super::state::QueueState;
-use crate::manage::QueueView;
+use crate::manage::{PriorityCounts, QueueView};
 use crate::rates::MessageCounts;
 use crate::time::Timestamp;
 
@@ -16,6 +16,21 @@ impl Queue {
     pub fn view_counted(&self, now: Timestamp) -> (QueueView, Option<MessageCounts>) {
         let state = self.state.lock();
         (state.view(), state.passing.read(now))
+    }
+
+    /// Its ready messages by priority; `None` if it is not of a type whose returned messages precede all others (quorum
+    /// queues of RabbitMQ 4).
+    pub fn priorities(&self) -> Option<PriorityCounts> {
+        let order = self.delivery_order();
+        order.returned_first.then(|| {
+            let (by_priority, returned) = self.state.lock().ready.by_priority();
+            PriorityCounts { by_priority, returned }
+        })
+    }
+
+    /// The number of failed deliveries of a message after which it is dropped; `None` for no limit.
+    pub fn delivery_limit(&self) -> Option<u64> {
+        self.delivery_limit_of(&self.arguments())
     }
 
     /// The tag of the single active consumer (`x-single-active-consumer`), and that of the exclusive

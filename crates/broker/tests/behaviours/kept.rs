@@ -18,6 +18,7 @@ pub(crate) struct Kept {
     pub(crate) rounds: Rounds,
     /// Bytes of memory above which queues page.
     watermark: u64,
+    compatibility: Compatibility,
 }
 
 /// Counts how often it was woken.
@@ -36,9 +37,14 @@ impl Told {
     }
 }
 
-fn start(disk: SimDisk, now: Timestamp, watermark: u64) -> Kept {
+fn start(disk: SimDisk, now: Timestamp, watermark: u64, compatibility: Compatibility) -> Kept {
     let (store, rounds, recovered) = open(&disk);
-    let config = BrokerConfig { defaults: false, paging_watermark: watermark, ..BrokerConfig::default() };
+    let config = BrokerConfig {
+        defaults: false,
+        paging_watermark: watermark,
+        compatibility,
+        ..BrokerConfig::default()
+    };
     let broker = Broker::new(config);
     broker.restore(&store, recovered, now).expect("readable");
     if store.catalogue().was_empty() {
@@ -47,7 +53,8 @@ fn start(disk: SimDisk, now: Timestamp, watermark: u64) -> Kept {
     let guest = broker.authenticate("guest", b"guest", true).unwrap();
     let vhost = broker.open(&guest, "/").unwrap();
     let publisher = vhost.publisher(&guest);
-    Kept { world: World { broker, vhost, publisher, now }, disk, store, rounds, watermark }
+    let world = World { broker, vhost, publisher, now };
+    Kept { world, disk, store, rounds, watermark, compatibility }
 }
 
 /// Opens the store with segments so small that messages soon move to their queue's segments.
@@ -67,7 +74,11 @@ pub(crate) fn kept(seed: u64) -> Kept {
 }
 
 pub(crate) fn paging(seed: u64, watermark: u64) -> Kept {
-    start(SimDisk::new(seed, 1 << 30), Timestamp(1_000_000), watermark)
+    paging_as(Compatibility::V3_10, seed, watermark)
+}
+
+pub(crate) fn paging_as(compatibility: Compatibility, seed: u64, watermark: u64) -> Kept {
+    start(SimDisk::new(seed, 1 << 30), Timestamp(1_000_000), watermark, compatibility)
 }
 
 impl Kept {
@@ -119,7 +130,7 @@ impl Kept {
 
     /// Simulates a power failure and a restart.
     pub(crate) fn crash(&self) -> Self {
-        start(self.disk.crash(), self.world.now, self.watermark)
+        start(self.disk.crash(), self.world.now, self.watermark, self.compatibility)
     }
 
     /// Takes the next message, from memory or disk.

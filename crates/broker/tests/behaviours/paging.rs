@@ -5,7 +5,7 @@ use std::sync::Arc;
 use amqp::{FieldValue, Properties};
 use broker::*;
 
-use crate::kept::{Kept, Told, paging};
+use crate::kept::{Kept, Told, paging, paging_as};
 use crate::world::*;
 
 /// Bytes of a body: hundreds of them make a long queue.
@@ -345,6 +345,55 @@ fn priorities_hold_on_disk_and_after_a_restart() {
         }
         let expected = (0..5).rev().flat_map(|priority| (priority..MANY).step_by(5));
         assert_eq!(kept.drain("q"), bodies(expected));
+    }
+}
+
+#[test]
+fn the_order_of_quorum_queues_of_rabbitmq_4_holds_on_disk_and_after_a_restart() {
+    for restart in [None, Some(false), Some(true)] {
+        let mut kept = paging_as(Compatibility::V4, 21, 0);
+        let queue = kept.durable("q", &[("x-queue-type", FieldValue::text("quorum"))]);
+        let priority_of = |number: usize| [None, Some(0), Some(5), Some(4), Some(40)][number % 5];
+        for number in 0..MANY {
+            let priority = priority_of(number);
+            let properties = Properties { delivery_mode: Some(2), priority, ..Properties::default() };
+            kept.publish_with("", "q", &body(number), properties);
+            kept.page();
+        }
+        assert!(kept.world.broker.held().paged_messages > MANY as u64 / 2);
+        let rank = |number: &usize| priority_of(*number).map_or(4, |priority| priority.min(31));
+        let mut expected: Vec<usize> = (0..MANY).collect();
+        expected.sort_by_key(|number| std::cmp::Reverse(rank(number)));
+        // All of one priority and some of the next are delivered, and come back.
+        let taken: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(150).collect();
+        match restart {
+            None => {
+                taken
+                    .into_iter()
+                    .rev()
+                    .for_each(|one| queue.requeue(vec![one], Returned::Failed, kept.world.now));
+                expected[..150].reverse();
+            }
+            Some(false) => kept.sync(),
+            Some(true) => kept.retire(),
+        }
+        if restart.is_some() {
+            kept = kept.crash();
+            assert_eq!(kept.world.broker.held().paged_bytes, (MANY * BODY) as u64);
+        }
+        // A newcomer is behind what came back, however high its priority.
+        kept.publish_with(
+            "",
+            "q",
+            &body(MANY),
+            Properties::default().with_delivery_mode(2).with_priority(31),
+        );
+        expected.insert(150, MANY);
+        assert_eq!(expected[..150].iter().filter(|number| rank(number) == 31).count(), 120);
+        let queue = kept.queue("q");
+        assert_eq!(queue.priorities().map(|counts| counts.returned), Some(150));
+        assert_eq!(kept.drain("q"), bodies(expected));
+        assert_eq!(queue.message_count(), 0);
     }
 }
 

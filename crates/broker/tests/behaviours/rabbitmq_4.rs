@@ -88,6 +88,59 @@ fn a_released_message_has_not_failed() {
     assert_eq!(queue.message_count(), 1, "however often");
 }
 
+fn publish_by_priority(world: &mut World, messages: &[(&str, Option<u8>)]) {
+    for (body, priority) in messages {
+        let properties = Properties { priority: *priority, ..Properties::default() };
+        world.try_publish("", "q", body, properties).unwrap();
+    }
+}
+
+#[test]
+fn quorum_queues_deliver_by_priority() {
+    let mut world = rabbitmq_4();
+    let queue = quorum(&world);
+    let messages = [
+        ("none", None),
+        ("4", Some(4)),
+        ("3", Some(3)),
+        ("255", Some(255)),
+        ("31", Some(31)),
+        ("5", Some(5)),
+    ];
+    publish_by_priority(&mut world, &messages);
+    let counts = queue.priorities().map(|counts| counts.by_priority);
+    assert_eq!(counts, Some(vec![(3, 1), (4, 2), (5, 1), (31, 2)]));
+    assert_eq!(world.drain(&queue), ["255", "31", "5", "none", "4", "3"]);
+    let classic = world.queue("classic");
+    assert_eq!(classic.priorities(), None);
+}
+
+#[test]
+fn what_comes_back_to_a_quorum_queue_precedes_all_others_as_it_came_back() {
+    let mut world = rabbitmq_4();
+    let queue = quorum(&world);
+    publish_by_priority(&mut world, &[("low", Some(1)), ("high", Some(9)), ("highest", Some(31))]);
+    let [highest, high, low] = std::array::from_fn(|_| world.get(&queue));
+    queue.requeue(vec![low, high], Returned::Released, world.now);
+    publish_by_priority(&mut world, &[("new", Some(31))]);
+    queue.requeue(vec![highest], Returned::Failed, world.now);
+    assert_eq!(queue.priorities().map(|counts| counts.returned), Some(3));
+    assert_eq!(world.drain(&queue), ["low", "high", "highest", "new"]);
+}
+
+#[test]
+fn a_full_quorum_queue_drops_what_it_would_deliver_next() {
+    let mut world = rabbitmq_4();
+    let dead = world.queue("dead");
+    let limit = ("x-max-length", FieldValue::I32(2));
+    let queue = with_dead_letters(&world, &[("x-queue-type", FieldValue::text("quorum")), limit]);
+    publish_by_priority(&mut world, &[("9", Some(9)), ("1", Some(1)), ("5", Some(5)), ("31", Some(31))]);
+    assert_eq!(
+        (world.drain(&queue), world.drain(&dead)),
+        (vec!["5".into(), "1".into()], vec!["9".into(), "31".into()])
+    );
+}
+
 #[test]
 fn a_message_may_fail_twenty_times() {
     let mut world = rabbitmq_4();

@@ -19,6 +19,7 @@ impl Writer {
             _ => self.rng.pick(KEYS).to_owned(),
         };
         let headers = self.headers();
+        let priorities = if self.flavours.quorum { 50 } else { 20 };
         Op::Publish(Publish {
             exchange,
             key,
@@ -26,7 +27,8 @@ impl Writer {
             // Of several that go to a queue and to another that dead-letters to it, the letters of the first race with
             // the last.
             repeats: if headers.is_empty() && self.rng.chance(25) { 1 + self.rng.below(4) as u8 } else { 0 },
-            priority: self.rng.chance(20).then(|| self.rng.pick(&[0, 1, 2, 5, 255])),
+            // Quorum queues of RabbitMQ 4 take none for 4, and all above 31 for 31.
+            priority: self.rng.chance(priorities).then(|| self.rng.pick(&[0, 1, 2, 4, 5, 31, 255])),
             delivery_mode: self.rng.chance(15).then(|| self.rng.pick(&[1, 2, 2, 1, 2, 0])),
             expiration: self.expiration(),
             user_id: self.user_id(),

@@ -18,7 +18,7 @@ pub(crate) struct OnDisk {
 
 /// Messages that have to be written before they can leave memory. They stay in memory until then.
 pub(in crate::queue) struct ToWrite {
-    level: usize,
+    rank: u8,
     epoch: u64,
     /// The messages in order, including those that are in the store.
     pub(in crate::queue) deliveries: Vec<Delivery>,
@@ -42,18 +42,16 @@ impl ReadyStore {
         self.levels.iter().filter_map(Level::run).filter(|run| run.stored > 0).flat_map(Run::spans)
     }
 
-    /// Puts the runs found on disk behind the messages in memory, level by level, in a queue that is being
-    /// restored.
-    pub(in crate::queue) fn restore_runs(&mut self, runs: Vec<Run>) {
-        for (level, run) in self.levels.iter_mut().zip(runs) {
-            if run.is_empty() {
-                continue;
-            }
+    /// Puts the runs found on disk, each with the rank of its level, behind the messages in memory, in a queue that is
+    /// being restored.
+    pub(in crate::queue) fn restore_runs(&mut self, runs: impl IntoIterator<Item = (u8, Run)>) {
+        for (rank, run) in runs.into_iter().filter(|(_, run)| !run.is_empty()) {
             self.len += run.messages() as usize;
             self.bytes += run.bytes;
             self.on_disk.messages += run.messages();
             self.on_disk.bytes += run.bytes;
-            self.pinned += level.restore_run(run);
+            let at = self.level_at(rank);
+            self.pinned += self.levels[at].restore_run(run);
         }
     }
 
@@ -70,9 +68,7 @@ impl ReadyStore {
 
     /// The next load; `None` if it is no longer needed.
     pub(in crate::queue) fn plan_load(&mut self) -> Option<Plan> {
-        let epoch = self.epoch;
-        let mut levels = self.levels.iter().enumerate().rev();
-        let plan = levels.find_map(|(at, level)| level.plan(at, epoch));
+        let plan = self.levels.iter().rev().find_map(|level| level.plan(self.epoch));
         self.needs_load &= plan.is_some();
         plan
     }
@@ -90,7 +86,8 @@ impl ReadyStore {
         if plan.epoch != self.epoch {
             return Vec::new();
         }
-        let Some(run) = self.levels[plan.level].run_mut() else { return Vec::new() };
+        let Ok(at) = self.find_level(plan.rank) else { return Vec::new() };
+        let Some(run) = self.levels[at].run_mut() else { return Vec::new() };
         let before = run.on_disk();
         let mut out = Vec::new();
         let mut loaded = Vec::with_capacity(found.len());
@@ -108,7 +105,7 @@ impl ReadyStore {
             let weight = delivery.message.weight();
             self.resident += weight;
             self.pinned += weight;
-            self.levels[plan.level].load(delivery, weight);
+            self.levels[at].load(delivery, weight);
         }
         self.join_exhausted();
         out
@@ -133,7 +130,8 @@ impl ReadyStore {
             }
             if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_BYTES) {
                 let segments = self.levels[at].page_segments(&page_segments);
-                return PagedOut::Write(ToWrite { level: at, epoch: self.epoch, deliveries, segments });
+                let (rank, epoch) = (self.levels[at].rank, self.epoch);
+                return PagedOut::Write(ToWrite { rank, epoch, deliveries, segments });
             }
         }
         PagedOut::Nothing
@@ -145,10 +143,11 @@ impl ReadyStore {
         let last = freed.last().map(|delivery| delivery.position);
         freed.clear();
         let Some(last) = last.filter(|_| written.epoch == self.epoch) else { return freed };
+        let Ok(at) = self.find_level(written.rank) else { return freed };
         let single = self.levels.len() == 1;
         // A level that was joined in the meantime no longer uses its segments.
-        while self.levels[written.level].next_of_tail().is_some_and(|next| next.position <= last) {
-            self.move_to_run(written.level, single, &mut freed);
+        while self.levels[at].next_of_tail().is_some_and(|next| next.position <= last) {
+            self.move_to_run(at, single, &mut freed);
         }
         freed
     }

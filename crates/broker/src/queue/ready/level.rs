@@ -10,8 +10,9 @@ use crate::queue::delivery::Delivery;
 
 /// Returned messages are always older than those that have never left, and rare; so they wait in a separate
 /// tree in front of them.
-#[derive(Default)]
 pub(super) struct Level {
+    /// The priority of its messages, or a rank above all priorities, for returned messages.
+    pub(super) rank: u8,
     pub(super) returned: BTreeMap<u64, Delivery>,
     /// The messages that have never left; in a split level, only the first of them.
     head: VecDeque<Delivery>,
@@ -39,6 +40,16 @@ pub(super) struct Popped {
 }
 
 impl Level {
+    pub(super) fn new(rank: u8) -> Self {
+        Self { rank, returned: BTreeMap::new(), head: VecDeque::new(), split: None }
+    }
+
+    /// The number of messages, including those on disk.
+    pub(super) fn len(&self) -> u64 {
+        let split = self.split.as_ref().map_or(0, |split| split.run.messages() + split.tail.len() as u64);
+        split + (self.returned.len() + self.head.len()) as u64
+    }
+
     #[inline]
     pub(super) fn push(&mut self, delivery: Delivery) {
         match &mut self.split {
@@ -139,9 +150,9 @@ impl Level {
         head_weight
     }
 
-    pub(super) fn plan(&self, at: usize, epoch: u64) -> Option<Plan> {
+    pub(super) fn plan(&self, epoch: u64) -> Option<Plan> {
         let split = self.split.as_ref().filter(|split| split.head_weight < LOW_HEAD)?;
-        split.run.plan(at, epoch)
+        split.run.plan(self.rank, epoch)
     }
 
     /// Adds a loaded message of the run at the end of the head.

@@ -1,6 +1,6 @@
 //! The messages of a queue that are ready for delivery, in order.
 //!
-//! Each priority has a level. All messages of a short level are in memory. A long one may be split: its head,
+//! Each priority that occurs has a level, and in some queues returned messages have one in front of all. All messages of a short level are in memory. A long one may be split: its head,
 //! from which messages leave, and its tail, to which they are added, are in memory, and the run between them
 //! is on disk. A run is only loaded from its front, to the end of the head, and only grows at its end, by the
 //! front of the tail.
@@ -16,13 +16,15 @@ use std::sync::Arc;
 use store::pages::QueueSegments;
 
 use super::delivery::{Delivery, NEVER};
+use crate::compatibility::DeliveryOrder;
 pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
 pub(crate) use run::{Plan, Run};
 
 /// Ready messages: the highest priority first, the oldest first within it.
 pub(super) struct ReadyStore {
-    /// One per priority, ascending; a single one unless the queue has `x-max-priority`.
+    order: DeliveryOrder,
+    /// In ascending order of their ranks; each is added with its first message, so that most queues have only one.
     levels: Vec<Level>,
     /// Whether persistent messages are in the store, too.
     keeps: bool,
@@ -37,6 +39,8 @@ pub(super) struct ReadyStore {
     on_disk: OnDisk,
     /// A run needs to be loaded from.
     needs_load: bool,
+    /// The number of messages returned so far, if these have a level of their own.
+    returns: u64,
     /// The number of calls of `take_all`, each of which invalidates loads and writes under way.
     epoch: u64,
     /// Segments that are not needed any more.
@@ -44,9 +48,10 @@ pub(super) struct ReadyStore {
 }
 
 impl ReadyStore {
-    pub(super) fn new(max_priority: u8, keeps: bool) -> Self {
+    pub(super) fn new(order: DeliveryOrder, keeps: bool) -> Self {
         Self {
-            levels: (0..=max_priority).map(|_| Level::default()).collect(),
+            order,
+            levels: Vec::new(),
             keeps,
             len: 0,
             bytes: 0,
@@ -54,6 +59,7 @@ impl ReadyStore {
             pinned: 0,
             on_disk: OnDisk::default(),
             needs_load: false,
+            returns: 0,
             epoch: 0,
             discarded: Vec::new(),
         }
@@ -94,12 +100,18 @@ impl ReadyStore {
     /// has it and the message before it is on disk.
     #[inline]
     pub(super) fn push(&mut self, delivery: Delivery, spill: bool) {
+        self.push_to(self.order.priority_of(&delivery.message), delivery, spill);
+    }
+
+    #[inline]
+    fn push_to(&mut self, rank: u8, delivery: Delivery, spill: bool) {
         self.len += 1;
         self.bytes += delivery.message.body_len() as u64;
         let spill = spill && self.keeps && delivery.message.traits().persistent;
-        let single = self.levels.len() == 1;
         let weight = delivery.message.weight();
-        let level = self.level_of(&delivery);
+        let at = self.level_at(rank);
+        let single = self.levels.len() == 1;
+        let level = &mut self.levels[at];
         if spill && level.takes_no_tail() {
             level.add_to_run(&delivery, true, single);
             self.on_disk.add(&delivery);
@@ -116,7 +128,25 @@ impl ReadyStore {
         let weight = delivery.message.weight();
         self.resident += weight;
         self.pinned += weight;
-        self.level_of(&delivery).returned.insert(delivery.position, delivery);
+        let at = self.level_at(self.order.returned_rank(&delivery.message));
+        let place = if self.order.returned_first { self.returns } else { delivery.position };
+        self.returns += 1;
+        self.levels[at].returned.insert(place, delivery);
+    }
+
+    /// Adds a message that a restart has found, which is younger than all others.
+    pub(super) fn restore(&mut self, delivery: Delivery) {
+        let rank = self.order.restored_rank(&delivery.message, delivery.deliveries);
+        self.push_to(rank, delivery, false);
+    }
+
+    /// The numbers of messages of each priority that occurs, ascending, and of returned messages, if these precede all
+    /// others.
+    pub(super) fn by_priority(&self) -> (Vec<(u8, u64)>, u64) {
+        let is_returned = |level: &&Level| level.rank > self.order.highest;
+        let counts = self.levels.iter().filter(|level| !is_returned(level));
+        let counts = counts.map(|level| (level.rank, level.len())).filter(|(_, messages)| *messages > 0);
+        (counts.collect(), self.levels.iter().filter(is_returned).map(Level::len).sum())
     }
 
     /// The next message; `None` also when it [is on disk](Self::is_on_disk).
@@ -190,7 +220,7 @@ impl ReadyStore {
 
     /// Takes everything. Loads and writes under way become void.
     pub(super) fn take_all(&mut self) -> Self {
-        let mut empty = Self::new((self.levels.len() - 1) as u8, self.keeps);
+        let mut empty = Self::new(self.order, self.keeps);
         empty.epoch = self.epoch + 1;
         empty.discarded = std::mem::take(&mut self.discarded);
         let segments = self.levels.iter_mut().filter_map(Level::take_page_segments);
@@ -229,9 +259,19 @@ impl ReadyStore {
         }
     }
 
-    fn level_of(&mut self, delivery: &Delivery) -> &mut Level {
-        let highest = self.levels.len() - 1;
-        let priority = usize::from(delivery.message.traits().priority.unwrap_or(0));
-        &mut self.levels[priority.min(highest)]
+    /// The index of the level of this rank, which is added if it is not there.
+    #[inline]
+    fn level_at(&mut self, rank: u8) -> usize {
+        self.find_level(rank).unwrap_or_else(|at| {
+            self.levels.reserve_exact(1);
+            self.levels.insert(at, Level::new(rank));
+            at
+        })
+    }
+
+    /// The index of the level of this rank, or the one that it would have.
+    #[inline]
+    fn find_level(&self, rank: u8) -> Result<usize, usize> {
+        self.levels.binary_search_by_key(&rank, |level| level.rank)
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Run {
 
 /// A load to be done: of which level, and of which positions.
 pub(crate) struct Plan {
-    pub(super) level: usize,
+    pub(super) rank: u8,
     pub(super) epoch: u64,
     spans: Vec<(u64, u64)>,
     pub(crate) has_stored: bool,
@@ -67,7 +67,7 @@ impl Run {
         self.expires = self.expires.min(expires);
     }
 
-    /// Adds one message in the store, found at a start, behind all others, in a queue with several levels.
+    /// Adds one message in the store, found at a start, behind all others, in a queue that may have several levels.
     pub(crate) fn add_one_stored(&mut self, position: u64, bytes: u64, expires: u64) {
         self.extend((position, position), false);
         self.stored += 1;
@@ -118,10 +118,10 @@ impl Run {
         lost
     }
 
-    pub(super) fn plan(&self, level: usize, epoch: u64) -> Option<Plan> {
+    pub(super) fn plan(&self, rank: u8, epoch: u64) -> Option<Plan> {
         let spans = self.spans.iter().take(PLANNED_SPANS).copied().collect();
         (!self.is_empty()).then(|| Plan {
-            level,
+            rank,
             epoch,
             spans,
             has_stored: self.stored > 0,

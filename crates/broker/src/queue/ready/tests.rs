@@ -1,10 +1,12 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use store::pages::{Durability, Pages};
 
 use super::*;
+use crate::arguments::{QueueArguments, QueueKind};
+use crate::compatibility::Compatibility;
 use crate::message::{Body, Message, Traits};
 
 fn delivery(position: u64, priority: u8) -> Delivery {
@@ -18,8 +20,23 @@ fn message(position: u64, priority: u8, persistent: bool, bytes: usize) -> Deliv
     Delivery { position, expires: NEVER, message: Arc::new(message), deliveries: 0, failures: 0 }
 }
 
+fn order(max_priority: u8) -> DeliveryOrder {
+    let arguments = QueueArguments { max_priority: Some(max_priority), ..QueueArguments::default() };
+    Compatibility::V3_10.delivery_order(&arguments)
+}
+
+/// The order of quorum queues of RabbitMQ 4.
+fn returned_first() -> DeliveryOrder {
+    let arguments = QueueArguments { kind: QueueKind::Quorum, ..QueueArguments::default() };
+    Compatibility::V4.delivery_order(&arguments)
+}
+
 fn store(max_priority: u8) -> ReadyStore {
-    ReadyStore::new(max_priority, true)
+    ReadyStore::new(order(max_priority), true)
+}
+
+fn positions(store: &mut ReadyStore) -> Vec<u64> {
+    std::iter::from_fn(|| store.pop()).map(|delivery| delivery.position).collect()
 }
 
 #[test]
@@ -28,8 +45,45 @@ fn higher_priorities_come_first_and_excess_counts_as_the_highest() {
     for (position, priority) in [(0, 0), (1, 2), (2, 1), (3, 200)] {
         store.push(delivery(position, priority), false);
     }
-    let order: Vec<u64> = std::iter::from_fn(|| store.pop()).map(|delivery| delivery.position).collect();
-    assert_eq!(order, [1, 3, 2, 0]);
+    assert_eq!(positions(&mut store), [1, 3, 2, 0]);
+}
+
+#[test]
+fn returned_messages_may_come_before_all_others_in_the_order_of_their_return() {
+    let mut store = ReadyStore::new(returned_first(), true);
+    for (position, priority) in [(0, 31), (1, 9), (2, 1), (3, 9)] {
+        store.push(delivery(position, priority), false);
+    }
+    let [first, second, third, last] = std::array::from_fn(|_| store.pop().unwrap());
+    [last, third, first].into_iter().for_each(|delivery| store.put_back(delivery));
+    store.push(delivery(4, 200), false);
+    assert_eq!(store.by_priority(), (vec![(31, 1)], 3));
+    store.put_back(second);
+    assert_eq!(positions(&mut store), [2, 3, 0, 1, 4]);
+}
+
+#[test]
+fn a_restart_puts_what_was_delivered_before_in_front() {
+    let mut store = ReadyStore::new(returned_first(), true);
+    let found = [(0, 3, 0), (1, 3, 1), (2, 9, 2), (3, 9, 1), (4, 31, 0)];
+    for (position, priority, deliveries) in found {
+        store.restore(Delivery { deliveries, ..delivery(position, priority) });
+    }
+    let first = store.pop().unwrap();
+    assert_eq!(first.position, 2);
+    store.put_back(first);
+    assert_eq!(positions(&mut store), [3, 1, 2, 4, 0]);
+    assert_eq!((store.resident(), store.pageable()), (0, 0));
+}
+
+#[test]
+fn a_queue_has_no_more_levels_than_it_has_seen_priorities() {
+    let mut store = ReadyStore::new(returned_first(), true);
+    assert_eq!(store.levels.capacity(), 0);
+    (0..9).for_each(|position| store.push(delivery(position, 4), false));
+    assert_eq!((store.levels.len(), store.levels.capacity()), (1, 1));
+    store.push(delivery(9, 5), false);
+    assert_eq!((store.levels.len(), store.levels.capacity()), (2, 2));
 }
 
 #[test]
@@ -47,8 +101,10 @@ fn an_expired_message_waits_for_the_one_before_it() {
 /// A store, a model of its contents, and the contents of the disk.
 struct World {
     store: ReadyStore,
-    /// The ready positions by level, lowest level first.
+    /// The ready positions by level, lowest level first, without those in `returned`.
     model: Vec<BTreeSet<u64>>,
+    /// The positions of messages that precede all others.
+    returned: VecDeque<u64>,
     next: u64,
     out: Vec<Delivery>,
     /// The messages as they were published, indexed by position.
@@ -59,12 +115,13 @@ struct World {
 }
 
 impl World {
-    fn new(highest: u8) -> Self {
+    fn new(highest: u8, returned_first: bool) -> Self {
         let disk = store::disk::simulated::SimDisk::new(1, 1 << 30);
         let segments = Pages::new(Arc::new(disk), 8).queue(Durability::Transient, 1);
         Self {
-            store: store(highest),
+            store: ReadyStore::new(DeliveryOrder { returned_first, ..order(highest) }, true),
             model: vec![BTreeSet::new(); usize::from(highest) + 1],
+            returned: VecDeque::new(),
             next: 0,
             out: Vec::new(),
             published: Vec::new(),
@@ -87,14 +144,22 @@ impl World {
         usize::from(self.published[position as usize].message.traits().priority.unwrap())
     }
 
+    /// The position of the next message.
+    fn next(&self) -> Option<u64> {
+        let first = || self.model.iter().rev().find_map(BTreeSet::first).copied();
+        self.returned.front().copied().or_else(first)
+    }
+
     /// A pop returns the next message, or requests a load if it is on disk.
     fn pop(&mut self) {
-        let next = self.model.iter().rev().find_map(BTreeSet::first).copied();
+        let next = self.next();
         match self.store.pop() {
             Some(delivery) => {
                 assert_eq!(Some(delivery.position), next);
-                let level = self.level_of(delivery.position);
-                self.model[level].remove(&delivery.position);
+                if self.returned.pop_front().is_none() {
+                    let level = self.level_of(delivery.position);
+                    self.model[level].remove(&delivery.position);
+                }
                 self.out.push(delivery);
             }
             None => assert!(next.is_none() || self.store.is_on_disk() && self.store.needs_load()),
@@ -103,8 +168,12 @@ impl World {
 
     fn put_back(&mut self, which: usize) {
         let delivery = self.out.swap_remove(which % self.out.len());
-        let level = self.level_of(delivery.position);
-        self.model[level].insert(delivery.position);
+        if self.store.order.returned_first {
+            self.returned.push_back(delivery.position);
+        } else {
+            let level = self.level_of(delivery.position);
+            self.model[level].insert(delivery.position);
+        }
         self.store.put_back(delivery);
     }
 
@@ -126,7 +195,8 @@ impl World {
     /// Completes a load with the first `most` messages of the plan that are ready.
     fn end_load(&mut self, most: usize) {
         let Some(plan) = self.loading.take() else { return };
-        let all: Vec<u64> = self.model[plan.level].iter().copied().filter(|at| plan.contains(*at)).collect();
+        let level = self.model[usize::from(plan.rank)].iter().copied();
+        let all: Vec<u64> = level.filter(|at| plan.contains(*at)).collect();
         let (found, rest) = all.split_at(most.min(all.len()));
         let through = if rest.is_empty() { plan.last() } else { found.last().copied().unwrap_or(0) };
         let found = found.iter().map(|at| self.published[*at as usize].clone());
@@ -140,18 +210,23 @@ impl World {
     fn purge(&mut self) {
         let purged = self.store.take_all();
         let ready: usize = self.model.iter().map(BTreeSet::len).sum();
-        assert_eq!(purged.len(), ready);
+        assert_eq!(purged.len(), ready + self.returned.len());
         self.model.iter_mut().for_each(BTreeSet::clear);
+        self.returned.clear();
     }
 
     fn check(&self) {
-        let all = || self.model.iter().flatten().map(|at| &self.published[*at as usize]);
+        let all =
+            || self.model.iter().flatten().chain(&self.returned).map(|at| &self.published[*at as usize]);
         assert_eq!(self.store.len(), all().count());
+        let counts = self.model.iter().enumerate().map(|(rank, level)| (rank as u8, level.len() as u64));
+        let counts = counts.filter(|(_, messages)| *messages > 0).collect();
+        assert_eq!(self.store.by_priority(), (counts, self.returned.len() as u64));
         assert_eq!(self.store.bytes(), all().map(|one| one.message.body_len() as u64).sum::<u64>());
         let in_memory: u64 = self.store.iter().map(|one| one.message.weight()).sum();
         assert_eq!(self.store.resident(), in_memory);
         assert_eq!(self.store.on_disk().messages, (self.store.len() - self.store.iter().count()) as u64);
-        let next = self.model.iter().rev().find_map(BTreeSet::first).copied();
+        let next = self.next();
         assert_eq!(self.store.is_empty(), next.is_none());
         if !self.store.is_on_disk() {
             assert_eq!(self.store.front().map(|delivery| delivery.position), next);
@@ -165,9 +240,10 @@ proptest! {
     #[test]
     fn messages_keep_their_order_however_they_come_and_go(
         highest in 0u8..3,
+        returned_first: bool,
         steps in proptest::collection::vec((0u8..14, 0u8..8, any::<bool>()), 1..400),
     ) {
-        let mut world = World::new(highest);
+        let mut world = World::new(highest, returned_first);
         for (step, more, flag) in steps {
             match step {
                 0..=2 => (0..=more).for_each(|n| world.push(n % 3, flag || n % 2 == 0, more % 2 == 0)),
@@ -199,7 +275,7 @@ proptest! {
     /// taken.
     #[test]
     fn ranges_on_disk_touch_nothing_else(highest in 0u8..3, steps in proptest::collection::vec((0u8..6, 0u8..8), 1..200)) {
-        let mut world = World::new(highest);
+        let mut world = World::new(highest, false);
         for (step, more) in steps {
             match step {
                 0..=2 => (0..=more).for_each(|n| world.push(n, true, more % 2 == 0)),
