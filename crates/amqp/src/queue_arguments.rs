@@ -1,4 +1,4 @@
-//! The arguments of `queue.declare` that RabbitMQ 3.10 knows, in one table.
+//! The arguments of `queue.declare` that RabbitMQ 3.10 and 4.3 know, in one table.
 //!
 //! The broker checks declarations and policies by it, merges the two, and compares redeclarations; STOMP's headers are
 //! read by it; and the pool lets other arguments and values pass on connections of their own alone.
@@ -17,6 +17,10 @@ pub struct ArgumentSpec {
     pub classic: Option<u8>,
     /// The same of quorum queues.
     pub quorum: Option<u8>,
+    /// The position for classic queues, if only RabbitMQ 4 knows it for them.
+    pub classic_since_4: Option<u8>,
+    /// Whether RabbitMQ 3.10 ignores it.
+    pub is_since_4: bool,
     /// Whether streams know it, which the broker does not have.
     pub stream: bool,
     /// Whether a STOMP header of this name sets it.
@@ -78,7 +82,20 @@ impl ArgumentSpec {
     const fn new(name: &'static str, value: ArgumentValue) -> Self {
         let (classic, quorum, policy) = (None, None, PolicyKey::No);
         let (is_checked, stream, stomp, has_effect) = (true, false, false, true);
-        Self { name, value, is_checked, classic, quorum, stream, stomp, policy, has_effect }
+        let (classic_since_4, is_since_4) = (None, false);
+        Self {
+            name,
+            value,
+            is_checked,
+            classic,
+            quorum,
+            classic_since_4,
+            is_since_4,
+            stream,
+            stomp,
+            policy,
+            has_effect,
+        }
     }
 
     const fn classic(self, position: u8) -> Self {
@@ -87,6 +104,14 @@ impl ArgumentSpec {
 
     const fn quorum(self, position: u8) -> Self {
         Self { quorum: Some(position), ..self }
+    }
+
+    const fn classic_since_4(self, position: u8) -> Self {
+        Self { classic_since_4: Some(position), ..self }
+    }
+
+    const fn since_4(self) -> Self {
+        Self { is_since_4: true, ..self }
     }
 
     const fn stream(self) -> Self {
@@ -117,7 +142,7 @@ impl ArgumentSpec {
 /// All of them, in the order in which RabbitMQ checks them (`rabbit_amqqueue:declare_args`). The positions are those in
 /// the capabilities of the types of queues (`rabbit_classic_queue`, `rabbit_quorum_queue`).
 #[rustfmt::skip]
-pub static QUEUE_ARGUMENTS: [ArgumentSpec; 24] = [
+pub static QUEUE_ARGUMENTS: [ArgumentSpec; 29] = [
     ArgumentSpec::new("x-dead-letter-exchange", Exchange).classic(3).quorum(1).policy().stomp(),
     ArgumentSpec::new("x-queue-type", QUEUE_TYPE).classic(12).quorum(11).stomp(),
     ArgumentSpec::new("x-expires", LIFETIME).classic(1).quorum(4).operator_policy().stomp(),
@@ -134,14 +159,19 @@ pub static QUEUE_ARGUMENTS: [ArgumentSpec; 24] = [
     ArgumentSpec::new("x-queue-version", QUEUE_VERSION).classic(10).policy().without_effect(),
     ArgumentSpec::new("x-single-active-consumer", Flag).classic(11).quorum(10).stomp(),
     ArgumentSpec::new("x-quorum-initial-group-size", GROUP_SIZE).quorum(12).without_effect(),
-    ArgumentSpec::new("x-queue-leader-locator", LEADER_LOCATOR).quorum(15).policy().without_effect(),
+    ArgumentSpec::new("x-queue-leader-locator", LEADER_LOCATOR).classic_since_4(14).quorum(15).policy().without_effect(),
     ArgumentSpec::new("x-queue-master-locator", MASTER_LOCATOR).classic(13).policy().unchecked().without_effect(),
     ArgumentSpec::new("x-delivery-limit", COUNT).quorum(13).operator_policy().stomp().unchecked(),
     ArgumentSpec::new("x-max-age", Unspecified).stream().policy().without_effect(),
     ArgumentSpec::new("x-stream-max-segment-size-bytes", Unspecified).stream().policy().without_effect(),
     ArgumentSpec::new("x-initial-cluster-size", COUNT).stream().policy().without_effect(),
-    // Later and earlier versions know these two, and 3.10 ignores them.
-    ArgumentSpec::new("x-consumer-timeout", COUNT).policy().without_effect(),
+    ArgumentSpec::new("x-consumer-timeout", COUNT).quorum(16).since_4().policy().without_effect(),
+    ArgumentSpec::new("x-consumer-disconnected-timeout", COUNT).quorum(17).since_4().policy().without_effect(),
+    ArgumentSpec::new("x-delayed-retry-type", Text).quorum(18).since_4().policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-delayed-retry-min", COUNT).quorum(19).since_4().operator_policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-delayed-retry-max", COUNT).quorum(20).since_4().operator_policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-stream-filter-size-bytes", Unspecified).stream().since_4().policy().without_effect(),
+    // Earlier versions know it.
     ArgumentSpec::new("x-ha-policy", Text).without_effect(),
 ];
 
@@ -180,7 +210,8 @@ mod tests {
             assert!(spec.name.starts_with("x-") && spec.name.len() > 2, "{spec:?}");
             assert!(QUEUE_ARGUMENTS[..at].iter().all(|other| other.name != spec.name), "{spec:?}");
         }
-        for position in [|spec: &ArgumentSpec| spec.classic, |spec: &ArgumentSpec| spec.quorum] {
+        let classic = |spec: &ArgumentSpec| spec.classic.or(spec.classic_since_4);
+        for position in [classic, |spec: &ArgumentSpec| spec.quorum] {
             let mut positions: Vec<u8> = QUEUE_ARGUMENTS.iter().filter_map(position).collect();
             positions.sort_unstable();
             assert!(positions.iter().copied().eq(1..=positions.len() as u8), "{positions:?}");

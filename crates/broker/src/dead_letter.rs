@@ -60,7 +60,8 @@ impl Letter {
             BodyView::Inline(bytes) => Body::Copied(bytes),
             BodyView::Chunks(chunks) => Body::Chunks(chunks),
         };
-        let traits = Traits { expiration: None, is_dead_letter: apart, ..old.traits() };
+        let failures = if apart { dead.failures } else { 0 };
+        let traits = Traits { expiration: None, is_dead_letter: apart, failures, ..old.traits() };
         let mut message = Message::new(exchange.clone(), &keys[0], &bytes, body, traits);
         if routing_key.is_none() {
             let blind: SmallVec<[&str; 2]> = old.blind_copies().collect();

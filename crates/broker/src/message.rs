@@ -84,6 +84,11 @@ pub struct Traits {
     pub is_dead_letter: bool,
     /// Whether it has the header [`ANNOTATION`].
     pub is_annotated: bool,
+    /// The number of failed deliveries of the message that this dead letter was made from, which count for it, too
+    /// ([`Compatibility::V4`]). Not stored with the message, but with its place in a queue.
+    ///
+    /// [`Compatibility::V4`]: crate::Compatibility::V4
+    pub failures: u32,
 }
 
 /// The name of the header in which a front end keeps what only its own clients are to see of a message. Of a

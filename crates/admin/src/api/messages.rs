@@ -109,7 +109,7 @@ pub(super) fn get(call: &Call) -> ApiAnswer {
     match wanted.after {
         After::Ack => {}
         After::Requeue => queue.requeue(taken, Returned::Failed, call.now()),
-        After::Reject => queue.reject(taken, call.now()),
+        After::Reject => queue.reject(taken, Returned::Failed, call.now()),
     }
     Ok(Reply::json(shown))
 }

@@ -1,10 +1,11 @@
-//! Checks of single arguments, in the order and with the texts of RabbitMQ 3.10.
+//! Checks of single arguments, in the order and with the texts of RabbitMQ.
 
 use std::fmt;
 
 use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue, QUEUE_ARGUMENTS};
 
 use super::QueueKind;
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::names::Resource;
 
@@ -21,16 +22,22 @@ pub(crate) fn check_queue_type(table: &FieldTable) -> Result<(), BrokerError> {
 }
 
 /// Refuses the first invalid argument of a new queue.
-pub(super) fn check_queue_arguments(table: &FieldTable, queue: &str, vhost: &str) -> Result<(), BrokerError> {
+pub(super) fn check_queue_arguments(
+    table: &FieldTable,
+    queue: &str,
+    vhost: &str,
+    compatibility: Compatibility,
+) -> Result<(), BrokerError> {
     // RabbitMQ checks this argument before all others, and words the error differently.
     check_exchange_name_argument(table, DEAD_LETTER_EXCHANGE, Resource::Queue, queue, vhost)?;
     // Every type knows the type's own argument, whose check comes first.
     let kind = QueueKind::of(table);
-    let known = |spec: &&ArgumentSpec| spec.is_checked && kind.position(spec).is_some();
+    let known = |spec: &&ArgumentSpec| spec.is_checked && kind.position(spec, compatibility).is_some();
     for spec in QUEUE_ARGUMENTS.iter().filter(known) {
         check_one(table, spec.name, queue, vhost, |value| check(&spec.value, value, table))?;
     }
-    let is_foreign = |key: &&str| ArgumentSpec::find(key).is_some_and(|spec| kind.refuses(spec));
+    let is_foreign =
+        |key: &&str| ArgumentSpec::find(key).is_some_and(|spec| kind.refuses(spec, compatibility));
     match table.iter().map(|(key, _)| key).find(is_foreign) {
         None => Ok(()),
         Some(key) => {

@@ -2,19 +2,22 @@
 
 use std::fmt::Write;
 
-use amqp::{FieldTable, FieldValue, QUEUE_ARGUMENTS};
+use amqp::{ArgumentSpec, FieldTable, FieldValue, QUEUE_ARGUMENTS};
 
 use super::QueueKind;
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 
 /// Compares the arguments of a queue; `resource` is described as in `queue 'q' in vhost '/'`.
 pub(crate) fn check_queue_redeclared(
     kind: QueueKind,
+    compatibility: Compatibility,
     current: &FieldTable,
     received: &FieldTable,
     resource: &str,
 ) -> Result<(), BrokerError> {
-    let compared = QUEUE_ARGUMENTS.iter().filter_map(|spec| Some((kind.position(spec)?, spec.name)));
+    let position = |spec: &ArgumentSpec| Some((kind.position(spec, compatibility)?, spec.name));
+    let compared = QUEUE_ARGUMENTS.iter().filter_map(position);
     let first = compared.filter(|(_, key)| differ(key, current.get(key), received.get(key))).min();
     first.map_or(Ok(()), |(_, key)| check_argument(key, current, received, resource))
 }
@@ -143,6 +146,7 @@ mod tests {
             |value: Option<FieldValue>| value.into_iter().map(|value| ("x-message-ttl", value)).collect();
         check_queue_redeclared(
             QueueKind::Classic,
+            Compatibility::V3_10,
             &table(current),
             &table(received),
             "queue 'q' in vhost '/'",
@@ -190,7 +194,8 @@ mod tests {
         let classic: FieldTable = [("x-queue-type", FieldValue::text("classic"))].into_iter().collect();
         let quorum: FieldTable = [("x-queue-type", FieldValue::text("quorum"))].into_iter().collect();
         let check = |current: &FieldTable, received: &FieldTable| {
-            check_queue_redeclared(QueueKind::Classic, current, received, "queue 'q' in vhost '/'")
+            let resource = "queue 'q' in vhost '/'";
+            check_queue_redeclared(QueueKind::Classic, Compatibility::V3_10, current, received, resource)
         };
         assert_eq!(check(&classic, &FieldTable::new()), Ok(()));
         assert_eq!(check(&FieldTable::new(), &classic), Ok(()));
@@ -206,7 +211,9 @@ mod tests {
             .collect();
         for (kind, key) in [(QueueKind::Classic, "x-expires"), (QueueKind::Quorum, "x-dead-letter-exchange")]
         {
-            let error = check_queue_redeclared(kind, &FieldTable::new(), &received, "q").unwrap_err();
+            let current = FieldTable::new();
+            let error =
+                check_queue_redeclared(kind, Compatibility::V3_10, &current, &received, "q").unwrap_err();
             assert!(error.to_string().starts_with(&format!("inequivalent arg '{key}' for ")), "{error}");
         }
     }

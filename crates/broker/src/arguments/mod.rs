@@ -11,6 +11,7 @@ use amqp::{ArgumentSpec, FieldTable, FieldValue};
 pub(crate) use check::{check_consumer_priority, check_exchange_name_argument, check_queue_type};
 pub(crate) use equivalence::{check_argument, check_field, check_flag, check_queue_redeclared, in_erlang};
 
+use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 
 /// The kind of queue asked for by `x-queue-type`.
@@ -49,17 +50,20 @@ impl QueueKind {
     }
 
     /// The position of an argument that this type knows among those that a redeclaration compares.
-    fn position(self, spec: &ArgumentSpec) -> Option<u8> {
-        match self {
-            Self::Classic => spec.classic,
-            Self::Quorum => spec.quorum,
+    fn position(self, spec: &ArgumentSpec, compatibility: Compatibility) -> Option<u8> {
+        match (compatibility, self) {
+            (Compatibility::V3_10, _) if spec.is_since_4 => None,
+            (Compatibility::V4, Self::Classic) => spec.classic.or(spec.classic_since_4),
+            (Compatibility::V3_10, Self::Classic) => spec.classic,
+            (_, Self::Quorum) => spec.quorum,
         }
     }
 
     /// Whether other types know this argument, and this one does not.
-    pub(crate) fn refuses(self, spec: &ArgumentSpec) -> bool {
+    pub(crate) fn refuses(self, spec: &ArgumentSpec, compatibility: Compatibility) -> bool {
+        let is_ignored = spec.is_since_4 && compatibility == Compatibility::V3_10;
         let known_to_any = spec.classic.is_some() || spec.quorum.is_some() || spec.stream;
-        known_to_any && self.position(spec).is_none()
+        known_to_any && !is_ignored && self.position(spec, compatibility).is_none()
     }
 }
 
@@ -116,8 +120,13 @@ impl QueueArguments {
     ///
     /// # Errors
     /// 406 `invalid arg 'K' for queue 'q' in vhost '/': …`, in RabbitMQ's words.
-    pub(crate) fn parse(table: &FieldTable, queue: &str, vhost: &str) -> Result<Self, BrokerError> {
-        check::check_queue_arguments(table, queue, vhost)?;
+    pub(crate) fn parse(
+        table: &FieldTable,
+        queue: &str,
+        vhost: &str,
+        compatibility: Compatibility,
+    ) -> Result<Self, BrokerError> {
+        check::check_queue_arguments(table, queue, vhost, compatibility)?;
         Ok(Self::read(table, &[]))
     }
 
@@ -164,7 +173,7 @@ mod tests {
 
     fn parse(entries: &[(&str, FieldValue)]) -> Result<QueueArguments, String> {
         let table: FieldTable = entries.iter().cloned().collect();
-        QueueArguments::parse(&table, "q", "/").map_err(|error| {
+        QueueArguments::parse(&table, "q", "/", Compatibility::V3_10).map_err(|error| {
             let text = error.to_string();
             text.split_once(" in vhost '/'").map_or(text.clone(), |(_, reason)| reason.to_owned())
         })
@@ -226,6 +235,40 @@ mod tests {
         assert_eq!(parse(&[("x-unknown", FieldValue::Void)]), Ok(QueueArguments::default()));
     }
 
+    #[test]
+    fn rabbitmq_4_knows_more_arguments() {
+        let parse = |kind: &str, key: &str, value: FieldValue| {
+            let table: FieldTable =
+                [("x-queue-type", FieldValue::text(kind)), (key, value)].into_iter().collect();
+            [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
+                let parsed = QueueArguments::parse(&table, "q", "/", compatibility);
+                parsed.map(drop).map_err(|error| {
+                    let text = error.to_string();
+                    text.split_once(" in vhost '/'").map_or(text.clone(), |(_, reason)| reason.to_owned())
+                })
+            })
+        };
+        let refused = |reason: &str| Err(reason.to_owned());
+        let classic = || refused(" of queue type rabbit_classic_queue");
+        for key in ["x-consumer-timeout", "x-consumer-disconnected-timeout"] {
+            assert_eq!(parse("quorum", key, FieldValue::I32(0)), [Ok(()), Ok(())]);
+            assert_eq!(parse("quorum", key, FieldValue::I32(-1)), [Ok(()), refused(": {value_negative,-1}")]);
+            let text = ": \"expected integer, got longstr\"";
+            assert_eq!(parse("quorum", key, FieldValue::text("a")), [Ok(()), refused(text)]);
+            assert_eq!(parse("classic", key, FieldValue::I32(5)), [Ok(()), classic()]);
+        }
+        for key in ["x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max"] {
+            assert_eq!(parse("quorum", key, FieldValue::text("odd")), [Ok(()), Ok(())]);
+            assert_eq!(parse("classic", key, FieldValue::I32(5)), [Ok(()), classic()]);
+        }
+        let key = "x-queue-leader-locator";
+        assert_eq!(parse("classic", key, FieldValue::text("balanced")), [classic(), Ok(())]);
+        let text = refused(": invalid_queue_locator_arg");
+        assert_eq!(parse("classic", key, FieldValue::text("odd")), [classic(), text]);
+        let quorum = refused(" of queue type rabbit_quorum_queue");
+        assert_eq!(parse("quorum", "x-stream-filter-size-bytes", FieldValue::I32(20)), [Ok(()), quorum]);
+    }
+
     /// The argument with a valid value that is not the default, and those that it needs.
     fn with(kind: QueueKind, spec: &ArgumentSpec) -> FieldTable {
         let value = match spec.value {
@@ -253,9 +296,10 @@ mod tests {
 
     #[test]
     fn every_argument_in_the_table_is_obeyed_or_said_to_be_without_effect() {
+        const V4: Compatibility = Compatibility::V4;
         for kind in [QueueKind::Classic, QueueKind::Quorum] {
-            for spec in QUEUE_ARGUMENTS.iter().filter(|spec| kind.position(spec).is_some()) {
-                let parse = |table: &FieldTable| QueueArguments::parse(table, "q", "/").unwrap();
+            for spec in QUEUE_ARGUMENTS.iter().filter(|spec| kind.position(spec, V4).is_some()) {
+                let parse = |table: &FieldTable| QueueArguments::parse(table, "q", "/", V4).unwrap();
                 let is_read = parse(&with(kind, spec)) != parse(&without(kind, spec));
                 assert_eq!(is_read, spec.has_effect, "{}", spec.name);
             }

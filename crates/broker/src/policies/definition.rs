@@ -7,6 +7,7 @@ use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue, PolicyKey};
 use serde_json::{Map, Value};
 
 use crate::arguments::QueueKind;
+use crate::compatibility::Compatibility;
 
 /// The keys of a policy that have an effect here; the others that RabbitMQ knows are accepted and ignored.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -81,13 +82,17 @@ impl PolicyDefinition {
             self.alternate_exchange = Some(text(value)?.into());
             return Ok(());
         }
+        if key == "target-group-size" {
+            return Ok(());
+        }
         if MIRRORING.contains(&key) {
             self.not_for_quorum = true;
             return Ok(());
         }
         let spec = ArgumentSpec::of_policy(key).ok_or(PolicyFault::Unknown)?;
-        self.not_for_classic |= QueueKind::Classic.refuses(spec);
-        self.not_for_quorum |= QueueKind::Quorum.refuses(spec);
+        // A policy has no more keys that keep it from a type of queues with one release than with the other.
+        self.not_for_classic |= QueueKind::Classic.refuses(spec, Compatibility::V3_10);
+        self.not_for_quorum |= QueueKind::Quorum.refuses(spec, Compatibility::V3_10);
         if spec.has_effect {
             self.arguments.insert(spec.name, argument(&spec.value, value)?);
         }

@@ -88,10 +88,11 @@ pub struct Delivery {
     pub(crate) failures: u32,
 }
 
-/// Why a client gives a delivery back for others to have.
+/// Why a client gives a delivery back, for others to have or for the dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Returned {
-    /// The client is done with it: basic.nack and basic.recover. RabbitMQ 4 does not count it as a failure.
+    /// The client is done with it: basic.nack and basic.recover. RabbitMQ 4 does not count it as a failure, of the
+    /// message or of the dead letter that is made from it.
     Released,
     /// The client could not deal with it: basic.reject, the end of its channel.
     Failed,

@@ -194,8 +194,7 @@ impl Queue {
         self.metrics.messages_requeued.add(deliveries.len());
         let arguments = self.arguments.load();
         let limit = self.delivery_limit_of(&arguments);
-        let is_forgiven = returned == Returned::Released && self.compatibility.forgives_releases();
-        let failure = u32::from(!is_forgiven);
+        let failure = self.failure_of(returned);
         for mut delivery in deliveries {
             delivery.deliveries = delivery.deliveries.saturating_add(1);
             delivery.failures = delivery.failures.saturating_add(failure);
@@ -209,14 +208,22 @@ impl Queue {
         self.run(state, effects, now);
     }
 
+    /// The number of failures that a delivery counts for which is given back in this way.
+    fn failure_of(&self, returned: Returned) -> u32 {
+        let is_forgiven = returned == Returned::Released && self.compatibility.forgives_releases();
+        u32::from(!is_forgiven)
+    }
+
     /// Drops deliveries (reject and nack without requeue). They are sent to the dead-letter exchange if there
     /// is one.
-    pub fn reject(&self, deliveries: Vec<Delivery>, now: Timestamp) {
+    pub fn reject(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
+        let failure = self.failure_of(returned);
         if !state.deleted {
-            for delivery in deliveries {
+            for mut delivery in deliveries {
+                delivery.failures = delivery.failures.saturating_add(failure);
                 state.dead_letter(delivery, DeathReason::Rejected, &mut effects);
             }
         }
@@ -266,12 +273,19 @@ impl Queue {
                     refusals += 1;
                     keeping.iter().for_each(|keeping| keeping.refuses(at));
                     if arguments.overflow == Overflow::RejectPublishDlx {
-                        effects.dead_letter(message, DeathReason::MaxLength, None);
+                        effects.dead_letter(message, DeathReason::MaxLength, 0, None);
                     }
                     continue;
                 }
             }
+            let traits = message.traits();
             let (position, expires) = state.push(message, &arguments, now, spill);
+            if traits.failures > 0
+                && traits.persistent
+                && let Some(marks) = state.marks(&mut effects)
+            {
+                marks.delivered(position, traits.failures);
+            }
             if let Some(keeping) = &mut keeping {
                 keeping.takes(at, position, expires);
             }

@@ -43,6 +43,8 @@ pub(super) struct QueueState {
 pub(crate) struct DeadLetter {
     pub(crate) message: Arc<Message>,
     pub(crate) reason: DeathReason,
+    /// The number of its failed deliveries.
+    pub(crate) failures: u32,
     /// The position of a stored message, which is settled once the letter has been sent on.
     pub(crate) stored: Option<u64>,
     /// Most letters that may result from it, itself included.
@@ -79,8 +81,14 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    pub(super) fn dead_letter(&mut self, message: Arc<Message>, reason: DeathReason, stored: Option<u64>) {
-        self.dead.push(DeadLetter { message, reason, stored, budget: MAX_LETTERS_OF_A_CAUSE });
+    pub(super) fn dead_letter(
+        &mut self,
+        message: Arc<Message>,
+        reason: DeathReason,
+        failures: u32,
+        stored: Option<u64>,
+    ) {
+        self.dead.push(DeadLetter { message, reason, failures, stored, budget: MAX_LETTERS_OF_A_CAUSE });
     }
 
     /// The deliveries, for counters.
@@ -130,15 +138,16 @@ impl QueueState {
         let expires = ttl.map_or(NEVER, |ttl| now.after(ttl).0);
         let position = self.next_position;
         self.next_position += 1;
-        self.ready.push(Delivery { position, expires, message, deliveries: 0, failures: 0 }, spill);
+        let failures = message.traits().failures;
+        self.ready.push(Delivery { position, expires, message, deliveries: failures, failures }, spill);
         (position, expires)
     }
 
     /// Adds a dropped message to the dead letters.
     pub(super) fn dead_letter(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
-        let Delivery { message, position, .. } = delivery;
+        let Delivery { message, position, failures, .. } = delivery;
         let stored = (self.keeps && message.traits().persistent).then_some(position);
-        effects.dead_letter(message, reason, stored);
+        effects.dead_letter(message, reason, failures, stored);
     }
 
     /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever

@@ -92,7 +92,7 @@ impl VirtualHost {
         arguments: FieldTable,
         now: Timestamp,
     ) -> Result<DeclaredQueue, BrokerError> {
-        let parsed = QueueArguments::parse(&arguments, name, &self.name)?;
+        let parsed = QueueArguments::parse(&arguments, name, &self.name, self.compatibility)?;
         self.check_kind(name, declare, &parsed)?;
         let owner = declare.exclusive.then_some(session);
         let properties = QueueProperties {
@@ -339,7 +339,8 @@ impl VirtualHost {
         let resource = Resource::Queue.describe(queue.name(), &self.name);
         check_flag("durable", current.durable, declare.durable, &resource)?;
         check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
-        check_queue_redeclared(queue.kind(), &queue.own_arguments(), arguments, &resource)?;
+        let own = queue.own_arguments();
+        check_queue_redeclared(queue.kind(), self.compatibility, &own, arguments, &resource)?;
         queue.touch(now);
         self.metrics.queues_declared.add(1);
         Ok(describe(queue, self.ticket(declare.durable)))

@@ -39,7 +39,7 @@ fn a_queue_counts_what_enters_it_and_how_it_leaves() {
     assert_eq!(totals(&world, &queue), Some([5, 2, 0, 1, 1, 0, 0, 0]));
     queue.ack(vec![got], world.now);
     queue.requeue(recorder.got.lock().drain(..1).collect(), Returned::Failed, world.now);
-    queue.reject(recorder.got.lock().drain(..).collect(), world.now);
+    queue.reject(recorder.got.lock().drain(..).collect(), Returned::Failed, world.now);
     queue.cancel(id, world.now);
     assert_eq!(world.drain(&queue), ["3", "5"]);
     assert_eq!(

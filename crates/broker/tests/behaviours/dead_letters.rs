@@ -1,4 +1,5 @@
 use amqp::{FieldTable, FieldValue, Properties};
+use broker::Returned;
 
 use crate::world::*;
 
@@ -29,7 +30,7 @@ fn a_rejected_message_tells_its_story() {
     world.bind("q", "amq.direct", "k");
     let properties = Properties::default().with_expiration("60000").with_message_id("id".into());
     world.try_publish("amq.direct", "k", "m", properties).unwrap();
-    queue.reject(vec![world.get(&queue)], world.now);
+    queue.reject(vec![world.get(&queue)], Returned::Failed, world.now);
     assert_eq!(queue.unacked_count(), 0);
     let letter = world.get(&dead);
     assert_eq!((text(&letter), letter.redelivered()), ("m".into(), false));
@@ -59,8 +60,8 @@ fn a_second_death_counts_up_and_comes_first() {
     let two = world.queue_with("two", &dead_letter_to("one"));
     world.publish("", "one", "m");
     for _ in 0..2 {
-        one.reject(vec![world.get(&one)], world.now);
-        two.reject(vec![world.get(&two)], world.now);
+        one.reject(vec![world.get(&one)], Returned::Failed, world.now);
+        two.reject(vec![world.get(&two)], Returned::Failed, world.now);
     }
     let deaths = deaths(&headers_of(&world.get(&one)));
     let summary: Vec<_> = deaths
@@ -89,7 +90,7 @@ fn deaths_after(sent: &[(&str, Option<i64>)]) -> Vec<(String, Option<i64>)> {
     let headers = table(&[("x-death", FieldValue::Array(old.collect()))]);
     let properties = Properties::default().with_headers(raw(&headers));
     world.try_publish("", "one", "m", properties).unwrap();
-    one.reject(vec![world.get(&one)], world.now);
+    one.reject(vec![world.get(&one)], Returned::Failed, world.now);
     let deaths = deaths(&headers_of(&world.get(&two)));
     let count = |death: &FieldTable| death.get("count").and_then(FieldValue::as_integer);
     deaths.iter().map(|death| (field(death, "queue"), count(death))).collect()
@@ -168,14 +169,14 @@ fn letters_go_round_only_if_clients_reject_them() {
     let wait = world.queue_with("wait", &[exchange.clone(), to_work, ttl.clone()]);
     world.publish("", "work", "m");
     for _ in 0..3 {
-        work.reject(vec![world.get(&work)], world.now);
+        work.reject(vec![world.get(&work)], Returned::Failed, world.now);
         assert_eq!(wait.message_count(), 1);
         world.wait(10);
     }
     assert_eq!(work.message_count(), 1, "a rejection lies between");
     let alone = world.queue_with("alone", &[exchange, ttl]);
     world.publish("", "alone", "m");
-    alone.reject(vec![world.get(&alone)], world.now);
+    alone.reject(vec![world.get(&alone)], Returned::Failed, world.now);
     assert_eq!(alone.message_count(), 1, "rejected: back to where it came from");
     world.wait(10);
     assert_eq!(alone.message_count(), 0, "expired: a cycle without a rejection ends");
@@ -194,7 +195,7 @@ fn without_a_key_of_its_own_a_letter_keeps_its_keys() {
     let keys = |key: &str| FieldValue::Array(vec![FieldValue::text(key)]);
     let headers = table(&[("CC", keys("cc")), ("BCC", keys("bcc"))]);
     world.try_publish("", "q", "m", Properties::default().with_headers(raw(&headers))).unwrap();
-    queue.reject(vec![world.get(&queue)], world.now);
+    queue.reject(vec![world.get(&queue)], Returned::Failed, world.now);
     for name in ["dead", "copied", "blind"] {
         let letters = world.vhost.queue(ME, name).unwrap();
         assert_eq!(world.drain(&letters), ["m"], "{name}");
@@ -206,7 +207,7 @@ fn without_an_exchange_and_with_a_missing_one_messages_just_go() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-dead-letter-exchange", FieldValue::text("missing"))]);
     world.publish("", "q", "m");
-    queue.reject(vec![world.get(&queue)], world.now);
+    queue.reject(vec![world.get(&queue)], Returned::Failed, world.now);
     assert_eq!(queue.message_count(), 0);
 }
 

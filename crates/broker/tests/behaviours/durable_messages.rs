@@ -35,7 +35,7 @@ fn what_is_settled_on_disk_stays_away() {
     ["acked", "taken", "dropped", "left"].iter().for_each(|body| drop(kept.publish("", "q", body)));
     queue.ack(vec![kept.world.get(&queue)], kept.world.now);
     assert!(queue.get(true, kept.world.now).is_some());
-    queue.reject(vec![kept.world.get(&queue)], kept.world.now);
+    queue.reject(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
     kept.sync();
     assert_eq!(kept.crash().drain("q"), ["left"]);
 }
@@ -123,7 +123,7 @@ fn a_dead_letter_is_in_one_place_wherever_the_power_fails() {
         kept.durable("dead", &[]);
         kept.publish("", "q", "m");
         kept.sync();
-        queue.reject(vec![kept.world.get(&queue)], kept.world.now);
+        queue.reject(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
         // The kernel has written an arbitrary part of the last round.
         kept.disk.set_faults(Faults { sync: 500, write: 300, names: 0 });
         kept.rounds.step();

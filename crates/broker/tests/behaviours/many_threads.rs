@@ -276,10 +276,10 @@ fn b5_dead_letters_leave_in_order_whichever_thread_drops_them() {
     gate.resume(gate.consume(spec).unwrap(), world.now);
     thread::scope(|scope| {
         let (dropping, now) = (&dropping, world.now);
-        scope.spawn(move || dropping.reject(deliveries, now));
+        scope.spawn(move || dropping.reject(deliveries, Returned::Failed, now));
         scope.spawn(move || {
             at_gate.recv().unwrap();
-            dropping.reject(last, now);
+            dropping.reject(last, Returned::Failed, now);
         });
     });
     assert_eq!(world.drain(&end), ["1", "2"]);

@@ -155,13 +155,43 @@ fn a_message_may_fail_twenty_times() {
 }
 
 #[test]
+fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
+    let mut world = rabbitmq_4();
+    let limit = ("x-delivery-limit", FieldValue::I32(2));
+    let arguments = table(&[("x-queue-type", FieldValue::text("quorum")), limit]);
+    let declare =
+        QueueDeclare { name: "dead", durable: true, arguments: raw(&arguments), ..Default::default() };
+    let dead = world.declare(declare).unwrap().queue;
+    let queue = quorum(&world);
+    let mut letter_of = |failures: u32, rejected: Returned| {
+        world.publish("", "q", "m");
+        (0..failures).for_each(|_| queue.requeue(vec![world.get(&queue)], Returned::Failed, world.now));
+        queue.reject(vec![world.get(&queue)], rejected, world.now);
+        world.get(&dead)
+    };
+    let forgiven = letter_of(0, Returned::Released);
+    assert_eq!((forgiven.redelivered(), counts(&dead, &forgiven)), (false, (None, None)));
+    let rejected = letter_of(0, Returned::Failed);
+    assert_eq!((rejected.redelivered(), counts(&dead, &rejected)), (true, (Some(1), Some(1))));
+    let nacked_later = letter_of(1, Returned::Released);
+    assert_eq!(counts(&dead, &nacked_later), (Some(1), Some(1)));
+    let rejected_later = letter_of(1, Returned::Failed);
+    assert_eq!(counts(&dead, &rejected_later), (Some(2), Some(2)));
+    // The limit counts them, too.
+    dead.requeue(vec![forgiven, rejected], Returned::Failed, world.now);
+    assert_eq!(dead.message_count(), 2);
+    dead.requeue(vec![rejected_later], Returned::Failed, world.now);
+    assert_eq!(dead.message_count(), 2);
+}
+
+#[test]
 fn dead_letters_tell_of_their_last_death_and_keep_their_copies() {
     let mut world = rabbitmq_4();
     let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
     let copies = FieldValue::Array(vec![FieldValue::text("elsewhere")]);
     let headers: FieldTable = [("CC", copies.clone())].into_iter().collect();
     world.try_publish("", "q", "m", Properties::default().with_headers(raw(&headers.encode()))).unwrap();
-    queue.reject(vec![world.get(&queue)], world.now);
+    queue.reject(vec![world.get(&queue)], Returned::Failed, world.now);
     let headers = headers_of(&world.get(&dead));
     for (name, text) in [("queue", "q"), ("reason", "rejected"), ("exchange", "")] {
         for which in ["first", "last"] {
@@ -202,7 +232,7 @@ fn a_client_does_not_make_up_deaths() {
         (counts, headers.get("x-first-death-queue").cloned())
     };
     world.try_publish("", "q", "m", Properties::default().with_headers(raw(&headers.encode()))).unwrap();
-    queue.reject(vec![world.get(&queue)], world.now);
+    queue.reject(vec![world.get(&queue)], Returned::Failed, world.now);
     assert_eq!(counts_and_first(&world), (vec![Some(1)], Some(FieldValue::text("q"))));
 }
 

@@ -31,7 +31,7 @@ fn a_dead_letter_exchange_is_the_one_that_operators_see() {
     let queue = world.declare(declare).unwrap().queue;
     world.publish("", "q", "m");
     let delivery = world.get(&queue);
-    queue.reject(vec![delivery], world.now);
+    queue.reject(vec![delivery], Returned::Failed, world.now);
     assert_eq!((first.message_count(), second.message_count()), (1, 0));
     assert_eq!(json_of(&queue.properties().arguments)["x-dead-letter-exchange"], "first");
 }

@@ -38,6 +38,6 @@ fn what_comes_back_after_the_queue_was_deleted_is_dropped() {
     let mut held = held.into_iter();
     queue.ack(held.next().into_iter().collect(), world.now);
     queue.requeue(held.next().into_iter().collect(), Returned::Failed, world.now);
-    queue.reject(held.collect(), world.now);
+    queue.reject(held.collect(), Returned::Failed, world.now);
     assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
 }

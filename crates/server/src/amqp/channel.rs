@@ -196,12 +196,12 @@ impl Channel {
 enum DeliverySettlement {
     Ack,
     Requeue(Returned),
-    Reject,
+    Reject(Returned),
 }
 
 impl DeliverySettlement {
     fn refusal(requeue: bool, returned: Returned) -> Self {
-        if requeue { Self::Requeue(returned) } else { Self::Reject }
+        if requeue { Self::Requeue(returned) } else { Self::Reject(returned) }
     }
 }
 
@@ -217,7 +217,7 @@ fn give_back(unsettled: Vec<(u64, Unsettled)>, how: DeliverySettlement, context:
         match how {
             DeliverySettlement::Ack => _ = queue.ack(run, context.now),
             DeliverySettlement::Requeue(returned) => queue.requeue(run, returned, context.now),
-            DeliverySettlement::Reject => queue.reject(run, context.now),
+            DeliverySettlement::Reject(returned) => queue.reject(run, returned, context.now),
         }
     }
 }

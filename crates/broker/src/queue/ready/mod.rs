@@ -1,9 +1,9 @@
 //! The messages of a queue that are ready for delivery, in order.
 //!
-//! Each priority that occurs has a level, and in some queues returned messages have one in front of all. All messages of a short level are in memory. A long one may be split: its head,
-//! from which messages leave, and its tail, to which they are added, are in memory, and the run between them
-//! is on disk. A run is only loaded from its front, to the end of the head, and only grows at its end, by the
-//! front of the tail.
+//! Each priority that occurs has a level, and in some queues returned messages have one in front of all. All
+//! messages of a short level are in memory. A long one may be split: its head, from which messages leave, and its
+//! tail, to which they are added, are in memory, and the run between them is on disk. A run is only loaded from its
+//! front, to the end of the head, and only grows at its end, by the front of the tail.
 
 mod disk;
 mod level;
