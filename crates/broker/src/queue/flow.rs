@@ -204,6 +204,10 @@ impl Queue {
                 state.ready.put_back(delivery);
             }
         }
+        if self.delivery_order().returned_first {
+            // Such a queue hands out what it can before it looks at its limits.
+            state.pump(now, &mut effects);
+        }
         let state = self.trim(state, &mut effects, now);
         self.run(state, effects, now);
     }

@@ -142,6 +142,38 @@ fn a_full_quorum_queue_drops_what_it_would_deliver_next() {
 }
 
 #[test]
+fn messages_of_a_quorum_queue_expire_behind_those_of_a_higher_priority() {
+    let mut world = rabbitmq_4();
+    let queue = quorum(&world);
+    publish_by_priority(&mut world, &[("high", Some(9))]);
+    for (body, expiration) in [("low", Some("100")), ("behind", Some("50")), ("at the end", None)] {
+        let properties = Properties { priority: Some(1), expiration, ..Properties::default() };
+        world.try_publish("", "q", body, properties).unwrap();
+    }
+    world.wait(60);
+    assert_eq!(queue.message_count(), 4, "the first of its priority has not expired");
+    world.wait(40);
+    assert_eq!(world.drain(&queue), ["high", "at the end"]);
+}
+
+#[test]
+fn consumers_get_what_comes_back_to_a_full_quorum_queue() {
+    let mut world = rabbitmq_4();
+    let limit = ("x-max-length", FieldValue::I32(1));
+    let queue = with_dead_letters(&world, &[("x-queue-type", FieldValue::text("quorum")), limit]);
+    let taken: Vec<_> = ["1", "2", "3"]
+        .into_iter()
+        .map(|body| {
+            world.publish("", "q", body);
+            world.get(&queue)
+        })
+        .collect();
+    let (_, recorder) = world.consume(&queue, 2, 0);
+    queue.requeue(taken, Returned::Released, world.now);
+    assert_eq!((recorder.bodies(), queue.message_count()), (vec!["1".into(), "2".into()], 1));
+}
+
+#[test]
 fn a_message_may_fail_twenty_times() {
     let mut world = rabbitmq_4();
     let (dead, queue) = (world.queue("dead"), quorum(&world));

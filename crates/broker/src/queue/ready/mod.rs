@@ -173,21 +173,11 @@ impl ReadyStore {
         if self.len == 0 {
             return None;
         }
-        for level in self.levels.iter_mut().rev() {
-            if let Some(popped) = level.pop() {
-                let delivery = popped.delivery;
-                let weight = delivery.message.weight();
-                self.len -= 1;
-                self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
-                self.resident -= weight;
-                self.pinned -= if popped.pinned { weight } else { 0 };
-                self.needs_load |= popped.needs_load;
-                if popped.joins {
-                    self.join_exhausted();
-                }
+        for at in (0..self.levels.len()).rev() {
+            if let Some(delivery) = self.pop_from(at) {
                 return Some(delivery);
             }
-            if level.is_on_disk() {
+            if self.levels[at].is_on_disk() {
                 self.needs_load = true;
                 return None;
             }
@@ -195,8 +185,31 @@ impl ReadyStore {
         None
     }
 
-    /// Takes the next message if it has expired.
+    /// Takes the next message of a level, if it is in memory.
+    #[inline]
+    fn pop_from(&mut self, at: usize) -> Option<Delivery> {
+        let popped = self.levels[at].pop()?;
+        let delivery = popped.delivery;
+        let weight = delivery.message.weight();
+        self.len -= 1;
+        self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
+        self.resident -= weight;
+        self.pinned -= if popped.pinned { weight } else { 0 };
+        self.needs_load |= popped.needs_load;
+        if popped.joins {
+            self.join_exhausted();
+        }
+        Some(delivery)
+    }
+
+    /// Takes the next message if it has expired; where returned messages come first, the next one of any level.
     pub(super) fn pop_expired(&mut self, now: u64) -> Option<Delivery> {
+        let has_expired = |level: &Level| level.front().is_some_and(|next| next.expires <= now);
+        if self.order.returned_first
+            && let Some(at) = self.levels.iter().rposition(has_expired)
+        {
+            return self.pop_from(at);
+        }
         match self.front() {
             Some(delivery) if delivery.expires <= now => self.pop(),
             Some(_) => None,
@@ -208,8 +221,14 @@ impl ReadyStore {
     }
 
     /// The time at which the next message expires, or the earliest possible one if it is on disk. Messages
-    /// behind it wait for it, as in RabbitMQ, regardless of their priority.
+    /// behind it wait for it, as in RabbitMQ, regardless of their priority, unless returned messages come first: then the
+    /// next ones of all levels expire.
     pub(super) fn next_expiry(&self) -> Option<u64> {
+        let in_memory = |level: &Level| level.front().map(|next| next.expires);
+        let expires = self.levels.iter().filter_map(in_memory).min();
+        if let Some(expires) = expires.filter(|_| self.order.returned_first && !self.is_on_disk()) {
+            return (expires != NEVER).then_some(expires);
+        }
         let expires = match self.front() {
             Some(delivery) => delivery.expires,
             None if self.len == 0 => NEVER,
