@@ -61,7 +61,7 @@ fn an_annotation_is_seen_by_its_front_end_alone() {
         let delivery = world.get(&queue);
         assert_eq!(names(&queue, &delivery), seen);
         assert_eq!(delivery.message().properties(), properties);
-        queue.reject(vec![delivery], world.now);
+        queue.reject(vec![delivery], Returned::Failed, world.now);
         let letter = world.get(&dead);
         assert_eq!(letter.message().traits().is_annotated, annotates);
         assert_eq!(names(&dead, &letter).iter().any(|name| name == ANNOTATION), !annotates);

@@ -227,7 +227,7 @@ impl StompSettlement {
             Self::Ack => _ = queue.ack(deliveries, now),
             Self::Release => queue.requeue(deliveries, Returned::Released, now),
             Self::Requeue => queue.requeue(deliveries, Returned::Failed, now),
-            Self::Reject => queue.reject(deliveries, Returned::Failed, now),
+            Self::Reject => queue.reject(deliveries, Returned::Released, now),
         }
     }
 }
