@@ -7,8 +7,9 @@ import time
 import pika
 import pytest
 
-from harness.management import leveret, path, rabbitmq
+from harness.management import beside, path
 from harness.patience import PATIENCE
+from harness.releases import RELEASES
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 POLICY = {"pattern": "^q", "definition": {"max-length": 10}, "priority": 1, "apply-to": "queues"}
@@ -28,6 +29,9 @@ STEPS = [
     ("PUT", "permissions/v1/u1", {"configure": ".*", "write": ".*"}),
     ("PUT", "permissions/nope/u1", ALL),
     ("PUT", "permissions/v1/nope", ALL),
+    ("PUT", "topic-permissions/v1/u1", {"exchange": "nope", "write": ".*", "read": ".*"}),
+    ("DELETE", "topic-permissions/v1/u1/nope", None),
+    ("PUT", "topic-permissions/v1/u1", {"exchange": "", "write": ".*", "read": ".*"}),
     ("PUT", "topic-permissions/v1/u1", {"exchange": "amq.topic", "write": ".*", "read": ".*"}),
     ("PUT", "policies/v1/p1", POLICY),
     ("PUT", "operator-policies/v1/o1", {**POLICY, "definition": {"max-length": 5}}),
@@ -82,16 +86,74 @@ STEPS = [
     ("DELETE", "users/nope", None),
     ("POST", "users/bulk-delete", {"users": ["nope"]}),
     ("DELETE", "connections/nope", None),
+    ("POST", "definitions", {"exchanges": [{"name": "amq.x", "vhost": "v1", "type": "topic", "durable": True, "auto_delete": False}]}),
+    ("GET", "exchanges/v1/amq.x", None),
+    ("POST", "definitions", {"queues": [{"name": "amq.x", "vhost": "v1", "durable": True, "auto_delete": False}]}),
+    ("GET", "queues/v1/amq.x", None),
     ("GET", "nope", None),
-    ("GET", "auth/hash_password/x", None),
+    ("POST", "nope", {}),
+    ("OPTIONS", "nope", None),
     ("GET", "health/checks/alarms", None),
     ("GET", "health/checks/local-alarms", None),
-    ("GET", "health/checks/protocol-listener/amqp091", None),
+    ("GET", "health/checks/protocol-listener/AMQP", None),
+    ("GET", "health/checks/protocol-listener/nope", None),
+    ("GET", "health/checks/protocol-listener/amqp,nope", None),
     ("GET", "health/checks/virtual-hosts", None),
     ("GET", "health/checks/node-is-mirror-sync-critical", None),
     ("GET", "health/checks/node-is-quorum-critical", None),
+    ("GET", "health/checks/is-in-service", None),
+    ("GET", "health/checks/ready-to-serve-clients", None),
+    ("GET", "health/checks/below-node-connection-limit", None),
+    ("GET", "health/checks/reached-target-cluster-size", None),
+    ("GET", "health/checks/metadata-store/initialized", None),
+    ("GET", "health/checks/metadata-store/initialized/with-data", None),
+    ("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/", None),
+    ("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/x", None),
+    ("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/v1", None),
+    ("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/v1/pattern/x", None),
+    ("GET", "health/checks/port-listener/nope", None),
+    ("GET", "healthchecks/node", None),
+    ("GET", "healthchecks/node/nope", None),
     ("GET", "aliveness-test/v1", None),
+    ("GET", "queues/v1/aliveness-test?columns=name,durable", None),
+    ("GET", "version", None),
+    ("GET", "vhosts/nope/connections", None),
+    ("GET", "vhosts/nope/channels", None),
+    ("PUT", "feature-flags/quorum_queue/enable", {}),
+    ("PUT", "feature-flags/nope/enable", {}),
+    ("DELETE", "reset", None),
+    ("DELETE", "reset/nope", None),
+    ("GET", "reset", None),
+    ("POST", "vhosts/v1/start/nope", None),
+    ("PUT", "vhosts/v2", {"default_queue_type": "bogus"}),
+    ("PUT", "vhosts/v2", {"default_queue_type": "quorum", "description": "d"}),
+    ("PUT", "queues/v2/durable", {"durable": True}),
+    ("PUT", "queues/v2/durable", {"durable": True, "arguments": {"x-queue-type": "classic"}}),
+    ("GET", "queues/quorum/v2/nope/status", None),
+    ("GET", "queues/quorum/v1/q1/status", None),
+    ("POST", "queues/quorum/v2/durable/replicas/add", {}),
+    ("POST", "queues/quorum/v2/durable/replicas/add", {"node": "nope"}),
+    ("POST", "queues/quorum/v2/nope/replicas/add", {"node": "nope"}),
+    ("DELETE", "queues/quorum/v2/durable/replicas/delete", None),
+    ("DELETE", "queues/quorum/v2/durable/replicas/delete", {"node": "nope"}),
+    ("DELETE", "queues/quorum/v2/nope/replicas/delete", {"node": "nope"}),
+    ("DELETE", "queues/quorum/v1/q1/replicas/delete", {"node": "nope"}),
+    ("DELETE", "queues/quorum/replicas/on/nope/shrink", None),
+    ("PUT", "queues/v2/transient", {"durable": False}),
+    ("PUT", "queues/v2/auto-delete", {"durable": True, "auto_delete": True}),
+    ("GET", "queues/v2?columns=name,type,arguments", None),
+    ("GET", "queues/detailed?columns=name,vhost", None),
+    ("GET", "vhosts/v2?columns=name,description,tags,default_queue_type,protected_from_deletion,metadata", None),
+    ("POST", "vhosts/v2/deletion/protection", None),
+    ("POST", "vhosts/nope/deletion/protection", None),
+    ("DELETE", "vhosts/nope/deletion/protection", None),
+    ("DELETE", "vhosts/v2", None),
+    ("PUT", "vhosts/v2", {"description": "e"}),
+    ("GET", "vhosts/v2?columns=name,description,default_queue_type,protected_from_deletion,metadata", None),
+    ("DELETE", "vhosts/v2/deletion/protection", None),
+    ("DELETE", "vhosts/v2", None),
     ("GET", "queues/v1?page=9&page_size=1", None),
+    ("GET", "queues/v1?page=1&name=nope", None),
     ("GET", "queues?page=0", None),
     ("GET", "queues?page=1&page_size=600", None),
     ("GET", "queues?page=1&name=(&use_regex=true", None),
@@ -121,27 +183,28 @@ STEPS = [
     ("GET", "bindings/v1", None),
 ]
 
-# Of the operator of a broker, and of how it counts: no wrong answers, but others.
-OWN = {"www-authenticate"}
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    with rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as theirs, leveret(tmp_path_factory.mktemp("leveret")) as ours:
+@pytest.fixture(scope="module", params=RELEASES)
+def both(request, tmp_path_factory):
+    with beside(tmp_path_factory, request.param) as (ours, theirs):
         answers = [[each.ask(*step) for step in STEPS] for each in (ours, theirs)]
         yield ours, theirs, answers
 
 
-def told(answer):
+def told(step, answer):
     status, headers, body = answer
+    if isinstance(body, dict) and "protocols" in body:
+        # Erlang's own is not there.
+        body["protocols"] = sorted(set(body["protocols"]) - {"clustering"})
+    # HEAD is answered wherever GET is; some of RabbitMQ's paths do not say so, and one says GET that ends in a crash.
+    allow = set(headers.get("allow", "").split(", ")) - ({"HEAD", "GET"} if "protection" in step[1] else {"HEAD"})
     listed = body if not isinstance(body, list) else sorted(body, key=lambda item: json.dumps(item, sort_keys=True))
-    return status, headers.get("location"), headers.get("allow"), listed
+    return status, headers.get("location"), allow, listed
 
 
 @pytest.mark.parametrize("number", range(len(STEPS)), ids=[f"{method} {path}" for method, path, _ in STEPS])
 def test_an_answer_is_rabbitmqs(both, number):
     ours, theirs = both[2]
-    assert told(ours[number]) == told(theirs[number])
+    assert told(STEPS[number], ours[number]) == told(STEPS[number], theirs[number])
 
 
 # What of RabbitMQ's keys is about Erlang, about mirrors, or not measured here.
@@ -151,9 +214,11 @@ LEFT_OUT = {
     "message_bytes_unacknowledged", "messages_persistent", "messages_ready_ram", "messages_unacknowledged_ram",
     "messages_details", "messages_ready_details", "messages_unacknowledged_details", "consumer_capacity",
     "consumer_utilisation", "head_message_timestamp", "acks_uncommitted", "messages_uncommitted",
-    "pending_raft_commands", "recv_cnt", "send_cnt",
+    "pending_raft_commands", "recv_cnt", "send_cnt", "cached_segments",
+    "storage_version", "messages_paged_out",
 }  # fmt: skip
-MADE_HERE = {"websocket"}
+# RabbitMQ 4 does not page out, and Leveret does whatever it follows.
+MADE_HERE = {"websocket", "messages_paged_out"}
 
 
 def test_what_is_shown_of_a_client_is_what_rabbitmq_shows(both):
@@ -200,19 +265,21 @@ def test_what_goes_through_is_counted_as_rabbitmq_counts_it(both):
         ours, theirs = both[:2]
         # RabbitMQ gathers its figures now and then.
         deadline = time.monotonic() + PATIENCE
-        while (told := counted(ours)) != (by_them := as_here(counted(theirs))) and time.monotonic() < deadline:
+        while (by_us := counted(ours)) != (by_them := as_here(theirs)) and time.monotonic() < deadline:
             time.sleep(0.5)
-        assert told == by_them
-        assert told["exchanges", "all"]["publish_out"] == 22 and told["queues", "consumed"]["redeliver"] == 1
+        assert by_us == by_them
+        assert by_us["exchanges", "all"]["publish_out"] == 22 and by_us["queues", "consumed"]["redeliver"] == 1
 
 
-def as_here(theirs):
-    """RabbitMQ counts among what leaves the default exchange what that leads nowhere; and of a virtual host more."""
-    if (out := theirs["exchanges", ""].get("publish_out")) is not None:
-        theirs["exchanges", ""]["publish_out"] = out - 1
-    of_vhost = theirs["vhosts", "counted"]
-    theirs["vhosts", "counted"] = {key: of_vhost[key] for key in of_vhost if not key.startswith(OF_CHANNELS)}
-    return theirs
+def as_here(management):
+    """RabbitMQ 3.10 counts among what leaves the default exchange what that leads nowhere; and both of a virtual host more."""
+    counters = counted(management)
+    of_default = counters["exchanges", ""]
+    if management.server.release.name == "3.10" and "publish_out" in of_default:
+        of_default["publish_out"] -= 1
+    of_vhost = counters["vhosts", "counted"]
+    counters["vhosts", "counted"] = {key: of_vhost[key] for key in of_vhost if not key.startswith(OF_CHANNELS)}
+    return counters
 
 
 def go_through(connection):
@@ -263,6 +330,35 @@ def varies(key):
     """Between two servers, or two runs of one."""
     parts = ("name", "port", "node", "connected_at", "_oct", "_details", "detail", "type", "messages_")
     return any(part in key for part in parts) or key == "channels"
+
+
+@pytest.mark.parametrize("both", ["4"], indirect=True)
+def test_the_only_replica_of_a_quorum_queue_stays(both):
+    patterns = {"vhost_pattern": ".*", "queue_pattern": ".*", "strategy": "all"}
+    answers = []
+    for management in both[:2]:
+        node = management.get("overview")["node"]
+        for kind in ("classic", "quorum"):
+            body = {"durable": True, "arguments": {"x-queue-type": kind}}
+            assert management.status("PUT", f"queues/%2F/replicated-{kind}", body) == 201
+        asked = [
+            *(("GET", f"replicated-{kind}/status", None) for kind in ("classic", "quorum")),
+            *(("POST", f"replicated-{kind}/replicas/add", {"node": node}) for kind in ("classic", "quorum")),
+            *(("DELETE", f"replicated-{kind}/replicas/delete", {"node": node}) for kind in ("classic", "quorum")),
+            ("POST", "nope/replicas/add", {"node": node}),
+        ]
+        asked = [(method, f"queues/quorum/%2F/{path}", body) for method, path, body in asked]
+        place = f"queues/quorum/replicas/on/{node}"
+        asked += [("POST", f"{place}/grow", patterns), ("POST", f"{place}/grow", {"strategy": "all"}), ("DELETE", f"{place}/shrink", None)]
+        found = [management.ask(*each)[::2] for each in asked]
+        if found[1][0] == 200:
+            # Beside these are positions in a log that is not here.
+            found[1] = [{key: row[key] for key in ("Raft State", "Membership")} for row in found[1][1]]
+            columns = "columns=type,leader,members,online"
+            queue = json.dumps(management.get(f"queues/%2F/replicated-quorum?{columns}"))
+            found.append(json.loads(queue.replace(node, "the node")))
+        answers.append(found)
+    assert answers[0] == answers[1]
 
 
 def test_a_connection_is_closed_with_a_reason(both):

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import pytest
+
 from harness.child import clean_environment
 from harness.leveret import Leveret
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
-from harness.releases import TAKEN_AFTER
+from harness.releases import TAKEN_AFTER, missing
 
 PLUGINS = Path("/usr/lib/rabbitmq/lib")
 ADMIN = "rabbitmq_server-*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqadmin"
@@ -85,11 +87,20 @@ def leveret(folder, *flags):
 
 
 @contextlib.contextmanager
-def rabbitmq(folder):
+def beside(folders, version):
+    """The broker that follows a release of RabbitMQ, and that itself."""
+    if reason := missing(version):
+        pytest.skip(f"RabbitMQ {version}: {reason}")
+    flags = ("--compatibility", version)
+    with rabbitmq(folders.mktemp("rabbitmq"), version) as theirs, leveret(folders.mktemp("leveret"), *flags) as ours:
+        yield ours, theirs
+
+
+@contextlib.contextmanager
+def rabbitmq(folder, version=TAKEN_AFTER):
     [port] = free_ports(1)
     settings = [f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"]
-    # The release whose API the embedded broker has.
-    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version=TAKEN_AFTER)
+    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version=version)
     try:
         yield Management(server, f"http://127.0.0.1:{port}")
     finally:

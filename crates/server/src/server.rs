@@ -264,6 +264,11 @@ impl Server {
         self.shared.config.frame_max
     }
 
+    /// Time limit for a delivery to be acknowledged.
+    pub fn consumer_timeout(&self) -> Duration {
+        self.shared.config.consumer_timeout
+    }
+
     /// The connections that clients have opened, in the order of their arrival.
     pub fn open_connections(&self) -> Vec<Arc<OpenConnection>> {
         self.shared.registry.all()

@@ -155,7 +155,6 @@ fn implicit(queue: &std::sync::Arc<str>) -> BindingView {
         destination_type: BindingEnd::Queue,
         routing_key: queue.to_string(),
         arguments: FieldTable::new(),
-        durable: false,
     }
 }
 

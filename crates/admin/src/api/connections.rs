@@ -15,6 +15,7 @@ use super::stats;
 
 /// `GET /api/connections`, and those of a virtual host.
 pub(super) fn all(call: &Call) -> ApiAnswer {
+    check_vhost(call)?;
     show_all(call, visible(call))
 }
 
@@ -55,6 +56,7 @@ pub(super) fn channels_of(call: &Call) -> ApiAnswer {
 
 /// `GET /api/channels`, and those of a virtual host.
 pub(super) fn channels(call: &Call) -> ApiAnswer {
+    check_vhost(call)?;
     show_channels(call, visible(call).iter().flat_map(|named| channels_in(call, named)).collect())
 }
 
@@ -97,6 +99,11 @@ impl NamedConnection {
 
 fn reason(call: &Call) -> &str {
     call.reason.as_deref().unwrap_or("Closed via management plugin")
+}
+
+/// The virtual host of the path, if it names one, has to exist.
+fn check_vhost(call: &Call) -> Result<(), ApiError> {
+    if call.at("vhost").is_empty() { Ok(()) } else { call.vhost().map(drop) }
 }
 
 /// The connections that the user may see; only those in the path's virtual host, if it names one.

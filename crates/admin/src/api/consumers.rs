@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use broker::{ConsumerInfo, Queue, SessionId};
+use broker::{Compatibility, ConsumerInfo, Queue, SessionId};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call};
@@ -87,10 +87,15 @@ fn show(call: &Call, vhost: &str, queue: &Queue, info: &ConsumerInfo, known: &Co
         0 => json!({}),
         priority => json!({"x-priority": priority}),
     };
-    json!({
+    let mut shown = json!({
         "arguments": arguments, "ack_required": !info.no_ack, "active": info.active,
         "activity_status": if info.active { "up" } else { "waiting" }, "channel_details": channel,
         "consumer_tag": info.tag, "exclusive": info.exclusive, "prefetch_count": info.prefetch,
         "queue": {"name": &**queue.name(), "vhost": vhost},
-    })
+    });
+    if call.compatibility() == Compatibility::V4 {
+        let milliseconds = call.api.process.consumer_timeout().as_millis();
+        shown["consumer_timeout"] = u64::try_from(milliseconds).unwrap_or(u64::MAX).into();
+    }
+    shown
 }

@@ -1,6 +1,6 @@
 //! Export and import of all definitions.
 
-use broker::{Compatibility, Definitions, Section, VirtualHost};
+use broker::{Compatibility, Definitions, QueueKind, Section, VirtualHost};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply};
@@ -31,6 +31,11 @@ pub(super) fn export_vhost(call: &Call) -> ApiAnswer {
     let mut file = broker.export(Some(&*vhost));
     if call.compatibility() == Compatibility::V4 {
         add_versions(call, &mut file);
+        for section in ["parameters", "policies"] {
+            for entry in file.get_mut(section).and_then(Value::as_array_mut).into_iter().flatten() {
+                entry.as_object_mut().map(|entry| entry.remove("vhost"));
+            }
+        }
         let definition = broker.definition(Section::VirtualHosts, &[vhost.name()]).unwrap_or_default();
         let metadata = vhosts::metadata(&definition);
         file.insert("description".to_owned(), metadata["description"].clone());
@@ -70,8 +75,19 @@ pub(super) fn import_vhost(call: &Call) -> ApiAnswer {
 }
 
 fn show(call: &Call, mut file: Map<String, Value>) -> Reply {
+    if call.compatibility() == Compatibility::V4 {
+        add_queue_types(&mut file);
+    }
     file.insert("rabbit_version".to_owned(), json!(call.rabbitmq_version()));
     Reply::json(Value::Object(file))
+}
+
+/// Adds the type of each queue, which RabbitMQ 4 writes beside the arguments as well.
+fn add_queue_types(file: &mut Map<String, Value>) {
+    for queue in file.get_mut("queues").and_then(Value::as_array_mut).into_iter().flatten() {
+        let kind = queue["arguments"]["x-queue-type"].as_str().unwrap_or(QueueKind::default().name());
+        queue["type"] = json!(kind);
+    }
 }
 
 fn load(call: &Call, file: &Map<String, Value>) -> ApiAnswer {

@@ -3,7 +3,7 @@
 use amqp::ReplyCode;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use broker::{BrokerError, DefinitionsError};
+use broker::{BrokerError, Compatibility, DefinitionsError};
 use serde_json::{Value, json};
 
 /// The reason why a request is refused.
@@ -26,8 +26,12 @@ impl ApiError {
     }
 
     /// 401 for a request without valid credentials.
-    pub(super) fn login_failed() -> Self {
-        let refused = Self::new(StatusCode::UNAUTHORIZED, "not_authorized", "Login failed");
+    pub(super) fn login_failed(followed: Compatibility) -> Self {
+        let reason = match followed {
+            Compatibility::V3_10 => "Login failed",
+            Compatibility::V4 => "Not_Authorized",
+        };
+        let refused = Self::new(StatusCode::UNAUTHORIZED, "not_authorized", reason);
         Self { challenge: true, ..refused }
     }
 

@@ -1,6 +1,6 @@
 //! Limits of virtual hosts and of users.
 
-use broker::Section;
+use broker::{Compatibility, Section};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply, number, require};
@@ -52,6 +52,10 @@ pub(super) fn clear_of_vhost(call: &Call) -> ApiAnswer {
 pub(super) fn of_users(call: &Call) -> ApiAnswer {
     let wanted = call.at("user");
     let broker = call.broker()?;
+    let shows_any = call.compatibility() == Compatibility::V3_10 || wanted.is_empty();
+    if !shows_any && !call.user.sees_connections_of(wanted) {
+        return Err(ApiError::not_authorised("User not authorised to access object"));
+    }
     if !wanted.is_empty() && broker.definition(Section::Users, &[wanted]).is_none() {
         return Err(ApiError::not_found());
     }

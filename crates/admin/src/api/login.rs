@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use broker::{Broker, Identity, LoginRefused, VirtualHost};
+use broker::{Broker, Compatibility, Identity, LoginRefused, VirtualHost};
 
 use super::error::ApiError;
 use super::request::Caller;
@@ -52,17 +52,18 @@ pub(super) enum Who {
 impl User {
     /// Validates the header Authorization.
     pub(super) fn log_in(broker: &Broker, headers: &HeaderMap, peer: Caller) -> Result<Self, ApiError> {
-        let (name, password) = credentials(headers).ok_or_else(ApiError::login_failed)?;
+        let refused = || ApiError::login_failed(broker.compatibility());
+        let (name, password) = credentials(headers).ok_or_else(refused)?;
         if name.len() > MAX_NAME {
             // No user has such a name. It is not logged, since it may be as long as a request's head.
-            return Err(ApiError::login_failed());
+            return Err(refused());
         }
         let validated = broker.authenticate_from(&name, &password, peer.ip, peer.is_local, Instant::now());
         let identity = validated.map_err(|why| match why {
             LoginRefused::TooManyAttempts => ApiError::too_many_attempts(),
             why => {
                 tracing::warn!(user = name, %why, "HTTP login refused");
-                ApiError::login_failed()
+                refused()
             }
         })?;
         let tags = broker.tags_of(identity.user()).unwrap_or_default();
@@ -99,20 +100,30 @@ impl User {
     ) -> Result<(), ApiError> {
         let level = self.level;
         let member = || vhost.is_none_or(|vhost| self.may_open(broker, vhost));
+        let is_there =
+            || vhost.is_none_or(|vhost| broker.is_some_and(|broker| broker.vhost(vhost).is_some()));
+        // RabbitMQ 4 does not tell users whether there is a virtual host that they may not open.
+        let conceals = broker.is_some_and(|broker| broker.compatibility() == Compatibility::V4);
+        let refuse_stranger = |allowed: bool| match allowed {
+            true => Ok(()),
+            false if !conceals => Err(ApiError::not_authorised(NOT_MEMBER)),
+            false if is_there() => Err(ApiError::missing("Not Found")),
+            false => Err(ApiError::not_found()),
+        };
         let refuse = |allowed: bool, reason: &'static str| {
             if allowed { Ok(()) } else { Err(ApiError::not_authorised(reason)) }
         };
         match who {
-            Who::Anyone => refuse(level.administrator || member(), NOT_MEMBER),
-            Who::AnyoneMonitors => refuse(level.monitoring || member(), NOT_MEMBER),
+            Who::Anyone => refuse_stranger(level.administrator || member()),
+            Who::AnyoneMonitors => refuse_stranger(level.monitoring || member()),
             // RabbitMQ tells administrators when the virtual host does not exist.
-            Who::Member => {
-                let is_there = |vhost| broker.is_some_and(|broker| broker.vhost(vhost).is_some());
-                let missing = vhost.is_some_and(|vhost| !is_there(vhost));
-                if missing && level.administrator {
-                    return Err(ApiError::missing("vhost_not_found"));
-                }
-                refuse(member(), if level.administrator { "Access refused." } else { NOT_MEMBER })
+            Who::Member if !is_there() && (level.administrator || conceals) => {
+                Err(ApiError::missing("vhost_not_found"))
+            }
+            Who::Member if level.administrator => refuse(member(), "Access refused."),
+            Who::Member => refuse_stranger(member()),
+            Who::Policymaker if conceals && level.policymaker => {
+                refuse_stranger(level.administrator || member())
             }
             Who::Policymaker => refuse(
                 level.administrator || (level.policymaker && member()),

@@ -8,8 +8,8 @@ use amqp::content::max_properties_len;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use broker::{
-    AuthorisedSession, Body, BrokerError, Compatibility, Delivery, Fetched, Got, Publish, Publisher, Queue,
-    Returned, TracedConnection, Waiter,
+    AuthorisedSession, Body, Compatibility, Delivery, Fetched, Got, Publish, Publisher, Queue, Returned,
+    TracedConnection, Waiter,
 };
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -25,6 +25,13 @@ use super::properties;
 /// confirm.
 pub(super) fn publish(call: &Call) -> ApiAnswer {
     let authorised = call.authorised()?;
+    let exchange = exchanges::name(call.at("name"));
+    if call.compatibility() == Compatibility::V4
+        && !exchange.is_empty()
+        && authorised.vhost().exchange_view(exchange).is_none()
+    {
+        return Err(ApiError::missing("exchange_not_found"));
+    }
     let mut body = call.parts(OF_A_MESSAGE)?;
     require(&body, OF_A_MESSAGE)?;
     let payload = payload(&mut body)?;
@@ -47,24 +54,17 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
     }
     let mut publisher = publisher(&authorised);
     let publish = Publish {
-        exchange: exchanges::name(call.at("name")),
+        exchange,
         routing_key: short("routing_key", text(&body, "routing_key", "")?)?,
         properties: &properties,
         body: Body::Chunks(&[payload]),
     };
-    let routed = publisher.publish(publish, call.now()).map_err(|error| not_published(call, &error))?;
+    let routed = publisher.publish(publish, call.now()).map_err(|error| ApiError::of_publish(&error))?;
     let flushed = publisher.flush(call.now());
     if !flushed.refused.is_empty() {
         return Err(ApiError::bad_request("rejected"));
     }
     Ok(Reply::json(json!({"routed": routed})).when_stored(flushed.until))
-}
-
-fn not_published(call: &Call, error: &BrokerError) -> ApiError {
-    match (call.compatibility(), error.reply_code()) {
-        (Compatibility::V4, ReplyCode::NotFound) => ApiError::missing("exchange_not_found"),
-        _ => ApiError::of_publish(error),
-    }
 }
 
 /// Creates the publisher of a request.

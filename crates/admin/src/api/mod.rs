@@ -40,6 +40,7 @@ mod policies;
 mod process;
 mod properties;
 mod queues;
+mod quorum;
 mod request;
 mod routes;
 mod samples;

@@ -98,6 +98,7 @@ fn responses(route: &Route, action: &Action) -> Value {
             json!({"type": "array", "items": {"type": "object"}})
         } else if matches!(route.path, "extensions" | "feature-flags" | "leveret/environment")
             || route.path.starts_with("deprecated-features")
+            || route.path.starts_with("queues/quorum/")
         {
             json!({"type": "array"})
         } else if route.path == "version" {
@@ -111,7 +112,8 @@ fn responses(route: &Route, action: &Action) -> Value {
         put("201", json!({"description": "It is new"}));
     }
     if !is_get {
-        put("204", json!({"description": "Done"}));
+        let status = if route.path.ends_with("/shrink") { "202" } else { "204" };
+        put(status, json!({"description": "Done"}));
     }
     put("400", refused("Something is wrong with the request"));
     put("401", refused("The login is wrong, or the user may not"));
@@ -131,10 +133,12 @@ fn responses(route: &Route, action: &Action) -> Value {
 /// The schema of an action's body, if it takes one.
 fn body_of(route: &Route, action: &Action) -> Option<Value> {
     let name = match (action.verb, route.path) {
-        (Verb::Get | Verb::Delete, _) => return None,
+        (Verb::Get, _) => return None,
         _ if action.size == Size::Nothing => return None,
         (_, path) if path.starts_with("definitions") || path == "all-configuration" => "Definitions",
         (_, path) if path.starts_with("feature-flags/") => "Anything",
+        (_, path) if path.ends_with("/grow") => "Growth",
+        (_, path) if path.contains("/replicas/") => "Replica",
         (_, path) if path.ends_with("/publish") => "Publish",
         (_, path) if path.ends_with("/get") => "Get",
         (_, path) if path.ends_with("/actions") => "QueueAction",
@@ -222,6 +226,10 @@ fn schemas() -> Value {
             ]},
         }), &["pattern", "definition"]),
         "Limit": object(json!({"value": {"type": "integer"}}), &["value"]),
+        "Growth": object(json!({
+            "vhost_pattern": text(), "queue_pattern": text(), "strategy": {"type": "string", "enum": ["all", "even"]},
+        }), &["vhost_pattern", "queue_pattern", "strategy"]),
+        "Replica": object(json!({"node": text()}), &["node"]),
         "Name": object(json!({"name": text()}), &["name"]),
         "Value": object(json!({"value": {}}), &["value"]),
     })

@@ -2,6 +2,7 @@
 
 use broker::{Broker, Compatibility, PasswordHash, QueueKind, Section};
 use serde_json::{Map, Value, json};
+use tokio::runtime::Handle;
 
 use super::call::{ApiAnswer, Call, Reply, require};
 use super::error::ApiError;
@@ -257,7 +258,12 @@ fn show_node(call: &Call) -> Value {
         "contexts": contexts(call, &node.name), "cluster_links": [], "config_files": [], "enabled_plugins": [],
         "log_files": [], "net_ticktime": 60,
     });
+    if call.compatibility() == Compatibility::V4 {
+        shown["rabbitmq_version"] = json!(call.rabbitmq_version());
+    }
     let (open, most) = node.descriptors;
+    // Tasks stand for Erlang's processes. There is no limit: the largest number that clients read stands for none.
+    let tasks = Handle::try_current().ok().map(|runtime| runtime.metrics());
     let known = [
         ("mem_used", node.memory_used),
         ("mem_limit", node.memory_limit),
@@ -266,6 +272,11 @@ fn show_node(call: &Call) -> Value {
         ("fd_used", open),
         ("fd_total", most),
         ("sockets_used", Some(call.api.process.connection_count())),
+        // RabbitMQ has no limit of its own for these either, and says so.
+        ("sockets_total", Some(0)),
+        ("run_queue", tasks.as_ref().map(|tasks| tasks.global_queue_depth() as u64)),
+        ("proc_used", tasks.as_ref().map(|tasks| tasks.num_alive_tasks() as u64)),
+        ("proc_total", tasks.is_some().then_some(u64::from(u32::MAX))),
     ];
     if let Some(shown) = shown.as_object_mut() {
         for (key, value) in known {

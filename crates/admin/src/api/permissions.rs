@@ -1,6 +1,6 @@
 //! Permissions and topic permissions.
 
-use broker::Section;
+use broker::{Compatibility, Section};
 use serde_json::{Map, Value, json};
 
 use super::call::{ApiAnswer, Call, Reply, require, text};
@@ -61,7 +61,12 @@ pub(super) fn set_topic(call: &Call) -> ApiAnswer {
     for key in ["exchange", "write", "read"] {
         entry.insert(key.to_owned(), text(&body, key, "")?.into());
     }
-    let names = [call.at("vhost"), call.at("user"), text(&body, "exchange", "")?];
+    let exchange = text(&body, "exchange", "")?;
+    // RabbitMQ 3.10 also takes it for exchanges that are still to come.
+    if call.compatibility() == Compatibility::V4 && call.vhost()?.exchange_view(exchange).is_none() {
+        return Err(ApiError::bad_request(json!(["no_such_exchange", exchange])));
+    }
+    let names = [call.at("vhost"), call.at("user"), exchange];
     let is_new = call.broker()?.definition(Section::TopicPermissions, &names).is_none();
     call.define(Section::TopicPermissions, Value::Object(entry))?;
     call.defined(Reply::put(is_new))

@@ -1,6 +1,7 @@
 //! Interface to the process around the API.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use broker::{MessageCounts, Timestamp};
 use serde_json::Value;
@@ -54,6 +55,9 @@ pub trait Process: Send + Sync + 'static {
 
     /// The largest frame in bytes that AMQP clients may negotiate; 0 is no limit.
     fn frame_max(&self) -> u32;
+
+    /// Time limit for a delivery from the embedded broker to be acknowledged.
+    fn consumer_timeout(&self) -> Duration;
 
     /// Whether a memory or disk alarm blocks publishers.
     fn blocks_publishers(&self) -> bool;

@@ -1,6 +1,6 @@
 //! Queues.
 
-use broker::{Compatibility, PriorityCounts, QueueDeclare, VirtualHost, json_of};
+use broker::{Compatibility, PriorityCounts, QueueDeclare, QueueKind, VirtualHost, json_of};
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
@@ -132,7 +132,21 @@ fn show(call: &Call, listed: &Listed) -> Value {
     let (active, exclusive) = queue.special_consumers();
     put("single_active_consumer_tag", json!(active));
     put("exclusive_consumer_tag", json!(exclusive));
-    put("recoverable_slaves", Value::Null);
+    match call.compatibility() {
+        Compatibility::V3_10 => {
+            put("recoverable_slaves", Value::Null);
+        }
+        Compatibility::V4 => {
+            put("internal", json!(false));
+            put("internal_owner", json!(false));
+        }
+    }
+    if queue.kind() == QueueKind::Quorum {
+        let node = call.api.process.node_name();
+        put("leader", json!(node));
+        put("members", json!([node]));
+        put("online", json!([node]));
+    }
     if let Some(stats) = counts.as_ref().and_then(stats::of_queues) {
         put("message_stats", stats);
     }

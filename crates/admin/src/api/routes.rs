@@ -11,7 +11,7 @@ use super::login::Who::{
 };
 use super::{
     bindings, certificates, connections, consumers, definitions, exchanges, features, health, leveret,
-    limits, messages, openapi, overview, parameters, permissions, policies, queues, users, vhosts,
+    limits, messages, openapi, overview, parameters, permissions, policies, queues, quorum, users, vhosts,
 };
 
 /// A path and its methods.
@@ -182,6 +182,10 @@ const fn delete(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> A
     action(Verb::Delete, who, run, about)
 }
 
+const fn delete_with_body(who: Who, run: fn(&Call) -> ApiAnswer, about: &'static str) -> Action {
+    Action { size: Size::Usual, ..delete(who, run, about) }
+}
+
 const fn route(path: &'static str, actions: &'static [Action]) -> Route {
     Route { path, back: Back::Broker, only: None, actions }
 }
@@ -205,7 +209,7 @@ const fn since_4(route: Route) -> Route {
 pub(super) static ROUTES: &[Route] = &[
     anywhere("overview", &[get(Anyone, overview::overview, "Versions, totals, rates and listeners")]),
     anywhere("whoami", &[get(Anyone, overview::whoami, "The user that has logged in")]),
-    since_4(anywhere("version", &[get(Anyone, overview::version, "The release of RabbitMQ that is followed")])),
+    since_4(anywhere("version", &[get(Everybody, overview::version, "The release of RabbitMQ that is followed")])),
     since_4(route("auth/hash_password/{password}", &[get(Administrator, overview::hash_password, "Hash a password")])),
     until_3_10(anywhere("auth", &[get(Everybody, overview::auth, "How to log in")])),
     anywhere("openapi.json", &[get(Everybody, openapi::description, "This description")]),
@@ -273,7 +277,8 @@ pub(super) static ROUTES: &[Route] = &[
         put(Administrator, limits::set_of_vhost, "Limit a virtual host"),
         delete(Administrator, limits::clear_of_vhost, "Lift a limit of a virtual host"),
     ]),
-    route("user-limits", &[list(Anyone, limits::of_users, "Limits of users")]),
+    until_3_10(route("user-limits", &[list(Anyone, limits::of_users, "Limits of users")])),
+    since_4(route("user-limits", &[list(Administrator, limits::of_users, "Limits of users")])),
     route("user-limits/{user}", &[list(Anyone, limits::of_users, "Limits of a user")]),
     route("user-limits/{user}/{name}", &[
         put(Administrator, limits::set_of_user, "Limit a user"),
@@ -307,6 +312,19 @@ pub(super) static ROUTES: &[Route] = &[
     route("exchanges/{vhost}/{name}/bindings/destination", &[list(Anyone, bindings::to_exchange, "Bindings to an exchange")]),
     route("queues", &[list(Anyone, queues::all, "Queues")]),
     since_4(route("queues/detailed", &[list(Anyone, queues::all, "Queues")])),
+    since_4(route("queues/quorum/{vhost}/{name}/status", &[get(Anyone, quorum::status, "The replica of a quorum queue")])),
+    since_4(route("queues/quorum/{vhost}/{name}/replicas/add", &[
+        post(Administrator, quorum::add, "Nothing, for the replica on this node is there"),
+    ])),
+    since_4(route("queues/quorum/{vhost}/{name}/replicas/delete", &[
+        delete_with_body(Administrator, quorum::remove, "Refused, for the last replica stays"),
+    ])),
+    since_4(route("queues/quorum/replicas/on/{node}/grow", &[
+        post(Administrator, quorum::grow, "Nothing, for all quorum queues are on this node"),
+    ])),
+    since_4(route("queues/quorum/replicas/on/{node}/shrink", &[
+        delete(Administrator, quorum::shrink, "Nothing, for last replicas stay"),
+    ])),
     route("queues/{vhost}", &[list(Anyone, queues::all, "Queues of a virtual host")]),
     route("queues/{vhost}/{name}", &[
         get(Anyone, queues::one, "A queue"),
@@ -391,15 +409,15 @@ pub(super) static ROUTES: &[Route] = &[
         get(Anyone, health::single, "Nothing depends on this node alone that could be elsewhere"),
     ])),
     route("health/checks/node-is-quorum-critical", &[get(Anyone, health::single, "The same for quorum queues")]),
-    since_4(route("health/checks/is-in-service", &[get(Anyone, health::fine, "The node serves clients")])),
-    since_4(route("health/checks/ready-to-serve-clients", &[get(Anyone, health::fine, "The node serves clients")])),
-    since_4(route("health/checks/reached-target-cluster-size", &[get(Anyone, health::fine, "The node is there")])),
+    since_4(route("health/checks/is-in-service", &[get(Everybody, health::fine, "The node serves clients")])),
+    since_4(route("health/checks/ready-to-serve-clients", &[get(Everybody, health::fine, "The node serves clients")])),
+    since_4(route("health/checks/reached-target-cluster-size", &[get(Everybody, health::fine, "The node is there")])),
     since_4(route("health/checks/metadata-store/initialized", &[get(Anyone, health::fine, "The definitions are loaded")])),
     since_4(route("health/checks/metadata-store/initialized/with-data", &[
         get(Anyone, health::defined, "The definitions are loaded, and there are some"),
     ])),
     since_4(route("health/checks/below-node-connection-limit", &[
-        get(Anyone, health::connection_limit, "Another client may connect"),
+        get(Everybody, health::connection_limit, "Another client may connect"),
     ])),
     since_4(route("health/checks/quorum-queues-without-elected-leaders/all-vhosts", &[
         get(Anyone, health::fine, "All quorum queues have a leader: this node"),

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -95,6 +96,10 @@ impl Process for Quiet {
 
     fn frame_max(&self) -> u32 {
         FRAME_MAX
+    }
+
+    fn consumer_timeout(&self) -> Duration {
+        Duration::from_secs(1)
     }
 
     fn blocks_publishers(&self) -> bool {

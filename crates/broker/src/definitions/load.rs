@@ -279,8 +279,13 @@ fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Res
     })
 }
 
+/// Whether only the broker itself declares such names. RabbitMQ passes over them, and exports one: `amq.rabbitmq.log`.
+fn is_reserved(name: &str) -> bool {
+    name.starts_with("amq.")
+}
+
 fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<(), EntryError> {
-    if vhost.has_queue(&entry.name) {
+    if is_reserved(&entry.name) || vhost.has_queue(&entry.name) {
         return Ok(());
     }
     let arguments = table_of(&entry.arguments).encode();
@@ -296,7 +301,7 @@ fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -
 }
 
 fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), EntryError> {
-    if entry.name.is_empty() || vhost.has_exchange(&entry.name) {
+    if entry.name.is_empty() || is_reserved(&entry.name) || vhost.has_exchange(&entry.name) {
         return Ok(());
     }
     let arguments = table_of(&entry.arguments).encode();

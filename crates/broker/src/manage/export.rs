@@ -1,5 +1,6 @@
 //! All definitions as RabbitMQ exports them (RabbitMQ, "Definition Export and Import").
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -12,9 +13,8 @@ use crate::vhost::VirtualHost;
 
 impl Broker {
     /// The sections of a definitions file, for all virtual hosts or for one. For one, as in RabbitMQ, queues,
-    /// exchanges and bindings do not name it, and users and permissions are left out. Queues, exchanges and
-    /// bindings that do not survive a restart are not exported, nor are the exchanges that every virtual host
-    /// has.
+    /// exchanges and bindings do not name it, and users and permissions are left out. Exclusive
+    /// queues and the exchanges that every virtual host has are not exported.
     pub fn export(&self, only: Option<&VirtualHost>) -> Map<String, Value> {
         let mut file = Map::new();
         let prefix: Vec<&str> = only.iter().map(|vhost| vhost.name()).collect();
@@ -73,19 +73,23 @@ fn export_topology(
     bindings: &mut Vec<Value>,
 ) {
     let name = vhost.name();
+    // Those that a binding may lead to: a file that names others could not be loaded.
+    let mut exported = HashSet::new();
     for queue in vhost.all_queues() {
         let properties = queue.properties();
-        if properties.durable && properties.owner.is_none() {
+        if properties.owner.is_none() {
+            exported.insert(queue.name().clone());
             queues.push(json!({
-                "name": &**queue.name(), "vhost": name, "durable": true, "auto_delete": properties.auto_delete,
+                "name": &**queue.name(), "vhost": name, "durable": properties.durable,
+                "auto_delete": properties.auto_delete,
                 "arguments": json_of(&queue.own_arguments()),
             }));
         }
     }
     for exchange in vhost.all_exchanges() {
-        if exchange.durable && !exchange.name.is_empty() && !exchange.name.starts_with("amq.") {
+        if !exchange.name.is_empty() && !exchange.name.starts_with("amq.") {
             exchanges.push(json!({
-                "name": &*exchange.name, "vhost": name, "type": exchange.kind, "durable": true,
+                "name": &*exchange.name, "vhost": name, "type": exchange.kind, "durable": exchange.durable,
                 "auto_delete": exchange.auto_delete, "internal": exchange.internal,
                 "arguments": json_of(&exchange.arguments),
             }));
@@ -95,8 +99,9 @@ fn export_topology(
     while let Some(at) = from {
         let (found, next) = vhost.bindings_from(at, STEP);
         from = next;
-        for binding in found.into_iter().filter(|binding| binding.durable) {
+        for binding in found {
             let destination_type = match binding.destination_type {
+                BindingEnd::Queue if !exported.contains(&binding.destination) => continue,
                 BindingEnd::Queue => "queue",
                 BindingEnd::Exchange => "exchange",
             };

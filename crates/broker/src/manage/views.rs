@@ -76,8 +76,6 @@ pub struct BindingView {
     pub routing_key: String,
     /// The binding's arguments, decoded.
     pub arguments: FieldTable,
-    /// Whether both ends survive a restart.
-    pub durable: bool,
 }
 
 /// The type of a binding's destination.
@@ -248,12 +246,9 @@ impl Topology {
         let (source, destination, key, arguments) = self.binding_parts(id)?;
         let (is_exchange, slot) = destination.slot();
         let source = self.exchange_at(source);
-        let (destination, destination_type, durable) = if is_exchange {
-            let destination = self.exchange_at(slot);
-            (destination.name.clone(), BindingEnd::Exchange, destination.durable)
-        } else {
-            let queue = self.queue_at(slot);
-            (queue.name().clone(), BindingEnd::Queue, queue.properties().durable)
+        let (destination, destination_type) = match is_exchange {
+            true => (self.exchange_at(slot).name.clone(), BindingEnd::Exchange),
+            false => (self.queue_at(slot).name().clone(), BindingEnd::Queue),
         };
         Some(BindingView {
             source: source.name.clone(),
@@ -262,7 +257,6 @@ impl Topology {
             routing_key: key.to_owned(),
             // It was validated when it was bound.
             arguments: RawTable::check(&arguments).map(|table| table.decode()).unwrap_or_default(),
-            durable: durable && source.durable,
         })
     }
 

@@ -38,7 +38,7 @@ fn what_is_exported_can_be_loaded_and_exported_again() {
             "permissions": [{"user": "u", "vhost": "v", "configure": "", "write": ".*", "read": "^q"}],
             "policies": [{"name": "p", "vhost": "v", "pattern": "^q", "definition": {"max-length": 3}}],
             "global_parameters": [{"name": "g", "value": {"a": [1]}}],
-            "queues": [queue("v", "q")],
+            "queues": [queue("v", "q"), {"name": "t", "vhost": "v", "durable": false, "auto_delete": false}],
             "exchanges": [{"name": "e", "vhost": "v", "type": "topic", "durable": true, "auto_delete": false}],
             "bindings": [{"source": "e", "vhost": "v", "destination": "q", "destination_type": "queue",
                 "routing_key": "a.*", "arguments": {"n": 1}}],

@@ -5,7 +5,7 @@ mod listeners;
 mod pool;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use admin::{ApiProcess, ClientConnection, Counters, ListenerInfo, NodeInfo, TlsListener};
 use broker::Timestamp;
@@ -169,6 +169,10 @@ impl ApiProcess for Manager {
 
     fn frame_max(&self) -> u32 {
         self.server.frame_max()
+    }
+
+    fn consumer_timeout(&self) -> Duration {
+        self.server.consumer_timeout()
     }
 
     fn blocks_publishers(&self) -> bool {
