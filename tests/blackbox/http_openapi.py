@@ -1,12 +1,17 @@
 """The OpenAPI description says what is there: schemathesis asks by it, and judges the answers."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from harness.child import clean_environment
+import pytest
+
+from harness.leveret import ROOT
 from harness.management import leveret
+from harness.releases import RELEASES
 
 SECONDS = 600
 # Each operation is asked so often with made-up values. What would end the server is left out, and checks that say 503.
@@ -14,10 +19,11 @@ EXAMPLES = 15
 LEFT_OUT = "drain|-listener"
 
 
-def test_answers_are_as_described(tmp_path):
+@pytest.mark.parametrize("release", RELEASES)
+def test_answers_are_as_described(tmp_path, release):
     # No user may lock itself out, so that schemathesis keeps its login: it asks as one that it cannot name.
     user = "of-the-tests-and-nobody-else"
-    with leveret(tmp_path) as ours:
+    with leveret(tmp_path, "--compatibility", release) as ours:
         assert ours.status("PUT", f"users/{user}", {"password": "x", "tags": "administrator"}) == 201
         grant = {"configure": ".*", "write": ".*", "read": ".*"}
         assert ours.status("PUT", f"permissions/%2F/{user}", grant) == 201
@@ -34,17 +40,30 @@ def test_answers_are_as_described(tmp_path):
         ours.server.check()
 
 
-def test_every_path_is_there(tmp_path):
-    with leveret(tmp_path) as ours:
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_path_is_there(tmp_path, release):
+    with leveret(tmp_path, "--compatibility", release) as ours:
         described = ours.get("openapi.json", user=None)
         assert described["openapi"].startswith("3.") and len(described["paths"]) > 80
         for path, operations in described["paths"].items():
             concrete = path.strip("/").replace("{vhost}", "%2F")
-            for name in ("name", "node", "user", "component", "source", "destination", "exchange", "props"):
+            for name in ("name", "node", "user", "component", "source", "destination", "exchange", "props", "pattern"):
                 concrete = concrete.replace("{" + name + "}", "nope")
-            concrete = concrete.replace("{port}", "1").replace("{protocol}", "amqp")
+            concrete = concrete.replace("{password}", "x")
+            concrete = concrete.replace("{port}", "1").replace("{protocol}", "amqp").replace("{protocols}", "amqp")
             concrete = concrete.replace("{within}", "1").replace("{unit}", "days")
             status, headers, _ = ours.ask("OPTIONS", concrete)
             allowed = set(headers["allow"].split(", ")) - {"HEAD", "OPTIONS"}
             assert (status, allowed) == (200, {name.upper() for name in operations} - {"PARAMETERS"}), path
         assert json.dumps(described)
+
+
+def test_the_documentation_says_what_each_release_has(tmp_path):
+    described = {}
+    for release in RELEASES:
+        with leveret(tmp_path / release, "--compatibility", release) as ours:
+            described[release] = {path.strip("/") for path in ours.get("openapi.json", user=None)["paths"]}
+    rows = re.findall(r"^\| `([^`]+)` \| (3\.10|4) \|$", (ROOT / "docs" / "http-api.md").read_text(), re.MULTILINE)
+    documented = {release: {path for path, of in rows if of == release} for release in RELEASES}
+    both = described["3.10"] & described["4"]
+    assert {release: paths - both for release, paths in described.items()} == documented

@@ -10,11 +10,42 @@ from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
-from harness.releases import TAKEN_AFTER
+from harness.releases import RELEASES, missing
 
-NEEDED = Path(__file__).parents[1] / "metrics" / "rabbitmq_overview.txt"
-# What RabbitMQ of this version has not: of a later one, or without a broker of its own.
-NOT_IN_RABBITMQ = {"rabbitmq_global_messages_dead_lettered_delivery_limit_total"}
+METRICS = Path(__file__).parents[1] / "metrics"
+NEEDED = {"3.10": METRICS / "rabbitmq_overview.txt", "4": METRICS / "rabbitmq_overview_4.txt"}
+# Here alone: of an earlier RabbitMQ, whose dashboards are still in use.
+NOT_IN_RABBITMQ = {
+    "3.10": set(),
+    "4": {
+        "rabbitmq_alarms_file_descriptor_limit",
+        "rabbitmq_process_max_tcp_sockets",
+        "rabbitmq_process_open_tcp_sockets",
+    },
+}
+# Not here, by the beginning of the name, and why.
+LEFT_OUT = {
+    "rabbitmq_erlang_": "Erlang's own",
+    "rabbitmq_raft_": "a quorum queue has one replica, and no Raft log",
+    "rabbitmq_quorum_queue_": "a quorum queue has one replica, and no Raft log",
+    "rabbitmq_stream_": "there are no streams",
+    "rabbitmq_unreachable_cluster_peers_count": "there is one node",
+    "rabbitmq_schema_db_": "definitions are in no Mnesia or Khepri: leveret_store_* tells of them",
+    "rabbitmq_io_": "of RabbitMQ's files: leveret_store_* tells of those here",
+    "rabbitmq_msg_store_": "of RabbitMQ's files: leveret_store_* tells of those here",
+    "rabbitmq_queue_index_": "of RabbitMQ's files: leveret_store_* tells of those here",
+    "rabbitmq_queue_disk_": "of RabbitMQ's files: leveret_store_* tells of those here",
+    "rabbitmq_auth_attempts_": "logins are not counted by protocol",
+    "rabbitmq_channel_": "sums over channels that are open: rabbitmq_global_* tell of all",
+    "rabbitmq_connection_": "sums over connections that are open; at /metrics/per-object each is there",
+    "rabbitmq_consumer_prefetch": "a sum means nothing; at /metrics/per-object each channel has it",
+    "rabbitmq_exchange_": "sums over exchanges: rabbitmq_global_* tell of all",
+    "rabbitmq_queue_exchange_": "not counted",
+    "rabbitmq_queue_": "sums over queues: rabbitmq_global_* tell of all; bytes of unsettled messages are not counted",
+    "rabbitmq_global_messages_dead_lettered_confirmed_total": "dead letters are never lost between two queues of one node",
+}
+# Deliveries are counted by queues, without regard to the protocol of the consumer; all queue types are one implementation.
+WITHOUT_PROTOCOL = ("acknowledged", "delivered", "get_empty", "redelivered", "consumers")
 # The same workload has to show the same here.
 COMPARED = [
     "rabbitmq_channels",
@@ -48,47 +79,84 @@ COMPARED = [
 ]
 
 
+@pytest.fixture(scope="module", params=RELEASES)
+def version(request):
+    if reason := missing(request.param):
+        pytest.skip(f"RabbitMQ {request.param}: {reason}")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory):
+def rabbitmq(tmp_path_factory, version):
     """A RabbitMQ with its metrics, as soon as it has counted what a client did."""
     [port] = free_ports(1)
     settings = (f"prometheus.tcp.port = {port}", "prometheus.tcp.ip = 127.0.0.1", "collect_statistics_interval = 1000")
-    server = RabbitMq(tmp_path_factory.mktemp("rabbitmq") / "server", *settings, plugins="rabbitmq_prometheus", version=TAKEN_AFTER)
+    folder = tmp_path_factory.mktemp("rabbitmq") / "server"
+    server = RabbitMq(folder, *settings, plugins="rabbitmq_prometheus", version=version)
     server.http = f"http://127.0.0.1:{port}"
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    with leveret(tmp_path_factory.mktemp("leveret")) as server:
+def ours(tmp_path_factory, version):
+    flags = ("--compatibility", version, "--prometheus", "127.0.0.1:0")
+    with leveret(tmp_path_factory.mktemp("leveret"), *flags) as server:
+        server.metrics = server.child.wait_line(r"^prometheus listening on (http://\S+)").group(1)
         yield server
         server.stop()
 
 
-def test_what_the_dashboard_needs_is_there(ours):
-    needed = {line for line in NEEDED.read_text().splitlines() if not line.startswith("#")}
-    assert needed - set(scrape(ours.http + "/metrics").families) == set()
+def needed(version):
+    return {line for line in NEEDED[version].read_text().splitlines() if not line.startswith("#")}
 
 
-def test_the_same_work_shows_the_same_as_at_rabbitmq(ours, rabbitmq):
+def test_what_the_dashboard_needs_is_there(ours, version):
+    assert needed(version) - set(scrape(ours.http + "/metrics").families) == set()
+
+
+def test_what_the_dashboard_needs_has_rabbitmqs_labels(ours, rabbitmq, version):
+    mine, theirs = (scrape(server.http + "/metrics").families for server in (ours, rabbitmq))
+    for name in sorted(needed(version) & set(theirs)):
+        labels = [{label for labels, _ in families[name] for label in labels} for families in (mine, theirs)]
+        lacking = labels[1] - labels[0]
+        assert lacking <= ({"protocol"} if any(word in name for word in WITHOUT_PROTOCOL) else set()), name
+
+
+def test_the_same_work_shows_the_same_as_at_rabbitmq(ours, rabbitmq, version):
     at_work = [work(server.uri) for server in (ours, rabbitmq)]
     shown = lambda server: {name: scrape(server.http + "/metrics").value(name) for name in COMPARED}
     mine = shown(ours)
     # RabbitMQ counts now and then.
     wait_until(lambda: shown(rabbitmq)["rabbitmq_queue_messages_unacked"] == mine["rabbitmq_queue_messages_unacked"])
     wait_until(lambda: shown(rabbitmq) == mine or print(difference(shown(rabbitmq), mine)))
+    if version == "4":
+        assert sizes(ours) == sizes(rabbitmq)
+        assert sizes(ours)["100"] == 11
     for connection in at_work:
         connection.close()
 
 
-def test_no_name_is_made_up_and_types_are_the_same(ours, rabbitmq):
+def test_no_name_is_made_up_and_types_are_the_same(ours, rabbitmq, version):
     theirs, mine = (scrape(server.http + "/metrics") for server in (rabbitmq, ours))
     ours_alone = {name for name in mine.types if name.startswith("rabbitmq_")} - set(theirs.types)
-    assert ours_alone - NOT_IN_RABBITMQ == set()
+    assert ours_alone == NOT_IN_RABBITMQ[version]
     for name in set(mine.types) & set(theirs.types):
         # An alarm has no type there.
         assert theirs.types[name] in (mine.types[name], "untyped"), name
+
+
+def test_what_is_not_there_has_a_reason(ours, rabbitmq):
+    theirs, mine = (scrape(server.http + "/metrics") for server in (rabbitmq, ours))
+    absent = {name for name in theirs.types if name.startswith("rabbitmq_")} - set(mine.types)
+    assert {name for name in absent if not name.startswith(tuple(LEFT_OUT))} == set()
+
+
+def test_the_path_that_is_scraped_is_a_label_since_4(ours, version):
+    paths = {"/metrics": "aggregated", "/metrics/per-object": "per-object", "/metrics/detailed?family=queue_metrics": "detailed"}
+    for path, endpoint in paths.items():
+        [(labels, _)] = scrape(ours.metrics + path).families["rabbitmq_identity_info"]
+        assert labels.get("rabbitmq_endpoint") == (endpoint if version == "4" else None)
 
 
 def test_the_identity_has_the_labels_that_expressions_join_by(ours, rabbitmq):
@@ -129,6 +197,14 @@ def work(uri):
     consuming.basic_consume("a", lambda *delivery: taken.append(delivery), auto_ack=True)
     wait_until(lambda: connection.process_data_events(0.05) or len(taken) == 4)
     return connection
+
+
+def sizes(server):
+    """How many messages over AMQP were at most that long; and, in order, their number and bytes."""
+    samples = scrape(server.http + "/metrics").families["rabbitmq_message_size_bytes"]
+    of_amqp = [(labels, value) for labels, value in samples if labels["protocol"] == "amqp091"]
+    totals = sorted(value for labels, value in of_amqp if "le" not in labels)
+    return {labels["le"]: value for labels, value in of_amqp if "le" in labels} | {"totals": totals}
 
 
 def difference(theirs, mine):

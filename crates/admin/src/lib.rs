@@ -34,7 +34,9 @@ pub use api::{
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};
 pub use listener::AdminListener;
-pub use metrics::{Detail, Families, Labels, MetricKind, MetricsWriter, Number, WantedMetrics};
+pub use metrics::{
+    Detail, Families, HistogramSeries, Labels, MetricKind, MetricsWriter, Number, WantedMetrics,
+};
 pub use page::WebSocketPorts;
 pub use process::{descriptors, resident_memory};
 

@@ -27,6 +27,20 @@ pub enum MetricKind {
     Gauge,
 }
 
+/// The observations of a histogram with one set of labels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HistogramSeries<'l> {
+    /// Names and values.
+    pub labels: Vec<(&'l str, &'l str)>,
+    /// Upper bounds in rising order, each with the number of observations in that bucket alone; observations above the last
+    /// bound are in none.
+    pub buckets: Vec<(f64, u64)>,
+    /// The number of all observations.
+    pub count: u64,
+    /// The sum of all observations.
+    pub sum: f64,
+}
+
 /// The value of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
@@ -63,29 +77,21 @@ impl MetricsWriter {
         Family { writer: self, name }
     }
 
-    /// Writes a histogram with one set of labels. `buckets` are upper bounds in rising order, each with the
-    /// number of observations in that bucket alone; observations above the last bound are not in it. `count`
-    /// and `sum` cover all observations.
-    pub fn histogram(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: &[(&str, &str)],
-        buckets: &[(f64, u64)],
-        count: u64,
-        sum: f64,
-    ) {
+    /// Writes a histogram, with series that differ in their labels.
+    pub fn histogram(&mut self, name: &str, help: &str, series: &[HistogramSeries<'_>]) {
         self.head(name, help, "histogram");
         let bucket = format!("{name}_bucket");
-        let mut so_far = 0;
-        for (bound, observations) in buckets {
-            so_far += observations;
-            let bound = Number::Real(*bound).to_string();
-            self.sample(&bucket, labels, Some(("le", &bound)), so_far.into());
+        for HistogramSeries { labels, buckets, count, sum } in series {
+            let mut so_far = 0;
+            for (bound, observations) in buckets {
+                so_far += observations;
+                let bound = Number::Real(*bound).to_string();
+                self.sample(&bucket, labels, Some(("le", &bound)), so_far.into());
+            }
+            self.sample(&bucket, labels, Some(("le", "+Inf")), (*count).into());
+            self.sample(&format!("{name}_sum"), labels, None, (*sum).into());
+            self.sample(&format!("{name}_count"), labels, None, (*count).into());
         }
-        self.sample(&bucket, labels, Some(("le", "+Inf")), count.into());
-        self.sample(&format!("{name}_sum"), labels, None, sum.into());
-        self.sample(&format!("{name}_count"), labels, None, count.into());
     }
 
     /// Returns the text written so far.
@@ -246,7 +252,9 @@ mod tests {
     #[test]
     fn a_histogram_is_cumulative_and_ends_at_infinity() {
         let text = written(|out| {
-            out.histogram("size_bytes", "Sizes.", &[("vhost", "/")], &[(64.0, 2), (4096.0, 3)], 6, 9000.5);
+            let (labels, buckets) = (vec![("vhost", "/")], vec![(64.0, 2), (4096.0, 3)]);
+            let series = HistogramSeries { labels, buckets, count: 6, sum: 9000.5 };
+            out.histogram("size_bytes", "Sizes.", &[series]);
         });
         assert_eq!(
             text,

@@ -154,6 +154,11 @@ impl Compatibility {
         }
     }
 
+    /// Whether metrics tell the sizes of messages.
+    pub fn tells_message_sizes(self) -> bool {
+        self == Self::V4
+    }
+
     /// Whether basic.qos with `global` limits a whole channel; otherwise it is taken for a limit of each consumer.
     pub fn limits_channels(self) -> bool {
         self == Self::V3_10

@@ -120,6 +120,53 @@ pub struct Published {
     pub unroutable: SharedCounter,
     /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: SharedCounter,
+    /// Sizes of the bodies of all of them, counted only where the release that is followed tells them.
+    pub sizes: MessageSizes,
+}
+
+/// How many messages have had which size.
+#[derive(Debug, Default)]
+pub struct MessageSizes {
+    buckets: [SharedCounter; MESSAGE_SIZES.len() + 1],
+    bytes: SharedCounter,
+}
+
+/// Upper bounds in bytes of the sizes that are told apart, as RabbitMQ 4 has them.
+pub const MESSAGE_SIZES: [u64; 8] =
+    [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000];
+
+impl MessageSizes {
+    /// Messages of each bucket alone; the last one is of those above all bounds.
+    pub fn counts(&self) -> [u64; MESSAGE_SIZES.len() + 1] {
+        self.buckets.each_ref().map(SharedCounter::get)
+    }
+
+    /// Bytes of all messages.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    pub(crate) fn add(&self, batch: &SizesOfBatch) {
+        for (bucket, &messages) in self.buckets.iter().zip(&batch.buckets) {
+            bucket.add(messages);
+        }
+        self.bytes.add(batch.bytes);
+    }
+}
+
+/// Sizes of some messages of one publisher, which has them added at once: other threads update the same counters.
+#[derive(Debug, Default)]
+pub(crate) struct SizesOfBatch {
+    buckets: [usize; MESSAGE_SIZES.len() + 1],
+    bytes: usize,
+}
+
+impl SizesOfBatch {
+    pub(crate) fn count(&mut self, bytes: usize) {
+        let bucket = MESSAGE_SIZES.iter().position(|&most| bytes as u64 <= most);
+        self.buckets[bucket.unwrap_or(MESSAGE_SIZES.len())] += 1;
+        self.bytes += bytes;
+    }
 }
 
 impl Metrics {

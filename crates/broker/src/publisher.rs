@@ -15,7 +15,7 @@ use crate::error::BrokerError;
 use crate::firehose::{TracedConnection, Tracer};
 use crate::inspect::{Inspected, has_annotation, inspect};
 use crate::message::{Body, Message, Traits};
-use crate::metrics::{FrontEnd, Published};
+use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::permissions::Grant;
 use crate::persistence::StoredBatch;
 use crate::queue::{DeadLetter, Queue, Sender};
@@ -93,6 +93,8 @@ pub struct Publisher {
     now: Timestamp,
     /// Messages that went through the exchange of the last route and have not been counted there yet.
     through: Through,
+    /// Sizes of messages that have not been counted yet; `None` if nobody is told.
+    sizes: Option<Box<SizesOfBatch>>,
     front_end: FrontEnd,
     /// Its messages may have an annotation of the front end.
     annotates: bool,
@@ -154,6 +156,7 @@ enum RouteScope {
 
 impl Publisher {
     pub(crate) fn new(vhost: Arc<VirtualHost>, identity: Identity, grant: Arc<Grant>) -> Self {
+        let sizes = vhost.compatibility().tells_message_sizes().then(Box::default);
         Self {
             vhost,
             identity,
@@ -168,6 +171,7 @@ impl Publisher {
             reply_queue: None,
             now: Timestamp::default(),
             through: Through::default(),
+            sizes,
             front_end: FrontEnd::default(),
             annotates: false,
             has_published: false,
@@ -303,6 +307,9 @@ impl Publisher {
         if !self.has_published && !self.is_tracer {
             self.has_published = true;
             self.published().publishers.add(1);
+        }
+        if let Some(sizes) = self.sizes.as_mut().filter(|_| !self.is_tracer) {
+            sizes.count(publish.body.len());
         }
         if route.queues.is_empty() {
             if !self.is_tracer {
@@ -456,6 +463,10 @@ impl Publisher {
             && let Some(route) = &self.route
         {
             route.flow.add(published, enqueued, self.now);
+        }
+        if let Some(sizes) = &mut self.sizes {
+            let sizes = std::mem::take(&mut **sizes);
+            self.published().sizes.add(&sizes);
         }
     }
 

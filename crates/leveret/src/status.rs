@@ -12,6 +12,7 @@ mod store;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use ::broker::Compatibility;
 use ::server::{Backend, Server};
 use admin::{Api, MetricsWriter, Readiness, Source, WantedMetrics, WebSocketPorts};
 use transport::tls::ServerTls;
@@ -68,6 +69,9 @@ impl Status {
         match &self.backend {
             Backend::Broker(embedded) => {
                 broker::write(embedded, out);
+                if embedded.compatibility() == Compatibility::V4 {
+                    broker::write_sizes(embedded.metrics(), out);
+                }
                 broker::write_confirms(self.server.metrics(), embedded.metrics(), out);
                 if let Some(kept) = embedded.store() {
                     store::write(kept, out);
@@ -106,7 +110,13 @@ impl Source for Status {
     }
 
     fn metrics(&self, wanted: &WantedMetrics, out: &mut MetricsWriter) {
-        identity::write(out);
+        let follows_4 = self.broker().is_some_and(|broker| broker.compatibility() == Compatibility::V4);
+        let endpoint = match wanted {
+            WantedMetrics::Together => "aggregated",
+            WantedMetrics::Apart => "per-object",
+            WantedMetrics::Detailed(_) => "detailed",
+        };
+        identity::write(follows_4.then_some(endpoint), out);
         match wanted {
             WantedMetrics::Together => {
                 self.write_all(out);

@@ -1,7 +1,7 @@
 //! Metrics of the embedded broker, under RabbitMQ's names and our own.
 
-use admin::{Detail, Families, MetricKind, MetricsWriter};
-use broker::{Broker, FrontEnd, Metrics};
+use admin::{Detail, Families, HistogramSeries, MetricKind, MetricsWriter};
+use broker::{Broker, FrontEnd, MESSAGE_SIZES, Metrics};
 use server::{ClientProtocol, PROTOCOLS};
 
 /// The type label: all queue types share one implementation here, and are reported as classic queues.
@@ -51,6 +51,23 @@ pub(super) fn write_confirms(served: &server::ServerMetrics, broker: &Metrics, o
         let returned = if front_end == FrontEnd::Amqp { returned } else { 0 };
         family.sample(&[("protocol", metrics_label)], unroutable.saturating_sub(returned));
     }
+}
+
+/// Writes the sizes of the messages received, which RabbitMQ tells since 4.1.
+pub(super) fn write_sizes(metrics: &Metrics, out: &mut MetricsWriter) {
+    let of = |protocol: &ClientProtocol| {
+        let sizes = &metrics.published(protocol.front_end).sizes;
+        let counts = sizes.counts();
+        let buckets = MESSAGE_SIZES.iter().map(|&bound| bound as f64).zip(counts).collect();
+        let labels = vec![("protocol", protocol.metrics_label)];
+        HistogramSeries { labels, buckets, count: counts.iter().sum(), sum: sizes.bytes() as f64 }
+    };
+    let series: Vec<HistogramSeries> = PROTOCOLS.iter().map(of).collect();
+    out.histogram(
+        "rabbitmq_message_size_bytes",
+        "Sizes in bytes of messages received from publishers.",
+        &series,
+    );
 }
 
 fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {

@@ -7,7 +7,8 @@ use crate::manage::node_name;
 /// The cluster's name, as in the server-properties that clients receive.
 const CLUSTER: &str = "leveret@localhost";
 
-pub(super) fn write(out: &mut MetricsWriter) {
+/// `endpoint` is the path that is scraped, as RabbitMQ 4 names it.
+pub(super) fn write(endpoint: Option<&str>, out: &mut MetricsWriter) {
     let version = env!("CARGO_PKG_VERSION");
     out.family("rabbitmq_build_info", "Version of the running server.", MetricKind::Gauge).sample(
         &[
@@ -21,12 +22,12 @@ pub(super) fn write(out: &mut MetricsWriter) {
         1_u64,
     );
     let node = node_name();
-    out.family("rabbitmq_identity_info", "Identity of the node and cluster.", MetricKind::Gauge).sample(
-        &[
-            ("rabbitmq_node", node.as_str()),
-            ("rabbitmq_cluster", CLUSTER),
-            ("rabbitmq_cluster_permanent_id", CLUSTER),
-        ],
-        1_u64,
-    );
+    let mut labels = vec![
+        ("rabbitmq_node", node.as_str()),
+        ("rabbitmq_cluster", CLUSTER),
+        ("rabbitmq_cluster_permanent_id", CLUSTER),
+    ];
+    labels.extend(endpoint.map(|endpoint| ("rabbitmq_endpoint", endpoint)));
+    let help = "Identity of the node and cluster.";
+    out.family("rabbitmq_identity_info", help, MetricKind::Gauge).sample(&labels, 1_u64);
 }

@@ -1,6 +1,6 @@
 //! Metrics of the pool and its upstreams.
 
-use admin::{MetricKind, MetricsWriter};
+use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
 
 pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
@@ -15,15 +15,11 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
     }
     write_addresses(pool, out);
     let proxy::Durations { buckets, count, sum } = metrics.queueing;
-    let buckets: Vec<_> = proxy::BOUNDS.into_iter().zip(buckets).collect();
-    out.histogram(
-        "leveret_upstream_queueing_seconds",
-        "Time in seconds that sampled client data waited until it was written to an upstream connection.",
-        &[],
-        &buckets,
-        count,
-        sum.as_secs_f64(),
-    );
+    let buckets = proxy::BOUNDS.into_iter().zip(buckets).collect();
+    let series = HistogramSeries { labels: Vec::new(), buckets, count, sum: sum.as_secs_f64() };
+    let help =
+        "Time in seconds that sampled client data waited until it was written to an upstream connection.";
+    out.histogram("leveret_upstream_queueing_seconds", help, &[series]);
 }
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
