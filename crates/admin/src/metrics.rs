@@ -30,7 +30,7 @@ pub enum MetricKind {
 /// The observations of a histogram with one set of labels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HistogramSeries<'l> {
-    /// Names and values.
+    /// Names of labels and their values, the same in all samples of the series.
     pub labels: Vec<(&'l str, &'l str)>,
     /// Upper bounds in rising order, each with the number of observations in that bucket alone; observations above the last
     /// bound are in none.

@@ -155,7 +155,7 @@ impl Compatibility {
     }
 
     /// Whether metrics tell the sizes of messages.
-    pub fn tells_message_sizes(self) -> bool {
+    pub(crate) fn tells_message_sizes(self) -> bool {
         self == Self::V4
     }
 
