@@ -74,6 +74,8 @@ async fn answer(
     let Some(found) = found else {
         return Err(match head.method {
             Method::GET | Method::HEAD => ApiError::not_found(),
+            // Without a broker, paths of RabbitMQ's are missing that do have such methods.
+            _ if api.broker.is_none() => ApiError::not_found(),
             _ => ApiError::method_not_allowed(allow),
         });
     };
