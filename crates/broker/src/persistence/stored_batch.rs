@@ -8,22 +8,35 @@ use store::{Store, StoredQueue};
 
 use super::payload::with_parts;
 use crate::message::Message;
-use crate::queue::{Queue, stored_expiry};
+use crate::queue::{Queue, StoredMessages, stored_expiry};
 
 /// Records which messages of a batch are in the store, and where.
 pub(crate) struct StoredBatch {
     /// One entry for each message of the batch; empty if none of them is stored.
-    places: SmallVec<[Option<MessageRef>; USUAL_BATCH]>,
-    /// The index of the last of the batch's queues that stores messages.
-    last: usize,
+    places: SmallVec<[Option<Place>; USUAL_BATCH]>,
+    /// The index of the last of the batch's queues that stores persistent messages.
+    last: Option<usize>,
+    /// The index of the last that stores all messages.
+    last_of_all: Option<usize>,
     /// The store has more waiting to be written than its limit.
     pub(crate) full: bool,
 }
 
+/// A message that is in the store.
+#[derive(Clone, Copy)]
+struct Place {
+    message: MessageRef,
+    /// Otherwise only queues that store all messages refer to it.
+    is_persistent: bool,
+}
+
 /// The part of [`StoredBatch`] for one queue.
 pub(crate) struct QueueBatch<'k> {
-    places: &'k [Option<MessageRef>],
+    places: &'k [Option<Place>],
+    /// No later queue stores persistent messages.
     last: bool,
+    /// No later queue stores all messages.
+    last_of_all: bool,
     /// Set if the message comes from another queue, which it is to leave in the same atomic step.
     transfer: Option<&'k mut Transfer>,
 }
@@ -31,26 +44,31 @@ pub(crate) struct QueueBatch<'k> {
 /// Records the messages that enter one queue.
 pub(crate) struct Keeping<'k> {
     stored: &'k StoredQueue,
+    stores_all: bool,
     kept: QueueBatch<'k>,
     entries: SmallVec<[Entry; USUAL_BATCH]>,
 }
 
 impl StoredBatch {
-    /// Stores the persistent messages, if one of the queues stores messages.
+    /// Stores the messages that one of the queues stores.
     pub(crate) fn keep(store: Option<&Arc<Store>>, queues: &[Arc<Queue>], messages: &[Arc<Message>]) -> Self {
-        let mut kept = Self { places: SmallVec::new(), last: 0, full: false };
+        let mut kept = Self { places: SmallVec::new(), last: None, last_of_all: None, full: false };
         let Some(store) = store else { return kept };
+        kept.last_of_all = queues.iter().rposition(|queue| queue.stored_messages() == StoredMessages::All);
         let persistent = |message: &Arc<Message>| message.traits().persistent;
-        if !messages.iter().any(persistent) {
+        if kept.last_of_all.is_none() && !messages.iter().any(persistent) {
             return kept;
         }
-        let Some(last) = queues.iter().rposition(|queue| queue.stored().is_some()) else { return kept };
-        kept.last = last;
+        kept.last = queues.iter().rposition(|queue| queue.stored_messages() != StoredMessages::Nothing);
+        if kept.last.is_none() {
+            return kept;
+        }
         for message in messages {
-            kept.places.push(persistent(message).then(|| {
+            let is_persistent = persistent(message);
+            kept.places.push((is_persistent || kept.last_of_all.is_some()).then(|| {
                 let appended = with_parts(message, |parts| store.append(parts));
                 kept.full |= appended.full;
-                appended.message
+                Place { message: appended.message, is_persistent }
             }));
         }
         kept
@@ -58,7 +76,8 @@ impl StoredBatch {
 
     /// The part for the queue at index `at`. It has to be called for each queue, in order.
     pub(crate) fn at(&self, at: usize) -> QueueBatch<'_> {
-        QueueBatch { places: &self.places, last: at == self.last, transfer: None }
+        let (last, last_of_all) = (self.last == Some(at), self.last_of_all == Some(at));
+        QueueBatch { places: &self.places, last, last_of_all, transfer: None }
     }
 }
 
@@ -69,35 +88,46 @@ impl<'k> QueueBatch<'k> {
     }
 
     /// Begins to enqueue; `None` if there is nothing to store.
-    pub(crate) fn begin(self, stored: Option<&'k StoredQueue>) -> Option<Keeping<'k>> {
-        let stored = stored.filter(|_| !self.places.is_empty())?;
-        Some(Keeping { stored, kept: self, entries: SmallVec::new() })
+    pub(crate) fn begin(self, queue: &'k Queue) -> Option<Keeping<'k>> {
+        let stored = queue.stored().filter(|_| !self.places.is_empty())?;
+        let stores_all = queue.stored_messages() == StoredMessages::All;
+        Some(Keeping { stored, stores_all, kept: self, entries: SmallVec::new() })
+    }
+
+    /// Whether this queue is the last one that refers to a message.
+    fn is_last(&self, place: Place) -> bool {
+        if place.is_persistent { self.last } else { self.last_of_all }
     }
 }
 
 impl Keeping<'_> {
     /// Records the position of the message at index `at` of the batch.
     pub(crate) fn takes(&mut self, at: usize, position: u64, expires: u64) {
-        if let Some(message) = self.kept.places[at] {
+        if let Some(place) = self.place(at) {
             self.entries.push(Entry {
                 position,
-                message,
+                message: place.message,
                 expires: stored_expiry(expires),
-                last: self.kept.last,
+                last: self.kept.is_last(place),
             });
         }
     }
 
     /// Records that the queue does not take the message at index `at` of the batch.
     pub(crate) fn refuses(&self, at: usize) {
-        if let Some(message) = self.kept.places[at].filter(|_| self.kept.last) {
-            self.stored.release(message);
+        if let Some(place) = self.place(at).filter(|place| self.kept.is_last(*place)) {
+            self.stored.release(place.message);
         }
     }
 
     /// Records that the queue takes no message of the batch.
     pub(crate) fn refuses_all(&self) {
         (0..self.kept.places.len()).for_each(|at| self.refuses(at));
+    }
+
+    /// The message at index `at` of the batch, if the queue stores it.
+    fn place(&self, at: usize) -> Option<Place> {
+        self.kept.places[at].filter(|place| place.is_persistent || self.stores_all)
     }
 
     /// Stores the recorded messages. Called under the queue's lock. Returns the log position to wait for.

@@ -7,6 +7,7 @@ use amqp::{FieldValue, Properties, RawTable};
 
 use super::Queue;
 use super::ready::ReadyStore;
+use super::stored::StoredMessages;
 use crate::SessionId;
 use crate::arguments::QueueKind;
 use crate::compatibility::Compatibility;
@@ -135,10 +136,10 @@ impl Delivery {
         Cow::Owned(with_headers(&decoded, &headers))
     }
 
-    /// Records that it was taken, if it is persistent, in a queue that stores messages.
-    pub(super) fn mark_taken(&self, no_ack: bool, marks: &mut Marks) {
+    /// Records that it was taken, if its queue has it in the store.
+    pub(super) fn mark_taken(&self, stores: StoredMessages, no_ack: bool, marks: &mut Marks) {
         match no_ack {
-            _ if !self.message.traits().persistent => {}
+            _ if !stores.includes(&self.message) => {}
             true => marks.settled(self.position),
             false => marks.delivered(self.position, self.failures.saturating_add(1)),
         }
@@ -193,8 +194,9 @@ pub struct Offer<'a> {
     pub(super) redelivered: usize,
     /// Deliveries count as acknowledged once taken.
     pub(super) no_ack: bool,
-    /// Records the changes to stored messages, if the queue stores messages.
-    pub(super) marks: Option<&'a mut Marks>,
+    pub(super) stores: StoredMessages,
+    /// Records the changes to stored messages.
+    pub(super) marks: &'a mut Marks,
 }
 
 impl Offer<'_> {
@@ -208,9 +210,7 @@ impl Offer<'_> {
         self.allowance -= 1;
         self.taken += 1;
         self.redelivered += usize::from(delivery.redelivered());
-        if let Some(marks) = &mut self.marks {
-            delivery.mark_taken(self.no_ack, marks);
-        }
+        delivery.mark_taken(self.stores, self.no_ack, self.marks);
         Some(delivery)
     }
 

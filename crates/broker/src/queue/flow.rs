@@ -157,9 +157,7 @@ impl Queue {
             Some(got) => {
                 state.unacked += u64::from(!no_ack);
                 state.passing.add(0, Leaving::got(no_ack, got.delivery.redelivered()), now);
-                if let Some(marks) = state.marks(&mut effects) {
-                    got.delivery.mark_taken(no_ack, marks);
-                }
+                got.delivery.mark_taken(state.stores, no_ack, &mut effects.marks);
                 self.metrics.messages_got.add(1);
                 self.metrics.messages_got_auto_ack.add(usize::from(no_ack));
                 self.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));
@@ -257,7 +255,7 @@ impl Queue {
         mut refused: impl FnMut(usize),
     ) -> Appended {
         let mut effects = Effects { budget: sender.budget(), ..Effects::default() };
-        let mut keeping = kept.begin(self.stored());
+        let mut keeping = kept.begin(self);
         let mut state = self.state.lock();
         if state.deleted {
             drop(state);
@@ -282,13 +280,10 @@ impl Queue {
                     continue;
                 }
             }
-            let traits = message.traits();
+            let (failures, is_stored) = (message.traits().failures, state.stores.includes(&message));
             let (position, expires) = state.push(message, &arguments, now, spill);
-            if traits.failures > 0
-                && traits.persistent
-                && let Some(marks) = state.marks(&mut effects)
-            {
-                marks.delivered(position, traits.failures);
+            if failures > 0 && is_stored {
+                effects.marks.delivered(position, failures);
             }
             if let Some(keeping) = &mut keeping {
                 keeping.takes(at, position, expires);

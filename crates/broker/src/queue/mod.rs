@@ -31,7 +31,7 @@ pub use delivery::{
 pub(crate) use flow::Sender;
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
-pub(crate) use stored::stored_expiry;
+pub(crate) use stored::{StoredMessages, stored_expiry};
 
 use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind};
@@ -150,7 +150,8 @@ impl Queue {
     pub(crate) fn new(new: NewQueue) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let order = new.compatibility.delivery_order(&new.arguments);
-        let state = Mutex::new(QueueState::new(&new.arguments, order, new.stored.is_some()));
+        let stores = StoredMessages::of(new.arguments.kind, new.stored.as_ref());
+        let state = Mutex::new(QueueState::new(&new.arguments, order, stores));
         Arc::new_cyclic(|this| Self {
             name: new.name,
             vhost: new.vhost,

@@ -180,9 +180,8 @@ impl Queue {
 
     /// Writes messages out; returns whether that succeeded.
     fn write_out(&self, to_write: ToWrite, now: Timestamp) -> bool {
-        let keeps = self.stored().is_some();
-        let unkept = |message: &crate::Message| !(keeps && message.traits().persistent);
-        let deliveries = to_write.deliveries.iter().filter(|delivery| unkept(&delivery.message));
+        let stores = self.stored_messages();
+        let deliveries = to_write.deliveries.iter().filter(|delivery| !stores.includes(&delivery.message));
         if let Err(error) = persistence::write(&to_write.segments, deliveries) {
             self.paging_failed("written", &error, now);
             return false;

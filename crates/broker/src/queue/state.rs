@@ -8,6 +8,7 @@ use super::consumers::Consumers;
 use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
 use super::paging::PagingState;
 use super::ready::ReadyStore;
+use super::stored::StoredMessages;
 use crate::arguments::{Overflow, QueueArguments};
 use crate::compatibility::DeliveryOrder;
 use crate::message::Message;
@@ -28,8 +29,8 @@ pub(super) struct QueueState {
     /// Set to the time of a call of [`QueueState::drop_expired`] that had to leave expired messages; `None`
     /// once there are none.
     pub(super) sweeping: Option<Timestamp>,
-    /// Whether persistent messages are in the store, too.
-    keeps: bool,
+    /// Which messages are in the store, too.
+    pub(super) stores: StoredMessages,
     pub(super) next_position: u64,
     pub(super) paging: PagingState,
     /// Set while a thread sends dead letters on: later letters, which have to wait for those.
@@ -106,16 +107,16 @@ impl Effects {
 }
 
 impl QueueState {
-    pub(super) fn new(arguments: &QueueArguments, order: DeliveryOrder, keeps: bool) -> Self {
+    pub(super) fn new(arguments: &QueueArguments, order: DeliveryOrder, stores: StoredMessages) -> Self {
         Self {
-            ready: ReadyStore::new(order, keeps),
+            ready: ReadyStore::new(order, stores),
             consumers: Consumers::new(arguments.single_active_consumer),
             unacked: 0,
             deleted: false,
             last_used: Timestamp::default(),
             scheduled: None,
             sweeping: None,
-            keeps,
+            stores,
             next_position: 0,
             paging: PagingState::default(),
             letters: None,
@@ -146,7 +147,7 @@ impl QueueState {
     /// Adds a dropped message to the dead letters.
     pub(super) fn dead_letter(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
         let Delivery { message, position, failures, .. } = delivery;
-        let stored = (self.keeps && message.traits().persistent).then_some(position);
+        let stored = self.stores.includes(&message).then_some(position);
         effects.dead_letter(message, reason, failures, stored);
     }
 
@@ -174,11 +175,6 @@ impl QueueState {
             self.letters = None;
         }
         next
-    }
-
-    /// The record of changes to stored messages, if the queue stores messages.
-    pub(super) fn marks<'e>(&self, effects: &'e mut Effects) -> Option<&'e mut Marks> {
-        self.keeps.then_some(&mut effects.marks)
     }
 
     /// Whether one more message would exceed a length limit.
@@ -255,11 +251,17 @@ impl QueueState {
             }
             let entry = self.consumers.get(slot);
             let allowance = if alone { MAX_TURN } else { 1 };
-            let marks = self.keeps.then_some(&mut effects.marks);
-            let (ready, no_ack) = (&mut self.ready, entry.no_ack);
-            let expired_by = expired_by.0;
-            let mut offer =
-                Offer { ready, expired_by, now, allowance, taken: 0, redelivered: 0, no_ack, marks };
+            let mut offer = Offer {
+                ready: &mut self.ready,
+                expired_by: expired_by.0,
+                now,
+                allowance,
+                taken: 0,
+                redelivered: 0,
+                no_ack: entry.no_ack,
+                stores: self.stores,
+                marks: &mut effects.marks,
+            };
             let room = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
             work::charge(OFFER, 1);

@@ -6,11 +6,50 @@ use store::journal::{Lsn, Range, Transfer};
 use super::ready::{ReadyStore, Run};
 use super::state::QueueState;
 use super::{DeathReason, Delivery, Effects, NEVER, Queue};
+use crate::arguments::QueueKind;
+use crate::message::Message;
 use crate::persistence::Marks;
 use crate::time::Timestamp;
 
+/// Which of its messages a queue has in the store, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoredMessages {
+    /// None: the queue is transient, or there is no store.
+    Nothing,
+    /// The persistent ones.
+    Persistent,
+    /// All, whatever their delivery mode (RabbitMQ, "Quorum Queues", "Feature Comparison").
+    All,
+}
+
+impl StoredMessages {
+    /// That of a queue of this kind, which has a part of the store or none.
+    pub(super) fn of(kind: QueueKind, stored: Option<&StoredQueue>) -> Self {
+        match (stored, kind) {
+            (None, _) => Self::Nothing,
+            (Some(_), QueueKind::Classic) => Self::Persistent,
+            (Some(_), QueueKind::Quorum) => Self::All,
+        }
+    }
+
+    /// Whether this message is in the store, if it is in the queue.
+    #[inline]
+    pub(crate) fn includes(self, message: &Message) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Persistent => message.traits().persistent,
+            Self::All => true,
+        }
+    }
+}
+
 impl Queue {
-    /// Its storage of persistent messages.
+    /// Which of its messages are in the store, too.
+    pub(crate) fn stored_messages(&self) -> StoredMessages {
+        StoredMessages::of(self.kind(), self.stored())
+    }
+
+    /// Its part of the store.
     pub(crate) fn stored(&self) -> Option<&StoredQueue> {
         self.stored.as_ref()
     }
@@ -70,7 +109,8 @@ impl Queue {
     pub(super) fn settle_purged(&self, purged: &ReadyStore) -> Option<Lsn> {
         self.stored()?;
         let mut marks = Marks::default();
-        purged.iter().for_each(|delivery| delivery.mark_taken(true, &mut marks));
+        let stores = self.stored_messages();
+        purged.iter().for_each(|delivery| delivery.mark_taken(stores, true, &mut marks));
         purged.stored_ranges().for_each(|(first, last)| marks.settled_range(first, last));
         self.write_down(&marks)
     }
@@ -79,7 +119,8 @@ impl Queue {
     pub(super) fn settle_stored<'d>(&self, deliveries: impl Iterator<Item = &'d Delivery>) -> Option<Lsn> {
         self.stored()?;
         let mut marks = Marks::default();
-        deliveries.for_each(|delivery| delivery.mark_taken(true, &mut marks));
+        let stores = self.stored_messages();
+        deliveries.for_each(|delivery| delivery.mark_taken(stores, true, &mut marks));
         self.write_down(&marks)
     }
 

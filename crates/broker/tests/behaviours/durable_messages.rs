@@ -71,6 +71,70 @@ fn a_delivery_limit_counts_across_restarts() {
     assert_eq!(kept.drain("q"), Vec::<String>::new(), "delivered more often than allowed");
 }
 
+/// As in RabbitMQ, quorum queues store messages whatever their delivery mode is; other queues of the same messages do not.
+#[test]
+fn a_quorum_queue_stores_transient_messages_too() {
+    let quorum = [("x-queue-type", FieldValue::text("quorum"))];
+    // The order of the queues decides which of them is the last to refer to a message.
+    for (seed, names) in [(5, ["a-quorum", "b"]), (6, ["b-quorum", "a"])] {
+        let [quorum_name, classic] = names;
+        let mut kept = kept(seed);
+        kept.durable(quorum_name, &quorum);
+        kept.durable(classic, &[]);
+        names.iter().for_each(|name| kept.world.bind(name, "amq.fanout", ""));
+        let transient = |kept: &mut Kept, body| {
+            kept.publish_with("amq.fanout", "", body, Properties::default().with_delivery_mode(1)).until
+        };
+        assert!(transient(&mut kept, "acked").is_some(), "there is something to wait for");
+        kept.publish("amq.fanout", "", "persistent");
+        transient(&mut kept, "delivered");
+        transient(&mut kept, "left");
+        let queue = kept.queue(quorum_name);
+        let taken: Vec<_> = (0..3).map(|_| kept.world.get(&queue)).collect();
+        queue.ack(vec![taken.into_iter().next().unwrap()], kept.world.now);
+        kept.sync();
+        let mut kept = kept.crash();
+        assert_eq!(kept.drain(classic), ["persistent"]);
+        let back: Vec<_> =
+            std::iter::from_fn(|| kept.queue(quorum_name).get(false, kept.world.now)).collect();
+        let flags: Vec<_> =
+            back.iter().map(|got| (text(&got.delivery), got.delivery.redelivered())).collect();
+        let expected = [("persistent", true), ("delivered", true), ("left", false)];
+        assert_eq!(flags, expected.map(|(body, redelivered)| (body.to_owned(), redelivered)));
+        back.into_iter().for_each(|got| _ = kept.queue(quorum_name).ack(vec![got.delivery], kept.world.now));
+        kept.retire();
+        let kept = kept.crash();
+        assert_eq!(kept.drain(quorum_name), Vec::<String>::new());
+        let live = kept.store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
+        assert_eq!(live, 0, "nobody refers to a message any more");
+    }
+}
+
+#[test]
+fn a_transient_message_of_a_quorum_queue_is_stored_as_a_dead_letter_where_that_is_a_quorum_queue() {
+    let mut kept = kept(7);
+    let dead = |to: &str| {
+        [
+            ("x-queue-type", FieldValue::text("quorum")),
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-dead-letter-routing-key", FieldValue::text(to)),
+        ]
+    };
+    kept.durable("to-quorum", &dead("quorum"));
+    kept.durable("to-classic", &dead("classic"));
+    kept.durable("quorum", &[("x-queue-type", FieldValue::text("quorum"))]);
+    kept.durable("classic", &[]);
+    for from in ["to-quorum", "to-classic"] {
+        kept.publish_with("", from, "m", Properties::default());
+        let queue = kept.queue(from);
+        queue.reject(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
+    }
+    kept.sync();
+    let kept = kept.crash();
+    assert_eq!(kept.drain("quorum"), ["m"]);
+    assert!(["to-quorum", "to-classic", "classic"].iter().all(|queue| kept.drain(queue).is_empty()));
+}
+
 #[test]
 fn each_of_many_queues_has_its_own() {
     let mut kept = kept(5);

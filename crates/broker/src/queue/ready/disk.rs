@@ -119,9 +119,7 @@ impl ReadyStore {
             self.pinned += pinned;
             let mut freed = Vec::new();
             while freed.len() < STEP_MESSAGES
-                && self.levels[at]
-                    .next_of_tail()
-                    .is_some_and(|next| self.keeps && next.message.traits().persistent)
+                && self.levels[at].next_of_tail().is_some_and(|next| self.stores.includes(&next.message))
             {
                 self.move_to_run(at, single, &mut freed);
             }
@@ -163,7 +161,7 @@ impl ReadyStore {
 
     fn move_to_run(&mut self, level: usize, single: bool, freed: &mut Vec<Delivery>) {
         let Some((delivery, weight)) = self.levels[level].pop_tail() else { return };
-        let stored = self.keeps && delivery.message.traits().persistent;
+        let stored = self.stores.includes(&delivery.message);
         self.resident -= weight;
         self.on_disk.add(&delivery);
         self.levels[level].add_to_run(&delivery, stored, single);

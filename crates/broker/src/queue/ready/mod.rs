@@ -16,6 +16,7 @@ use std::sync::Arc;
 use store::pages::QueueSegments;
 
 use super::delivery::{Delivery, NEVER};
+use super::stored::StoredMessages;
 use crate::compatibility::DeliveryOrder;
 pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
@@ -26,8 +27,8 @@ pub(super) struct ReadyStore {
     order: DeliveryOrder,
     /// In ascending order of their ranks; each is added with its first message, so that most queues have only one.
     levels: Vec<Level>,
-    /// Whether persistent messages are in the store, too.
-    keeps: bool,
+    /// Which messages are in the store, too.
+    stores: StoredMessages,
     /// The number of messages, including those on disk.
     len: usize,
     /// Bytes of the bodies of these messages.
@@ -48,11 +49,11 @@ pub(super) struct ReadyStore {
 }
 
 impl ReadyStore {
-    pub(super) fn new(order: DeliveryOrder, keeps: bool) -> Self {
+    pub(super) fn new(order: DeliveryOrder, stores: StoredMessages) -> Self {
         Self {
             order,
             levels: Vec::new(),
-            keeps,
+            stores,
             len: 0,
             bytes: 0,
             resident: 0,
@@ -107,7 +108,7 @@ impl ReadyStore {
     fn push_to(&mut self, rank: u8, delivery: Delivery, spill: bool) {
         self.len += 1;
         self.bytes += delivery.message.body_len() as u64;
-        let spill = spill && self.keeps && delivery.message.traits().persistent;
+        let spill = spill && self.stores.includes(&delivery.message);
         let weight = delivery.message.weight();
         let at = self.level_at(rank);
         let single = self.levels.len() == 1;
@@ -239,7 +240,7 @@ impl ReadyStore {
 
     /// Takes everything. Loads and writes under way become void.
     pub(super) fn take_all(&mut self) -> Self {
-        let mut empty = Self::new(self.order, self.keeps);
+        let mut empty = Self::new(self.order, self.stores);
         empty.epoch = self.epoch + 1;
         empty.discarded = std::mem::take(&mut self.discarded);
         let segments = self.levels.iter_mut().filter_map(Level::take_page_segments);

@@ -32,7 +32,7 @@ fn returned_first() -> DeliveryOrder {
 }
 
 fn store(max_priority: u8) -> ReadyStore {
-    ReadyStore::new(order(max_priority), true)
+    ReadyStore::new(order(max_priority), StoredMessages::Persistent)
 }
 
 fn positions(store: &mut ReadyStore) -> Vec<u64> {
@@ -50,7 +50,7 @@ fn higher_priorities_come_first_and_excess_counts_as_the_highest() {
 
 #[test]
 fn returned_messages_may_come_before_all_others_in_the_order_of_their_return() {
-    let mut store = ReadyStore::new(returned_first(), true);
+    let mut store = ReadyStore::new(returned_first(), StoredMessages::Persistent);
     for (position, priority) in [(0, 31), (1, 9), (2, 1), (3, 9)] {
         store.push(delivery(position, priority), false);
     }
@@ -64,7 +64,7 @@ fn returned_messages_may_come_before_all_others_in_the_order_of_their_return() {
 
 #[test]
 fn a_restart_puts_what_was_delivered_before_in_front() {
-    let mut store = ReadyStore::new(returned_first(), true);
+    let mut store = ReadyStore::new(returned_first(), StoredMessages::Persistent);
     let found = [(0, 3, 0), (1, 3, 1), (2, 9, 2), (3, 9, 1), (4, 31, 0)];
     for (position, priority, deliveries) in found {
         store.restore(Delivery { deliveries, ..delivery(position, priority) });
@@ -78,7 +78,7 @@ fn a_restart_puts_what_was_delivered_before_in_front() {
 
 #[test]
 fn a_queue_has_no_more_levels_than_it_has_seen_priorities() {
-    let mut store = ReadyStore::new(returned_first(), true);
+    let mut store = ReadyStore::new(returned_first(), StoredMessages::Persistent);
     assert_eq!(store.levels.capacity(), 0);
     (0..9).for_each(|position| store.push(delivery(position, 4), false));
     assert_eq!((store.levels.len(), store.levels.capacity()), (1, 1));
@@ -119,7 +119,10 @@ impl World {
         let disk = store::disk::simulated::SimDisk::new(1, 1 << 30);
         let segments = Pages::new(Arc::new(disk), 8).queue(Durability::Transient, 1);
         Self {
-            store: ReadyStore::new(DeliveryOrder { returned_first, ..order(highest) }, true),
+            store: ReadyStore::new(
+                DeliveryOrder { returned_first, ..order(highest) },
+                StoredMessages::Persistent,
+            ),
             model: vec![BTreeSet::new(); usize::from(highest) + 1],
             returned: VecDeque::new(),
             next: 0,
