@@ -17,7 +17,7 @@ use crate::inspect::{Inspected, has_annotation, inspect};
 use crate::message::{Body, Message, Traits};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::permissions::Grant;
-use crate::persistence::StoredBatch;
+use crate::persistence::{LastStoring, StoredBatch};
 use crate::queue::{DeadLetter, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
@@ -139,6 +139,7 @@ struct Route {
     flow: Arc<ExchangeFlow>,
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
+    storing: LastStoring,
     /// False for a route to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to").
     counts: bool,
     scope: RouteScope,
@@ -377,10 +378,17 @@ impl Publisher {
         let inspected = self.inspect(&publish, false)?;
         let whole = self.find_route(&publish, &inspected, allowed_at)?;
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
-        let queues = whole.queues.iter().filter(lacks).cloned().collect();
+        let queues: Vec<_> = whole.queues.iter().filter(lacks).cloned().collect();
         let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
-        let route =
-            Arc::new(Route { exchange, flow, key, queues, counts: whole.counts, scope: RouteScope::Once });
+        let route = Arc::new(Route {
+            exchange,
+            flow,
+            key,
+            storing: LastStoring::of(&queues),
+            queues,
+            counts: whole.counts,
+            scope: RouteScope::Once,
+        });
         self.follow(route, publish, &inspected)
     }
 
@@ -447,7 +455,8 @@ impl Publisher {
             false => RouteScope::Key,
         };
         let key = publish.routing_key.into();
-        let route = Arc::new(Route { exchange, flow, key, queues: routes.queues, counts, scope });
+        let storing = LastStoring::of(&routes.queues);
+        let route = Arc::new(Route { exchange, flow, key, queues: routes.queues, storing, counts, scope });
         // Changed permissions start a new generation: a route allowed at an older one is not cached.
         if !matches!(route.scope, RouteScope::Once) && generation == allowed_at {
             self.routes.insert(&route, generation);
@@ -506,7 +515,7 @@ impl Publisher {
             self.vhost.metrics().messages_routed.add(batch.len());
             self.published().routed.add(batch.len());
         }
-        let kept = StoredBatch::keep(self.vhost.store(), &route.queues, &batch);
+        let kept = StoredBatch::keep(self.vhost.store(), route.storing, &batch);
         self.flushed.full |= kept.full;
         // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;

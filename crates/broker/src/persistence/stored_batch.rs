@@ -14,12 +14,30 @@ use crate::queue::{Queue, StoredMessages, stored_expiry};
 pub(crate) struct StoredBatch {
     /// One entry for each message of the batch; empty if none of them is stored.
     places: SmallVec<[Option<Place>; USUAL_BATCH]>,
-    /// The index of the last of the batch's queues that stores persistent messages.
-    last: Option<usize>,
-    /// The index of the last that stores all messages.
-    last_of_all: Option<usize>,
+    last: LastStoring,
     /// The store has more waiting to be written than its limit.
     pub(crate) full: bool,
+}
+
+/// The indices of the queues of a route that are the last to store messages of either kind.
+#[derive(Clone, Copy)]
+pub(crate) struct LastStoring {
+    persistent: Option<usize>,
+    transient: Option<usize>,
+}
+
+impl LastStoring {
+    /// Looks at all queues of a route.
+    pub(crate) fn of(queues: &[Arc<Queue>]) -> Self {
+        Self {
+            persistent: queues.iter().rposition(|queue| queue.stored_messages() != StoredMessages::Nothing),
+            transient: queues.iter().rposition(|queue| queue.stored_messages() == StoredMessages::All),
+        }
+    }
+
+    fn of_message(self, message: &Message) -> Option<usize> {
+        if message.traits().persistent { self.persistent } else { self.transient }
+    }
 }
 
 /// A message that is in the store.
@@ -35,8 +53,8 @@ pub(crate) struct QueueBatch<'k> {
     places: &'k [Option<Place>],
     /// No later queue stores persistent messages.
     last: bool,
-    /// No later queue stores all messages.
-    last_of_all: bool,
+    /// No later queue stores transient messages.
+    last_of_transient: bool,
     /// Set if the message comes from another queue, which it is to leave in the same atomic step.
     transfer: Option<&'k mut Transfer>,
 }
@@ -51,24 +69,17 @@ pub(crate) struct Keeping<'k> {
 
 impl StoredBatch {
     /// Stores the messages that one of the queues stores.
-    pub(crate) fn keep(store: Option<&Arc<Store>>, queues: &[Arc<Queue>], messages: &[Arc<Message>]) -> Self {
-        let mut kept = Self { places: SmallVec::new(), last: None, last_of_all: None, full: false };
+    pub(crate) fn keep(store: Option<&Arc<Store>>, last: LastStoring, messages: &[Arc<Message>]) -> Self {
+        let mut kept = Self { places: SmallVec::new(), last, full: false };
         let Some(store) = store else { return kept };
-        kept.last_of_all = queues.iter().rposition(|queue| queue.stored_messages() == StoredMessages::All);
-        let persistent = |message: &Arc<Message>| message.traits().persistent;
-        if kept.last_of_all.is_none() && !messages.iter().any(persistent) {
-            return kept;
-        }
-        kept.last = queues.iter().rposition(|queue| queue.stored_messages() != StoredMessages::Nothing);
-        if kept.last.is_none() {
+        if !messages.iter().any(|message| last.of_message(message).is_some()) {
             return kept;
         }
         for message in messages {
-            let is_persistent = persistent(message);
-            kept.places.push((is_persistent || kept.last_of_all.is_some()).then(|| {
+            kept.places.push(last.of_message(message).map(|_| {
                 let appended = with_parts(message, |parts| store.append(parts));
                 kept.full |= appended.full;
-                Place { message: appended.message, is_persistent }
+                Place { message: appended.message, is_persistent: message.traits().persistent }
             }));
         }
         kept
@@ -76,8 +87,13 @@ impl StoredBatch {
 
     /// The part for the queue at index `at`. It has to be called for each queue, in order.
     pub(crate) fn at(&self, at: usize) -> QueueBatch<'_> {
-        let (last, last_of_all) = (self.last == Some(at), self.last_of_all == Some(at));
-        QueueBatch { places: &self.places, last, last_of_all, transfer: None }
+        let is_last = |last: Option<usize>| last == Some(at);
+        QueueBatch {
+            places: &self.places,
+            last: is_last(self.last.persistent),
+            last_of_transient: is_last(self.last.transient),
+            transfer: None,
+        }
     }
 }
 
@@ -96,7 +112,7 @@ impl<'k> QueueBatch<'k> {
 
     /// Whether this queue is the last one that refers to a message.
     fn is_last(&self, place: Place) -> bool {
-        if place.is_persistent { self.last } else { self.last_of_all }
+        if place.is_persistent { self.last } else { self.last_of_transient }
     }
 }
 

@@ -266,6 +266,8 @@ impl Queue {
         let arguments = self.arguments.load();
         let rejecting = arguments.overflow != Overflow::DropHead;
         let spill = self.should_page();
+        let limit =
+            self.delivery_limit_of(&arguments).map_or(u32::MAX, |limit| limit.try_into().unwrap_or(u32::MAX));
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
                 // Consumers may make room, as they would have if the message had come alone.
@@ -283,7 +285,9 @@ impl Queue {
             let (failures, is_stored) = (message.traits().failures, state.stores.includes(&message));
             let (position, expires) = state.push(message, &arguments, now, spill);
             if failures > 0 && is_stored {
-                effects.marks.delivered(position, failures);
+                // A dead letter may have failed more often than is allowed here, and is dropped with its next failure, not by a
+                // start that finds it.
+                effects.marks.delivered(position, failures.min(limit));
             }
             if let Some(keeping) = &mut keeping {
                 keeping.takes(at, position, expires);

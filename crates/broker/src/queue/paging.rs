@@ -131,7 +131,7 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.paging.succeeded();
-        // Only messages restored after a restart can have been delivered before.
+        // After a restart: no message is written down here with more failures than the limit was, unless it was delivered here.
         let too_often = |failures: u32| limit.is_some_and(|limit| u64::from(failures) > limit);
         let dead =
             state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.failures));

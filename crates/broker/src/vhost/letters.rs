@@ -9,7 +9,7 @@ use sync::work;
 use super::VirtualHost;
 use crate::dead_letter::Letter;
 use crate::metrics::SharedCounter;
-use crate::persistence::StoredBatch;
+use crate::persistence::{LastStoring, StoredBatch};
 use crate::queue::{DeadLetter, DeathReason, Queue, Sender};
 use crate::routing::Routed;
 use crate::time::Timestamp;
@@ -78,7 +78,7 @@ impl VirtualHost {
         let queues = self.queues_of(&target.exchange, &letter);
         letter.message.share(queues.len());
         let message = [Arc::new(letter.message)];
-        let kept = StoredBatch::keep(self.store(), &queues, &message);
+        let kept = StoredBatch::keep(self.store(), LastStoring::of(&queues), &message);
         let share = budget / u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1);
         let mut transfer = Transfer::default();
         for (at, queue) in queues.into_iter().enumerate() {

@@ -3,6 +3,7 @@
 use amqp::{FieldTable, FieldValue, Properties};
 use broker::*;
 
+use crate::kept::paging_as;
 use crate::world::*;
 
 fn rabbitmq_4() -> World {
@@ -214,6 +215,32 @@ fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
     assert_eq!(dead.message_count(), 2);
     dead.requeue(vec![rejected_later], Returned::Failed, world.now);
     assert_eq!(dead.message_count(), 2);
+}
+
+/// It was never delivered from the queue that it is in: neither a start nor its way through the disk counts as a failure there.
+#[test]
+fn a_dead_letter_that_failed_more_often_than_its_queue_allows_waits_there_for_its_next_failure() {
+    let mut kept = paging_as(Compatibility::V4, 31, 0);
+    let quorum = ("x-queue-type", FieldValue::text("quorum"));
+    kept.durable("dead", &[quorum.clone(), ("x-delivery-limit", FieldValue::I32(1))]);
+    let queue = with_dead_letters(&kept.world, &[quorum]);
+    for body in ["first", "second", "third"] {
+        kept.publish("", "q", body);
+        for _ in 0..3 {
+            queue.requeue(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
+        }
+        queue.reject(vec![kept.world.get(&queue)], Returned::Failed, kept.world.now);
+    }
+    kept.sync();
+    kept.page();
+    assert_eq!(kept.drain("dead"), ["first", "second", "third"]);
+    // That they were taken is not on disk.
+    let kept = kept.crash();
+    let dead = kept.queue("dead");
+    let first = kept.fetch(&dead, false).expect("a dead letter");
+    assert_eq!((text(&first).as_str(), dead.message_count()), ("first", 2));
+    dead.requeue(vec![first], Returned::Failed, kept.world.now);
+    assert_eq!(dead.message_count(), 2, "that was its next failure");
 }
 
 #[test]

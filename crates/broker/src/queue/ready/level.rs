@@ -1,4 +1,4 @@
-//! The ready messages of one priority.
+//! The ready messages of one rank: of one priority, or all returned messages where these come first.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,11 +8,12 @@ use store::pages::QueueSegments;
 use super::run::{Plan, Run};
 use crate::queue::delivery::Delivery;
 
-/// Returned messages are always older than those that have never left, and rare; so they wait in a separate
-/// tree in front of them.
+/// Messages that were returned to their place wait in a separate tree in front of those that have never left: they are older
+/// than those, and rare. Where returned messages come first, one level has all of them, and nothing else.
 pub(super) struct Level {
     /// The priority of its messages, or a rank above all priorities, for returned messages.
     pub(super) rank: u8,
+    /// By their positions, or by the order of their return where returned messages come first.
     pub(super) returned: BTreeMap<u64, Delivery>,
     /// The messages that have never left; in a split level, only the first of them.
     head: VecDeque<Delivery>,

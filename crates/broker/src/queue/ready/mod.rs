@@ -225,10 +225,9 @@ impl ReadyStore {
     /// behind it wait for it, as in RabbitMQ, regardless of their priority, unless returned messages come first: then the
     /// next ones of all levels expire.
     pub(super) fn next_expiry(&self) -> Option<u64> {
-        let in_memory = |level: &Level| level.front().map(|next| next.expires);
-        let expires = self.levels.iter().filter_map(in_memory).min();
-        if let Some(expires) = expires.filter(|_| self.order.returned_first && !self.is_on_disk()) {
-            return (expires != NEVER).then_some(expires);
+        if self.order.returned_first && !self.is_on_disk() {
+            let in_memory = self.levels.iter().filter_map(|level| level.front().map(|next| next.expires));
+            return in_memory.min().filter(|expires| *expires != NEVER);
         }
         let expires = match self.front() {
             Some(delivery) => delivery.expires,

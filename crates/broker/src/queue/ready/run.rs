@@ -11,8 +11,8 @@ use crate::queue::delivery::{Delivery, NEVER};
 /// Messages on disk. None of them has been delivered since the broker started, and the run includes all
 /// messages that are on disk at its positions.
 pub(crate) struct Run {
-    /// First and last positions of its spans, ascending. In a queue without priorities there is only one
-    /// span.
+    /// First and last positions of its spans, ascending. Where all messages have one rank there
+    /// is only one span.
     spans: VecDeque<(u64, u64)>,
     /// The number of messages that are in the store.
     pub(super) stored: u64,
