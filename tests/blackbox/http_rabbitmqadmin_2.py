@@ -110,7 +110,7 @@ READABLE = [
     "definitions export --stdout",
     "definitions export_from_vhost --stdout",
     "passwords salt_and_hash secret",
-    "rebalance all",
+    "rebalance queues",
 ]
 
 

@@ -111,6 +111,9 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
+    if let Some(access_log) = access_log {
+        access_log.end();
+    }
     // After the last session has ended, so that its changes are stored.
     drop(data_folder);
     Ok(())

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
+
 use super::line::{AccessFormat, LogLine, Value};
 
 /// The destination of lines.
@@ -28,11 +30,12 @@ pub struct AccessLog {
     lost: AtomicU64,
 }
 
-/// The thread behind an [`AccessLog`]. Dropping it waits until everything is written.
+/// The thread behind an [`AccessLog`].
 #[derive(Debug)]
 pub struct AccessLogWriter {
     log: Arc<AccessLog>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` once it has ended.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -69,7 +72,7 @@ impl AccessLogWriter {
         let sink = Sink::open(&target)?;
         let writer = Writer { target, sink, log: Arc::clone(&log), failing: false };
         let thread = std::thread::Builder::new().name("access-log".to_owned());
-        Ok(Self { log, thread: Some(thread.spawn(move || writer.run(&waiting))?) })
+        Ok(Self { log, thread: Mutex::new(Some(thread.spawn(move || writer.run(&waiting))?)) })
     }
 
     /// The log that sessions write to.
@@ -82,15 +85,22 @@ impl AccessLogWriter {
         // Fails only when the thread has ended.
         let _ = self.log.lines.send(WriterCommand::Reopen);
     }
+
+    /// Waits until all lines so far are written, and ends the thread. A process has to call it before it exits: others may
+    /// still hold the writer then. Later lines are lost.
+    pub fn end(&self) {
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = self.log.lines.send(WriterCommand::End);
+            // A panic in the thread has already been reported.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Drop for AccessLogWriter {
     fn drop(&mut self) {
-        let _ = self.log.lines.send(WriterCommand::End);
-        if let Some(thread) = self.thread.take() {
-            // A panic in the thread has already been reported.
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 
@@ -202,6 +212,19 @@ mod tests {
         drop(writer);
         assert_eq!(std::fs::read_to_string(moved).unwrap(), "one\n");
         assert_eq!(std::fs::read_to_string(path).unwrap(), "two\nthree\n");
+    }
+
+    #[test]
+    fn all_lines_are_written_when_it_has_ended_whoever_else_holds_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access");
+        let target = AccessTarget::File(path.clone());
+        let writer = Arc::new(AccessLogWriter::start(target, AccessFormat::Text).unwrap());
+        let held = Arc::clone(&writer);
+        (0..1000).for_each(|_| writer.log().write("line\n".to_owned()));
+        writer.end();
+        assert_eq!(std::fs::read_to_string(path).unwrap().lines().count(), 1000);
+        held.end();
     }
 
     #[test]
