@@ -15,7 +15,7 @@ pub(crate) fn run(work: impl Future<Output = ()> + Send + 'static) -> Option<Joi
     Handle::try_current().ok().map(|runtime| runtime.spawn(work))
 }
 
-/// Has a session told when this pause is over.
+/// Sends [`Event::Retry`] to a session after a pause.
 pub(crate) fn remind(link: &Arc<ClientLink>, pause: Duration) {
     let link = Arc::downgrade(link);
     run(async move {

@@ -117,6 +117,8 @@ pub struct ProxySession {
     in_trouble_since: Option<Instant>,
     /// Pause before another connection is tried.
     pause: Duration,
+    /// Whether [`crate::link::Event::Retry`] is on its way.
+    retry_pending: bool,
     life: Life,
 }
 
@@ -178,6 +180,7 @@ impl ProxySession {
             next_lease: 1,
             in_trouble_since: None,
             pause: Duration::ZERO,
+            retry_pending: false,
             life: Life::Open,
         }
     }

@@ -129,7 +129,7 @@ impl ProxySession {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Some(side) = channel.side(role) else { return Ok(()) };
             let SidePlacement::Waiting { own, .. } = side.place else { return Ok(()) };
-            if side.is_paused {
+            if side.paused_since.is_some() {
                 return Ok(());
             }
             let confirm = if own { channel.is_confirming() } else { side.is_confirming() };
@@ -335,8 +335,8 @@ impl ProxySession {
     /// own one, where the broker waits for it. Unacknowledged messages are delivered again there.
     fn overflowed(&mut self, number: u16, lease: u64) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let is_it = channel.role_of(lease) == Some(Role::General) && channel.general.is_placed();
-        if !is_it || channel.is_closing() || channel.is_own() {
+        let is_present = channel.role_of(lease) == Some(Role::General) && channel.general.is_placed();
+        if !is_present || channel.is_closing() || channel.is_own() {
             return Ok(());
         }
         add(&self.pool.counters().consumers_moved, 1);
@@ -357,8 +357,8 @@ impl ProxySession {
             // The client closed it meanwhile; that way the broker has received, or will receive, its close-ok.
             return Ok(());
         };
-        if !answered && let Some(fault) = self.is_made_otherwise(number, role, payload) {
-            return self.make_again(number, role, &fault);
+        if !answered && let Some(fault) = self.retryable_refusal(number, role, payload) {
+            return self.retry_consumers(number, role, &fault);
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let (held, staged) = (channel.held(), channel.staged());
@@ -400,17 +400,17 @@ impl ProxySession {
 
     /// The broker's refusal of a consumer that was made again, if it is to be made once more: without an offset that
     /// the pool has asked for, or later.
-    fn is_made_otherwise(&mut self, number: u16, role: Role, payload: &[u8]) -> Option<Fault> {
+    fn retryable_refusal(&mut self, number: u16, role: Role, payload: &[u8]) -> Option<Fault> {
         let now = self.output.now;
         let Ok(Method::ChannelClose(close)) = Method::decode(payload) else { return None };
         let side = self.side(number, role)?;
-        side.is_paused = side.came_too_soon(&close, now);
-        let is_it = side.is_paused || side.was_no_stream(close.reply_text);
-        is_it.then(|| Fault::new(ReplyCode::PreconditionFailed, close.reply_text.to_owned()))
+        side.paused_since = side.is_queue_starting(&close, now).then_some(now);
+        let is_retryable = side.paused_since.is_some() || side.was_no_stream(close.reply_text);
+        is_retryable.then(|| Fault::new(ReplyCode::PreconditionFailed, close.reply_text.to_owned()))
     }
 
-    /// Continues a side of a channel on another upstream channel, after [`Self::is_made_otherwise`].
-    fn make_again(&mut self, number: u16, role: Role, fault: &Fault) -> Result<(), Fault> {
+    /// Continues a side of a channel on another upstream channel, after [`Self::retryable_refusal`].
+    fn retry_consumers(&mut self, number: u16, role: Role, fault: &Fault) -> Result<(), Fault> {
         // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         let now = self.output.now;
@@ -421,17 +421,34 @@ impl ProxySession {
             let _ = route.upstream.release(route.channel, usage, now);
         }
         side.place = SidePlacement::Waiting { own, resuming: true };
-        let (is_paused, remains) = (side.is_paused, side.take_remains());
+        let (is_paused, remains) = (side.paused_since.is_some(), side.take_remains());
         if is_paused {
-            remind(&self.link, RETRY_PAUSE);
+            self.remind_of_retry();
         }
         self.resume(number, role, remains, fault)
     }
 
-    /// Places what has waited for its queue to start.
+    /// One timer serves the whole session, or the retries of many sides would add up.
+    fn remind_of_retry(&mut self) {
+        if !std::mem::replace(&mut self.retry_pending, true) {
+            remind(&self.link, RETRY_PAUSE);
+        }
+    }
+
+    /// Places the sides that waited for their queues to start, but those that were refused less than a pause ago.
     fn retry(&mut self) -> Result<(), Fault> {
+        self.retry_pending = false;
+        let now = self.output.now;
+        let mut is_any_paused = false;
         for (_, channel) in self.channels.iter_mut() {
-            channel.sides_mut().for_each(|side| side.is_paused = false);
+            for side in channel.sides_mut() {
+                side.paused_since =
+                    side.paused_since.filter(|since| now.saturating_duration_since(*since) < RETRY_PAUSE);
+                is_any_paused |= side.paused_since.is_some();
+            }
+        }
+        if is_any_paused {
+            self.remind_of_retry();
         }
         self.place_waiting(true, Role::General)?;
         self.place_waiting(false, Role::General)
@@ -505,7 +522,7 @@ impl ProxySession {
     }
 }
 
-/// The pause before a consumer is made again whose queue has not started yet.
+/// The least pause before a consumer is made again whose queue has not started yet; the most is twice as long.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Number of connections tried for a channel at once. More than one is needed only when one ends at that moment.
 pub(super) const PLACING_ATTEMPTS: usize = 4;

@@ -34,8 +34,8 @@ pub(super) struct Side {
     returns: Returns,
     /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost anew.
     pub(super) refused_since: Option<Instant>,
-    /// Whether it is not to be placed before [`crate::link::Event::Retry`], after such a refusal.
-    pub(super) is_paused: bool,
+    /// When the last such refusal came. Set until a pause is over: it is not placed before.
+    pub(super) paused_since: Option<Instant>,
     /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
     setup: Setup,
@@ -290,11 +290,11 @@ impl Side {
 
     /// Whether a consumer that is made again was refused because its queue has not started yet, and it is worth trying
     /// once more.
-    pub(super) fn came_too_soon(&mut self, close: &channel::Close<'_>, now: Instant) -> bool {
-        let is_it = (close.class_id, close.method_id) == CONSUME
+    pub(super) fn is_queue_starting(&mut self, close: &channel::Close<'_>, now: Instant) -> bool {
+        let is_starting = (close.class_id, close.method_id) == CONSUME
             && TOO_SOON.iter().any(|text| close.reply_text.contains(text))
             && self.ledger.as_ref().is_some_and(|ledger| ledger.has_made_again());
-        is_it && now.saturating_duration_since(*self.refused_since.get_or_insert(now)) < READY_MAX
+        is_starting && now.saturating_duration_since(*self.refused_since.get_or_insert(now)) < READY_MAX
     }
 
     /// Takes the unsettled frames of an upstream channel that was lost.
@@ -314,7 +314,7 @@ impl Side {
         let own = needs_own || self.is_own();
         self.published = 0;
         self.carried = remains.carried;
-        if !self.is_paused {
+        if self.paused_since.is_none() {
             self.refused_since = None;
         }
         // Limits that the broker has not confirmed are among the frames, and follow at their place.

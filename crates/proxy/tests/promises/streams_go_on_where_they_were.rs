@@ -1,11 +1,14 @@
 //! P7: a consumer of a stream goes on behind the last message that its client received, whatever connection it is on.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use amqp::frame::{write_content_header, write_frame, write_method};
 use amqp::method::{basic, channel};
 use amqp::{FieldTable, FieldValue, FrameKind, Method, Properties, RawTable};
 use proxy::{Pool, PoolConfig};
+use tokio::time::Instant;
 
 use crate::common::{Broker, BrokerEnd, Client, Manners};
 
@@ -140,6 +143,8 @@ async fn p7_a_queue_whose_messages_were_in_a_stream_once_is_consumed_as_before()
     assert_eq!(made_again(&mut third).await.get(OFFSET), None);
 }
 
+/// How long the pool waits before it makes a consumer again whose queue has not started.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 const TOO_SOON: &str =
     "PRECONDITION_FAILED - stream queue 'q' in vhost '/' does not have a running replica on the local node";
 
@@ -174,6 +179,51 @@ async fn p7_a_queue_that_has_not_started_yet_is_waited_for_but_not_forever() {
         }
     };
     tokio::select! { () = refusing => {}, () = client.expect_channel_close(406, TOO_SOON) => {} }
+}
+
+#[tokio::test(start_paused = true)]
+async fn p7_each_of_many_consumers_waits_a_pause_before_it_is_made_again() {
+    const CONSUMERS: usize = 20;
+    const SPREAD: Duration = Duration::from_millis(300);
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let _shared = broker.next_connection().await;
+    let arguments = from(FieldValue::text("first"));
+    let arguments = RawTable::check(&arguments).unwrap();
+    for number in 1..=CONSUMERS as u16 {
+        client.open_channel(number).await;
+        let consumer_tag = &number.to_string();
+        client
+            .send(number, basic::Consume { queue: "q", consumer_tag, arguments, ..Default::default() })
+            .await;
+        client.expect("basic.consume-ok").await;
+    }
+    drop(broker.next_connection().await);
+    let mut next = broker.next_connection().await;
+    let mut refused_at = HashMap::new();
+    let mut seen = 0;
+    while seen < 5 * CONSUMERS {
+        let frame = next.next().await;
+        if frame.name() != "basic.consume" {
+            continue;
+        }
+        seen += 1;
+        let Method::BasicConsume(consume) = frame.method() else { unreachable!() };
+        if let Some(refused_at) = refused_at.get(consume.consumer_tag) {
+            let waited = Instant::now() - *refused_at;
+            assert!(waited >= RETRY_PAUSE, "{} waited {waited:?}", consume.consumer_tag);
+            assert!(waited <= 2 * RETRY_PAUSE + SPREAD, "{} waited {waited:?}", consume.consumer_tag);
+        }
+        // The refusals are spread over the pause, and more.
+        tokio::time::sleep(SPREAD / CONSUMERS as u32).await;
+        next.send(
+            frame.channel,
+            channel::Close { reply_code: 406, reply_text: TOO_SOON, class_id: 60, method_id: 20 },
+        );
+        refused_at.insert(consume.consumer_tag.to_owned(), Instant::now());
+    }
+    assert_eq!(refused_at.len(), CONSUMERS);
 }
 
 #[tokio::test(start_paused = true)]
