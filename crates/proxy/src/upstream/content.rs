@@ -3,7 +3,7 @@
 use amqp::frame::HEADER_LEN;
 use amqp::{Frame, FrameKind};
 
-use super::ledger::stream_offset;
+use super::ledger::{has_headers, stream_offset};
 use super::run::Run;
 use super::slot::{Lease, Missing};
 use crate::link::Event;
@@ -59,7 +59,10 @@ impl Lease {
         self.missing = Missing::Header;
         self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run, announced(behind));
         self.consumer_tag.clear();
-        self.consumer_tag.extend_from_slice(consumer_tag(frame.payload));
+        if may_have_headers(frame.channel, behind) {
+            // It is needed if the headers have an offset.
+            self.consumer_tag.extend_from_slice(consumer_tag(frame.payload));
+        }
         if self.dropping {
             return;
         }
@@ -127,6 +130,20 @@ fn announced(input: &[u8]) -> u64 {
     }
 }
 
+/// Whether the message whose method was received before `input` may have headers: most have none, and their content
+/// header is there already.
+#[inline]
+fn may_have_headers(channel: u16, input: &[u8]) -> bool {
+    match input.split_at_checked(HEADER_LEN) {
+        Some(([kind, high, low, ..], payload))
+            if *kind == FrameKind::Header as u8 && u16::from_be_bytes([*high, *low]) == channel =>
+        {
+            has_headers(payload).unwrap_or(true)
+        }
+        _ => true,
+    }
+}
+
 /// Offset of the delivery tag in the payload of a method: behind the consumer tag of a basic.deliver.
 #[inline]
 fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
@@ -161,6 +178,7 @@ mod tests {
     use amqp::frame::{write_content_header, write_frame, write_method};
     use amqp::method::basic;
     use amqp::properties::NO_PROPERTIES;
+    use amqp::{FieldTable, FieldValue, Properties, RawTable};
 
     use super::*;
 
@@ -191,6 +209,24 @@ mod tests {
         let mut mixed = whole[..method].to_vec();
         write_method(&mut mixed, 4, basic::QosOk {});
         assert!(!is_worth_waiting_for(&mixed), "others come between");
+    }
+
+    #[test]
+    fn a_message_may_have_headers_unless_its_content_header_is_there_and_has_none() {
+        let header = |properties: Properties<'_>| {
+            let (mut encoded, mut out) = (Vec::new(), Vec::new());
+            properties.encode(&mut encoded);
+            write_content_header(&mut out, 3, 1, &encoded);
+            out
+        };
+        let headers = FieldTable::from_iter([("n", FieldValue::I32(7))]).encode();
+        let with = header(Properties::default().with_headers(RawTable::check(&headers).unwrap()));
+        let without = header(Properties::default());
+        assert!(may_have_headers(3, &with));
+        assert!(!may_have_headers(3, &without));
+        assert!(may_have_headers(4, &without), "that of another channel");
+        assert!(may_have_headers(3, &without[..HEADER_LEN + 12]), "incomplete");
+        assert!(may_have_headers(3, &[]), "not there yet");
     }
 
     #[test]

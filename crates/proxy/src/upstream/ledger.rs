@@ -24,7 +24,7 @@ use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
 use self::entry::{SentEntry, What};
-pub(crate) use self::position::{queue_without_offsets, stream_offset};
+pub(crate) use self::position::{has_headers, queue_without_offsets, stream_offset};
 pub(crate) use self::prefetch::PrefetchState;
 pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;

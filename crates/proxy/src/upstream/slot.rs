@@ -87,7 +87,7 @@ pub(crate) struct Lease {
     /// Set when the client did not take its deliveries fast enough: the channel is about to be left, and
     /// later deliveries then return to their queue.
     pub(crate) overflowed: bool,
-    /// The tag of the consumer to which the last delivery went.
+    /// The tag of the consumer to which the last delivery went; empty if that has no headers, and so no offset.
     pub(crate) consumer_tag: Vec<u8>,
     /// Whether the message that is arriving is not passed on.
     pub(crate) dropping: bool,

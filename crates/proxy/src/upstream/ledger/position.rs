@@ -68,13 +68,19 @@ impl StreamPosition {
 #[inline]
 pub(crate) fn stream_offset(header: &[u8]) -> Option<u64> {
     // Few have headers, and fewer this one: the others are not decoded.
-    if header.get(PROPERTY_FLAGS_AT)? & HAS_HEADERS == 0 {
+    if !has_headers(header)? {
         return None;
     }
     memmem::find(header, OFFSET.as_bytes())?;
     let header = ContentHeader::decode(header).ok()?;
     let headers = Properties::decode(header.properties).ok()?.headers?.decode();
     u64::try_from(headers.get(OFFSET)?.as_integer()?).ok()
+}
+
+/// Whether a message has headers, from the payload of its content header; `None` if it ends before its flags.
+#[inline]
+pub(crate) fn has_headers(header: &[u8]) -> Option<bool> {
+    header.get(PROPERTY_FLAGS_AT).map(|flags| flags & HAS_HEADERS != 0)
 }
 
 /// The queue named by the text with which RabbitMQ refuses a consumer with an offset, if its type has none.
