@@ -15,7 +15,6 @@ use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
 use crate::upstream::{
     Carried, Lease, Leased, Ledger, Left, Numbers, PrefetchState, Quiet, Remains, Upstream, Usage, asked_for,
-    queue_without_offsets,
 };
 
 /// One upstream channel of a client's channel. It has up to two: see [`super::channel::Channel`].
@@ -284,8 +283,7 @@ impl Side {
     /// Whether the broker has closed the channel because the pool, and not the client, has asked it for a consumer with
     /// an offset. The queue is then known not to have any.
     pub(super) fn was_no_stream(&self, text: &str) -> bool {
-        let queue = queue_without_offsets(text);
-        queue.is_some_and(|queue| self.ledger.as_ref().is_some_and(|ledger| ledger.has_no_offsets(queue)))
+        self.ledger.as_ref().is_some_and(|ledger| ledger.has_no_offsets(text))
     }
 
     /// Whether a consumer that is made again was refused because its queue has not started yet, and it is worth trying

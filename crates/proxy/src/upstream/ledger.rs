@@ -24,7 +24,7 @@ use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
 use self::entry::{SentEntry, What};
-pub(crate) use self::position::{has_headers, queue_without_offsets, stream_offset};
+pub(crate) use self::position::{has_headers, stream_offset};
 pub(crate) use self::prefetch::PrefetchState;
 pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;
@@ -443,10 +443,10 @@ impl Ledger {
         self.record.lock().carried.offset_came(tag, offset, is_passed_on);
     }
 
-    /// The broker has refused to make a consumer of this queue with an offset. Returns whether the pool, and not the
-    /// client, had asked for one.
-    pub(crate) fn has_no_offsets(&self, queue: &str) -> bool {
-        self.record.lock().carried.has_no_offsets(queue)
+    /// Whether the broker has refused, with this text, to make a consumer with an offset that the pool, and not the
+    /// client, had asked for. Its queue is then known not to have any.
+    pub(crate) fn has_no_offsets(&self, text: &str) -> bool {
+        self.record.lock().carried.has_no_offsets(text)
     }
 
     /// Whether a refused `basic.consume` must be one that the pool has sent to make a consumer again.

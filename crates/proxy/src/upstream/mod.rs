@@ -30,9 +30,7 @@ use transport::Outbox;
 pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
-pub(crate) use ledger::{
-    Carried, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for, queue_without_offsets,
-};
+pub(crate) use ledger::{Carried, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for};
 #[cfg(test)]
 pub(crate) use peer::Peer;
 pub(crate) use role::Role;

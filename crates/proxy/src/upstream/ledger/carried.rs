@@ -7,7 +7,7 @@ use std::time::Instant;
 use amqp::method::basic;
 use amqp::{Method, RawTable};
 
-use super::position::StreamPosition;
+use super::position::{StreamPosition, refuses_offset};
 use super::prefetch::PrefetchState;
 use crate::link::ClientLink;
 use crate::topology::Consuming;
@@ -81,14 +81,24 @@ impl Carried {
         }
     }
 
-    /// Notes that a queue turned out to be none that has offsets. Returns whether one of its consumers was, or would
-    /// have been, made again with one.
-    pub(super) fn has_no_offsets(&mut self, queue: &str) -> bool {
+    /// Notes that a queue turned out to be none that has offsets, if this is the text of such a refusal. Returns whether
+    /// one of its consumers was, or would have been, made again with one.
+    pub(super) fn has_no_offsets(&mut self, text: &str) -> bool {
+        let Some(queue) = self.queue_without_offsets(text) else { return false };
         let mut was_assumed = false;
-        for consumer in self.consumers.iter_mut().filter(|consumer| consumer.queue() == Some(queue)) {
+        for consumer in self.consumers.iter_mut().filter(|consumer| consumer.queue() == Some(&queue)) {
             was_assumed |= consumer.position.is_no_stream();
         }
         was_assumed
+    }
+
+    /// The queue that is meant by the text of a refusal. None, if a text that was cut may mean several: one of them may
+    /// be a stream, whose position must not be forgotten.
+    fn queue_without_offsets(&self, text: &str) -> Option<Box<str>> {
+        let mut meant =
+            self.consumers.iter().filter_map(Consumer::queue).filter(|queue| refuses_offset(text, queue));
+        let queue = meant.next()?;
+        meant.all(|other| other == queue).then(|| queue.into())
     }
 
     pub(super) fn forget_consumer(&mut self, tag: &str) {

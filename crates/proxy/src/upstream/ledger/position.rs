@@ -83,10 +83,12 @@ pub(crate) fn has_headers(header: &[u8]) -> Option<bool> {
     header.get(PROPERTY_FLAGS_AT).map(|flags| flags & HAS_HEADERS != 0)
 }
 
-/// The queue named by the text with which RabbitMQ refuses a consumer with an offset, if its type has none.
-pub(crate) fn queue_without_offsets(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once("invalid arg 'x-stream-offset' for queue '")?;
-    rest.rsplit_once("' in vhost '").map(|(queue, _)| queue)
+/// Whether this is the text with which RabbitMQ refuses a consumer of this queue with an offset, because its type has
+/// none. A text of more than 255 bytes ends early, in three dots: then a queue matches whose name begins that way.
+pub(super) fn refuses_offset(text: &str, queue: &str) -> bool {
+    let Some((_, named)) = text.split_once("invalid arg 'x-stream-offset' for queue '") else { return false };
+    let whole = format!("{queue}' in vhost '");
+    named.starts_with(&whole) || named.strip_suffix("...").is_some_and(|begun| whole.starts_with(begun))
 }
 
 /// Offset of the property flags in the payload of a content header: behind class, weight and body size.
@@ -95,3 +97,33 @@ const PROPERTY_FLAGS_AT: usize = 12;
 const HAS_HEADERS: u8 = 0x20;
 /// The argument with which a consumer says where in a stream to begin, and the header of a delivery with its offset.
 const OFFSET: &str = "x-stream-offset";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As RabbitMQ writes it, cut as `rabbit_binary_generator` does.
+    fn refusal(queue: &str, virtual_host: &str) -> String {
+        let text = format!(
+            "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue '{queue}' in vhost '{virtual_host}' of queue type rabbit_classic_queue"
+        );
+        if text.len() > 255 { format!("{}...", &text[..252]) } else { text }
+    }
+
+    #[test]
+    fn the_queue_of_a_refusal_is_found_even_if_the_text_is_cut() {
+        assert!(refuses_offset(&refusal("q", "/"), "q"));
+        assert!(!refuses_offset(&refusal("queue", "/"), "q"));
+        assert!(!refuses_offset(&refusal("q", "/"), "queue"));
+        assert!(!refuses_offset("PRECONDITION_FAILED - unknown delivery tag 1", "q"));
+        // Cut in the name, behind it, and in the name of the vhost.
+        for length in 150..=255 {
+            let queue = "q".repeat(length);
+            let text = refusal(&queue, &"v".repeat(80));
+            assert!(text.ends_with("..."), "{text}");
+            assert!(refuses_offset(&text, &queue), "{length} bytes");
+            assert!(!refuses_offset(&text, "q"), "{length} bytes");
+            assert!(!refuses_offset(&text, &format!("p{queue}")), "{length} bytes");
+        }
+    }
+}

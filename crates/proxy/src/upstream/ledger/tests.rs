@@ -250,6 +250,23 @@ fn a_limit_that_is_not_answered_is_sent_again_behind_the_consumer_in_front_of_it
     assert_eq!(keys(&remains.frames), ["basic.consume", "basic.qos"]);
 }
 
+#[test]
+fn a_refused_offset_is_that_of_the_queue_that_a_cut_text_means_unless_it_may_mean_several() {
+    let (long, other) = (format!("{}1", "q".repeat(240)), format!("{}2", "q".repeat(240)));
+    let text = format!("PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue '{long}");
+    let text = format!("{}...", &text[..252]);
+    for (queues, is_found) in [(vec![&long], true), (vec![&long, &other], false)] {
+        let ledger = ledger(Carried::default());
+        for queue in queues {
+            let consume = basic::Consume { queue, consumer_tag: queue, ..Default::default() };
+            ledger.method(&payload(consume), true, PrefetchState::default());
+            ledger.answered(Some(&basic::ConsumeOk { consumer_tag: queue }.into()), None);
+            ledger.offset_came(queue.as_bytes(), 5, true);
+        }
+        assert_eq!(ledger.has_no_offsets(&text), is_found);
+    }
+}
+
 /// A client's ledger, and another client that has declared the queue "q", for which something is remembered.
 fn with_a_declarer() -> (Arc<ClientLink>, Arc<Ledger>, Arc<Topologies>) {
     let topologies = Arc::<Topologies>::default();
