@@ -3,6 +3,8 @@
 import contextlib
 import json
 
+import pika
+
 from harness.definitions import operator_policy, permission, policy, topic_permission, user, vhost_limits
 from harness.leveret import Leveret
 from harness.management import Management, leveret, rabbitmq
@@ -69,6 +71,35 @@ def test_one_virtual_host_is_loaded_into_another(tmp_path):
             entry["vhost"] = "copy"
         assert copied == given
         assert {binding["source"] for binding in ours.get("bindings/copy")} == {"", "e", "amq.topic"}
+
+
+def test_an_export_with_a_queue_that_the_server_has_named_is_loaded(tmp_path):
+    """Over HTTP and at the start: without that queue and its bindings, as on a RabbitMQ, and with all others."""
+    named = "amq.gen-"
+    with leveret(tmp_path / "first") as ours, pika.BlockingConnection(pika.URLParameters(ours.server.uri)) as connection:
+        assert ours.status("POST", "definitions", SECTIONS) == 204
+        channel = connection.channel()
+        queue = channel.queue_declare("", auto_delete=True).method.queue
+        assert queue.startswith(named)
+        for exchange in ("amq.direct", "amq.topic"):
+            channel.queue_bind(queue, exchange, "k")
+        channel.exchange_bind("amq.fanout", "amq.direct", "k")
+        channel.queue_bind("a/b ü", "amq.topic", "k")
+        file = ours.get("definitions")
+    assert queue in {each["name"] for each in file["queues"]}
+    assert queue in {each["destination"] for each in file["bindings"]}
+    # Those of the file's server-named queue come first, so that they would keep out the others.
+    file["bindings"].sort(key=lambda each: not each["destination"].startswith(named))
+    path = tmp_path / "definitions.json"
+    path.write_text(json.dumps(file))
+    expected = [each for each in file["bindings"] if each["destination"] != queue]
+    in_order = lambda bindings: sorted(bindings, key=lambda each: json.dumps(each, sort_keys=True))
+    with leveret(tmp_path / "posted") as posted, leveret(tmp_path / "started", "--definitions", path) as started:
+        assert posted.ask("POST", "definitions", file)[::2] == (204, None)
+        for loaded in (posted, started):
+            again = loaded.get("definitions")
+            assert in_order(again["bindings"]) == in_order(expected)
+            assert {each["name"] for each in again["queues"]} == {each["name"] for each in file["queues"]} - {queue}
 
 
 def test_what_was_answered_survives_a_kill(tmp_path):

@@ -319,6 +319,16 @@ fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), En
 }
 
 fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), EntryError> {
+    let has_destination = match entry.destination_type {
+        DestinationType::Queue => vhost.has_queue(&entry.destination),
+        DestinationType::Exchange => vhost.has_exchange(&entry.destination),
+    };
+    // Passed over with the queue or the exchange that it is of.
+    if is_reserved(&entry.destination) && !has_destination
+        || is_reserved(&entry.source) && !vhost.has_exchange(&entry.source)
+    {
+        return Ok(());
+    }
     check_short("routing_key", &entry.routing_key)?;
     let arguments = table_of(&entry.arguments).encode();
     let binding = Binding {

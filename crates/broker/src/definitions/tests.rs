@@ -111,6 +111,41 @@ fn loading_twice_changes_nothing() {
     broker.load(&definitions, NOW).unwrap();
 }
 
+/// Exports have queues that the server has named, and RabbitMQ's have amq.rabbitmq.log.
+#[test]
+fn bindings_of_reserved_names_that_are_missing_are_passed_over() {
+    let of = |source: &str, destination: &str, kind: &str| {
+        format!(
+            r#"{{"source": "{source}", "vhost": "v", "destination": "{destination}", "destination_type": "{kind}",
+                "routing_key": "k", "arguments": {{}}}}"#
+        )
+    };
+    let file = |bindings: &[String]| {
+        format!(
+            r#"{{"vhosts": [{{"name": "v"}}], "bindings": [{}],
+            "queues": [{{"name": "amq.gen-1", "vhost": "v", "durable": false, "auto_delete": true, "arguments": {{}}}},
+                       {{"name": "q", "vhost": "v", "durable": true, "auto_delete": false, "arguments": {{}}}}]}}"#,
+            bindings.join(", ")
+        )
+    };
+    let broker = load(&file(&[
+        of("amq.direct", "amq.gen-1", "queue"),
+        of("amq.direct", "amq.missing", "exchange"),
+        of("amq.missing", "q", "queue"),
+        of("amq.direct", "q", "queue"),
+        of("amq.direct", "amq.fanout", "exchange"),
+    ]));
+    let bindings = broker.unwrap().export(None)["bindings"].as_array().unwrap().clone();
+    let mut destinations: Vec<_> = bindings.iter().filter_map(|one| one["destination"].as_str()).collect();
+    destinations.sort_unstable();
+    assert_eq!(destinations, ["amq.fanout", "q"]);
+    // Other names have to be there.
+    for missing in [of("amq.direct", "nope", "queue"), of("amq.direct", "nope", "exchange"), of("nope", "q", "queue")] {
+        let error = load(&file(&[missing])).err().unwrap();
+        assert!(error.contains("no ") && error.contains("'nope'"), "{error}");
+    }
+}
+
 #[test]
 fn the_entry_at_fault_is_named() {
     let cases = [
