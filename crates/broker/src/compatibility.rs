@@ -154,6 +154,11 @@ impl Compatibility {
         }
     }
 
+    /// Whether virtual hosts may be protected from deletion, and operators can lift the protection.
+    pub fn protects_vhosts(self) -> bool {
+        self == Self::V4
+    }
+
     /// Whether metrics tell the sizes of messages.
     pub(crate) fn tells_message_sizes(self) -> bool {
         self == Self::V4

@@ -79,7 +79,7 @@ fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
 pub(super) fn remove(call: &Call) -> ApiAnswer {
     let _changing = call.api.changes.lock();
     let name = call.at("vhost");
-    if is_protected(call, name) {
+    if call.compatibility().protects_vhosts() && is_protected(call, name) {
         return Err(ApiError::precondition_failed(format!(
             "Refusing to delete virtual host '{name}' because it is protected from deletion"
         )));

@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
+use broker::{Compatibility, Section};
 
 use super::*;
 
@@ -99,4 +100,19 @@ fn virtual_hosts_show_what_their_own_queues_hold() {
     let all = shown(vhosts::all(&call(&api, &[], &[], &json!({}))));
     let held = |at: usize| (all[at]["name"].as_str(), all[at]["messages_ready"].as_u64());
     assert_eq!((held(0), held(1)), ((Some("/"), Some(1)), (Some("other"), Some(0))));
+}
+
+/// With 3.10 there is no request that lifts the protection, which definitions of a RabbitMQ 4 or an earlier start may have set.
+#[test]
+fn a_protected_virtual_host_is_deleted_where_protection_cannot_be_lifted() {
+    let cases =
+        [(Compatibility::V3_10, StatusCode::NO_CONTENT), (Compatibility::V4, StatusCode::PRECONDITION_FAILED)];
+    for (compatibility, expected) in cases {
+        let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
+        let api = Api::new(Some(Arc::clone(&broker)), Arc::new(Quiet::default()));
+        let guarded = json!({"name": "v", "metadata": {"protected_from_deletion": true}});
+        broker.define(Section::VirtualHosts, guarded, Timestamp(1)).unwrap();
+        assert_eq!(status(vhosts::remove(&call(&api, &[("vhost", "v")], &[], &json!({})))), expected);
+        assert_eq!(broker.vhost("v").is_none(), compatibility == Compatibility::V3_10);
+    }
 }
