@@ -144,7 +144,7 @@ def test_a_virtual_host_moves_alone_both_ways(theirs, tmp_path):
 
 @pytest.mark.parametrize("section, entry, named", [
     ("queues", STREAM, "unsupported queue type 'stream'"),
-    ("vhosts", {"name": "v", "metadata": {"default_queue_type": "stream"}}, "unknown variant `stream`"),
+    ("vhosts", {"name": "v", "metadata": {"default_queue_type": "stream"}}, "no queues of type 'stream'"),
 ])  # fmt: skip
 def test_streams_are_refused_by_name(section, entry, named, tmp_path):
     with leveret(tmp_path / "leveret", *FOLLOWING_4) as ours:

@@ -33,6 +33,8 @@ pub(super) enum EntryError {
     VirtualHostLimit,
     /// `vhost-limits` under another name than `limits`.
     LimitsName(String),
+    /// A default queue type that there are no queues of, such as `stream`.
+    DefaultQueueType(String),
     /// The store has an entry of an unknown form.
     Unreadable,
 }
@@ -76,6 +78,9 @@ impl fmt::Display for EntryError {
             Self::UserLimit => f.write_str("limits: max-queues is not a limit of users"),
             Self::VirtualHostLimit => f.write_str("max-channels is not a limit of virtual hosts"),
             Self::LimitsName(name) => write!(f, "vhost-limits are under the name 'limits', not '{name}'"),
+            Self::DefaultQueueType(kind) => {
+                write!(f, "default_queue_type: there are no queues of type '{kind}'")
+            }
             Self::Unreadable => f.write_str("cannot be read"),
         }
     }

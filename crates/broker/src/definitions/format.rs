@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::{DefinitionsError, EntryError};
 use crate::arguments::QueueKind;
+use crate::compatibility::Compatibility;
 use crate::users::GUEST;
 
 #[derive(Debug, Clone, Default)]
@@ -32,9 +33,9 @@ pub(super) struct Vhost {
     /// For humans only.
     #[serde(skip_serializing_if = "Tags::is_empty")]
     pub(super) tags: Tags,
-    /// The type of queues that are declared without one.
-    #[serde(skip_serializing_if = "DefaultQueueType::is_classic")]
-    pub(super) default_queue_type: DefaultQueueType,
+    /// The type of queues that are declared without one; `None` for classic queues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) default_queue_type: Option<String>,
     /// `None` leaves it as it is; operators have to lift the protection first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) protected_from_deletion: Option<bool>,
@@ -43,28 +44,16 @@ pub(super) struct Vhost {
     pub(super) tracing: Option<bool>,
 }
 
-/// The kinds of queues that may be the default of a virtual host (RabbitMQ, "Virtual Hosts", "Default Queue Type").
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum DefaultQueueType {
-    // RabbitMQ writes `undefined` if none was set.
-    #[default]
-    #[serde(alias = "undefined")]
-    Classic,
-    Quorum,
-}
-
-impl DefaultQueueType {
-    fn is_classic(&self) -> bool {
-        *self == Self::Classic
-    }
-}
-
-impl From<DefaultQueueType> for QueueKind {
-    fn from(kind: DefaultQueueType) -> Self {
-        match kind {
-            DefaultQueueType::Classic => Self::Classic,
-            DefaultQueueType::Quorum => Self::Quorum,
+impl Vhost {
+    /// The kind of queues that are declared without one (RabbitMQ, "Virtual Hosts", "Default Queue Type"). RabbitMQ 3.10
+    /// ignores the key, and so types that there are none of.
+    pub(super) fn default_queue_kind(&self, release: Compatibility) -> Result<QueueKind, EntryError> {
+        match self.default_queue_type.as_deref() {
+            // RabbitMQ writes `undefined` if none was set.
+            None | Some("classic" | "undefined") => Ok(QueueKind::Classic),
+            Some("quorum") => Ok(QueueKind::Quorum),
+            Some(_) if release == Compatibility::V3_10 => Ok(QueueKind::Classic),
+            Some(other) => Err(EntryError::DefaultQueueType(other.to_owned())),
         }
     }
 }
@@ -85,7 +74,7 @@ struct VhostEntry {
 struct VhostMetadata {
     description: Option<String>,
     tags: Option<Tags>,
-    default_queue_type: Option<DefaultQueueType>,
+    default_queue_type: Option<String>,
     protected_from_deletion: Option<bool>,
 }
 
@@ -96,7 +85,7 @@ impl From<VhostEntry> for Vhost {
             name,
             description: metadata.description.or(plain.description).unwrap_or_default(),
             tags: metadata.tags.or(plain.tags).unwrap_or_default(),
-            default_queue_type: metadata.default_queue_type.or(plain.default_queue_type).unwrap_or_default(),
+            default_queue_type: metadata.default_queue_type.or(plain.default_queue_type),
             protected_from_deletion: metadata.protected_from_deletion.or(plain.protected_from_deletion),
             tracing,
         }

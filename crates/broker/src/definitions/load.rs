@@ -54,10 +54,10 @@ impl Broker {
             &file.vhosts,
             |vhost| (&vhost.name, None),
             |vhost| {
+                let kind = vhost.default_queue_kind(self.compatibility())?;
                 let added = self.add_vhost(&vhost.name);
-                let vhost = self.with_protection(vhost);
-                self.keep_entry(Section::VirtualHosts, &[&vhost.name], &vhost)?;
-                added.set_default_queue_kind(vhost.default_queue_type.into());
+                self.keep_entry(Section::VirtualHosts, &[&vhost.name], &self.at_rest(vhost, kind))?;
+                added.set_default_queue_kind(kind);
                 if let Some(traced) = vhost.tracing {
                     added.set_traced(traced);
                 }
@@ -66,12 +66,14 @@ impl Broker {
         )
     }
 
-    /// The virtual host with the protection from deletion that it has already, unless the entry says otherwise.
-    fn with_protection(&self, vhost: &Vhost) -> Vhost {
+    /// The virtual host as it is stored: with the protection from deletion that it has already, unless the entry says
+    /// otherwise, and with a default queue type that any release accepts.
+    fn at_rest(&self, vhost: &Vhost, kind: QueueKind) -> Vhost {
         let before = self.definition(Section::VirtualHosts, &[&vhost.name]);
         let before = before.and_then(|before| before.get("protected_from_deletion")?.as_bool());
         let protected_from_deletion = vhost.protected_from_deletion.or(before);
-        Vhost { protected_from_deletion, ..vhost.clone() }
+        let default_queue_type = (kind != QueueKind::Classic).then(|| kind.name().to_owned());
+        Vhost { protected_from_deletion, default_queue_type, ..vhost.clone() }
     }
 
     fn load_permissions(&self, file: &DefinitionsFile) -> Result<(), DefinitionsError> {

@@ -1,12 +1,16 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{Broker, BrokerConfig, Section, SessionId, Timestamp};
+use crate::{Broker, BrokerConfig, Compatibility, Section, SessionId, Timestamp};
 
 const NOW: Timestamp = Timestamp(1_000);
 
 fn load(json: &str) -> Result<Arc<Broker>, String> {
-    let broker = Broker::new(BrokerConfig { defaults: false, ..Default::default() });
+    load_into(Compatibility::default(), json)
+}
+
+fn load_into(compatibility: Compatibility, json: &str) -> Result<Arc<Broker>, String> {
+    let broker = Broker::new(BrokerConfig { defaults: false, compatibility, ..Default::default() });
     let definitions = Definitions::from_json(json.as_bytes()).map_err(|error| error.to_string())?;
     broker.load(&definitions, NOW).map_err(|error| error.to_string())?;
     Ok(broker)
@@ -91,8 +95,23 @@ fn a_file_of_rabbitmq_4_is_loaded() {
         .unwrap();
     let vhost = broker.definition(Section::VirtualHosts, &["v"]).unwrap();
     assert_eq!((&vhost["description"], &vhost["protected_from_deletion"]), (&"new".into(), &true.into()));
-    let streams = r#"{"vhosts": [{"name": "v", "metadata": {"default_queue_type": "stream"}}]}"#;
-    assert!(load(streams).err().is_some_and(|error| error.contains("stream")), "which there are none of");
+}
+
+#[test]
+fn a_default_queue_type_that_is_unknown_is_ignored_by_3_10_and_refused_by_4() {
+    for file in [
+        r#"{"vhosts": [{"name": "v", "metadata": {"default_queue_type": "stream"}}]}"#,
+        r#"{"vhosts": [{"name": "v", "default_queue_type": "stream"}]}"#,
+    ] {
+        let broker = load(file).unwrap();
+        // It is not stored: a start that follows 4 would fail.
+        assert_eq!(
+            broker.definition(Section::VirtualHosts, &["v"]).unwrap(),
+            serde_json::json!({"name": "v"})
+        );
+        let text = "vhost 'v': default_queue_type: there are no queues of type 'stream'";
+        assert_eq!(load_into(Compatibility::V4, file).err().as_deref(), Some(text));
+    }
 }
 
 #[test]
@@ -140,7 +159,9 @@ fn bindings_of_reserved_names_that_are_missing_are_passed_over() {
     destinations.sort_unstable();
     assert_eq!(destinations, ["amq.fanout", "q"]);
     // Other names have to be there.
-    for missing in [of("amq.direct", "nope", "queue"), of("amq.direct", "nope", "exchange"), of("nope", "q", "queue")] {
+    for missing in
+        [of("amq.direct", "nope", "queue"), of("amq.direct", "nope", "exchange"), of("nope", "q", "queue")]
+    {
         let error = load(&file(&[missing])).err().unwrap();
         assert!(error.contains("no ") && error.contains("'nope'"), "{error}");
     }

@@ -105,8 +105,10 @@ fn virtual_hosts_show_what_their_own_queues_hold() {
 /// With 3.10 there is no request that lifts the protection, which definitions of a RabbitMQ 4 or an earlier start may have set.
 #[test]
 fn a_protected_virtual_host_is_deleted_where_protection_cannot_be_lifted() {
-    let cases =
-        [(Compatibility::V3_10, StatusCode::NO_CONTENT), (Compatibility::V4, StatusCode::PRECONDITION_FAILED)];
+    let cases = [
+        (Compatibility::V3_10, StatusCode::NO_CONTENT),
+        (Compatibility::V4, StatusCode::PRECONDITION_FAILED),
+    ];
     for (compatibility, expected) in cases {
         let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
         let api = Api::new(Some(Arc::clone(&broker)), Arc::new(Quiet::default()));
