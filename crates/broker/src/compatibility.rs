@@ -1,6 +1,6 @@
 //! The release of RabbitMQ whose answers the broker gives.
 
-use amqp::ReplyCode;
+use amqp::{ArgumentSpec, ReplyCode};
 
 use crate::arguments::{QueueArguments, QueueKind};
 use crate::message::Message;
@@ -152,6 +152,11 @@ impl Compatibility {
             Self::V3_10 => "\n",
             Self::V4 => "",
         }
+    }
+
+    /// Whether it knows this argument of queues, or the policy key that sets it.
+    pub(crate) fn knows(self, spec: &ArgumentSpec) -> bool {
+        self == Self::V4 || !spec.is_since_4
     }
 
     /// Whether virtual hosts may be protected from deletion, and operators can lift the protection.

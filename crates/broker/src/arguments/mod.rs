@@ -52,7 +52,7 @@ impl QueueKind {
     /// The position of an argument that this type knows among those that a redeclaration compares.
     fn position(self, spec: &ArgumentSpec, compatibility: Compatibility) -> Option<u8> {
         match (compatibility, self) {
-            (Compatibility::V3_10, _) if spec.is_since_4 => None,
+            _ if !compatibility.knows(spec) => None,
             (Compatibility::V4, Self::Classic) => spec.classic.or(spec.classic_since_4),
             (Compatibility::V3_10, Self::Classic) => spec.classic,
             (_, Self::Quorum) => spec.quorum,
@@ -61,9 +61,8 @@ impl QueueKind {
 
     /// Whether other types know this argument, and this one does not.
     pub(crate) fn refuses(self, spec: &ArgumentSpec, compatibility: Compatibility) -> bool {
-        let is_ignored = spec.is_since_4 && compatibility == Compatibility::V3_10;
         let known_to_any = spec.classic.is_some() || spec.quorum.is_some() || spec.stream;
-        known_to_any && !is_ignored && self.position(spec, compatibility).is_none()
+        known_to_any && compatibility.knows(spec) && self.position(spec, compatibility).is_none()
     }
 }
 

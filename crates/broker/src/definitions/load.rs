@@ -17,6 +17,7 @@ use super::format::{
 use crate::SessionId;
 use crate::arguments::QueueKind;
 use crate::broker::Broker;
+use crate::compatibility::Compatibility;
 use crate::limits::VirtualHostLimits;
 use crate::permissions::{Pattern, Permissions, TopicPermissions};
 use crate::policies::{ApplyTo, Policy, PolicyDefinition};
@@ -30,14 +31,27 @@ impl Broker {
     /// # Errors
     /// The first entry that cannot be loaded, and the reason. The entries before it have been loaded.
     pub fn load(&self, definitions: &Definitions, now: Timestamp) -> Result<(), DefinitionsError> {
-        let file = &definitions.file;
-        self.load_users_and_vhosts(file)?;
+        self.load_as(&definitions.file, self.compatibility(), now)
+    }
+
+    /// Loads definitions that this release accepts.
+    pub(super) fn load_as(
+        &self,
+        file: &DefinitionsFile,
+        release: Compatibility,
+        now: Timestamp,
+    ) -> Result<(), DefinitionsError> {
+        self.load_users_and_vhosts(file, release)?;
         self.load_permissions(file)?;
-        self.load_parameters_and_policies(file, now)?;
+        self.load_parameters_and_policies(file, release, now)?;
         self.load_topology(file, now)
     }
 
-    fn load_users_and_vhosts(&self, file: &DefinitionsFile) -> Result<(), DefinitionsError> {
+    fn load_users_and_vhosts(
+        &self,
+        file: &DefinitionsFile,
+        release: Compatibility,
+    ) -> Result<(), DefinitionsError> {
         each(
             "user",
             &file.users,
@@ -54,7 +68,7 @@ impl Broker {
             &file.vhosts,
             |vhost| (&vhost.name, None),
             |vhost| {
-                let kind = vhost.default_queue_kind(self.compatibility())?;
+                let kind = vhost.default_queue_kind(release)?;
                 let added = self.add_vhost(&vhost.name);
                 self.keep_entry(Section::VirtualHosts, &[&vhost.name], &self.at_rest(vhost, kind))?;
                 added.set_default_queue_kind(kind);
@@ -114,6 +128,7 @@ impl Broker {
     fn load_parameters_and_policies(
         &self,
         file: &DefinitionsFile,
+        release: Compatibility,
         now: Timestamp,
     ) -> Result<(), DefinitionsError> {
         each(
@@ -121,7 +136,7 @@ impl Broker {
             &file.parameters,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
-                set_parameter(&self.known(&entry.vhost)?, entry, now)?;
+                set_parameter(&self.known(&entry.vhost)?, entry, release, now)?;
                 let key = [&*entry.vhost, &*entry.component, &*entry.name];
                 self.keep_entry(Section::Parameters, &key, entry)
             },
@@ -137,7 +152,7 @@ impl Broker {
             &file.policies,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
-                let definition = PolicyDefinition::parse(&entry.body.definition)?;
+                let definition = PolicyDefinition::parse(&entry.body.definition, release)?;
                 self.known(&entry.vhost)?.set_policy(policy_of(&entry.name, &entry.body, definition)?, now);
                 self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)
             },
@@ -238,11 +253,16 @@ fn limit(most: Option<i64>) -> Option<u64> {
     most.and_then(|most| u64::try_from(most).ok())
 }
 
-fn set_parameter(vhost: &Arc<VirtualHost>, entry: &Parameter, now: Timestamp) -> Result<(), EntryError> {
+fn set_parameter(
+    vhost: &Arc<VirtualHost>,
+    entry: &Parameter,
+    release: Compatibility,
+    now: Timestamp,
+) -> Result<(), EntryError> {
     match entry.component.as_str() {
         "operator_policy" => {
             let body = PolicyBody::deserialize(&entry.value)?;
-            let definition = PolicyDefinition::parse_operator(&body.definition)?;
+            let definition = PolicyDefinition::parse_operator(&body.definition, release)?;
             vhost.set_operator_policy(policy_of(&entry.name, &body, definition)?, now);
         }
         // One entry holds all limits: a second one would replace them, and remove them when it is deleted.

@@ -13,6 +13,7 @@ use super::Definitions;
 use super::error::{DefinitionsError, EntryError, MAX_NAME};
 use super::format::DefinitionsFile;
 use crate::broker::Broker;
+use crate::compatibility::Compatibility;
 use crate::ledger::{key, read_binding, read_exchange, read_queue};
 use crate::persistence::{RestoreError, Restored};
 use crate::time::Timestamp;
@@ -42,7 +43,8 @@ impl Broker {
             global_parameters: entries(catalogue, Section::GlobalParameters)?,
             ..DefinitionsFile::default()
         };
-        self.load(&Definitions { file }, now)?;
+        // The release that was followed when a policy was stored may have known more keys than the one that is followed now.
+        self.load_as(&file, Compatibility::V4, now)?;
         let mut restoring = Restoring::new(self, store);
         // A crash may have come between a deletion, also of a virtual host, and the deletion of the entries
         // that belong to it.

@@ -42,17 +42,17 @@ enum PolicyFault {
 }
 
 impl PolicyDefinition {
-    /// Reads the definition of a policy.
+    /// Reads the definition of a policy, which may have the keys that this release knows.
     ///
     /// # Errors
     /// A key is unknown or its value invalid, or there are no keys.
-    pub fn parse(entries: &Map<String, Value>) -> Result<Self, PolicyError> {
+    pub fn parse(entries: &Map<String, Value>, release: Compatibility) -> Result<Self, PolicyError> {
         if entries.is_empty() {
             return Err(PolicyError { key: String::new(), fault: PolicyFault::NoKeys });
         }
         let mut definition = Self::default();
         for (key, value) in entries {
-            definition.read(key, value).map_err(|fault| PolicyError { key: key.clone(), fault })?;
+            definition.read(key, value, release).map_err(|fault| PolicyError { key: key.clone(), fault })?;
         }
         Ok(definition)
     }
@@ -61,12 +61,15 @@ impl PolicyDefinition {
     ///
     /// # Errors
     /// As of [`PolicyDefinition::parse`], or a key is not one of those.
-    pub(crate) fn parse_operator(entries: &Map<String, Value>) -> Result<Self, PolicyError> {
+    pub(crate) fn parse_operator(
+        entries: &Map<String, Value>,
+        release: Compatibility,
+    ) -> Result<Self, PolicyError> {
         let is_allowed =
-            |key: &str| ArgumentSpec::of_policy(key).is_some_and(|spec| spec.policy == PolicyKey::Operator);
+            |key: &str| spec_of(key, release).is_some_and(|spec| spec.policy == PolicyKey::Operator);
         match entries.keys().find(|key| !is_allowed(key)) {
             Some(key) => Err(PolicyError { key: key.clone(), fault: PolicyFault::NotForOperators }),
-            None => Self::parse(entries),
+            None => Self::parse(entries, release),
         }
     }
 
@@ -77,19 +80,19 @@ impl PolicyDefinition {
         }
     }
 
-    fn read(&mut self, key: &str, value: &Value) -> Result<(), PolicyFault> {
+    fn read(&mut self, key: &str, value: &Value, release: Compatibility) -> Result<(), PolicyFault> {
         if key == "alternate-exchange" {
             self.alternate_exchange = Some(text(value)?.into());
             return Ok(());
         }
-        if key == "target-group-size" {
+        if key == "target-group-size" && release == Compatibility::V4 {
             return Ok(());
         }
         if MIRRORING.contains(&key) {
             self.not_for_quorum = true;
             return Ok(());
         }
-        let spec = ArgumentSpec::of_policy(key).ok_or(PolicyFault::Unknown)?;
+        let spec = spec_of(key, release).ok_or(PolicyFault::Unknown)?;
         // A policy has no more keys that keep it from a type of queues with one release than with the other.
         self.not_for_classic |= QueueKind::Classic.refuses(spec, Compatibility::V3_10);
         self.not_for_quorum |= QueueKind::Quorum.refuses(spec, Compatibility::V3_10);
@@ -98,6 +101,11 @@ impl PolicyDefinition {
         }
         Ok(())
     }
+}
+
+/// The argument that a policy's key sets, if the release knows the key.
+fn spec_of(key: &str, release: Compatibility) -> Option<&'static ArgumentSpec> {
+    ArgumentSpec::of_policy(key).filter(|spec| release.knows(spec))
 }
 
 /// The value that a policy gives to an argument.
@@ -156,7 +164,7 @@ mod tests {
     use super::*;
 
     fn parse(json: &str) -> Result<PolicyDefinition, PolicyError> {
-        PolicyDefinition::parse(&serde_json::from_str(json).unwrap())
+        PolicyDefinition::parse(&serde_json::from_str(json).unwrap(), Compatibility::V3_10)
     }
 
     #[test]
@@ -201,8 +209,33 @@ mod tests {
             assert_eq!(parse(json).unwrap_err().to_string(), reason);
         }
         let operator = serde_json::from_str(r#"{"overflow": "drop-head"}"#).unwrap();
-        assert!(
-            PolicyDefinition::parse_operator(&operator).unwrap_err().to_string().starts_with("overflow: ")
-        );
+        let refused = PolicyDefinition::parse_operator(&operator, Compatibility::V3_10).unwrap_err();
+        assert!(refused.to_string().starts_with("overflow: "));
+    }
+
+    #[test]
+    fn keys_that_only_rabbitmq_4_knows_are_unknown_to_3_10() {
+        let operator = [("delayed-retry-min", "1"), ("delayed-retry-max", "1")];
+        let others = [
+            ("consumer-timeout", "1"),
+            ("consumer-disconnected-timeout", "1"),
+            ("delayed-retry-type", r#""all""#),
+            ("stream-filter-size-bytes", "20"),
+            ("target-group-size", "3"),
+        ];
+        let entries =
+            |key: &str, value: &str| serde_json::from_str(&format!(r#"{{"{key}": {value}}}"#)).unwrap();
+        for (key, value) in operator.into_iter().chain(others) {
+            let parse = |release| PolicyDefinition::parse(&entries(key, value), release);
+            let text = format!("{key}: not a recognised policy setting");
+            assert_eq!(parse(Compatibility::V3_10).unwrap_err().to_string(), text);
+            assert!(parse(Compatibility::V4).is_ok(), "{key}");
+        }
+        for (key, value) in operator {
+            let parse = |release| PolicyDefinition::parse_operator(&entries(key, value), release);
+            let text = format!("{key}: not recognised in operator policies");
+            assert_eq!(parse(Compatibility::V3_10).unwrap_err().to_string(), text);
+            assert!(parse(Compatibility::V4).is_ok(), "{key}");
+        }
     }
 }

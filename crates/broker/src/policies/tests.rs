@@ -8,8 +8,8 @@ use super::*;
 use crate::message::Body;
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
 use crate::{
-    Broker, BrokerConfig, Consumer, ConsumerRoom, ConsumerSpec, Offer, Overflow, Publish, SessionId,
-    Timestamp,
+    Broker, BrokerConfig, Compatibility, Consumer, ConsumerRoom, ConsumerSpec, Offer, Overflow, Publish,
+    SessionId, Timestamp,
 };
 
 const ME: SessionId = SessionId(1);
@@ -22,7 +22,8 @@ fn vhost() -> (Arc<Broker>, Arc<VirtualHost>) {
 }
 
 fn policy(name: &str, pattern: &str, priority: i64, definition: &str) -> Policy {
-    let definition = PolicyDefinition::parse(&serde_json::from_str(definition).unwrap()).unwrap();
+    let definition =
+        PolicyDefinition::parse(&serde_json::from_str(definition).unwrap(), Compatibility::V3_10).unwrap();
     let pattern = Pattern::new(pattern).unwrap();
     Policy { name: name.into(), pattern, priority, apply_to: ApplyTo::All, definition }
 }

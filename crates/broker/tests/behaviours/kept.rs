@@ -130,7 +130,12 @@ impl Kept {
 
     /// Simulates a power failure and a restart.
     pub(crate) fn crash(&self) -> Self {
-        start(self.disk.crash(), self.world.now, self.watermark, self.compatibility)
+        self.crash_into(self.compatibility)
+    }
+
+    /// The same, and the broker follows this release from now on.
+    pub(crate) fn crash_into(&self, compatibility: Compatibility) -> Self {
+        start(self.disk.crash(), self.world.now, self.watermark, compatibility)
     }
 
     /// Takes the next message, from memory or disk.

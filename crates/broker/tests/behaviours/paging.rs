@@ -118,7 +118,8 @@ fn a_policy_makes_a_queue_lazy_unless_its_own_argument_says_otherwise() {
 }
 
 fn set_policy(kept: &Kept, definition: &str) {
-    let definition = PolicyDefinition::parse(&serde_json::from_str(definition).unwrap()).unwrap();
+    let definition =
+        PolicyDefinition::parse(&serde_json::from_str(definition).unwrap(), Compatibility::V3_10).unwrap();
     let (name, priority, apply_to) = ("p".into(), 0, ApplyTo::All);
     let pattern = Pattern::new(".*").unwrap();
     kept.world.vhost.set_policy(Policy { name, pattern, apply_to, priority, definition }, kept.world.now);

@@ -319,6 +319,24 @@ fn an_unknown_exchange_type_costs_the_channel_and_any_delivery_mode_will_do() {
     assert!(!world.get(&queue).message().traits().persistent);
 }
 
+#[test]
+fn a_policy_that_only_rabbitmq_4_knows_does_not_keep_a_broker_that_follows_3_10_from_its_start() {
+    let mut kept = paging_as(Compatibility::V4, 1, u64::MAX);
+    let policy = serde_json::json!({
+        "vhost": "/", "name": "p", "pattern": "", "definition": {"delayed-retry-type": "all", "max-length": 1},
+    });
+    kept.world.broker.define(Section::Policies, policy.clone(), Timestamp(1)).unwrap();
+    kept.durable("q", &[]);
+    kept.sync();
+    let mut kept = kept.crash_into(Compatibility::V3_10);
+    for body in ["old", "new"] {
+        kept.publish("", "q", body);
+    }
+    assert_eq!(kept.drain("q"), ["new"], "its other keys hold");
+    let error = kept.world.broker.define(Section::Policies, policy, Timestamp(1)).unwrap_err();
+    assert!(error.to_string().ends_with("delayed-retry-type: not a recognised policy setting"), "{error}");
+}
+
 /// A broker with the virtual host `/`, whose queues are quorum queues unless they are declared otherwise.
 fn quorum_by_default(compatibility: Compatibility) -> std::sync::Arc<VirtualHost> {
     let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
