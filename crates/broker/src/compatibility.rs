@@ -165,7 +165,7 @@ impl Compatibility {
     }
 
     /// Whether metrics tell the sizes of messages.
-    pub(crate) fn tells_message_sizes(self) -> bool {
+    pub fn tells_message_sizes(self) -> bool {
         self == Self::V4
     }
 

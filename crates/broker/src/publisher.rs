@@ -93,7 +93,7 @@ pub struct Publisher {
     now: Timestamp,
     /// Messages that went through the exchange of the last route and have not been counted there yet.
     through: Through,
-    /// Sizes of messages that have not been counted yet; `None` if nobody is told.
+    /// Sizes of messages that have not been counted yet; `None` if metrics do not tell sizes.
     sizes: Option<Box<SizesOfBatch>>,
     front_end: FrontEnd,
     /// Its messages may have an annotation of the front end.

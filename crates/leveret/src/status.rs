@@ -69,7 +69,7 @@ impl Status {
         match &self.backend {
             Backend::Broker(embedded) => {
                 broker::write(embedded, out);
-                if embedded.compatibility() == Compatibility::V4 {
+                if embedded.compatibility().tells_message_sizes() {
                     broker::write_sizes(embedded.metrics(), out);
                 }
                 broker::write_confirms(self.server.metrics(), embedded.metrics(), out);
