@@ -130,6 +130,12 @@ impl Call {
         self.query(key) == Some("true")
     }
 
+    /// Refuses a path with the name of another node (404).
+    pub(super) fn check_node(&self) -> Result<(), ApiError> {
+        let is_here = !self.has("node") || self.at("node") == self.api.process.node_name();
+        if is_here { Ok(()) } else { Err(ApiError::not_found()) }
+    }
+
     /// The virtual host of the path.
     pub(super) fn vhost(&self) -> Result<Arc<VirtualHost>, ApiError> {
         self.broker()?.vhost(self.at("vhost")).ok_or_else(ApiError::not_found)

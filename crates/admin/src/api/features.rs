@@ -1,4 +1,4 @@
-//! Feature flags and deprecated features: what of RabbitMQ's Leveret has, as each release lists it.
+//! Feature flags and deprecated features. RabbitMQ's are listed if Leveret has them, as each release lists them.
 
 use broker::Compatibility;
 use serde_json::{Value, json};
@@ -121,8 +121,8 @@ const FLAGS: &[Flag] = &[
     flag("virtual_host_metadata", "Virtual host metadata (description, tags, etc)"),
 ];
 
-/// Of RabbitMQ 4's list what AMQP 0-9-1 clients meet. The only one that is permitted is the transient queues that are not
-/// exclusive.
+/// The deprecated features of RabbitMQ 4 that AMQP 0-9-1 clients meet. Only transient queues that are not exclusive are
+/// permitted.
 const DEPRECATED: &[Deprecated] = &[
     Deprecated { name: "queue_master_locator", phase: Phase::DeniedByDefault },
     Deprecated { name: "global_qos", phase: Phase::DeniedByDefault },

@@ -29,8 +29,7 @@ pub(super) fn aliveness(call: &Call) -> ApiAnswer {
     };
     publisher.publish(publish, call.now()).map_err(failed)?;
     publisher.flush(call.now());
-    let got = take_one(call, &authorised, &declared.queue);
-    match got {
+    match take_one(call, &authorised, &declared.queue) {
         Some(_) => ok(),
         None => Err(ApiError::unhealthy(json!({"status": "failed", "reason": "no message came back"}))),
     }
@@ -54,11 +53,8 @@ pub(super) fn alarms(call: &Call) -> ApiAnswer {
 
 /// `GET /api/healthchecks/node`, also with the name of the node.
 pub(super) fn alarms_of_node(call: &Call) -> ApiAnswer {
-    match call.at("node") {
-        "" => alarms(call),
-        node if node == call.api.process.node_name() => alarms(call),
-        _ => Err(ApiError::not_found()),
-    }
+    call.check_node()?;
+    alarms(call)
 }
 
 /// `GET /api/health/checks/port-listener/{port}`.
@@ -134,9 +130,9 @@ pub(super) fn defined(call: &Call) -> ApiAnswer {
 
 /// `GET /api/health/checks/below-node-connection-limit`.
 pub(super) fn connection_limit(call: &Call) -> ApiAnswer {
-    let limits = call.api.process.limits();
-    let (most, open) = (limits["connections"]["total"].as_u64(), limits["open_connections"].as_u64());
-    if most.is_none_or(|most| open.is_some_and(|open| open < most)) {
+    let process = &call.api.process;
+    let (most, open) = (process.connection_limit(), process.connections_in_use());
+    if most.is_none_or(|most| open < most) {
         return ok();
     }
     let reason = "node connection limit is reached";

@@ -73,11 +73,8 @@ pub(super) fn hash_password(call: &Call) -> ApiAnswer {
 
 /// `DELETE /api/reset`, and of the node: no figures are collected that could be forgotten.
 pub(super) fn reset(call: &Call) -> ApiAnswer {
-    match call.at("node") {
-        "" => Ok(Reply::no_content()),
-        node if node == call.api.process.node_name() => Ok(Reply::no_content()),
-        _ => Err(ApiError::not_found()),
-    }
+    call.check_node()?;
+    Ok(Reply::no_content())
 }
 
 /// `GET /api/extensions`.

@@ -62,6 +62,12 @@ pub trait Process: Send + Sync + 'static {
     /// Whether a memory or disk alarm blocks publishers.
     fn blocks_publishers(&self) -> bool;
 
+    /// Connections of clients that count for the limit: open ones, and those that are being opened.
+    fn connections_in_use(&self) -> u64;
+
+    /// How many connections clients may have; `None` for no limit.
+    fn connection_limit(&self) -> Option<u64>;
+
     /// Limits and how often they were exceeded, as an object.
     fn limits(&self) -> Value;
 

@@ -87,8 +87,8 @@ pub(super) fn purge(call: &Call) -> ApiAnswer {
     Ok(Reply::no_content().when_stored(until))
 }
 
-/// `POST /api/queues/{vhost}/{name}/actions`: does nothing, since there are no mirrors to synchronise, which RabbitMQ 4 has not
-/// either.
+/// `POST /api/queues/{vhost}/{name}/actions`: does nothing, since there are no mirrors to synchronise. RabbitMQ 4 has no
+/// mirrors either.
 pub(super) fn act(call: &Call) -> ApiAnswer {
     find(call)?;
     let has_mirrors = call.compatibility() == Compatibility::V3_10;

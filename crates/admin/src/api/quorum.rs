@@ -38,12 +38,14 @@ pub(super) fn remove(call: &Call) -> ApiAnswer {
 /// `POST /api/queues/quorum/replicas/on/{node}/grow`: all quorum queues are on this node already.
 pub(super) fn grow(call: &Call) -> ApiAnswer {
     require(&call.object()?, &["vhost_pattern", "queue_pattern", "strategy"])?;
-    on_this_node(call, Reply::no_content())
+    call.check_node()?;
+    Ok(Reply::no_content())
 }
 
 /// `DELETE /api/queues/quorum/replicas/on/{node}/shrink`: accepted, and the last replicas stay.
 pub(super) fn shrink(call: &Call) -> ApiAnswer {
-    on_this_node(call, Reply { status: StatusCode::ACCEPTED, ..Reply::no_content() })
+    call.check_node()?;
+    Ok(Reply { status: StatusCode::ACCEPTED, ..Reply::no_content() })
 }
 
 fn kind(call: &Call) -> Option<QueueKind> {
@@ -58,10 +60,6 @@ fn check_node(call: &Call) -> Result<(), ApiError> {
         true => Ok(()),
         false => Err(ApiError::bad_request("Node is not a cluster member")),
     }
-}
-
-fn on_this_node(call: &Call, reply: Reply) -> ApiAnswer {
-    if call.at("node") == call.api.process.node_name() { Ok(reply) } else { Err(ApiError::not_found()) }
 }
 
 const OTHER_KIND: &str = "classic_queue_not_supported";

@@ -29,6 +29,7 @@ struct Quiet {
     alarm: AtomicBool,
     /// Milliseconds that the clock is moved on.
     later: AtomicU64,
+    connection_limit: Option<u64>,
     /// The open connections.
     connections: Vec<Arc<dyn ClientConnection>>,
 }
@@ -104,6 +105,14 @@ impl Process for Quiet {
 
     fn blocks_publishers(&self) -> bool {
         self.alarm.load(Ordering::Relaxed)
+    }
+
+    fn connections_in_use(&self) -> u64 {
+        self.connections.len() as u64
+    }
+
+    fn connection_limit(&self) -> Option<u64> {
+        self.connection_limit
     }
 
     fn limits(&self) -> Value {

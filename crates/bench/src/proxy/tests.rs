@@ -34,8 +34,7 @@ fn brokers_beside_each_other_have_a_link_and_a_queue_each() {
     let beside = format!("near={}", brokers[1].uri());
     let arguments =
         ["--uri", &brokers[0].uri(), "--beside", &beside, "--no-pool", "--quick", "--time", "0.05"];
-    let arguments =
-        [&arguments[..], &["--latency", "20", "--expect", "ratio(direct-near/direct)>0"]].concat();
+    let arguments = [&arguments[..], &["--latency", "20"]].concat();
     let report = run(&plan(&arguments).unwrap(), &mut |_, _| {}).unwrap();
     let names: Vec<&str> = report.systems.iter().map(|system| system.name.as_str()).collect();
     assert_eq!(names, ["direct", "direct-near"]);
@@ -44,7 +43,6 @@ fn brokers_beside_each_other_have_a_link_and_a_queue_each() {
         let time = cell.figure(Metric::Latency(crate::metric::LatencyPoint::P50)).unwrap();
         assert!(time >= 0.119, "{name}: {time}");
     }
-    assert!(report.expectations.iter().all(|verdict| verdict.met));
     let [broker, ..] = &report.parameters[..] else { panic!("{report:?}") };
     for uri in brokers.each_ref().map(FakeBroker::uri) {
         assert!(

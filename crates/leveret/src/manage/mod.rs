@@ -180,6 +180,14 @@ impl ApiProcess for Manager {
         [Resource::Memory, Resource::Disk].into_iter().any(|resource| alarms.is_raised(resource))
     }
 
+    fn connections_in_use(&self) -> u64 {
+        self.server.in_use().connections.total as u64
+    }
+
+    fn connection_limit(&self) -> Option<u64> {
+        limit((self.hooks.limits)().connections.total).map(|most| most as u64)
+    }
+
     fn limits(&self) -> Value {
         let Limits { connections, connection_rate, channels, receive_rate, alarm_only } =
             (self.hooks.limits)();
@@ -208,9 +216,13 @@ impl ApiProcess for Manager {
     }
 }
 
+/// A limit; in the settings, 0 is none.
+fn limit(most: usize) -> Option<usize> {
+    (most > 0).then_some(most)
+}
+
 /// Limits as an object; `null` for no limit.
 fn scopes(scopes: Scopes<usize>) -> Value {
-    let limit = |most: usize| (most > 0).then_some(most);
     json!({
         "total": limit(scopes.total), "per_ip": limit(scopes.per_ip), "per_user": limit(scopes.per_user),
     })

@@ -118,3 +118,25 @@ fn a_protected_virtual_host_is_deleted_where_protection_cannot_be_lifted() {
         assert_eq!(broker.vhost("v").is_none(), compatibility == Compatibility::V3_10);
     }
 }
+
+#[test]
+fn the_limit_of_connections_is_reached_when_no_more_fits() {
+    for (connection_limit, expected) in
+        [(None, StatusCode::OK), (Some(1), StatusCode::OK), (Some(0), StatusCode::SERVICE_UNAVAILABLE)]
+    {
+        let process = Arc::new(Quiet { connection_limit, ..Quiet::default() });
+        let api = Api::new(Some(Broker::new(BrokerConfig::default())), process);
+        assert_eq!(status(health::connection_limit(&call(&api, &[], &[], &json!({})))), expected);
+    }
+}
+
+#[test]
+fn paths_of_this_node_alone_exist() {
+    let (_broker, api) = world();
+    let routes: [fn(&Call) -> call::ApiAnswer; 2] = [health::alarms_of_node, overview::reset];
+    for route in routes {
+        let at = |names: &[(&'static str, &str)]| status(route(&call(&api, names, &[], &json!({}))));
+        assert!(at(&[]).is_success() && at(&[("node", "leveret@here")]).is_success());
+        assert_eq!(at(&[("node", "leveret@there")]), StatusCode::NOT_FOUND);
+    }
+}
