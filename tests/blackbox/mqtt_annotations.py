@@ -72,4 +72,5 @@ def test_a_data_folder_of_either_release_is_read_by_the_other(server):
             assert (message.payload, message.qos, message.properties.ContentType) == (body, 1, "text/plain")
             with MqttClient(server.port, "writer", V5) as writer:
                 writer.publish("zero", body, 0)
-            assert (reader.message().topic, body) == ("zero", body)
+            message = reader.message()
+            assert (message.topic, message.payload) == ("zero", body)
