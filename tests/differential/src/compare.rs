@@ -40,8 +40,7 @@ pub(crate) const MEANT: &[Meant] = &[
             let is_global = |step: &Step| matches!(step.op, Op::Qos { global: true, .. });
             let is_get = |step: &Step| matches!(step.op, Op::Get { no_ack: false, .. });
             let limited = steps.iter().rposition(is_global);
-            let deliveries =
-                |lines: &[String]| lines.iter().filter(|l| l.contains(": basic.deliver to ")).count();
+            let deliveries = |lines: &[String]| lines.iter().filter(|line| line.contains(DELIVERED)).count();
             deliveries(expected) < deliveries(got)
                 && limited.is_some_and(|at| {
                     let place = (steps[at].connection, steps[at].channel);
@@ -70,7 +69,9 @@ pub(crate) const MEANT: &[Meant] = &[
         reason: "In RabbitMQ a dead letter may overtake the message that it was made from, where both go to the same quorum \
                  queue.",
         explains: |steps, expected, got| {
-            has_quorum_queues(steps) && any(expected, OF_RABBITMQ_4) && same_but_for_order(expected, got)
+            has_quorum_queues(steps)
+                && any(expected, OF_RABBITMQ_4)
+                && same_but_for_order(LEFT, expected, got)
         },
     },
     Meant {
@@ -79,28 +80,43 @@ pub(crate) const MEANT: &[Meant] = &[
         explains: |steps, expected, got| {
             has_quorum_queues(steps)
                 && any(expected, OF_QUORUM_QUEUES_OF_3_10)
-                && same_but_for_order(expected, got)
+                && same_but_for_order(LEFT, expected, got)
+        },
+    },
+    Meant {
+        reason: "RabbitMQ 3.10 delivers what comes back to a quorum queue behind all others, or with a delivery limit before \
+                 them; in Leveret it returns to its place.",
+        explains: |steps, expected, got| {
+            let has_come_back =
+                |line: &String| line.contains(DELIVERED) && line.contains(OF_QUORUM_QUEUES_OF_3_10);
+            has_quorum_queues(steps)
+                && expected.iter().any(has_come_back)
+                && same_but_for_order(DELIVERED, expected, got)
         },
     },
 ];
+
+/// What lines of messages that were left have, and lines of deliveries.
+const LEFT: &str = "left in ";
+const DELIVERED: &str = ": basic.deliver to ";
 
 /// Dead letters have it since RabbitMQ 4.
 const OF_RABBITMQ_4: &str = "x-last-death-queue: ";
 /// Headers that have only this one of RabbitMQ's. That of RabbitMQ 4 follows x-acquired-count.
 const OF_QUORUM_QUEUES_OF_3_10: &str = "headers={x-delivery-count: ";
 
-/// Whether the lines are the same but for the order of the messages that were left.
-fn same_but_for_order(expected: &[String], got: &[String]) -> bool {
+/// Whether the lines are the same but for the order of those that have this part.
+fn same_but_for_order(part: &str, expected: &[String], got: &[String]) -> bool {
+    // How many are behind a message that was left depends on the order.
+    let of_left = |line: &String| match line.rsplit_once(", ") {
+        Some((message, _)) if line.starts_with(LEFT) => message.to_owned(),
+        _ => line.clone(),
+    };
     let without_order = |lines: &[String]| {
-        let of_left =
-            |line: &String| match line.strip_prefix("left in ").and_then(|left| left.rsplit_once(", ")) {
-                // The number of those behind it depends on the order.
-                Some((message, _)) => message.to_owned(),
-                None => line.clone(),
-            };
-        let mut lines: Vec<String> = lines.iter().map(of_left).collect();
-        lines.sort();
-        lines
+        let (mut moved, others): (Vec<_>, Vec<_>) =
+            lines.iter().map(of_left).partition(|line| line.contains(part));
+        moved.sort();
+        (moved, others)
     };
     without_order(expected) == without_order(got)
 }
@@ -125,10 +141,10 @@ pub(crate) fn compare(
     got: &Story,
 ) -> Option<(Difference, Option<&'static str>)> {
     let difference = first_difference(expected, got)?;
-    let reason = program.get(..=difference.step).and_then(|steps| {
-        let explains = |meant: &&Meant| (meant.explains)(steps, &difference.expected, &difference.got);
-        MEANT.iter().find(explains).map(|meant| meant.reason)
-    });
+    // All steps where what was left differs.
+    let steps = program.get(..=difference.step).unwrap_or(program);
+    let explains = |meant: &&Meant| (meant.explains)(steps, &difference.expected, &difference.got);
+    let reason = MEANT.iter().find(explains).map(|meant| meant.reason);
     Some((difference, reason))
 }
 
@@ -160,9 +176,14 @@ impl Difference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::program::DeclareQueue;
 
     fn story(lines: &[&str]) -> Story {
         lines.iter().map(|line| vec![(*line).to_owned()]).collect()
+    }
+
+    fn delivered(messages: [&str; 2]) -> Vec<String> {
+        messages.iter().map(|message| format!("channel 1{DELIVERED}c0: message {message}")).collect()
     }
 
     #[test]
@@ -180,10 +201,41 @@ mod tests {
             let left = left.map(|(at, message)| format!("left in q0: message {message}, {} left", 1 - at));
             std::iter::once("q0: 2 messages".to_owned()).chain(left).collect::<Vec<_>>()
         };
-        assert!(same_but_for_order(&lines(["1", "2"]), &lines(["2", "1"])));
-        assert!(!same_but_for_order(&lines(["1", "2"]), &lines(["2", "3"])));
-        let delivered = |message: &str| vec![format!("basic.deliver of message {message}, 1 left")];
-        assert!(!same_but_for_order(&delivered("1"), &delivered("2")));
+        assert!(same_but_for_order(LEFT, &lines(["1", "2"]), &lines(["2", "1"])));
+        assert!(!same_but_for_order(LEFT, &lines(["1", "2"]), &lines(["2", "3"])));
+        let counts = ["q0: 1 messages".to_owned(), "q1: 2 messages".to_owned()];
+        let turned: Vec<_> = counts.iter().rev().cloned().collect();
+        assert!(!same_but_for_order(LEFT, &counts, &turned));
+        assert!(!same_but_for_order(LEFT, &delivered(["1", "2"]), &delivered(["2", "1"])));
+        assert!(!same_but_for_order(LEFT, &delivered(["1", "1"]), &delivered(["2", "2"])));
+    }
+
+    #[test]
+    fn another_order_of_deliveries_is_meant_where_3_10_has_quorum_queues_and_something_came_back() {
+        let (expected, got) = (delivered(["1", "2"]), delivered(["2", "1"]));
+        let declare = |kind: &str| {
+            let arguments = [("x-queue-type".to_owned(), kind.into())].into_iter().collect();
+            let declare = DeclareQueue { queue: "q0".into(), arguments, ..DeclareQueue::default() };
+            vec![Step { connection: 0, channel: 1, op: Op::DeclareQueue(declare) }]
+        };
+        let reason = |kind: &str, expected: &[String], got: &[String]| {
+            compare(&declare(kind), &vec![expected.to_vec()], &vec![got.to_vec()]).and_then(|found| found.1)
+        };
+        assert_eq!(reason("quorum", &expected, &got), None, "nothing came back");
+        let again = |lines: &[String]| -> Vec<String> {
+            let again = |line: &String| line.replace("message 2", "message 2, headers={x-delivery-count: 1}");
+            lines.iter().map(again).collect()
+        };
+        assert!(reason("quorum", &again(&expected), &again(&got)).is_some());
+        assert_eq!(reason("classic", &again(&expected), &again(&got)), None);
+    }
+
+    #[test]
+    fn what_was_left_is_explained_by_all_steps() {
+        let program = [Step { connection: 0, channel: 1, op: Op::Recover }];
+        let with_last = |last: &str| vec![Vec::new(), vec![last.to_owned()]];
+        let found = compare(&program, &with_last("left: 541 INTERNAL_ERROR"), &with_last("left: nothing"));
+        assert!(matches!(found, Some((_, Some(_)))));
     }
 
     #[test]
