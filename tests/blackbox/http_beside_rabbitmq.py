@@ -368,7 +368,7 @@ def test_a_connection_is_closed_with_a_reason(both):
             [shown] = management.eventually("connections", lambda all: len(all) == 1)
             assert management.status("DELETE", path("connections", shown["name"]), headers=headers) == 204
             with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-                connection.process_data_events(10)
+                connection.process_data_events(PATIENCE)
             assert (closed.value.reply_code, closed.value.reply_text) == (320, f"CONNECTION_FORCED - {reason}")
             management.eventually("connections", lambda all: not all)
 
@@ -384,7 +384,7 @@ def test_clients_go_with_their_user_and_virtual_host(both, gone, reason):
         connection = pika.BlockingConnection(parameters)
         assert management.status("DELETE", gone) == 204
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-            connection.process_data_events(10)
+            connection.process_data_events(PATIENCE)
         # RabbitMQ says of a virtual host one or the other, as it happens.
         text = closed.value.reply_text.replace("vhost 'gone' is deleted", "vhost 'gone' is down")
         assert (closed.value.reply_code, text) == (320, f"CONNECTION_FORCED - {reason}")

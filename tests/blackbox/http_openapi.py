@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.child import clean_environment
 import pytest
 
+from harness.child import clean_environment
 from harness.leveret import ROOT
 from harness.management import leveret
 from harness.releases import RELEASES

@@ -58,7 +58,7 @@ def test_a_client_is_closed(pool):
     [shown] = pool.get("connections", user=None)
     assert pool.status("DELETE", path("connections", shown["name"]), user=None, headers={"x-reason": "enough"}) == 204
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-        connection.process_data_events(10)
+        connection.process_data_events(PATIENCE)
     assert (closed.value.reply_code, closed.value.reply_text) == (320, "CONNECTION_FORCED - enough")
 
 
@@ -101,7 +101,7 @@ def test_a_drain_ends_the_process_in_order(tmp_path):
         connection = pika.BlockingConnection(pika.URLParameters(ours.server.uri))
         assert ours.status("POST", "leveret/drain") == 204
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-            connection.process_data_events(10)
+            connection.process_data_events(PATIENCE)
         assert closed.value.reply_code == 320
         assert ours.server.child.wait(PATIENCE) == 0
 
