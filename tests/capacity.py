@@ -151,7 +151,9 @@ def growing(options, most):
 
 def measure(titles, systems, arguments, with_latency=True):
     """Prints the table of the page, with the systems called by these titles."""
-    _, report = bench("websockets", systems, *arguments)
+    met, report = bench("websockets", systems, *arguments)
+    if not met:
+        sys.exit("leveret bench failed, as it says above")
     rows = []
     for found in report["systems"]:
         for number, level in enumerate(found["levels"]):

@@ -278,11 +278,14 @@ def length(options):
 def beside(servers, options):
     """Compares this build's broker and proxy with those of an older build."""
     figures = Figures(servers, options)
-    upstream = figures.releases[-1]
     for section, rows in {THROUGHPUT: WORKLOADS, PROXY: PROXIED, DURABLE: DURABLES}.items():
+        if section == PROXY and not figures.releases:
+            # None to be in front of.
+            continue
         for title, flags in figures.wanted(section, rows):
             program = {"program": options.beside.resolve()}
             if section == PROXY:
+                upstream = figures.releases[-1]
                 behind = [figures.broker(upstream)]
                 ours, older = figures.pool(upstream), servers.pool("pool-before", *behind, **program)
             else:
