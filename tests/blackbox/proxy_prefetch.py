@@ -5,12 +5,12 @@ import contextlib
 
 import pika
 import pytest
-from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
-from harness.releases import RELEASES, missing
+from harness.upstreams import pool, upstream
 
+# Fixtures of these tests.
+__all__ = ["pool", "upstream"]
 MESSAGES = 12
 # Limits and consumers in the order in which a client sends them: (prefetch, global), or the queue that is consumed from.
 PROGRAMS = {
@@ -27,27 +27,12 @@ PROGRAMS = {
 MIXED = ["global-first", "global-between"]
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def upstream(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    broker = RabbitMq(tmp_path_factory.mktemp("prefetch") / "rabbitmq", version=request.param)
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory, upstream):
-    with leveret(tmp_path_factory.mktemp("leveret"), "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
-        yield server
-        server.stop()
-
-
 class Client:
     """Runs a program, and acknowledges nothing: how many messages each consumer gets is its limit."""
 
     def __init__(self, uri, program, prefix):
-        self.connection = pika.BlockingConnection(pika.URLParameters(uri))
+        self.parameters = pika.URLParameters(uri)
+        self.connection = pika.BlockingConnection(self.parameters)
         self.channel = self.connection.channel()
         self.queues = {step: prefix + step for step in program if isinstance(step, str)}
         self.got = dict.fromkeys(self.queues, 0)
@@ -64,7 +49,7 @@ class Client:
 
     def fill(self, expected):
         """Publishes to each queue in turn, and receives as many messages as are expected of each, and no more."""
-        with contextlib.closing(pika.BlockingConnection(self.connection._impl.params)) as other:
+        with contextlib.closing(pika.BlockingConnection(self.parameters)) as other:
             channel = other.channel()
             channel.confirm_delivery()
             for name, queue in self.queues.items():

@@ -8,35 +8,25 @@ import time
 import pika
 import pytest
 from harness.instances import leveret
-from harness.metrics import wait_until
+from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
-from harness.releases import RELEASES, missing
+from harness.upstreams import pool, upstream
 
 STREAM = {"x-queue-type": "stream"}
+# Fixtures of these tests.
+__all__ = ["pool", "upstream"]
 # Longer bodies begin with zeros.
 DIGITS = 9
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def upstream(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    broker = RabbitMq(tmp_path_factory.mktemp("streams") / "rabbitmq", version=request.param)
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory, upstream):
-    with leveret(tmp_path_factory.mktemp("leveret"), "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
-        yield server
-        server.stop()
+def connect(server):
+    # Without heartbeats: while a server starts, nobody reads what these clients get.
+    return pika.BlockingConnection(pika.URLParameters(f"{server.uri}?heartbeat=0"))
 
 
 @contextlib.contextmanager
 def channel(server):
-    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(server.uri))) as connection:
+    with contextlib.closing(connect(server)) as connection:
         yield connection.channel()
 
 
@@ -52,7 +42,7 @@ class Reader:
     """A consumer of a stream; what it has received is in `bodies`."""
 
     def __init__(self, server, stream, offset=None, prefetch=5, acknowledges=True):
-        self.connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+        self.connection = connect(server)
         self.channel = self.connection.channel()
         self.channel.basic_qos(prefetch_count=prefetch)
         self.bodies, self.tags, self.acknowledges = [], [], acknowledges
@@ -113,7 +103,7 @@ def test_what_streams_do_not_support_is_refused_as_by_the_broker_and_ends_nobody
     publish(pool, "refusals", range(3))
 
     def refusal(server, ask):
-        connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+        connection = connect(server)
         with pytest.raises((pika.exceptions.ChannelClosedByBroker, pika.exceptions.ConnectionClosedByBroker)) as refused:
             ask(connection.channel())
         if connection.is_open:
@@ -203,6 +193,7 @@ def test_p3_a_consumer_without_an_offset_that_moves_for_its_backlog_misses_nothi
             publisher.confirm_delivery()
             for number in range(60):
                 publisher.basic_publish("", "backlog", str(number).zfill(200_000))
+        wait_until(lambda: metric(server, "leveret_upstream_moved_consumers_total") >= 1)
         reader.expect(range(60))
         reader.close()
         server.stop()

@@ -1,0 +1,25 @@
+"""Fixtures of tests that run with each release of RabbitMQ behind the pool, for modules to import."""
+
+import pytest
+
+from harness.instances import leveret
+from harness.rabbitmq import RabbitMq
+from harness.releases import RELEASES, missing
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def upstream(request, tmp_path_factory):
+    if reason := missing(request.param):
+        pytest.skip(reason)
+    broker = RabbitMq(tmp_path_factory.mktemp("upstream") / "rabbitmq", version=request.param)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory, upstream):
+    with leveret(tmp_path_factory.mktemp("leveret"), "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
+        yield server
+        server.stop()
