@@ -1,12 +1,12 @@
 """Quorum queues of RabbitMQ 4 deliver by priority, and before all else what came back to them; so does Leveret that follows it."""
 
 import contextlib
-import time
 
 import pika
 import pytest
 
-from harness.leveret import Leveret
+from harness.instances import restartable
+from harness.metrics import wait_until
 from harness.patience import PATIENCE
 
 TARGETS = ["rabbitmq4", "leveret4"]
@@ -65,16 +65,9 @@ def take(channel, queue, count):
     return {body.decode(): method.delivery_tag for method, _, body in taken}
 
 
-def eventually(read, wanted):
+def wait_for_count(channel, queue, wanted):
     """RabbitMQ handles what is given back, and drops what is too much, a little later than it answers the next request."""
-    deadline = time.monotonic() + PATIENCE
-    while (seen := read()) != wanted:
-        assert time.monotonic() < deadline, (seen, wanted)
-        time.sleep(0.02)
-
-
-def count(channel, queue):
-    return channel.queue_declare(queue, passive=True).method.message_count
+    wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == wanted)
 
 
 def test_the_highest_priority_comes_first(channel, queue):
@@ -92,7 +85,7 @@ def test_what_comes_back_precedes_all_others_in_the_order_of_its_return(channel,
         channel.basic_nack(tags[body])
     publish(channel, queue, 31)
     channel.basic_reject(tags["5"])
-    eventually(lambda: count(channel, queue), 5)
+    wait_for_count(channel, queue, 5)
     assert drain(channel, queue) == ["2", "9", "5", "31", "1"]
 
 
@@ -120,7 +113,7 @@ def test_a_full_queue_drops_what_it_would_deliver_next(channel, queue):
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
     channel.queue_declare(queue, durable=True, arguments={**QUORUM, **letters, "x-max-length": 2})
     publish(channel, queue, 9, 1, 5, 31, None)
-    eventually(lambda: count(channel, dead), 3)
+    wait_for_count(channel, dead, 3)
     assert (drain(channel, queue), drain(channel, dead)) == (["None", "1"], ["9", "31", "5"])
 
 
@@ -133,18 +126,15 @@ def test_the_number_of_priorities_is_not_for_the_client_to_choose(channel, queue
 
 def test_a_restart_keeps_the_order(tmp_path):
     """Of Leveret alone."""
-    server = Leveret(tmp_path, "--compatibility", "4", "--data-dir", str(tmp_path / "data"))
-    with channel_of(server) as channel:
+    with restartable(tmp_path, "--compatibility", "4") as server, channel_of(server) as channel:
         channel.queue_declare("q", durable=True, arguments=QUORUM)
         publish(channel, "q", *PUBLISHED)
         assert list(take(channel, "q", 5)) == ["31", "32", "255", "30", "9"]
         server.stop()
-    server = Leveret(tmp_path, "--compatibility", "4", "--data-dir", str(tmp_path / "data"))
-    try:
+    with restartable(tmp_path, "--compatibility", "4") as server:
         with channel_of(server) as channel:
             publish(channel, "q", 31)
             wanted = [str(priority) for priority in DELIVERED]
             # Those that had been delivered are in front of the new one.
             assert drain(channel, "q") == wanted[:5] + ["31"] + wanted[5:]
-    finally:
         server.stop()
