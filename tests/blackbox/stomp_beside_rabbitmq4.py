@@ -4,37 +4,17 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from harness.beside import both
+from harness.beside import next_message, same, sides
 from harness.releases import missing
 
+# Fixtures of these tests.
+__all__ = ["same", "sides"]
 pytestmark = pytest.mark.skipif(missing("4") is not None, reason=f"no RabbitMQ 4: {missing('4')}")
 
 # Each server's own, or of a delivery.
 VARYING = {"server", "session", "message-id", "ack", "timestamp"}
 # Different on purpose (docs/compatibility.md).
 OF_THE_FRAME = {"receipt-id", "receipt", "content-length", "transaction"}
-
-
-@pytest.fixture(scope="module")
-def sides(tmp_path_factory):
-    with both(tmp_path_factory.mktemp("both")) as sides:
-        yield sides
-
-
-@pytest.fixture
-def same(sides):
-    """Does something with both; the outcome is the same, and is returned."""
-
-    def do(step):
-        try:
-            ours, theirs = (step(side) for side in sides)
-        finally:
-            for side in sides:
-                side.close_clients()
-        assert ours == theirs
-        return theirs
-
-    return do
 
 
 def told(frame):
@@ -47,7 +27,7 @@ def told(frame):
 
 
 def get(channel, queue):
-    _, properties, body = next(message for message in channel.consume(queue, auto_ack=True))
+    _, properties, body = next_message(channel, queue)
     values = {name: value for name, value in vars(properties).items() if value is not None}
     headers = {name: value for name, value in values.pop("headers", {}).items() if name not in OF_THE_FRAME}
     return values, headers, body
@@ -125,7 +105,7 @@ def test_a_transient_subscription_is_its_connections_own(same):
 
 SENT = [
     "", "persistent:true\n", "persistent:false\n", "x-own:1\n", "reply-to:/reply-queue/r\n",
-    "content-type:t\ncontent-encoding:e\npriority:3\ncorrelation-id:c\nexpiration:10000\namqp-message-id:m\ntimestamp:5\ntype:k\n"
+    "content-type:t\ncontent-encoding:e\npriority:3\ncorrelation-id:c\nexpiration:3600000\namqp-message-id:m\ntimestamp:5\ntype:k\n"
     "user-id:guest\napp-id:a\n",
 ]  # fmt: skip
 
@@ -172,7 +152,7 @@ def test_stomp_clients_see_an_amqp_message_alike(same):
         client.frame()
         with side.channel() as channel:
             for given in [
-                pika.BasicProperties(delivery_mode=2, content_type="t", correlation_id="c", reply_to="r", expiration="100000"),
+                pika.BasicProperties(delivery_mode=2, content_type="t", correlation_id="c", reply_to="r", expiration="3600000"),
                 pika.BasicProperties(priority=1, message_id="m", type="k", app_id="a", headers={"s": "v", "i": 1, "l": [1], "d": {"a": 1}}),
             ]:
                 channel.basic_publish("amq.topic", "to.stomp", b"x", given)
@@ -208,7 +188,7 @@ def test_stomp_clients_see_an_mqtt_message_alike(same):
         client.send("SUBSCRIBE\ndestination:/topic/from.mqtt\nid:1\nreceipt:r\n\n")
         client.frame()
         writer = side.connected("to-stomp")
-        options = {"ResponseTopic": "a/b", "CorrelationData": b"c", "ContentType": "t", "MessageExpiryInterval": 60}
+        options = {"ResponseTopic": "a/b", "CorrelationData": b"c", "ContentType": "t", "MessageExpiryInterval": 3600}
         assert writer.publish("from/mqtt", b"x", UserProperty=("u", "v"), **options)["packet"] == "PUBACK"
         return told(client.frame())
 

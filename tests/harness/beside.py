@@ -3,12 +3,12 @@
 import contextlib
 import time
 
-import pika
+import pytest
 
 from harness.leveret import Leveret
 from harness.management import Management, path
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import listening
+from harness.mqtt_broker import channel_of, listening
 from harness.mqtt_wire import MqttWire
 from harness.patience import PATIENCE
 from harness.ports import free_ports
@@ -68,16 +68,8 @@ class Side:
         self.opened.callback(wire.close)
         return wire, wire.connect(**options)
 
-    @contextlib.contextmanager
     def channel(self):
-        """An AMQP channel with confirms, for the length of a `with`."""
-        connection = pika.BlockingConnection(pika.URLParameters(self.server.uri))
-        try:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            yield channel
-        finally:
-            connection.close()
+        return channel_of(self.server)
 
     def queue(self, name, keys):
         """These keys of a queue in the management API; `None` if there is none."""
@@ -109,3 +101,32 @@ def both(folder, longest_session=None):
             sides.append(Side(kind, folder / kind, longest_session))
             stack.callback(sides[-1].stop)
         yield sides
+
+
+def next_message(channel, queue):
+    """What is delivered next from a queue, as by basic.get."""
+    message = next(channel.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE))
+    assert message[0], "nothing was delivered"
+    return message
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    with both(tmp_path_factory.mktemp("both")) as sides:
+        yield sides
+
+
+@pytest.fixture
+def same(sides):
+    """Does something with both; the outcome is the same, and is returned."""
+
+    def do(step):
+        try:
+            ours, theirs = (step(side) for side in sides)
+        finally:
+            for side in sides:
+                side.close_clients()
+        assert ours == theirs
+        return theirs
+
+    return do

@@ -42,16 +42,20 @@ class Broker:
         """Where a listener of Leveret's is."""
         return listening(self.server, name, scheme)
 
-    @contextlib.contextmanager
     def channel(self):
-        """An AMQP channel with confirms, for the length of a `with`."""
-        with pika.BlockingConnection(pika.URLParameters(self.server.uri)) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
-            yield channel
+        return channel_of(self.server)
 
     def stop(self):
         self.server.stop()
+
+
+@contextlib.contextmanager
+def channel_of(server):
+    """An AMQP channel with confirms, for the length of a `with`."""
+    with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
 
 
 def listening(server, name, scheme):
