@@ -82,10 +82,10 @@ pub struct Delivery {
     /// The time in milliseconds at which the message expires, or [`NEVER`].
     pub(crate) expires: u64,
     pub(crate) message: Arc<Message>,
-    /// The number of times it was delivered before.
+    /// The number of times this queue has delivered it before.
     pub(crate) deliveries: u32,
-    /// The number of those that count against the delivery limit. A restart keeps this one, and takes the other for as
-    /// many.
+    /// The number of failed deliveries, which count against the delivery limit, for a dead letter also those of the message
+    /// that it was made from. A restart keeps this number, and takes the other for as many.
     pub(crate) failures: u32,
 }
 
@@ -110,14 +110,15 @@ impl Delivery {
 
     /// The message's properties as a client of the queue sees them. Quorum queues add the header `x-delivery-count`:
     /// RabbitMQ 3.10's the number of earlier deliveries, always for `basic.get`, and for consumers from the second
-    /// delivery on; RabbitMQ 4's the number of failed ones, if there are any, and that of all in `x-acquired-count`.
+    /// delivery on; RabbitMQ 4's the number of failed ones, if there are any, and in `x-acquired-count` that of all from this
+    /// queue, or of the failed ones if there are no others.
     pub fn properties(&self, from: &Queue, by_get: bool) -> Cow<'_, [u8]> {
         let properties = match self.message.properties() {
             whole if self.message.traits().is_annotated => Cow::Owned(without_annotation(whole)),
             properties => Cow::Borrowed(properties),
         };
         let by_get = by_get && from.compatibility() == Compatibility::V3_10;
-        if from.kind() != QueueKind::Quorum || (self.deliveries == 0 && !by_get) {
+        if from.kind() != QueueKind::Quorum || (!self.redelivered() && !by_get) {
             return properties;
         }
         let decoded = Properties::decode(&properties).unwrap_or_default();
@@ -126,7 +127,8 @@ impl Delivery {
         match from.compatibility() {
             Compatibility::V3_10 => headers.insert("x-delivery-count", count(self.deliveries)),
             Compatibility::V4 => {
-                headers.insert("x-acquired-count", count(self.deliveries));
+                let acquired = if self.deliveries == 0 { self.failures } else { self.deliveries };
+                headers.insert("x-acquired-count", count(acquired));
                 if self.failures > 0 {
                     headers.insert("x-delivery-count", count(self.failures));
                 }
@@ -156,9 +158,9 @@ impl Delivery {
         (self.expires != NEVER).then_some(Timestamp(self.expires))
     }
 
-    /// Whether it was delivered before, to any consumer.
+    /// Whether it was delivered before, to any consumer; as in RabbitMQ 4, also a dead letter whose message had failed.
     pub fn redelivered(&self) -> bool {
-        self.deliveries > 0
+        self.deliveries > 0 || self.failures > 0
     }
 }
 

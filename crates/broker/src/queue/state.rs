@@ -140,7 +140,7 @@ impl QueueState {
         let position = self.next_position;
         self.next_position += 1;
         let failures = message.traits().failures;
-        self.ready.push(Delivery { position, expires, message, deliveries: failures, failures }, spill);
+        self.ready.push(Delivery { position, expires, message, deliveries: 0, failures }, spill);
         (position, expires)
     }
 

@@ -210,9 +210,13 @@ fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
     assert_eq!(counts(&dead, &nacked_later), (Some(1), Some(1)));
     let rejected_later = letter_of(1, Returned::Failed);
     assert_eq!(counts(&dead, &rejected_later), (Some(2), Some(2)));
-    // The limit counts them, too.
+    // The limit counts them, too; and from now on this queue's own deliveries are told.
     dead.requeue(vec![forgiven, rejected], Returned::Failed, world.now);
     assert_eq!(dead.message_count(), 2);
+    let [forgiven, rejected] = [world.get(&dead), world.get(&dead)];
+    assert_eq!(counts(&dead, &forgiven), (Some(1), Some(1)));
+    assert_eq!(counts(&dead, &rejected), (Some(1), Some(2)));
+    dead.requeue(vec![forgiven, rejected], Returned::Released, world.now);
     dead.requeue(vec![rejected_later], Returned::Failed, world.now);
     assert_eq!(dead.message_count(), 2);
 }
