@@ -66,8 +66,9 @@ pub(super) fn set_topic(call: &Call) -> ApiAnswer {
     if call.compatibility() == Compatibility::V4 && call.vhost()?.exchange_view(exchange).is_none() {
         return Err(ApiError::bad_request(json!(["no_such_exchange", exchange])));
     }
-    let names = [call.at("vhost"), call.at("user"), exchange];
-    let is_new = call.broker()?.definition(Section::TopicPermissions, &names).is_none();
+    // As in RabbitMQ, the user's restrictions are one thing, whatever the exchanges.
+    let names = [call.at("vhost"), call.at("user")];
+    let is_new = call.broker()?.definitions_of(Section::TopicPermissions, &names).is_empty();
     call.define(Section::TopicPermissions, Value::Object(entry))?;
     call.defined(Reply::put(is_new))
 }

@@ -389,6 +389,8 @@ pub(super) static ROUTES: &[Route] = &[
         delete(Administrator, permissions::clear_topic, "Lift all restrictions of topics"),
     ]),
     route("topic-permissions/{vhost}/{user}/{exchange}", &[
+        list(Administrator, permissions::all_topic, "Topic permissions of a user in a virtual host"),
+        put(Administrator, permissions::set_topic, "Restrict topics"),
         delete(Administrator, permissions::clear_topic, "Lift the restrictions of topics of an exchange"),
     ]),
     route("aliveness-test/{vhost}", &[get(Member, health::aliveness, "Declare, publish and get")]),
