@@ -569,7 +569,7 @@ const CONSUME: (u16, u16) = (60, 20);
 /// started itself: of a stream (4.3), and of any durable queue (3.10).
 const TOO_SOON: [&str; 2] = ["does not have a running replica on the local node", "is down or inaccessible"];
 /// How long a broker may need to start its queues: then its refusal is meant.
-const READY_MAX: Duration = Duration::from_secs(10);
+const READY_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
