@@ -33,6 +33,8 @@ STEPS = [
     ("DELETE", "topic-permissions/v1/u1/nope", None),
     ("PUT", "topic-permissions/v1/u1", {"exchange": "", "write": ".*", "read": ".*"}),
     ("PUT", "topic-permissions/v1/u1", {"exchange": "amq.topic", "write": ".*", "read": ".*"}),
+    ("GET", "topic-permissions/v1/u1/amq.topic", None),
+    ("PUT", "topic-permissions/v1/u1/amq.topic", {"exchange": "amq.topic", "write": ".*", "read": ".*"}),
     ("PUT", "policies/v1/p1", POLICY),
     ("PUT", "operator-policies/v1/o1", {**POLICY, "definition": {"max-length": 5}}),
     ("PUT", "vhost-limits/v1/max-queues", {"value": 100}),

@@ -31,6 +31,7 @@ CHANGES = [
     ("PUT", "users/w1", {"tags": ""}),
     ("PUT", "permissions/v1/w1", GRANT),
     ("PUT", "topic-permissions/v1/w1", {"exchange": "e1", "write": "^a", "read": "^a"}),
+    ("PUT", "topic-permissions/v1/w1/e1", {"exchange": "e1", "write": "^b", "read": "^b"}),
     ("DELETE", "topic-permissions/v1/w1/e1", None),
     ("DELETE", "topic-permissions/v1/w1", None),
     ("DELETE", "permissions/v1/w1", None),
