@@ -110,7 +110,7 @@ pub(crate) const MEANT: &[Meant] = &[
     },
 ];
 
-/// What lines of messages that were left have, and lines of deliveries.
+/// The part by which a line about a message that was left is known, and that of a line about a delivery.
 const LEFT: &str = "left in ";
 const DELIVERED: &str = ": basic.deliver to ";
 /// The mark of a delivery that is not the first.
