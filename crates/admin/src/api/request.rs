@@ -44,7 +44,7 @@ async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
     let served = api.served();
     let found = routes::find(head.uri.path(), served);
     let allow = found.as_ref().map_or_else(|| NO_ROUTE.to_owned(), Found::allow);
-    let answer = match answer(api, found, &head, body).await {
+    let answer = match answer(api, found, &allow, &head, body).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     };
@@ -64,23 +64,23 @@ pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, 
 async fn answer(
     api: Arc<Api>,
     found: Option<Found>,
+    allow: &str,
     head: &request::Parts,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let allow = found.as_ref().map_or_else(|| NO_ROUTE.to_owned(), Found::allow);
     if head.method == Method::OPTIONS {
-        return Ok(response(Reply::no_content().allowing(allow), None));
+        return Ok(response(Reply::no_content().allowing(allow.to_owned()), None));
     }
     let Some(found) = found else {
         return Err(match head.method {
             Method::GET | Method::HEAD => ApiError::not_found(),
             // Without a broker, paths of RabbitMQ's are missing that do have such methods.
             _ if api.broker.is_none() => ApiError::not_found(),
-            _ => ApiError::method_not_allowed(allow),
+            _ => ApiError::method_not_allowed(allow.to_owned()),
         });
     };
     let Some(action) = found.action(&head.method) else {
-        return Err(ApiError::method_not_allowed(allow));
+        return Err(ApiError::method_not_allowed(allow.to_owned()));
     };
     check_origin(head)?;
     let user = log_in(&api, head, action.who)?;
@@ -367,7 +367,7 @@ mod tests {
         let mut head = parts("GET", &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
         head.extensions.insert(Caller { ip: None, is_local: true });
         let found = routes::find(head.uri.path(), api.served());
-        let response = answer(Arc::clone(&api), found, &head, Body::empty()).await.unwrap();
+        let response = answer(Arc::clone(&api), found, NO_ROUTE, &head, Body::empty()).await.unwrap();
         assert!(api.answers.unread() > 0);
         drop(response);
         assert_eq!(api.answers.unread(), 0);
