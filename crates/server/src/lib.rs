@@ -37,6 +37,7 @@ mod server;
 #[cfg(test)]
 mod simulated;
 mod stomp;
+mod upstream;
 mod websocket;
 
 pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};

@@ -5,6 +5,7 @@
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing small pieces.
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
+//! - [`InnerOutbox`]: the reading end of one that belongs to no socket.
 //! - [`Tally`]: the sum of the bytes waiting in several outboxes.
 //! - [`Protocol`] and [`drive()`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
 //!   protocol, and writes the gathered output once per batch.
@@ -18,6 +19,7 @@
 
 mod buffer;
 mod drive;
+mod inner;
 mod listeners;
 mod outbox;
 mod paced;
@@ -28,6 +30,7 @@ mod turn;
 
 pub use buffer::OutBuf;
 pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger, now};
+pub use inner::InnerOutbox;
 pub use listeners::TcpListeners;
 pub use outbox::Outbox;
 pub use paced::Paced;

@@ -1,0 +1,256 @@
+//! An AMQP client within this process: its server is a backend session, and no bytes cross a socket.
+
+use std::borrow::Cow;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::content::{Assembled, Assembler, Content, write_content};
+use amqp::frame::{self, Frame, FrameKind};
+use amqp::method::{basic, channel};
+use amqp::{ContentHeader, Fault, Method};
+use transport::InnerOutbox;
+
+use crate::amqp::session::BackendSession;
+
+/// Bytes of sent frames that may wait for the backend before [`AmqpClient::has_room`] returns false: some small messages,
+/// or one that is larger.
+const MAX_UNSENT: usize = 64 * 1024;
+
+/// Capacity in bytes that is kept for the next read while the client is busy.
+const SPARE: usize = 16 * 1024;
+
+/// The client's end of a [`BackendSession`].
+///
+/// Sans-IO. Each round: [`Self::handle_nudge`], [`Self::receive`] until nothing is left, [`Self::flush`]. The waker given to
+/// `handle_nudge` is woken when another round is due.
+pub(crate) struct AmqpClient {
+    session: Box<dyn BackendSession>,
+    inner: InnerOutbox,
+    /// Received bytes, and how many of them have been handled.
+    received: Vec<u8>,
+    handled: usize,
+    /// Frames that the session has not taken.
+    unsent: Vec<u8>,
+    /// Messages that are being received, by channel. Most clients use few channels.
+    contents: Vec<(u16, Assembler<ContentMethod>)>,
+    /// Bytes of the largest frame.
+    frame_max: u32,
+}
+
+/// What the server sends, in order.
+#[derive(Debug)]
+pub(crate) enum ClientEvent<'a> {
+    /// A method without content. Channels that the server closes are answered already.
+    Method(u16, Method<'a>),
+    /// A message, by its channel.
+    Message(u16, ReceivedMessage<'a>),
+}
+
+/// A message from the server.
+#[derive(Debug)]
+pub(crate) struct ReceivedMessage<'a> {
+    /// The method that carries it.
+    pub(crate) method: ContentMethod,
+    /// Flags and list of its properties, not validated.
+    pub(crate) properties: Cow<'a, [u8]>,
+    pub(crate) body: Cow<'a, [u8]>,
+}
+
+/// A method that carries content.
+#[derive(Debug)]
+pub(crate) enum ContentMethod {
+    /// basic.deliver
+    Deliver {
+        consumer_tag: Box<str>,
+        delivery_tag: u64,
+        redelivered: bool,
+        exchange: Box<str>,
+        routing_key: Box<str>,
+    },
+    /// basic.return, or basic.get-ok: this client publishes nothing as mandatory, and gets nothing.
+    Other,
+}
+
+impl AmqpClient {
+    /// A client of `session`, which writes to `inner`. Frames have at most `frame_max` bytes.
+    pub(crate) fn new(session: Box<dyn BackendSession>, inner: InnerOutbox, frame_max: u32) -> Self {
+        let (received, unsent, contents) = Default::default();
+        Self { session, inner, received, handled: 0, unsent, contents, frame_max }
+    }
+
+    /// Sends a method. Call [`Self::flush`] at the end of the batch.
+    pub(crate) fn send<'m>(&mut self, channel: u16, method: impl Into<Method<'m>>) {
+        frame::write_method(&mut self.unsent, channel, method);
+    }
+
+    /// Publishes a message. `properties` are flags and list as they are on the wire.
+    pub(crate) fn publish(
+        &mut self,
+        channel: u16,
+        publish: basic::Publish<'_>,
+        properties: &[u8],
+        body: &[u8],
+    ) {
+        write_content(&mut self.unsent, channel, publish, properties, body, self.frame_max);
+    }
+
+    /// Whether more can be sent. If not, the waker is woken when it is worth asking again.
+    pub(crate) fn has_room(&self) -> bool {
+        self.unsent.len() < MAX_UNSENT && self.session.has_room()
+    }
+
+    /// Lets the session act on what has happened. `waker` is woken when that is due again.
+    ///
+    /// # Errors
+    /// The fault that ends the session.
+    pub(crate) fn handle_nudge(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
+        self.inner.register(waker);
+        if self.inner.take_nudge() {
+            self.session.handle_nudge(now)?;
+        }
+        if self.inner.take_room() {
+            self.session.handle_room(now);
+        }
+        if self.session.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.session.handle_deadline(now)?;
+        }
+        Ok(())
+    }
+
+    /// When to call [`Self::handle_nudge`] at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.session.next_deadline()
+    }
+
+    /// Hands what was sent to the session, as far as it takes it.
+    ///
+    /// # Errors
+    /// The fault that ends the session.
+    pub(crate) fn flush(&mut self, now: Instant) -> Result<(), Fault> {
+        let mut taken = 0;
+        while let Some(frame) = Frame::parse(&self.unsent[taken..], 0)? {
+            if !self.session.takes(&frame, now) {
+                break;
+            }
+            taken += frame.wire_len();
+            taken += self.session.handle_frame(frame, &self.unsent[taken..], now)?;
+        }
+        if taken == self.unsent.len() {
+            self.unsent = Vec::new();
+        } else {
+            self.unsent.drain(..taken);
+        }
+        self.session.flush(now);
+        Ok(())
+    }
+
+    /// Passes what the server has sent to `handle`, which returns whether it takes more now.
+    ///
+    /// # Errors
+    /// A fault for bytes that are no AMQP.
+    pub(crate) fn receive(&mut self, mut handle: impl FnMut(ClientEvent<'_>) -> bool) -> Result<(), Fault> {
+        let mut received = std::mem::take(&mut self.received);
+        loop {
+            while let Some(frame) = Frame::parse(&received[self.handled..], 0)? {
+                self.handled += frame.wire_len();
+                let goes_on = self.event(frame)?.is_none_or(&mut handle);
+                if !goes_on {
+                    self.received = received;
+                    return Ok(());
+                }
+            }
+            received.drain(..self.handled);
+            self.handled = 0;
+            if !self.inner.read(&mut received) {
+                break;
+            }
+        }
+        if received.is_empty() && received.capacity() > SPARE {
+            received = Vec::new();
+        }
+        self.received = received;
+        Ok(())
+    }
+
+    /// Whether received messages wait for the next [`Self::receive`].
+    pub(crate) fn has_received(&self) -> bool {
+        self.handled < self.received.len() || self.inner.outbox().backlog() > 0
+    }
+
+    /// The event that a frame completes.
+    fn event<'f>(&mut self, frame: Frame<'f>) -> Result<Option<ClientEvent<'f>>, Fault> {
+        let channel = frame.channel;
+        let assembled = match frame.kind {
+            FrameKind::Heartbeat => return Ok(None),
+            FrameKind::Method => {
+                let method = Method::decode(frame.payload)?;
+                if let Some(content) = ContentMethod::of(&method) {
+                    self.content(channel).expect(content, method.ids());
+                    return Ok(None);
+                }
+                if matches!(method, Method::ChannelClose(_)) {
+                    self.contents.retain(|(of, _)| *of != channel);
+                    self.send(channel, channel::CloseOk {});
+                }
+                return Ok(Some(ClientEvent::Method(channel, method)));
+            }
+            FrameKind::Header => {
+                self.content(channel).header(ContentHeader::decode(frame.payload)?, u64::MAX)?
+            }
+            FrameKind::Body => self.content(channel).body(frame.payload)?,
+        };
+        Ok(match assembled {
+            Assembled::More => None,
+            Assembled::Complete(Content { method, properties, body }) => {
+                Some(ClientEvent::Message(channel, ReceivedMessage { method, properties, body }))
+            }
+        })
+    }
+
+    fn content(&mut self, channel: u16) -> &mut Assembler<ContentMethod> {
+        let at = self.contents.iter().position(|(of, _)| *of == channel).unwrap_or_else(|| {
+            self.contents.push((channel, Assembler::new()));
+            self.contents.len() - 1
+        });
+        &mut self.contents[at].1
+    }
+
+    /// The upstream connections of its channels, for the log.
+    pub(crate) fn upstreams(&self) -> Vec<String> {
+        self.session.upstreams()
+    }
+
+    /// Closes the connection. Returns true if that is done; otherwise the waker is woken when [`Self::is_closed`].
+    pub(crate) fn close(&mut self, now: Instant) -> bool {
+        self.session.close(now)
+    }
+
+    /// Whether [`Self::close`] has finished.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.session.is_closed()
+    }
+
+    /// Ends the session in whatever state it is: what it has been given is still published.
+    pub(crate) fn end(&mut self, now: Instant) {
+        // A fault has ended the session by itself.
+        let _ = self.flush(now);
+        self.session.end(now);
+    }
+}
+
+impl ContentMethod {
+    /// The method with its strings copied, if it carries content.
+    fn of(method: &Method<'_>) -> Option<Self> {
+        match method {
+            Method::BasicDeliver(deliver) => Some(Self::Deliver {
+                consumer_tag: deliver.consumer_tag.into(),
+                delivery_tag: deliver.delivery_tag,
+                redelivered: deliver.redelivered,
+                exchange: deliver.exchange.into(),
+                routing_key: deliver.routing_key.into(),
+            }),
+            Method::BasicReturn(_) | Method::BasicGetOk(_) => Some(Self::Other),
+            _ => None,
+        }
+    }
+}

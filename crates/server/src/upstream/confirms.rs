@@ -1,0 +1,96 @@
+//! Which of a channel's published messages the broker has confirmed.
+
+use std::collections::VecDeque;
+
+/// The confirms of one channel, whose messages are numbered from 1.
+#[derive(Debug, Default)]
+pub(crate) struct Confirms {
+    /// Number of messages in front of `waiting`, all of them confirmed or refused.
+    settled: u64,
+    /// For the messages after those, whether each has been settled, and how.
+    waiting: VecDeque<Option<Confirmed>>,
+}
+
+/// The broker's verdict on a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Confirmed {
+    Acked,
+    /// A queue was full, or failed.
+    Nacked,
+}
+
+impl Confirms {
+    /// Called for each message that is published; returns its number.
+    pub(crate) fn published(&mut self) -> u64 {
+        self.waiting.push_back(None);
+        self.settled + self.waiting.len() as u64
+    }
+
+    /// Records basic.ack or basic.nack, and passes the messages that are settled, without a gap, to `each` in their order.
+    pub(crate) fn settle(
+        &mut self,
+        number: u64,
+        multiple: bool,
+        verdict: Confirmed,
+        mut each: impl FnMut(u64, Confirmed),
+    ) {
+        let last = self.settled + self.waiting.len() as u64;
+        let number = if multiple && number == 0 { last } else { number };
+        if (self.settled + 1..=last).contains(&number) {
+            // Fits: it is at most the number of those that wait.
+            let end = (number - self.settled) as usize;
+            let first = if multiple { 0 } else { end - 1 };
+            self.waiting.range_mut(first..end).for_each(|of| _ = of.get_or_insert(verdict));
+        }
+        while let Some(Some(verdict)) = self.waiting.front().copied() {
+            self.waiting.pop_front();
+            self.settled += 1;
+            each(self.settled, verdict);
+        }
+    }
+
+    /// Whether no message waits for its confirm.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Number of messages up to which all are settled.
+    pub(crate) fn settled(&self) -> u64 {
+        self.settled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Confirmed::{Acked, Nacked};
+    use super::*;
+
+    #[test]
+    fn messages_are_reported_in_their_order_however_they_are_confirmed() {
+        let mut confirms = Confirms::default();
+        assert_eq!([(), (), (), (), ()].map(|()| confirms.published()), [1, 2, 3, 4, 5]);
+        let mut reported = Vec::new();
+        let mut settle = |number, multiple, verdict| {
+            confirms.settle(number, multiple, verdict, |number, verdict| reported.push((number, verdict)));
+            std::mem::take(&mut reported)
+        };
+        assert_eq!(settle(3, false, Nacked), []);
+        assert_eq!(settle(1, false, Acked), [(1, Acked)]);
+        assert_eq!(settle(4, true, Acked), [(2, Acked), (3, Nacked), (4, Acked)]);
+        assert_eq!(settle(4, true, Acked), [], "confirmed before");
+        assert_eq!(settle(9, true, Acked), [], "was never published");
+        assert_eq!(settle(5, false, Acked), [(5, Acked)]);
+        assert!(confirms.is_empty());
+        assert_eq!((confirms.published(), confirms.settled()), (6, 5));
+    }
+
+    #[test]
+    fn zero_and_multiple_mean_all() {
+        let mut confirms = Confirms::default();
+        confirms.published();
+        confirms.published();
+        let mut settled = 0;
+        confirms.settle(0, true, Acked, |number, _| settled = number);
+        assert_eq!(settled, 2);
+    }
+}
