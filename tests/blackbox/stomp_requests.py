@@ -11,7 +11,7 @@ from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
 
 
-@pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
+@pytest.fixture(scope="module", params=["leveret", "rabbitmq", "proxy", "proxy4"])
 def broker(request, tmp_path_factory):
     broker = Broker(request.param, tmp_path_factory.mktemp(request.param))
     yield broker

@@ -1,31 +1,43 @@
-"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket."""
+"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket; and the pool in front of RabbitMQ with those that it serves."""
 
 import contextlib
 import os
 import signal
 
 import pika
+import pytest
 
 from harness.instances import leveret
 from harness.leveret import Leveret
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
-from harness.releases import TAKEN_AFTER
+from harness.releases import TAKEN_AFTER, missing
+from harness.targets import POOL, RABBITMQ
 
 ANY = "127.0.0.1:0"
 FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
+# The protocols whose sessions end at the pool.
+POOL_FLAGS = ("--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
 PLUGINS = "rabbitmq_mqtt,rabbitmq_web_mqtt,rabbitmq_stomp,rabbitmq_web_stomp"
 
 
 class Broker:
-    """A server that speaks everything: `kind` is leveret or rabbitmq."""
+    """A server that speaks everything: `kind` is leveret, rabbitmq, or one of the pools in front of a RabbitMQ without plug-ins."""
 
     def __init__(self, kind, folder, *flags):
         self.kind = kind
+        self.upstream = None
         if kind == "leveret":
             self.server = Leveret(folder, *FLAGS, *flags)
             self.mqtt, self.stomp = self.port("mqtt", "mqtt"), self.port("stomp", "stomp")
             self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
+        elif kind in POOL:
+            version = RABBITMQ[POOL[kind]]
+            if reason := missing(version):
+                pytest.skip(reason)
+            self.upstream = RabbitMq(folder / "upstream", version=version)
+            self.server = Leveret(folder, "--upstream", f"amqp://127.0.0.1:{self.upstream.port}", *POOL_FLAGS, *flags)
+            self.stomp, self.web_stomp = self.port("stomp", "stomp"), self.port("web-stomp", "ws")
         else:
             self.mqtt, self.web_mqtt, self.stomp, self.web_stomp = free_ports(4)
             settings = [
@@ -47,6 +59,8 @@ class Broker:
 
     def stop(self):
         self.server.stop()
+        if self.upstream:
+            self.upstream.stop()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ use crate::tls::Tls;
 
 /// The relays and the webroot.
 pub(crate) struct ServedRelays {
-    /// To the upstream's ports for protocols that the pool does not speak.
+    /// To the upstream's ports for protocols that are relayed to them.
     upstream: Vec<(FrontEnd, Arc<Relay>)>,
     /// In the order of the setting.
     relays: Vec<Arc<Relay>>,
@@ -65,7 +65,7 @@ impl ServedRelays {
             let paths = if has_all { protocol.paths_beside_amqp } else { protocol.paths };
             if let Some(relay) = self.upstream(protocol.front_end) {
                 routes.relays.extend(paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))));
-            } else if config.upstream.is_empty() || protocol.upstream_port.is_none() {
+            } else if config.upstream.is_empty() || protocol.is_pooled {
                 routes.protocols.extend(paths.iter().map(|path| (*path, protocol.front_end)));
             }
         }

@@ -376,6 +376,13 @@ impl Pool {
         self.server_properties.lock().clone()
     }
 
+    /// The version in the server-properties that a broker sent last, such as `3.13.7`, if that is RabbitMQ.
+    pub fn known_version(&self) -> Option<String> {
+        let properties = self.server_properties.lock();
+        let text = |name| properties.as_ref()?.get(name)?.as_text();
+        text("version").filter(|_| text("product") == Some("RabbitMQ")).map(str::to_owned)
+    }
+
     /// A snapshot of the pool's metrics.
     pub fn metrics(&self) -> PoolMetrics {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use amqp::error::{Fault, ReplyCode};
 use amqp::handshake::OpenRequest;
 use amqp::sasl::{Credentials, Mechanism};
-use broker::{Broker, Identity, SessionId};
+use broker::{Broker, Compatibility, Identity, SessionId};
 use transport::{Outbox, Peer};
 
 use crate::amqp::broker_session::BrokerSession;
@@ -75,6 +75,21 @@ impl Backend {
         match self {
             Self::Broker(_) => true,
             Self::Upstream(pool) => pool.ask_answers().await,
+        }
+    }
+
+    /// The release of RabbitMQ whose behaviour clients meet. An upstream that is not RabbitMQ counts as the older one.
+    pub(crate) fn compatibility(&self) -> Compatibility {
+        match self {
+            Self::Broker(broker) => broker.compatibility(),
+            Self::Upstream(pool) => {
+                let major = pool.known_version().and_then(|version| version.split('.').next()?.parse().ok());
+                if major.is_some_and(|major: u32| major >= 4) {
+                    Compatibility::V4
+                } else {
+                    Compatibility::V3_10
+                }
+            }
         }
     }
 

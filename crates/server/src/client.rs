@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::Waiter;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
@@ -150,6 +152,38 @@ impl ConnectionCore {
         if is_open {
             self.rested_until = self.lease.received(taken, now);
         }
+    }
+}
+
+/// A request to the backend, for whose answer a connection's task waits. Aborted when dropped.
+pub(crate) struct BackendRequest<A> {
+    task: JoinHandle<()>,
+    /// Stored by the task before it nudges the outbox.
+    answer: Arc<Mutex<Option<A>>>,
+}
+
+impl<A: Send + 'static> BackendRequest<A> {
+    /// Starts the request. `outbox` is nudged when [`Self::take_answer`] has the answer.
+    pub(crate) fn new(outbox: &Arc<Outbox>, request: impl Future<Output = A> + Send + 'static) -> Self {
+        let answer = Arc::new(Mutex::new(None));
+        let (outbox, slot) = (Arc::clone(outbox), Arc::clone(&answer));
+        let task = tokio::spawn(async move {
+            let answer = request.await;
+            *slot.lock() = Some(answer);
+            outbox.nudge();
+        });
+        Self { task, answer }
+    }
+
+    /// The answer, once it has come.
+    pub(crate) fn take_answer(&self) -> Option<A> {
+        self.answer.lock().take()
+    }
+}
+
+impl<A> Drop for BackendRequest<A> {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

@@ -25,8 +25,10 @@ pub struct ClientProtocol {
     pub metrics_label: &'static str,
     /// Its listeners: over TCP, TLS, WebSocket, and WebSocket over TLS.
     pub listeners: [ListenerKind; 4],
-    /// The setting of the upstream's port that clients are relayed to; `None` for a protocol that the pool speaks.
+    /// The setting of the upstream's port that clients are relayed to, if it is set.
     pub upstream_port: Option<&'static str>,
+    /// Whether its sessions can end here in front of an upstream; if not, its clients are only relayed.
+    pub is_pooled: bool,
     /// Its paths on its own WebSocket listeners.
     pub paths: &'static [&'static str],
     /// Its paths on AMQP's WebSocket listeners.
@@ -103,6 +105,7 @@ pub static PROTOCOLS: [ClientProtocol; FrontEnd::COUNT] = [
         metrics_label: "amqp091",
         listeners: listeners!("amqp", "ws"),
         upstream_port: None,
+        is_pooled: true,
         paths: AMQP_PATHS,
         paths_beside_amqp: AMQP_PATHS,
         subprotocols: &["amqp091", "amqp"],
@@ -116,6 +119,7 @@ pub static PROTOCOLS: [ClientProtocol; FrontEnd::COUNT] = [
         metrics_label: "mqtt",
         listeners: listeners!("mqtt", "web_mqtt"),
         upstream_port: Some("upstream_mqtt"),
+        is_pooled: false,
         // That of RabbitMQ's Web-MQTT, those of other brokers, which are also the defaults of clients and their
         // examples (`/mqtt`, and `/` for a URL without a path), and the one used beside AMQP.
         paths: &["/ws", "/mqtt", "/", "/ws/mqtt"],
@@ -131,6 +135,7 @@ pub static PROTOCOLS: [ClientProtocol; FrontEnd::COUNT] = [
         metrics_label: "stomp",
         listeners: listeners!("stomp", "web_stomp"),
         upstream_port: Some("upstream_stomp"),
+        is_pooled: true,
         // That of RabbitMQ's Web-STOMP, and the one used beside AMQP.
         paths: &["/ws", "/ws/stomp"],
         paths_beside_amqp: &["/ws/stomp"],

@@ -9,8 +9,8 @@ use crate::outbox::Outbox;
 /// The reading end of an [`Outbox`] that belongs to no socket.
 ///
 /// Each round of the reader: [`Self::register`], then [`Self::take_nudge`] and [`Self::take_room`] as a driver would ask
-/// them, and [`Self::read`]. What comes after the call of `register` wakes the reader again. The outbox is closed when
-/// its reading end is dropped.
+/// them, and [`Self::read`]. Anything that comes after the call of `register` wakes the reader again. The outbox is closed
+/// when its reading end is dropped.
 #[derive(Debug)]
 pub struct InnerOutbox {
     outbox: Arc<Outbox>,
@@ -22,7 +22,7 @@ impl InnerOutbox {
         Self { outbox: Arc::new(Outbox::new(limit)) }
     }
 
-    /// The writing end.
+    /// The outbox for those that write to it.
     pub fn outbox(&self) -> &Arc<Outbox> {
         &self.outbox
     }

@@ -61,14 +61,14 @@ fn check_certificates(effective: &Effective) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// In front of an upstream, protocols that the pool does not speak need an address to relay to.
+/// In front of an upstream, protocols whose sessions cannot end here need an address to relay to.
 fn check_relayed_protocols(effective: &Effective) -> Result<(), ConfigError> {
     let config = &effective.config;
     if config.upstream.is_empty() {
         return Ok(());
     }
     for protocol in &PROTOCOLS {
-        let Some(port) = protocol.upstream_port else { continue };
+        let Some(port) = protocol.upstream_port.filter(|_| !protocol.is_pooled) else { continue };
         if config.upstream_port(port).is_some() {
             continue;
         }

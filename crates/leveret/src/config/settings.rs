@@ -189,7 +189,8 @@ settings! {
         /// The same over TLS; needs `tls_cert` and `tls_key`.
         web_mqtts: ListenAddr = "off", requires CERTIFICATE;
 
-        /// STOMP 1.0 to 1.2 for applications, on the embedded broker.
+        /// STOMP 1.0 to 1.2 for applications, on the embedded broker or in front of the upstream, which needs no STOMP of its
+        /// own. With `upstream_stomp` clients are relayed there instead.
         stomp: ListenAddr = "127.0.0.1:61613", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
@@ -295,7 +296,8 @@ settings! {
         upstream_mqtt: UpstreamPort = "off", requires UPSTREAM;
 
         /// The upstream's STOMP port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `stomp`, `stomps`,
-        /// `web_stomp` and `web_stomps` relay their clients: with an upstream, STOMP is not spoken here.
+        /// `web_stomp` and `web_stomps` relay their clients, byte by byte. Without it their sessions end here, and share the
+        /// connections to the upstream with AMQP's.
         upstream_stomp: UpstreamPort = "off", requires UPSTREAM;
 
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.

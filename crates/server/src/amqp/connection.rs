@@ -10,14 +10,12 @@ use amqp::handshake::{OpenRequest, ServerEnd, ServerEvent, ServerHandshake};
 use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{Method, connection};
 use amqp::sasl::{Credentials, Mechanism};
-use parking_lot::Mutex;
 use sync::work;
-use tokio::task::JoinHandle;
 use transport::Intent;
 
 use super::session::BackendSession;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
-use crate::client::{ConnectionCore, Ending, ProtocolState};
+use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
 use crate::websocket::Carriage;
 
@@ -34,9 +32,7 @@ pub(crate) struct AmqpConnection {
     heartbeat: Heartbeat,
     /// Bytes of the largest frame, once negotiated.
     frame_max: u32,
-    /// The result of a request to the backend, stored by its task before it nudges the outbox.
-    answer: Arc<Mutex<Option<Answer>>>,
-    asking: Option<Asking>,
+    asking: Option<BackendRequest<Answer>>,
 }
 
 enum AmqpPhase {
@@ -65,15 +61,6 @@ enum Answer {
     There(bool),
     Login(Result<BackendLogin, LoginError>),
     Open(Result<Box<dyn BackendSession>, Fault>),
-}
-
-/// A request to the backend; aborted when dropped.
-struct Asking(JoinHandle<()>);
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl AmqpConnection {
@@ -201,13 +188,8 @@ impl AmqpConnection {
 
     /// Sends a request to the backend without blocking the connection's task; input waits meanwhile.
     fn ask(&mut self, question: impl Future<Output = Answer> + Send + 'static) {
-        let (answer, outbox) = (Arc::clone(&self.answer), Arc::clone(&self.core.outbox));
         self.intent = Intent::Pause;
-        self.asking = Some(Asking(tokio::spawn(async move {
-            let result = question.await;
-            *answer.lock() = Some(result);
-            outbox.nudge();
-        })));
+        self.asking = Some(BackendRequest::new(&self.core.outbox, question));
     }
 
     fn answered(&mut self, answer: Answer, now: Instant) {
@@ -433,7 +415,6 @@ impl ProtocolState for AmqpConnection {
             intent: Intent::Run,
             heartbeat: Heartbeat::new(0, now),
             frame_max: 0,
-            answer: Arc::default(),
             asking: None,
         }
     }
@@ -489,8 +470,7 @@ impl ProtocolState for AmqpConnection {
     }
 
     fn handle_nudge(&mut self, now: Instant) {
-        let answer = self.answer.lock().take();
-        if let Some(answer) = answer {
+        if let Some(answer) = self.asking.as_ref().and_then(BackendRequest::take_answer) {
             self.answered(answer, now);
         }
         if self.is_open()

@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 
 use amqp::FieldTable;
 use amqp::handshake::Negotiated;
-use broker::{BrokerError, LoginRefused, SessionId};
-use stomp::server::{self as machine, ConnectRequest, EventKind, StompEnd, StompEvent, StompSettings};
+use stomp::server::{self as machine, EventKind, StompEnd, StompEvent, StompSettings};
 use stomp::{StompFault, StompVersion};
 use sync::work;
 use transport::{Intent, Outbox};
 
-use super::session::{StompSession, of_broker};
-use crate::backend::Backend;
+use super::login::{LoginFailure, StompLogin, StompRefused, log_in};
+use super::session::{StompSession, of_fault};
 use crate::client::{ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
 use crate::server::MAX_UNSPLIT_MESSAGE;
@@ -25,7 +24,9 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct StompConnection {
     core: ConnectionCore,
     machine: machine::StompServerConnection,
-    session: Option<Box<StompSession>>,
+    session: Option<Box<dyn StompSession>>,
+    /// The login that the upstream is asked about. Nothing is read meanwhile.
+    login: Option<StompLogin>,
     is_over: bool,
     /// The client has sent DISCONNECT: nothing more is read.
     is_leaving: bool,
@@ -42,6 +43,7 @@ impl StompConnection {
     /// read some of its output.
     fn takes(&self) -> bool {
         !self.is_over
+            && self.login.is_none()
             && self.session.as_ref().is_none_or(|session| session.has_room())
             && !self.core.is_backlogged()
             && !work::is_turn_over()
@@ -58,7 +60,7 @@ impl StompConnection {
             Some(Outcome::Done) if self.is_leaving => self.core.deadline = Some(now + LEAVE_TIMEOUT),
             Some(Outcome::Done) => {}
             Some(Outcome::Ended(end)) => self.ended(&end, now),
-            Some(Outcome::Judged(validated)) => self.entered(validated, now),
+            Some(Outcome::LogIn(login)) => self.logs_in(login, now),
             Some(Outcome::Failed(fault, receipt)) => self.fail(fault, receipt.as_deref(), now),
         }
         (taken, true)
@@ -70,7 +72,7 @@ impl StompConnection {
         let outcome = match &step.event {
             None => None,
             Some(StompEvent::Ended(end)) => Some(Outcome::Ended(end.clone())),
-            Some(StompEvent::Connect(connect)) => Some(Outcome::Judged(log_in(&mut self.core, connect))),
+            Some(StompEvent::Connect(connect)) => Some(Outcome::LogIn(log_in(&mut self.core, connect))),
             Some(StompEvent::Request(request)) => {
                 if let (Some(record), EventKind::Send { .. }) = (&mut self.core.record, &request.kind) {
                     record.published += 1;
@@ -85,36 +87,44 @@ impl StompConnection {
         (step.taken, outcome)
     }
 
-    /// Handles the outcome of a login.
-    fn entered(&mut self, validated: Result<Box<StompSession>, StompRefused>, now: Instant) {
-        match validated {
-            Ok(mut session) => {
-                let mut out = Vec::new();
-                self.machine.accept(Arc::clone(session.name()), now, &mut out);
-                self.append(&out);
-                self.register(&mut session, now);
-                self.session = Some(session);
-            }
-            Err(StompRefused { fault, ending }) => {
+    /// Handles the outcome of a login, as far as it is known.
+    fn logs_in(&mut self, login: Result<StompLogin, LoginFailure>, now: Instant) {
+        match login {
+            Ok(StompLogin::Accepted(session)) => self.entered(session, now),
+            Ok(asked) => self.login = Some(asked),
+            Err(LoginFailure::Refused(StompRefused { fault, ending })) => {
                 self.core.ends(ending, || fault.to_string());
                 self.fail(fault, None, now);
+            }
+            // The client must not see a refusal: its connection ends as one to a dead broker does.
+            Err(LoginFailure::Unavailable(reason)) => {
+                self.core.ends(Ending::Failed, || reason);
+                self.over(now);
             }
         }
     }
 
+    /// The client is logged in.
+    fn entered(&mut self, mut session: Box<dyn StompSession>, now: Instant) {
+        let mut out = Vec::new();
+        self.machine.accept(Arc::clone(session.name()), now, &mut out);
+        self.append(&out);
+        self.register(&mut *session, now);
+        self.session = Some(session);
+    }
+
     /// Makes the connection visible to operators.
-    fn register(&mut self, session: &mut StompSession, now: Instant) {
-        let authorised = &session.context.authorised;
+    fn register(&mut self, session: &mut dyn StompSession, now: Instant) {
         let view = OpenConnection::new(Opening {
             id: self.core.id,
             arrival: self.core.arrival,
-            protocol: match session.context.version {
+            protocol: match session.version() {
                 StompVersion::V10 => "STOMP 1.0",
                 StompVersion::V11 => "STOMP 1.1",
                 StompVersion::V12 => "STOMP 1.2",
             },
-            user: authorised.identity().user(),
-            vhost: authorised.vhost().name(),
+            user: session.user(),
+            vhost: session.vhost(),
             mechanism: "",
             connected_at: self.core.shared.clock.timestamp(now).0,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
@@ -133,7 +143,7 @@ impl StompConnection {
         if let Some(reason) = self.core.take_close_reason() {
             self.core.ends(Ending::Refused, || format!("closed by server: CONNECTION_FORCED - {reason}"));
             let fault = amqp::Fault::new(amqp::ReplyCode::ConnectionForced, reason.into_string());
-            self.fail(of_broker(fault), None, now);
+            self.fail(of_fault(fault), None, now);
         }
     }
 
@@ -148,6 +158,7 @@ impl StompConnection {
                 self.machine.receipt(&receipt.id, &mut out);
             }
             if let Some(number) = receipt.starts {
+                // The receipt precedes the subscription's messages.
                 append(&self.core.outbox, &out);
                 out.clear();
                 session.start(number);
@@ -194,7 +205,7 @@ impl StompConnection {
             let text = "broker forced connection closure with reason 'shutdown'";
             self.core.ends(Ending::Shutdown, || format!("closed by server: CONNECTION_FORCED - {text}"));
             let fault = amqp::Fault::new(amqp::ReplyCode::ConnectionForced, text);
-            self.fail(of_broker(fault), None, now);
+            self.fail(of_fault(fault), None, now);
         }
     }
 
@@ -229,80 +240,9 @@ fn append(outbox: &Outbox, bytes: &[u8]) {
 enum Outcome {
     Done,
     Ended(StompEnd),
-    Judged(Result<Box<StompSession>, StompRefused>),
+    LogIn(Result<StompLogin, LoginFailure>),
     /// A fault, with the receipt that was asked for.
     Failed(StompFault, Option<Box<str>>),
-}
-
-/// Why a login failed.
-struct StompRefused {
-    fault: StompFault,
-    ending: Ending,
-}
-
-impl From<StompFault> for StompRefused {
-    fn from(fault: StompFault) -> Self {
-        Self { fault, ending: Ending::Refused }
-    }
-}
-
-/// Validates CONNECT, with RabbitMQ's error messages.
-fn log_in(
-    core: &mut ConnectionCore,
-    connect: &ConnectRequest<'_>,
-) -> Result<Box<StompSession>, StompRefused> {
-    let shared = Arc::clone(&core.shared);
-    let external = core.external.clone();
-    let Backend::Broker(broker) = &shared.backend else {
-        return Err(bad_connect("STOMP is spoken by the embedded broker only").into());
-    };
-    let loopback = core.peer.is_loopback();
-    let default = shared.config.stomp_default_user.as_deref();
-    // A passcode without a login belongs to no user.
-    let unnamed = external.as_deref().or(default.filter(|_| connect.passcode().is_none()));
-    let (user, validated) = match (connect.login(), connect.passcode(), unnamed) {
-        (None, _, Some(user)) => (user, broker.authenticate_external(user, loopback)),
-        (Some(user), Some(passcode), _) => {
-            let (ip, now) = (core.peer.ip(), Instant::now());
-            (user, broker.authenticate_from(user, passcode.as_bytes(), ip, loopback, now))
-        }
-        // RabbitMQ's default is guest here. This server admits a client without a login only if the
-        // operator has configured a user for it.
-        _ => return Err(bad_connect("Missing login or passcode header(s)").into()),
-    };
-    // In RabbitMQ, a missing host means the default virtual host.
-    let vhost = connect.host().unwrap_or("/");
-    core.logs_in(user);
-    core.enters(vhost);
-    let identity = validated.map_err(|why| {
-        core.login_refused(user, &why.to_string());
-        bad_connect(match why {
-            LoginRefused::LoopbackOnly => "non-loopback access denied".to_owned(),
-            _ => {
-                format!("Access refused for user '{user}'{}", broker.compatibility().end_of_stomp_refusals())
-            }
-        })
-    })?;
-    let at_limit = |limit: crate::limits::LimitReached| StompRefused {
-        fault: bad_connect(limit.to_string()),
-        ending: Ending::Limit,
-    };
-    core.lease.log_in(user).map_err(at_limit)?;
-    core.lease.open_channel().map_err(at_limit)?;
-    let authorised = broker.authorised(&identity, vhost).map_err(|error| match error {
-        BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
-            bad_connect(format!("Virtual host '{vhost}' access denied"))
-        }
-        // A limit of the user or the virtual host was reached.
-        error => bad_connect(error.to_string()),
-    })?;
-    let outbox = Arc::clone(&core.outbox);
-    let session = StompSession::new(&shared, authorised, SessionId(core.id), connect.version, outbox);
-    session.map(Box::new).map_err(|error| bad_connect(error.to_string()).into())
-}
-
-fn bad_connect(detail: impl Into<std::borrow::Cow<'static, str>>) -> StompFault {
-    StompFault::new("Bad CONNECT", detail)
 }
 
 /// Cost of a frame before its request is handled, in nanoseconds: its headers are parsed.
@@ -324,7 +264,7 @@ impl ProtocolState for StompConnection {
         let body_limit = shared.config.max_message_size.min(MAX_UNSPLIT_MESSAGE);
         let settings = StompSettings { body_limit, server: shared.product().to_owned() };
         let machine = machine::StompServerConnection::new(Arc::new(settings), now);
-        Self { core, machine, session: None, is_over: false, is_leaving: false }
+        Self { core, machine, session: None, login: None, is_over: false, is_leaving: false }
     }
 
     fn core(&self) -> &ConnectionCore {
@@ -367,13 +307,22 @@ impl ProtocolState for StompConnection {
     }
 
     fn handle_nudge(&mut self, now: Instant) {
+        if let Some(answered) = self.login.as_ref().and_then(|login| login.poll(&mut self.core)) {
+            self.login = None;
+            self.logs_in(answered, now);
+        }
         if let Some(session) = &mut self.session {
-            let mut out = Vec::new();
-            for (tag, number) in session.handle_nudge(now) {
-                self.machine.cancelled(&tag, number, &mut out);
+            match session.handle_nudge(now) {
+                Ok(cancelled) => {
+                    let mut out = Vec::new();
+                    for (tag, number) in cancelled {
+                        self.machine.cancelled(&tag, number, &mut out);
+                    }
+                    self.append(&out);
+                    self.settle_receipts(now);
+                }
+                Err(fault) => self.fail(fault, None, now),
             }
-            self.append(&out);
-            self.settle_receipts(now);
         }
         self.leave_if_asked(now);
         self.leave_drained(now);
@@ -432,7 +381,7 @@ impl ProtocolState for StompConnection {
             return Intent::Finish;
         }
         let has_room = self.session.as_ref().is_none_or(|session| session.has_room());
-        if has_room && !self.is_leaving { Intent::Run } else { Intent::Pause }
+        if has_room && self.login.is_none() && !self.is_leaving { Intent::Run } else { Intent::Pause }
     }
 
     fn end_session(&mut self, now: Instant) {

@@ -8,6 +8,9 @@ use md5::{Digest, Md5};
 use stomp::destination::Destination;
 use stomp::{Headers, StompFault};
 
+/// Queues that a connection remembers as declared; beyond that, it starts over.
+pub(super) const MAX_DECLARED: usize = 1024;
+
 /// How a queue is to be declared.
 #[derive(Debug, PartialEq)]
 pub(super) struct Declaration {

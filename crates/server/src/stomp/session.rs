@@ -1,358 +1,91 @@
-//! An open connection's state on the broker.
+//! The session of a client that has logged in, as its connection sees it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use amqp::error::ReplyCode;
-use broker::{
-    AuthorisedSession, BrokerError, DiskPoint, Flushed, FrontEnd, Publisher, Queue, SessionId, Store,
-    Timestamp, TracedConnection, Tracer, VirtualHost, Waiter,
-};
-use hashbrown::HashMap;
-use stomp::server::{EventKind, Request, TransactionId};
+use amqp::ReplyCode;
+use stomp::server::Request;
 use stomp::{StompFault, StompVersion};
-use transport::Outbox;
 
-use super::receipts::{Receipt, Receipts};
-use super::sending::Reply;
-use super::subscribing::Subscription;
-use super::transactions::StompTransaction;
-use crate::alarms::Blocked;
-use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
-use crate::amqp::room::DiskRoom;
-use crate::client::OutboxWaiter;
 use crate::registry::OpenConnection;
-use crate::server::Shared;
 
-/// A connection's session on the embedded broker.
-pub(super) struct StompSession {
-    pub(super) context: StompContext,
-    pub(super) publisher: Publisher,
-    /// Messages passed to the publisher since its last flush.
-    pub(super) unflushed: u64,
-    pub(super) receipts: Receipts,
-    /// By subscription number.
-    pub(super) subscriptions: HashMap<u64, Subscription>,
-    /// First delivery tag of the next subscription, so that a subscription that reuses an id does not repeat
-    /// message identifiers.
-    pub(super) next_tag: u64,
-    /// Reply queues by the names of the `/temp-queue`s.
-    pub(super) replies: HashMap<Box<str>, Reply>,
-    pub(super) transactions: HashMap<TransactionId, StompTransaction>,
-    /// Bytes of messages in `transactions`.
-    pub(super) held_bytes: usize,
-    /// Queues already declared, so that not every message declares its queue again.
-    pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
-    /// Set while an alarm of the server blocks the client.
-    blocked: Option<Blocked>,
-    /// When to look for overdue deliveries; `None` while there can be none.
-    next_check: Option<Instant>,
-    /// Publishes the traces of its deliveries to the firehose.
-    traces: TracePublisher,
-    ended: bool,
-}
-
-/// The session's environment: server, vhost and connection.
-pub(super) struct StompContext {
-    pub(super) shared: Arc<Shared>,
-    /// The user's authorised session in the vhost, consulted before the vhost itself.
-    pub(super) authorised: AuthorisedSession,
-    pub(super) vhost: Arc<VirtualHost>,
-    pub(super) session: SessionId,
-    pub(super) version: StompVersion,
+/// A client's session on a backend: the embedded broker or an upstream. It writes the messages for the client to the
+/// connection's outbox itself.
+pub(super) trait StompSession: Send {
     /// The identifier of the session.
-    pub(super) name: Arc<str>,
-    pub(super) consumers: Arc<ConnectionConsumers>,
-    /// The connection as operators see it. Set once it is open.
-    view: Option<Arc<OpenConnection>>,
-    outbox: Arc<Outbox>,
-    room: DiskRoom,
-    nudge: Arc<dyn Waiter>,
-    /// Time of the current input.
-    pub(super) now: Timestamp,
-}
-
-impl StompContext {
-    /// Creates the tracer that publishes deliveries to the firehose.
-    fn tracer(&self) -> Tracer {
-        let view = self.view.as_deref().map(|view| view as &dyn TracedConnection);
-        self.vhost.tracer(self.authorised.identity(), view)
-    }
-
-    /// The store of durable objects, if there is one.
-    pub(super) fn store(&self) -> Option<&Arc<Store>> {
-        self.vhost.store()
-    }
-}
-
-impl StompSession {
-    /// A session for a client with its `authorised` session.
-    ///
-    /// # Errors
-    /// Fails if the user has as many channels as allowed.
-    pub(super) fn new(
-        shared: &Arc<Shared>,
-        authorised: AuthorisedSession,
-        session: SessionId,
-        version: StompVersion,
-        outbox: Arc<Outbox>,
-    ) -> Result<Self, BrokerError> {
-        authorised.open_channel()?;
-        shared.metrics.channels_opened.add(1);
-        let context = StompContext {
-            shared: Arc::clone(shared),
-            vhost: Arc::clone(authorised.vhost()),
-            session,
-            version,
-            name: broker::generated_name("session-").into(),
-            consumers: Arc::new(
-                ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(authorised.vhost())),
-            ),
-            view: None,
-            room: DiskRoom::new(Arc::clone(&outbox)),
-            nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
-            outbox,
-            now: Timestamp::default(),
-            authorised,
-        };
-        Ok(Self {
-            publisher: context.vhost.publisher(context.authorised.identity()).of(FrontEnd::Stomp),
-            context,
-            unflushed: 0,
-            receipts: Receipts::default(),
-            subscriptions: HashMap::new(),
-            next_tag: 1,
-            replies: HashMap::new(),
-            transactions: HashMap::new(),
-            held_bytes: 0,
-            declared: HashMap::new(),
-            blocked: None,
-            next_check: None,
-            traces: TracePublisher::default(),
-            ended: false,
-        })
-    }
-
+    fn name(&self) -> &Arc<str>;
+    /// The version of the protocol.
+    fn version(&self) -> StompVersion;
+    /// The user that the client has logged in as.
+    fn user(&self) -> &str;
+    /// The virtual host.
+    fn vhost(&self) -> &str;
     /// Called when the connection is open and visible to operators.
-    pub(super) fn opened(&mut self, view: &Arc<OpenConnection>) {
-        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
-        self.context.view = Some(Arc::clone(view));
-    }
-
-    /// The identifier of the session.
-    pub(super) fn name(&self) -> &Arc<str> {
-        &self.context.name
-    }
-
+    fn opened(&mut self, view: &Arc<OpenConnection>);
     /// Handles a client's request. Its receipt is returned by [`StompSession::next_receipt`].
     ///
     /// # Errors
     /// A fault that ends the connection.
-    pub(super) fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
-        self.set_time(now);
-        let receipt = request.receipt();
-        if let EventKind::Send { destination, body, transaction } = &request.kind {
-            self.send(destination, &request.headers, body, *transaction)?;
-            self.wait_out_alarms();
-            return Ok(());
-        }
-        // Messages are published before any other frame takes effect.
-        self.flush_published();
-        let until = match &request.kind {
-            EventKind::Subscribe(subscribe) => {
-                self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
-                self.subscribe(subscribe, &request.headers)?
-            }
-            EventKind::Unsubscribe { number, destination } => {
-                self.unsubscribe(*number, destination, &request.headers)?
-            }
-            EventKind::Settle(settle) => self.settle(*settle)?,
-            EventKind::Begin(transaction) => {
-                self.transactions.insert(*transaction, StompTransaction::default());
-                DiskPoint::default()
-            }
-            EventKind::Commit(transaction) => self.commit(*transaction)?,
-            EventKind::Abort(transaction) => {
-                self.abort(*transaction);
-                DiskPoint::default()
-            }
-            EventKind::Disconnect => {
-                self.end(now);
-                DiskPoint::from(self.context.store().map(|store| store.end()))
-            }
-            EventKind::Send { .. } => DiskPoint::default(),
-        };
-        // A subscription gets no message before its receipt, which waits until what the frame did is on disk.
-        let new = match &request.kind {
-            EventKind::Subscribe(subscribe) => Some(subscribe.number),
-            _ => None,
-        };
-        match (receipt, new) {
-            (Some(receipt), _) => {
-                let waits = (self.context.vhost.store(), &self.context.nudge);
-                self.receipts.done(receipt, until, new, waits);
-            }
-            (None, Some(number)) => self.start(number),
-            (None, None) => {}
-        }
-        Ok(())
-    }
-
-    /// Starts the messages of a subscription, if it still exists.
-    pub(super) fn start(&self, number: u64) {
-        if let Some(subscription) = self.subscriptions.get(&number) {
-            subscription.start(self.context.now);
-        }
-    }
-
-    /// The next receipt whose request is on disk.
-    pub(super) fn next_receipt(&mut self) -> Option<Receipt> {
-        let receipt = self.receipts.next(self.context.store())?;
-        if receipt.is_confirm {
-            self.context.shared.metrics.confirms(FrontEnd::Stomp).given.add(1);
-        }
-        Some(receipt)
-    }
-
-    /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
-    /// into the turn follow in the next, before [`StompSession::has_room`] allows more.
-    pub(super) fn flush(&mut self, now: Instant) {
-        self.set_time(now);
-        if self.unflushed == 0 {
-            return;
-        }
-        let flushed = self.publisher.flush(self.context.now);
-        if flushed.unfinished {
-            self.context.room.pause_for_turn();
-        } else {
-            self.flushed(&flushed);
-        }
-    }
-
-    /// Flushes all publishes, however long it takes: the next operation must see them. Returns the log position
-    /// to wait for until they are on disk.
-    pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
-        if self.unflushed == 0 {
-            return None;
-        }
-        let flushed = self.publisher.flush_all(self.context.now);
-        self.flushed(&flushed);
-        flushed.until
-    }
-
-    fn flushed(&mut self, flushed: &Flushed) {
-        self.unflushed = 0;
-        self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
-        if flushed.full {
-            self.context.room.pause(&self.context.vhost);
-        }
-    }
-
-    /// Called after another task has nudged the outbox. Returns the subscriptions that the broker has
-    /// cancelled, with their tags.
-    pub(super) fn handle_nudge(&mut self, now: Instant) -> Vec<(Box<str>, u64)> {
-        self.set_time(now);
-        self.context.room.resume(&self.context.vhost);
-        // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
-        // and the log.
-        self.flush(now);
-        let Self { context, traces, .. } = self;
-        traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
-        self.context.consumers.resume_deferred(self.context.now);
-        if self.blocked.is_some() && !self.context.shared.alarms.stand() {
-            self.blocked = None;
-        }
-        let cancelled = self.context.consumers.take_cancelled();
-        cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect()
-    }
-
+    fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault>;
+    /// The next receipt whose request is done.
+    fn next_receipt(&mut self) -> Option<Receipt>;
+    /// Starts the messages of a subscription whose receipt was sent, if it still exists.
+    fn start(&mut self, number: u64);
+    /// Called at the end of a batch of frames that were read at once.
+    fn flush(&mut self, now: Instant);
+    /// Called after another task has nudged the outbox. Returns the subscriptions that the backend has cancelled, with
+    /// their tags.
+    ///
+    /// # Errors
+    /// A fault that ends the connection.
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault>;
     /// Called when the connection's outbox has room again.
-    pub(super) fn handle_room(&mut self, now: Instant) {
-        self.set_time(now);
-        self.context.consumers.resume(self.context.now);
-    }
-
+    fn handle_room(&mut self, now: Instant);
     /// The latest time at which to call [`StompSession::handle_deadline`].
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.next_check
-    }
-
+    fn next_deadline(&self) -> Option<Instant>;
     /// Called when the time of [`StompSession::next_deadline`] may have come.
     ///
     /// # Errors
-    /// The fault that ends the connection if a delivery was not acknowledged in time.
-    pub(super) fn handle_deadline(&mut self, now: Instant) -> Result<(), StompFault> {
-        if self.next_check.is_none_or(|next| now < next) {
-            return Ok(());
-        }
-        self.set_time(now);
-        let timeout = self.context.shared.config.consumer_timeout;
-        let in_use = self.subscriptions.values().any(|own| own.deliveries.is_in_use());
-        self.next_check = if in_use { now.checked_add(self.check_interval()) } else { None };
-        if self.subscriptions.values().any(|own| own.deliveries.is_overdue(now, timeout)) {
-            let text = format!(
-                "delivery acknowledgement on channel 1 timed out. Timeout value used: {} ms. This timeout value can be \
-                 configured, see consumers doc guide to learn more",
-                timeout.as_millis()
-            );
-            return Err(of_broker(amqp::Fault::new(ReplyCode::PreconditionFailed, text)));
-        }
-        Ok(())
-    }
-
+    /// A fault that ends the connection.
+    fn handle_deadline(&mut self, now: Instant) -> Result<(), StompFault>;
     /// Whether more requests can be taken. If not, the outbox is nudged when they can.
-    pub(super) fn has_room(&self) -> bool {
-        self.context.room.is_there() && self.blocked.is_none() && self.receipts.has_room()
-    }
-
+    fn has_room(&self) -> bool;
     /// Whether no receipt waits. If one does, the outbox is nudged when it is worth asking again.
-    pub(super) fn is_settled(&self) -> bool {
-        self.receipts.is_empty()
-    }
-
+    fn is_settled(&self) -> bool;
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
-    pub(super) fn end(&mut self, now: Instant) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        self.set_time(now);
-        self.flush_published();
-        self.blocked = None;
-        let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
-        let subscriptions: Vec<_> = self.subscriptions.drain().map(|(_, own)| own).chain(replies).collect();
-        subscriptions.into_iter().for_each(|own| _ = own.end(self.context.now));
-        let transactions: Vec<_> = self.transactions.drain().map(|(_, transaction)| transaction).collect();
-        transactions.into_iter().for_each(|transaction| transaction.give_up(self.context.now));
-        let Self { context, traces, .. } = self;
-        traces.finish(context.consumers.traces(), context.now, || context.tracer());
-        self.context.vhost.end_session(self.context.session);
-        self.context.authorised.close_channel();
-        self.context.shared.metrics.channels_closed.add(1);
-    }
+    fn end(&mut self, now: Instant);
+}
 
-    /// As in RabbitMQ, the first message during an alarm is accepted, and nothing after it.
-    fn wait_out_alarms(&mut self) {
-        let alarms = &self.context.shared.alarms;
-        if alarms.stand() && self.blocked.is_none() {
-            self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
-        }
-    }
+/// A receipt that a client asked for.
+#[derive(Debug)]
+pub(super) struct Receipt {
+    pub(super) id: Box<str>,
+    /// A full queue has refused the message.
+    pub(super) is_refused: bool,
+    /// It confirms a message.
+    pub(super) is_confirm: bool,
+    /// The number of the subscription that it confirms, whose messages are sent after the receipt.
+    pub(super) starts: Option<u64>,
+}
 
-    /// Interval at which to look for overdue deliveries.
-    fn check_interval(&self) -> Duration {
-        self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
-    }
+/// Bytes of waiting receipts, including their entries, at which the client is no longer read.
+pub(super) const MAX_WAITING_RECEIPTS: usize = 256 * 1024;
 
-    fn set_time(&mut self, now: Instant) {
-        self.context.now = self.context.shared.clock.timestamp(now);
+impl Receipt {
+    /// Bytes that a waiting receipt with this identifier takes.
+    pub(super) fn cost(id: &str) -> usize {
+        id.len() + size_of::<Self>()
     }
 }
 
-/// Converts a broker error as RabbitMQ's adapter does: the name of the reply code, and its text.
-pub(super) fn of_broker(error: impl Into<amqp::Fault>) -> StompFault {
+/// Converts an error of a backend as RabbitMQ's adapter does: the name of the reply code, and its text.
+pub(super) fn of_fault(error: impl Into<amqp::Fault>) -> StompFault {
     let fault = error.into();
     StompFault::new(fault.code.name().to_lowercase(), fault.reply_text())
 }
 
-/// As in RabbitMQ: the timeout is half an hour by default, so an extra minute does not matter.
-const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// The fault for an ACK or NACK of a message that is not the client's.
+pub(super) fn unknown_delivery(delivery_tag: u64) -> StompFault {
+    let text = format!("unknown delivery tag {delivery_tag}");
+    of_fault(amqp::Fault::new(ReplyCode::PreconditionFailed, text))
+}

@@ -21,14 +21,12 @@ const SPARE: usize = 16 * 1024;
 
 /// The client's end of a [`BackendSession`].
 ///
-/// Sans-IO. Each round: [`Self::handle_nudge`], [`Self::receive`] until nothing is left, [`Self::flush`]. The waker given to
+/// Sans-IO. Each round: [`Self::handle_nudge`], [`Self::take_received`] and its events, [`Self::flush`]. The waker given to
 /// `handle_nudge` is woken when another round is due.
 pub(crate) struct AmqpClient {
     session: Box<dyn BackendSession>,
     inner: InnerOutbox,
-    /// Received bytes, and how many of them have been handled.
-    received: Vec<u8>,
-    handled: usize,
+    received: Received,
     /// Frames that the session has not taken.
     unsent: Vec<u8>,
     /// Messages that are being received, by channel. Most clients use few channels.
@@ -37,7 +35,35 @@ pub(crate) struct AmqpClient {
     frame_max: u32,
 }
 
-/// What the server sends, in order.
+/// Bytes that the server has sent.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    bytes: Vec<u8>,
+    /// How many of them have been handled.
+    handled: usize,
+}
+
+impl Received {
+    /// The next event, if all of it is there.
+    ///
+    /// # Errors
+    /// A fault for bytes that are no AMQP.
+    pub(crate) fn next(&mut self, client: &mut AmqpClient) -> Result<Option<ClientEvent<'_>>, Fault> {
+        while let Some(frame) = Frame::parse(&self.bytes[self.handled..], 0)? {
+            self.handled += frame.wire_len();
+            if let Some(event) = client.event(frame)? {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.handled == self.bytes.len()
+    }
+}
+
+/// A method or message of the server.
 #[derive(Debug)]
 pub(crate) enum ClientEvent<'a> {
     /// A method without content. Channels that the server closes are answered already.
@@ -75,7 +101,7 @@ impl AmqpClient {
     /// A client of `session`, which writes to `inner`. Frames have at most `frame_max` bytes.
     pub(crate) fn new(session: Box<dyn BackendSession>, inner: InnerOutbox, frame_max: u32) -> Self {
         let (received, unsent, contents) = Default::default();
-        Self { session, inner, received, handled: 0, unsent, contents, frame_max }
+        Self { session, inner, received, unsent, contents, frame_max }
     }
 
     /// Sends a method. Call [`Self::flush`] at the end of the batch.
@@ -144,37 +170,26 @@ impl AmqpClient {
         Ok(())
     }
 
-    /// Passes what the server has sent to `handle`, which returns whether it takes more now.
-    ///
-    /// # Errors
-    /// A fault for bytes that are no AMQP.
-    pub(crate) fn receive(&mut self, mut handle: impl FnMut(ClientEvent<'_>) -> bool) -> Result<(), Fault> {
+    /// Takes what the server has sent, to be handled by [`Received::next`] and put back by [`Self::put_back`].
+    pub(crate) fn take_received(&mut self) -> Received {
         let mut received = std::mem::take(&mut self.received);
-        loop {
-            while let Some(frame) = Frame::parse(&received[self.handled..], 0)? {
-                self.handled += frame.wire_len();
-                let goes_on = self.event(frame)?.is_none_or(&mut handle);
-                if !goes_on {
-                    self.received = received;
-                    return Ok(());
-                }
-            }
-            received.drain(..self.handled);
-            self.handled = 0;
-            if !self.inner.read(&mut received) {
-                break;
-            }
-        }
-        if received.is_empty() && received.capacity() > SPARE {
-            received = Vec::new();
-        }
-        self.received = received;
-        Ok(())
+        received.bytes.drain(..received.handled);
+        received.handled = 0;
+        self.inner.read(&mut received.bytes);
+        received
     }
 
-    /// Whether received messages wait for the next [`Self::receive`].
+    /// Keeps what was not handled for the next time.
+    pub(crate) fn put_back(&mut self, mut received: Received) {
+        if received.is_empty() && received.bytes.capacity() > SPARE {
+            received = Received::default();
+        }
+        self.received = received;
+    }
+
+    /// Whether something waits for the next [`Self::take_received`].
     pub(crate) fn has_received(&self) -> bool {
-        self.handled < self.received.len() || self.inner.outbox().backlog() > 0
+        !self.received.is_empty() || self.inner.outbox().backlog() > 0
     }
 
     /// The event that a frame completes.
@@ -213,11 +228,6 @@ impl AmqpClient {
             self.contents.len() - 1
         });
         &mut self.contents[at].1
-    }
-
-    /// The upstream connections of its channels, for the log.
-    pub(crate) fn upstreams(&self) -> Vec<String> {
-        self.session.upstreams()
     }
 
     /// Closes the connection. Returns true if that is done; otherwise the waker is woken when [`Self::is_closed`].

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// The confirms of one channel, whose messages are numbered from 1.
 #[derive(Debug, Default)]
-pub(crate) struct Confirms {
+pub(crate) struct PublisherConfirms {
     /// Number of messages in front of `waiting`, all of them confirmed or refused.
     settled: u64,
     /// For the messages after those, whether each has been settled, and how.
@@ -19,11 +19,11 @@ pub(crate) enum Confirmed {
     Nacked,
 }
 
-impl Confirms {
+impl PublisherConfirms {
     /// Called for each message that is published; returns its number.
     pub(crate) fn published(&mut self) -> u64 {
         self.waiting.push_back(None);
-        self.settled + self.waiting.len() as u64
+        self.last()
     }
 
     /// Records basic.ack or basic.nack, and passes the messages that are settled, without a gap, to `each` in their order.
@@ -34,7 +34,7 @@ impl Confirms {
         verdict: Confirmed,
         mut each: impl FnMut(u64, Confirmed),
     ) {
-        let last = self.settled + self.waiting.len() as u64;
+        let last = self.last();
         let number = if multiple && number == 0 { last } else { number };
         if (self.settled + 1..=last).contains(&number) {
             // Fits: it is at most the number of those that wait.
@@ -49,9 +49,9 @@ impl Confirms {
         }
     }
 
-    /// Whether no message waits for its confirm.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// Number of the message that was published last.
+    pub(crate) fn last(&self) -> u64 {
+        self.settled + self.waiting.len() as u64
     }
 
     /// Number of messages up to which all are settled.
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn messages_are_reported_in_their_order_however_they_are_confirmed() {
-        let mut confirms = Confirms::default();
+        let mut confirms = PublisherConfirms::default();
         assert_eq!([(), (), (), (), ()].map(|()| confirms.published()), [1, 2, 3, 4, 5]);
         let mut reported = Vec::new();
         let mut settle = |number, multiple, verdict| {
@@ -80,13 +80,13 @@ mod tests {
         assert_eq!(settle(4, true, Acked), [], "confirmed before");
         assert_eq!(settle(9, true, Acked), [], "was never published");
         assert_eq!(settle(5, false, Acked), [(5, Acked)]);
-        assert!(confirms.is_empty());
+        assert_eq!(confirms.settled(), confirms.last());
         assert_eq!((confirms.published(), confirms.settled()), (6, 5));
     }
 
     #[test]
     fn zero_and_multiple_mean_all() {
-        let mut confirms = Confirms::default();
+        let mut confirms = PublisherConfirms::default();
         confirms.published();
         confirms.published();
         let mut settled = 0;

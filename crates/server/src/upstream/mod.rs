@@ -8,3 +8,49 @@
 
 pub(crate) mod client;
 pub(crate) mod confirms;
+
+use std::sync::Arc;
+
+use amqp::handshake::{Negotiated, OpenRequest};
+use amqp::{Capabilities, Credentials, FieldTable};
+use transport::InnerOutbox;
+
+use self::client::AmqpClient;
+use crate::backend::{BackendLogin, LoginError, LoginRequest};
+use crate::server::Shared;
+
+/// Channels that a client of another protocol uses: for publishing and for consuming.
+const CHANNEL_MAX: u16 = 2;
+
+/// A client of another protocol that is to be logged in upstream.
+pub(crate) struct UpstreamRequest {
+    pub(crate) credentials: Credentials,
+    pub(crate) vhost: Box<str>,
+    pub(crate) client: LoginRequest,
+    /// Describes the client to the upstream.
+    pub(crate) client_properties: FieldTable,
+}
+
+/// Logs a client in upstream and opens its virtual host there.
+///
+/// # Errors
+/// Fails if the upstream refuses that, or cannot be asked.
+pub(crate) async fn open(shared: &Arc<Shared>, request: UpstreamRequest) -> Result<AmqpClient, LoginError> {
+    let UpstreamRequest { credentials, vhost, client, client_properties } = request;
+    let BackendLogin::Upstream(login) = shared.backend.login(credentials, client).await? else {
+        return Err(LoginError::Failed(amqp::Fault::new(
+            amqp::ReplyCode::InternalError,
+            "logged in at another back end",
+        )));
+    };
+    let frame_max = shared.config.frame_max;
+    let request = OpenRequest {
+        virtual_host: vhost.into(),
+        negotiated: Negotiated { channel_max: CHANNEL_MAX, frame_max, heartbeat_secs: 0 },
+        client_properties,
+        capabilities: Capabilities { consumer_cancel_notify: true, ..Capabilities::default() },
+    };
+    let inner = InnerOutbox::new(shared.config.outbox_limit / 2);
+    let session = shared.backend.open_upstream(login, &request, Arc::clone(inner.outbox())).await;
+    Ok(AmqpClient::new(session.map_err(LoginError::Failed)?, inner, frame_max))
+}

@@ -5,33 +5,21 @@
 
 use std::sync::Arc;
 
-use broker::{Body, DiskPoint, Publish, Timestamp};
-use bytes::Bytes;
+use broker::{DiskPoint, Publish, Timestamp};
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
-use super::session::{StompSession, of_broker};
-use super::subscribing::{StompSettlement, unknown_delivery};
+use super::session::BrokerStompSession;
+use super::subscribing::StompSettlement;
 use crate::amqp::deliveries::{Deliveries, Unsettled};
-
-/// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a
-/// client that never commits must not fill it: enough for several messages of the default maximum size, as for AMQP.
-const MAX_HELD_BYTES: usize = 128 * 1024 * 1024;
+use crate::stomp::session::{of_fault, unknown_delivery};
+use crate::stomp::transaction::{MAX_HELD_BYTES, TransactionMessage, too_large};
 
 /// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
 pub(super) struct StompTransaction {
     messages: Vec<TransactionMessage>,
     settlements: Vec<TransactionSettlement>,
-}
-
-/// A message that waits for COMMIT.
-pub(super) struct TransactionMessage {
-    exchange: Box<str>,
-    routing_key: Box<str>,
-    properties: Box<[u8]>,
-    body: [Bytes; 1],
-    receipt: Option<Box<str>>,
 }
 
 /// Deliveries that the client has acknowledged or rejected. Until COMMIT they remain its own and count against
@@ -43,42 +31,6 @@ struct TransactionSettlement {
     unsettled: Vec<(u64, Unsettled)>,
 }
 
-impl TransactionMessage {
-    pub(super) fn new(message: &Publish<'_>, receipt: Option<&str>) -> Self {
-        let body = match message.body {
-            Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
-            Body::Chunks([chunk]) => chunk.clone(),
-            Body::Chunks(chunks) => Bytes::from(chunks.concat()),
-        };
-        Self {
-            exchange: message.exchange.into(),
-            routing_key: message.routing_key.into(),
-            properties: message.properties.into(),
-            body: [body],
-            receipt: receipt.map(Into::into),
-        }
-    }
-
-    fn message(&self) -> Publish<'_> {
-        Publish {
-            exchange: &self.exchange,
-            routing_key: &self.routing_key,
-            properties: &self.properties,
-            body: Body::Chunks(&self.body),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        let receipt = self.receipt.as_ref().map_or(0, |receipt| receipt.len());
-        size_of::<Self>()
-            + self.exchange.len()
-            + self.routing_key.len()
-            + self.properties.len()
-            + self.body[0].len()
-            + receipt
-    }
-}
-
 impl StompTransaction {
     /// Discards a transaction whose subscriptions end: its deliveries are requeued.
     pub(super) fn give_up(self, now: Timestamp) {
@@ -88,7 +40,7 @@ impl StompTransaction {
     }
 }
 
-impl StompSession {
+impl BrokerStompSession {
     /// Holds a message until COMMIT.
     pub(super) fn hold(
         &mut self,
@@ -96,12 +48,10 @@ impl StompSession {
         held: TransactionMessage,
         message: &Publish<'_>,
     ) -> Result<(), StompFault> {
-        self.publisher.check(*message).map_err(of_broker)?;
+        self.publisher.check(*message).map_err(of_fault)?;
         let bytes = held.bytes();
         if self.held_bytes + bytes > MAX_HELD_BYTES {
-            let detail =
-                format!("The transactions of a connection may hold {MAX_HELD_BYTES} bytes at most\n");
-            return Err(StompFault::new("Transaction too large", detail));
+            return Err(too_large());
         }
         if let Some(transaction) = self.transactions.get_mut(&id) {
             self.held_bytes += bytes;
@@ -127,7 +77,7 @@ impl StompSession {
     pub(super) fn commit(&mut self, id: TransactionId) -> Result<DiskPoint, StompFault> {
         let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
         // A fault ends the connection, and the transaction with it.
-        messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_broker)?;
+        messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_fault)?;
         let Some(StompTransaction { messages, settlements }) = self.take_transaction(id) else {
             return Ok(DiskPoint::default());
         };

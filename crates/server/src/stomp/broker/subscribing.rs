@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use amqp::RawTable;
-use amqp::error::ReplyCode;
 use broker::{Binding, ConsumerId, ConsumerSpec, DiskPoint, Queue, Returned, Ticket, Timestamp};
 use stomp::destination::Destination;
 use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest};
 use stomp::{Headers, StompFault};
 
-use super::declaring::{Declaration, is_durable, subscription_queue};
 use super::messages::Messages;
-use super::properties::check_short;
-use super::sending::{not_for, parse};
-use super::session::{StompSession, of_broker};
+use super::session::BrokerStompSession;
 use crate::amqp::content::Destination as Channel;
 use crate::amqp::deliveries::{Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Settling, Unsettled};
+use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
+use crate::stomp::destinations::{not_for, parse, refuse_header, refuse_selector};
+use crate::stomp::properties::check_short;
+use crate::stomp::session::{of_fault, unknown_delivery};
 
 /// A subscription's consumer.
 pub(super) struct Subscription {
@@ -53,21 +53,22 @@ impl Subscription {
     }
 }
 
-impl StompSession {
-    /// Adds a subscription, which is yet to be [started](StompSession::start). Returns the changes to wait for.
+impl BrokerStompSession {
+    /// Adds a subscription, which is yet to be [started](BrokerStompSession::start). Returns the changes to wait for.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscriptionRequest,
         headers: &Headers<'_>,
     ) -> Result<DiskPoint, StompFault> {
-        refuse_unknown(headers)?;
+        refuse_selector(headers)?;
+        refuse_header(headers, "x-stream-offset", "there are no streams")?;
         check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
         let limit = headers.number("prefetch-count")?.unwrap_or(0);
         let destination = parse(&subscribe.destination)?;
         let (queue, ticket) = match &destination {
             Destination::Queue(name) => self.ensure_queue(name, headers, false)?,
             Destination::AmqQueue(name) | Destination::ReplyQueue(name) => {
-                let queue = self.context.vhost.queue(self.context.session, name).map_err(of_broker)?;
+                let queue = self.context.vhost.queue(self.context.session, name).map_err(of_fault)?;
                 (queue, Ticket::default())
             }
             Destination::Exchange { .. } | Destination::Topic(_) => {
@@ -106,7 +107,7 @@ impl StompSession {
                 if is_new {
                     let _ = context.vhost.delete_queue(context.session, queue.name(), true, true);
                 }
-                Err(of_broker(error))
+                Err(of_fault(error))
             }
         }
     }
@@ -115,7 +116,7 @@ impl StompSession {
     pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, StompFault> {
         let NewConsumer { word, form, is_acked, limit } = new;
         let context = &self.context;
-        context.authorised.check_read_queue(queue.name()).map_err(of_broker)?;
+        context.authorised.check_read_queue(queue.name()).map_err(of_fault)?;
         // A placeholder: STOMP has no channels and no frame limit.
         let channel = Channel { channel: 0, frame_max: 0 };
         let deliveries = Deliveries::new(Arc::clone(&context.consumers), channel).starting_at(self.next_tag);
@@ -139,7 +140,7 @@ impl StompSession {
             exclusive: false,
             arguments: RawTable::default(),
         };
-        let id = queue.consume(spec).map_err(of_broker)?;
+        let id = queue.consume(spec).map_err(of_fault)?;
         Ok(Subscription { deliveries, key, queue: Arc::clone(queue), id, tag })
     }
 
@@ -161,9 +162,9 @@ impl StompSession {
         }
         let name = subscription_queue(&destination, headers)?;
         let context = &self.context;
-        context.authorised.check_delete_queue(&name).map_err(of_broker)?;
+        context.authorised.check_delete_queue(&name).map_err(of_fault)?;
         let deleted = context.vhost.delete_queue(context.session, &name, false, false);
-        deleted.map(|(_, ticket)| ticket.into()).map_err(of_broker)
+        deleted.map(|(_, ticket)| ticket.into()).map_err(of_fault)
     }
 
     /// ACK or NACK.
@@ -230,23 +231,4 @@ impl StompSettlement {
             Self::Reject => queue.reject(deliveries, Returned::Released, now),
         }
     }
-}
-
-pub(super) fn unknown_delivery(delivery_tag: u64) -> StompFault {
-    let text = format!("unknown delivery tag {delivery_tag}");
-    of_broker(amqp::Fault::new(ReplyCode::PreconditionFailed, text))
-}
-
-/// Refuses unsupported headers that would change which messages are delivered.
-fn refuse_unknown(headers: &Headers<'_>) -> Result<(), StompFault> {
-    for (name, why) in [
-        ("selector", "messages cannot be selected by their headers: bind to an exchange of type headers"),
-        ("x-stream-offset", "there are no streams"),
-    ] {
-        if headers.get(name).is_some() {
-            let text = format!("{name}: {why}");
-            return Err(of_broker(amqp::Fault::new(ReplyCode::NotImplemented, text)));
-        }
-    }
-    Ok(())
 }

@@ -7,9 +7,9 @@ use stomp::destination::PublishedTo;
 use stomp::server::MessageForm;
 use transport::OutBuf;
 
-use super::properties::write_headers;
 use crate::amqp::content::Destination;
 use crate::amqp::deliveries::Form;
+use crate::stomp::properties::write_headers;
 
 /// Encodes the messages of one subscription.
 pub(super) struct Messages(pub(super) MessageForm);

@@ -9,17 +9,13 @@ use stomp::destination::Destination;
 use stomp::server::{MessageForm, TransactionId};
 use stomp::{FrameBody, Headers, StompFault};
 
-use super::declaring::Declaration;
-use super::properties::{check_short, to_amqp};
-use super::session::{StompSession, of_broker};
+use super::session::BrokerStompSession;
 use super::subscribing::{NewConsumer, Subscription};
-use super::transactions::TransactionMessage;
-
-/// Reply queues that one connection may have: the client chooses their names.
-const MAX_REPLIES: usize = 1024;
-
-/// Queues that a connection remembers as declared; beyond that, it starts over.
-const MAX_DECLARED: usize = 1024;
+use crate::stomp::declaring::{Declaration, MAX_DECLARED};
+use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, too_many_replies};
+use crate::stomp::properties::to_amqp;
+use crate::stomp::session::of_fault;
+use crate::stomp::transaction::TransactionMessage;
 
 /// The reply queue of a client's requests, and the subscription to it.
 pub(super) struct Reply {
@@ -27,7 +23,7 @@ pub(super) struct Reply {
     pub(super) subscription: Subscription,
 }
 
-impl StompSession {
+impl BrokerStompSession {
     /// Publishes a message, or holds it until its transaction is committed.
     pub(super) fn send(
         &mut self,
@@ -68,7 +64,7 @@ impl StompSession {
     /// Passes a message to the publisher.
     pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) -> Result<(), StompFault> {
         let before = self.unflushed;
-        self.publisher.publish(message, self.context.now).map_err(of_broker)?;
+        self.publisher.publish(message, self.context.now).map_err(of_fault)?;
         self.unflushed += 1;
         if let Some(receipt) = receipt {
             self.context.shared.metrics.confirms(FrontEnd::Stomp).wanted.add(1);
@@ -112,7 +108,7 @@ impl StompSession {
         };
         let context = &self.context;
         let declared = context.authorised.declare_queue(context.session, &declare, context.now);
-        declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_broker)
+        declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_fault)
     }
 
     /// The reply queue for `/temp-queue/NAME`, created with a subscription to it at the first request.
@@ -121,8 +117,7 @@ impl StompSession {
             return Ok(reply.queue.name().to_string());
         }
         if self.replies.len() >= MAX_REPLIES {
-            let detail = format!("A connection may have {MAX_REPLIES} temporary queues at most.\n");
-            return Err(StompFault::new("Too many temporary queues", detail));
+            return Err(too_many_replies());
         }
         let arguments = FieldTable::new();
         let own = Declaration { durable: false, auto_delete: true, exclusive: true, arguments };
@@ -135,21 +130,4 @@ impl StompSession {
         self.replies.insert(name.into(), Reply { queue, subscription });
         Ok(queue_name)
     }
-}
-
-/// Parses a destination, and checks that its names fit AMQP.
-pub(super) fn parse(destination: &str) -> Result<Destination<'_>, StompFault> {
-    let parsed = Destination::parse(destination)?;
-    let (exchange, routing_key) = parsed.route();
-    check_short("each name in a destination", exchange)?;
-    check_short("each name in a destination", routing_key)?;
-    Ok(parsed)
-}
-
-/// The fault for a valid destination that the command does not support.
-pub(super) fn not_for(destination: &str, command: &str) -> StompFault {
-    StompFault::new(
-        "Invalid destination",
-        format!("'{destination}' is not a valid destination for '{command}'\n"),
-    )
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use broker::{AnswerQueue, DiskPoint, Flushed, Store, Waiter};
 
-/// Bytes of waiting receipts, including their entries, at which the client is no longer read.
-const MAX_WAITING: usize = 256 * 1024;
+use crate::stomp::session::{MAX_WAITING_RECEIPTS, Receipt};
 
 /// The waiting receipts of one connection.
 #[derive(Default)]
@@ -19,23 +18,11 @@ pub(super) struct Receipts {
     unflushed: Vec<(u64, Box<str>)>,
 }
 
-/// A receipt that a client asked for.
-#[derive(Debug)]
-pub(super) struct Receipt {
-    pub(super) id: Box<str>,
-    /// A full queue has refused the message.
-    pub(super) is_refused: bool,
-    /// It confirms a message.
-    pub(super) is_confirm: bool,
-    /// The number of the subscription that it confirms, whose messages are sent after the receipt.
-    pub(super) starts: Option<u64>,
-}
-
 impl Receipts {
     /// Called when a message with a receipt was given to the publisher, as message number `before` since its
     /// last flush.
     pub(super) fn published(&mut self, id: &str, before: u64) {
-        self.bytes += cost(id);
+        self.bytes += Receipt::cost(id);
         self.unflushed.push((before, id.into()));
     }
 
@@ -62,7 +49,7 @@ impl Receipts {
         starts: Option<u64>,
         (store, waiter): (Option<&Arc<Store>>, &Arc<dyn Waiter>),
     ) {
-        self.bytes += cost(id);
+        self.bytes += Receipt::cost(id);
         let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: false, starts };
         self.waiting.push(receipt, until, store, waiter);
     }
@@ -70,7 +57,7 @@ impl Receipts {
     /// The next receipt that need not wait any more.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Receipt> {
         let receipt = self.waiting.next(store)?;
-        self.bytes -= cost(&receipt.id);
+        self.bytes -= Receipt::cost(&receipt.id);
         Some(receipt)
     }
 
@@ -81,10 +68,6 @@ impl Receipts {
 
     /// Whether the client may send more requests.
     pub(super) fn has_room(&self) -> bool {
-        self.bytes < MAX_WAITING
+        self.bytes < MAX_WAITING_RECEIPTS
     }
-}
-
-fn cost(id: &str) -> usize {
-    id.len() + size_of::<Receipt>()
 }

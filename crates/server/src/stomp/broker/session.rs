@@ -1,0 +1,346 @@
+//! An open connection's state on the broker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::error::ReplyCode;
+use broker::{
+    AuthorisedSession, BrokerError, DiskPoint, Flushed, FrontEnd, Publisher, Queue, SessionId, Store,
+    Timestamp, TracedConnection, Tracer, VirtualHost, Waiter,
+};
+use hashbrown::HashMap;
+use stomp::server::{EventKind, Request, TransactionId};
+use stomp::{StompFault, StompVersion};
+use transport::Outbox;
+
+use super::receipts::Receipts;
+use super::sending::Reply;
+use super::subscribing::Subscription;
+use super::transactions::StompTransaction;
+use crate::alarms::Blocked;
+use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
+use crate::amqp::room::DiskRoom;
+use crate::client::OutboxWaiter;
+use crate::registry::OpenConnection;
+use crate::server::Shared;
+use crate::stomp::session::{Receipt, StompSession, of_fault};
+
+/// A connection's session on the embedded broker.
+pub(in crate::stomp) struct BrokerStompSession {
+    pub(super) context: StompContext,
+    pub(super) publisher: Publisher,
+    /// Messages passed to the publisher since its last flush.
+    pub(super) unflushed: u64,
+    pub(super) receipts: Receipts,
+    /// By subscription number.
+    pub(super) subscriptions: HashMap<u64, Subscription>,
+    /// First delivery tag of the next subscription, so that a subscription that reuses an id does not repeat
+    /// message identifiers.
+    pub(super) next_tag: u64,
+    /// Reply queues by the names of the `/temp-queue`s.
+    pub(super) replies: HashMap<Box<str>, Reply>,
+    pub(super) transactions: HashMap<TransactionId, StompTransaction>,
+    /// Bytes of messages in `transactions`.
+    pub(super) held_bytes: usize,
+    /// Queues already declared, so that not every message declares its queue again.
+    pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
+    /// Set while an alarm of the server blocks the client.
+    blocked: Option<Blocked>,
+    /// When to look for overdue deliveries; `None` while there can be none.
+    next_check: Option<Instant>,
+    /// Publishes the traces of its deliveries to the firehose.
+    traces: TracePublisher,
+    ended: bool,
+}
+
+/// The session's environment: server, vhost and connection.
+pub(super) struct StompContext {
+    pub(super) shared: Arc<Shared>,
+    /// The user's authorised session in the vhost, consulted before the vhost itself.
+    pub(super) authorised: AuthorisedSession,
+    pub(super) vhost: Arc<VirtualHost>,
+    pub(super) session: SessionId,
+    pub(super) version: StompVersion,
+    /// The identifier of the session.
+    pub(super) name: Arc<str>,
+    pub(super) consumers: Arc<ConnectionConsumers>,
+    /// The connection as operators see it. Set once it is open.
+    view: Option<Arc<OpenConnection>>,
+    outbox: Arc<Outbox>,
+    room: DiskRoom,
+    nudge: Arc<dyn Waiter>,
+    /// Time of the current input.
+    pub(super) now: Timestamp,
+}
+
+impl StompContext {
+    /// Creates the tracer that publishes deliveries to the firehose.
+    fn tracer(&self) -> Tracer {
+        let view = self.view.as_deref().map(|view| view as &dyn TracedConnection);
+        self.vhost.tracer(self.authorised.identity(), view)
+    }
+
+    /// The store of durable objects, if there is one.
+    pub(super) fn store(&self) -> Option<&Arc<Store>> {
+        self.vhost.store()
+    }
+}
+
+impl BrokerStompSession {
+    /// A session for a client with its `authorised` session.
+    ///
+    /// # Errors
+    /// Fails if the user has as many channels as allowed.
+    pub(in crate::stomp) fn new(
+        shared: &Arc<Shared>,
+        authorised: AuthorisedSession,
+        session: SessionId,
+        version: StompVersion,
+        outbox: Arc<Outbox>,
+    ) -> Result<Self, BrokerError> {
+        authorised.open_channel()?;
+        shared.metrics.channels_opened.add(1);
+        let context = StompContext {
+            shared: Arc::clone(shared),
+            vhost: Arc::clone(authorised.vhost()),
+            session,
+            version,
+            name: broker::generated_name("session-").into(),
+            consumers: Arc::new(
+                ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(authorised.vhost())),
+            ),
+            view: None,
+            room: DiskRoom::new(Arc::clone(&outbox)),
+            nudge: Arc::new(OutboxWaiter(Arc::clone(&outbox))),
+            outbox,
+            now: Timestamp::default(),
+            authorised,
+        };
+        Ok(Self {
+            publisher: context.vhost.publisher(context.authorised.identity()).of(FrontEnd::Stomp),
+            context,
+            unflushed: 0,
+            receipts: Receipts::default(),
+            subscriptions: HashMap::new(),
+            next_tag: 1,
+            replies: HashMap::new(),
+            transactions: HashMap::new(),
+            held_bytes: 0,
+            declared: HashMap::new(),
+            blocked: None,
+            next_check: None,
+            traces: TracePublisher::default(),
+            ended: false,
+        })
+    }
+
+    /// Flushes all publishes, however long it takes: the next operation must see them. Returns the log position
+    /// to wait for until they are on disk.
+    pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
+        if self.unflushed == 0 {
+            return None;
+        }
+        let flushed = self.publisher.flush_all(self.context.now);
+        self.flushed(&flushed);
+        flushed.until
+    }
+
+    fn flushed(&mut self, flushed: &Flushed) {
+        self.unflushed = 0;
+        self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
+        if flushed.full {
+            self.context.room.pause(&self.context.vhost);
+        }
+    }
+
+    /// As in RabbitMQ, the first message during an alarm is accepted, and nothing after it.
+    fn wait_out_alarms(&mut self) {
+        let alarms = &self.context.shared.alarms;
+        if alarms.stand() && self.blocked.is_none() {
+            self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
+        }
+    }
+
+    /// Interval at which to look for overdue deliveries.
+    fn check_interval(&self) -> Duration {
+        self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
+    }
+
+    fn set_time(&mut self, now: Instant) {
+        self.context.now = self.context.shared.clock.timestamp(now);
+    }
+}
+
+impl StompSession for BrokerStompSession {
+    fn version(&self) -> StompVersion {
+        self.context.version
+    }
+
+    fn user(&self) -> &str {
+        self.context.authorised.identity().user()
+    }
+
+    fn vhost(&self) -> &str {
+        self.context.vhost.name()
+    }
+
+    fn opened(&mut self, view: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
+        self.context.view = Some(Arc::clone(view));
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.context.name
+    }
+
+    fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
+        self.set_time(now);
+        let receipt = request.receipt();
+        if let EventKind::Send { destination, body, transaction } = &request.kind {
+            self.send(destination, &request.headers, body, *transaction)?;
+            self.wait_out_alarms();
+            return Ok(());
+        }
+        // Messages are published before any other frame takes effect.
+        self.flush_published();
+        let until = match &request.kind {
+            EventKind::Subscribe(subscribe) => {
+                self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
+                self.subscribe(subscribe, &request.headers)?
+            }
+            EventKind::Unsubscribe { number, destination } => {
+                self.unsubscribe(*number, destination, &request.headers)?
+            }
+            EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::Begin(transaction) => {
+                self.transactions.insert(*transaction, StompTransaction::default());
+                DiskPoint::default()
+            }
+            EventKind::Commit(transaction) => self.commit(*transaction)?,
+            EventKind::Abort(transaction) => {
+                self.abort(*transaction);
+                DiskPoint::default()
+            }
+            EventKind::Disconnect => {
+                self.end(now);
+                DiskPoint::from(self.context.store().map(|store| store.end()))
+            }
+            EventKind::Send { .. } => DiskPoint::default(),
+        };
+        // A subscription gets no message before its receipt, which waits until what the frame did is on disk.
+        let new = match &request.kind {
+            EventKind::Subscribe(subscribe) => Some(subscribe.number),
+            _ => None,
+        };
+        match (receipt, new) {
+            (Some(receipt), _) => {
+                let waits = (self.context.vhost.store(), &self.context.nudge);
+                self.receipts.done(receipt, until, new, waits);
+            }
+            (None, Some(number)) => self.start(number),
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, number: u64) {
+        if let Some(subscription) = self.subscriptions.get(&number) {
+            subscription.start(self.context.now);
+        }
+    }
+
+    fn next_receipt(&mut self) -> Option<Receipt> {
+        let receipt = self.receipts.next(self.context.store())?;
+        if receipt.is_confirm {
+            self.context.shared.metrics.confirms(FrontEnd::Stomp).given.add(1);
+        }
+        Some(receipt)
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.set_time(now);
+        if self.unflushed == 0 {
+            return;
+        }
+        let flushed = self.publisher.flush(self.context.now);
+        if flushed.unfinished {
+            self.context.room.pause_for_turn();
+        } else {
+            self.flushed(&flushed);
+        }
+    }
+
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+        self.set_time(now);
+        self.context.room.resume(&self.context.vhost);
+        // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
+        // and the log.
+        self.flush(now);
+        let Self { context, traces, .. } = self;
+        traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
+        self.context.consumers.resume_deferred(self.context.now);
+        if self.blocked.is_some() && !self.context.shared.alarms.stand() {
+            self.blocked = None;
+        }
+        let cancelled = self.context.consumers.take_cancelled();
+        Ok(cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect())
+    }
+
+    fn handle_room(&mut self, now: Instant) {
+        self.set_time(now);
+        self.context.consumers.resume(self.context.now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.next_check
+    }
+
+    fn handle_deadline(&mut self, now: Instant) -> Result<(), StompFault> {
+        if self.next_check.is_none_or(|next| now < next) {
+            return Ok(());
+        }
+        self.set_time(now);
+        let timeout = self.context.shared.config.consumer_timeout;
+        let in_use = self.subscriptions.values().any(|own| own.deliveries.is_in_use());
+        self.next_check = if in_use { now.checked_add(self.check_interval()) } else { None };
+        if self.subscriptions.values().any(|own| own.deliveries.is_overdue(now, timeout)) {
+            let text = format!(
+                "delivery acknowledgement on channel 1 timed out. Timeout value used: {} ms. This timeout value can be \
+                 configured, see consumers doc guide to learn more",
+                timeout.as_millis()
+            );
+            return Err(of_fault(amqp::Fault::new(ReplyCode::PreconditionFailed, text)));
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.context.room.is_there() && self.blocked.is_none() && self.receipts.has_room()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.receipts.is_empty()
+    }
+
+    fn end(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.set_time(now);
+        self.flush_published();
+        self.blocked = None;
+        let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
+        let subscriptions: Vec<_> = self.subscriptions.drain().map(|(_, own)| own).chain(replies).collect();
+        subscriptions.into_iter().for_each(|own| _ = own.end(self.context.now));
+        let transactions: Vec<_> = self.transactions.drain().map(|(_, transaction)| transaction).collect();
+        transactions.into_iter().for_each(|transaction| transaction.give_up(self.context.now));
+        let Self { context, traces, .. } = self;
+        traces.finish(context.consumers.traces(), context.now, || context.tracer());
+        self.context.vhost.end_session(self.context.session);
+        self.context.authorised.close_channel();
+        self.context.shared.metrics.channels_closed.add(1);
+    }
+}
+
+/// As in RabbitMQ: the timeout is half an hour by default, so an extra minute does not matter.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);

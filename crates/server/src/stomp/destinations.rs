@@ -1,0 +1,48 @@
+//! Checks of destinations that every backend needs.
+
+use amqp::error::ReplyCode;
+use stomp::destination::Destination;
+use stomp::{Headers, StompFault};
+
+use super::properties::check_short;
+use super::session::of_fault;
+
+/// Reply queues that one connection may have: the client chooses their names.
+pub(super) const MAX_REPLIES: usize = 1024;
+
+/// Parses a destination, and checks that its names fit AMQP.
+pub(super) fn parse(destination: &str) -> Result<Destination<'_>, StompFault> {
+    let parsed = Destination::parse(destination)?;
+    let (exchange, routing_key) = parsed.route();
+    check_short("each name in a destination", exchange)?;
+    check_short("each name in a destination", routing_key)?;
+    Ok(parsed)
+}
+
+/// The fault for a valid destination that the command does not support.
+pub(super) fn not_for(destination: &str, command: &str) -> StompFault {
+    StompFault::new(
+        "Invalid destination",
+        format!("'{destination}' is not a valid destination for '{command}'\n"),
+    )
+}
+
+/// The fault for more temporary queues than [`MAX_REPLIES`].
+pub(super) fn too_many_replies() -> StompFault {
+    let detail = format!("A connection may have {MAX_REPLIES} temporary queues at most.\n");
+    StompFault::new("Too many temporary queues", detail)
+}
+
+/// Refuses a header of SUBSCRIBE that would change which messages are delivered and has no effect.
+pub(super) fn refuse_header(headers: &Headers<'_>, name: &str, why: &str) -> Result<(), StompFault> {
+    if headers.get(name).is_none() {
+        return Ok(());
+    }
+    Err(of_fault(amqp::Fault::new(ReplyCode::NotImplemented, format!("{name}: {why}"))))
+}
+
+/// Refuses selectors, which RabbitMQ ignores.
+pub(super) fn refuse_selector(headers: &Headers<'_>) -> Result<(), StompFault> {
+    let why = "messages cannot be selected by their headers: bind to an exchange of type headers";
+    refuse_header(headers, "selector", why)
+}

@@ -1,0 +1,71 @@
+//! Messages of open transactions.
+
+use amqp::Properties;
+use broker::{Body, Publish};
+use bytes::Bytes;
+use stomp::StompFault;
+
+/// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a
+/// client that never commits must not fill it: enough for several messages of the default maximum size, as for AMQP.
+pub(super) const MAX_HELD_BYTES: usize = 128 * 1024 * 1024;
+
+/// A message that waits for COMMIT.
+pub(super) struct TransactionMessage {
+    exchange: Box<str>,
+    routing_key: Box<str>,
+    properties: Box<[u8]>,
+    body: [Bytes; 1],
+    pub(super) receipt: Option<Box<str>>,
+}
+
+impl TransactionMessage {
+    /// Copies a message, whose receipt is due once the transaction is committed.
+    pub(super) fn new(message: &Publish<'_>, receipt: Option<&str>) -> Self {
+        let body = match message.body {
+            Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
+            Body::Chunks([chunk]) => chunk.clone(),
+            Body::Chunks(chunks) => Bytes::from(chunks.concat()),
+        };
+        Self {
+            exchange: message.exchange.into(),
+            routing_key: message.routing_key.into(),
+            properties: message.properties.into(),
+            body: [body],
+            receipt: receipt.map(Into::into),
+        }
+    }
+
+    pub(super) fn message(&self) -> Publish<'_> {
+        Publish {
+            exchange: &self.exchange,
+            routing_key: &self.routing_key,
+            properties: &self.properties,
+            body: Body::Chunks(&self.body),
+        }
+    }
+
+    /// Replaces the address of replies.
+    pub(super) fn set_reply_to(&mut self, queue: &str) {
+        let properties = Properties::decode(&self.properties).unwrap_or_default().with_reply_to(queue);
+        let mut encoded = Vec::new();
+        properties.encode(&mut encoded);
+        self.properties = encoded.into();
+    }
+
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let receipt = self.receipt.as_ref().map_or(0, |receipt| receipt.len());
+        size_of::<Self>()
+            + self.exchange.len()
+            + self.routing_key.len()
+            + self.properties.len()
+            + self.body[0].len()
+            + receipt
+    }
+}
+
+/// The fault for transactions that take more than [`MAX_HELD_BYTES`].
+pub(super) fn too_large() -> StompFault {
+    let detail = format!("The transactions of a connection may hold {MAX_HELD_BYTES} bytes at most\n");
+    StompFault::new("Transaction too large", detail)
+}

@@ -1,0 +1,68 @@
+//! Receipts that wait until the upstream has answered or confirmed their requests. They are sent in the order of the
+//! requests.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashSet;
+
+use crate::stomp::session::{MAX_WAITING_RECEIPTS, Receipt};
+
+/// The waiting receipts of one connection.
+#[derive(Default)]
+pub(super) struct UpstreamReceipts {
+    waiting: VecDeque<(Receipt, Until)>,
+    bytes: usize,
+    /// Numbers of published messages that a queue has refused, until their receipts are sent.
+    refused: HashSet<u64>,
+}
+
+/// When a receipt is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// That many of the methods that have an answer were answered.
+    Answered(u64),
+    /// All messages up to this number are confirmed, of which this one is the receipt's own.
+    Confirmed(u64),
+    /// The subscription's consumer is yet to be made: that is due when the receipt is the first that waits.
+    Consumes(u64),
+    /// Everything is done, and the channel is closed.
+    Closed,
+}
+
+impl UpstreamReceipts {
+    pub(super) fn push(&mut self, receipt: Receipt, until: Until) {
+        self.bytes += Receipt::cost(&receipt.id);
+        self.waiting.push_back((receipt, until));
+    }
+
+    /// Records that a queue has refused a message.
+    pub(super) fn refuse(&mut self, number: u64) {
+        if self.waiting.iter().any(|(_, until)| *until == Until::Confirmed(number)) {
+            self.refused.insert(number);
+        }
+    }
+
+    /// When the first receipt is due.
+    pub(super) fn first(&mut self) -> Option<&mut Until> {
+        self.waiting.front_mut().map(|(_, until)| until)
+    }
+
+    /// Takes the first receipt.
+    pub(super) fn take(&mut self) -> Option<Receipt> {
+        let (mut receipt, until) = self.waiting.pop_front()?;
+        self.bytes -= Receipt::cost(&receipt.id);
+        if let Until::Confirmed(number) = until {
+            receipt.is_refused = self.refused.remove(&number);
+        }
+        Some(receipt)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whether the client may send more requests.
+    pub(super) fn has_room(&self) -> bool {
+        self.bytes < MAX_WAITING_RECEIPTS
+    }
+}

@@ -1,0 +1,347 @@
+//! SEND, SUBSCRIBE, UNSUBSCRIBE, ACK and NACK as AMQP methods.
+
+use amqp::method::{basic, confirm, queue};
+use amqp::{FieldTable, FieldValue, RawTable};
+use broker::{Body, FrontEnd, Publish};
+use stomp::destination::Destination;
+use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest, TransactionId};
+use stomp::{FrameBody, Headers, StompFault};
+
+use super::receipts::Until;
+use super::session::{Awaited, CHANNEL, UpstreamStompSession, UpstreamSubscription};
+use super::transactions::UpstreamTransaction;
+use super::unsettled::SettledRun;
+use crate::stomp::declaring::{Declaration, MAX_DECLARED, is_durable, subscription_queue};
+use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, refuse_selector, too_many_replies};
+use crate::stomp::properties::{check_short, to_amqp};
+use crate::stomp::session::{Receipt, unknown_delivery};
+use crate::stomp::transaction::TransactionMessage;
+
+/// Messages without acknowledgements that a subscription may have under way from the upstream: enough for a round trip of
+/// 50 ms at 4,000 messages a second, and few enough for the consumer to share its upstream connection.
+const WINDOW: u16 = 200;
+
+/// Numbers of subscriptions to the queues of `/temp-queue`s, counted down from here: a client's own begin at 1.
+const REPLY_NUMBERS: u64 = u64::MAX;
+
+/// A SEND that waits for the queue of its reply.
+pub(super) struct DeferredSend {
+    /// The name of the `/temp-queue`.
+    reply: Box<str>,
+    message: TransactionMessage,
+    transaction: Option<TransactionId>,
+}
+
+impl UpstreamStompSession {
+    /// Publishes a message, or holds it until its transaction is committed.
+    pub(super) fn send(
+        &mut self,
+        destination: &str,
+        headers: &Headers<'_>,
+        body: &FrameBody<'_>,
+        transaction: Option<TransactionId>,
+    ) -> Result<(), StompFault> {
+        let parsed = parse(destination)?;
+        match &parsed {
+            Destination::Queue(name) => self.ensure_queue(name, headers, true)?,
+            Destination::TempQueue(_) => return Err(not_for(destination, "SEND")),
+            _ => {}
+        }
+        let reply = match headers.get("reply-to").map(Destination::parse) {
+            Some(Ok(Destination::TempQueue(name))) => Some(name),
+            _ => None,
+        };
+        let reply_to = reply.as_ref().and_then(|name| self.replies.get(&**name)).cloned();
+        let properties = to_amqp(headers, reply_to.as_deref())?;
+        let (exchange, routing_key) = parsed.route();
+        let message =
+            Publish { exchange, routing_key, properties: &properties, body: Body::Copied(body.bytes()) };
+        let receipt = headers.get("receipt");
+        match reply.filter(|_| reply_to.is_none()) {
+            Some(name) => {
+                self.declare_reply_queue(&name, TransactionMessage::new(&message, receipt), transaction)
+            }
+            None => match transaction {
+                Some(transaction) => self.hold(transaction, TransactionMessage::new(&message, receipt)),
+                None => {
+                    self.publish(message, receipt);
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    /// Publishes a message, in confirm mode from the first one on that has a receipt.
+    pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) {
+        if receipt.is_some() {
+            self.select_confirms();
+        }
+        let Publish { exchange, routing_key, properties, body } = message;
+        let joined;
+        let body = match body {
+            Body::Copied(bytes) => bytes,
+            Body::Chunks([chunk]) => chunk,
+            Body::Chunks(chunks) => {
+                joined = chunks.concat();
+                &joined
+            }
+        };
+        let publish = basic::Publish { exchange, routing_key, ..basic::Publish::default() };
+        self.client.publish(CHANNEL, publish, properties, body);
+        let number = self.confirming.then(|| self.confirms.published());
+        if let (Some(id), Some(number)) = (receipt, number) {
+            self.shared.metrics.confirms(FrontEnd::Stomp).wanted.add(1);
+            let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: true, starts: None };
+            self.receipts.push(receipt, Until::Confirmed(number));
+        }
+    }
+
+    pub(super) fn select_confirms(&mut self) {
+        if !std::mem::replace(&mut self.confirming, true) {
+            self.request(confirm::Select { no_wait: false }, Awaited::Answer);
+        }
+    }
+
+    /// Declares the queue of `/queue/NAME`, unless this connection has already done so.
+    fn ensure_queue(&mut self, name: &str, headers: &Headers<'_>, is_send: bool) -> Result<(), StompFault> {
+        if self.declared.contains(name) {
+            return Ok(());
+        }
+        self.declare(name, &Declaration::of_queue(headers, is_send)?, Awaited::Answer);
+        if self.declared.len() >= MAX_DECLARED {
+            self.declared.clear();
+        }
+        self.declared.insert(name.into());
+        Ok(())
+    }
+
+    fn declare(&mut self, name: &str, how: &Declaration, awaited: Awaited) {
+        let arguments = how.arguments.encode();
+        let declare = queue::Declare {
+            queue: name,
+            durable: how.durable,
+            exclusive: how.exclusive,
+            auto_delete: how.auto_delete,
+            arguments: RawTable::check(&arguments).unwrap_or_default(),
+            ..queue::Declare::default()
+        };
+        self.request(declare, awaited);
+    }
+
+    /// Declares the queue for replies to `/temp-queue/NAME`. The message follows once its name is known.
+    fn declare_reply_queue(
+        &mut self,
+        name: &str,
+        message: TransactionMessage,
+        transaction: Option<TransactionId>,
+    ) -> Result<(), StompFault> {
+        if self.replies.len() >= MAX_REPLIES {
+            return Err(too_many_replies());
+        }
+        let own =
+            Declaration { durable: false, auto_delete: true, exclusive: true, arguments: FieldTable::new() };
+        self.declare("", &own, Awaited::ReplyQueue(name.into()));
+        self.deferred = Some(DeferredSend { reply: name.into(), message, transaction });
+        Ok(())
+    }
+
+    /// The queue for replies exists: consumes from it, and sends the message that waits for it.
+    pub(super) fn reply_queue_declared(&mut self, name: Box<str>, queue: &str) -> Result<(), StompFault> {
+        let number = REPLY_NUMBERS - self.next_reply;
+        self.next_reply += 1;
+        let form = MessageForm::of_replies(self.version, self.name.clone(), &name);
+        self.add(number, UpstreamSubscription { is_reply: true, ..UpstreamSubscription::new(form, queue) });
+        self.consume(number);
+        self.replies.insert(name, queue.into());
+        let Some(DeferredSend { mut message, transaction, reply }) = self.deferred.take() else {
+            return Ok(());
+        };
+        debug_assert_eq!(self.replies.get(&reply).map(|queue| &**queue), Some(queue));
+        message.set_reply_to(queue);
+        match transaction {
+            Some(transaction) => self.hold(transaction, message),
+            None => {
+                self.publish(message.message(), message.receipt.as_deref());
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds a subscription. Returns when its receipt is due.
+    pub(super) fn subscribe(
+        &mut self,
+        subscribe: &SubscriptionRequest,
+        headers: &Headers<'_>,
+    ) -> Result<Until, StompFault> {
+        refuse_selector(headers)?;
+        check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
+        let prefetch = headers.number("prefetch-count")?.unwrap_or(0);
+        let destination = parse(&subscribe.destination)?;
+        let queue = match &destination {
+            Destination::Queue(name) => {
+                self.ensure_queue(name, headers, false)?;
+                name.to_string()
+            }
+            Destination::AmqQueue(name) | Destination::ReplyQueue(name) => name.to_string(),
+            Destination::Exchange { .. } | Destination::Topic(_) => {
+                self.bound_queue(&destination, headers)?
+            }
+            Destination::TempQueue(_) => return Err(not_for(&subscribe.destination, "SUBSCRIBE")),
+        };
+        let own = UpstreamSubscription {
+            is_acked: subscribe.ack != AckMode::Auto,
+            prefetch,
+            offset: headers.get("x-stream-offset").map(stream_offset),
+            has_receipt: headers.get("receipt").is_some(),
+            ..UpstreamSubscription::new(subscribe.form.clone(), &queue)
+        };
+        let waits = own.has_receipt && !self.receipts.is_empty();
+        self.add(subscribe.number, own);
+        if waits {
+            return Ok(Until::Consumes(subscribe.number));
+        }
+        self.consume(subscribe.number);
+        Ok(self.all_answered())
+    }
+
+    /// Declares the subscription's own queue and binds it to the exchange.
+    fn bound_queue(
+        &mut self,
+        destination: &Destination<'_>,
+        headers: &Headers<'_>,
+    ) -> Result<String, StompFault> {
+        let name = subscription_queue(destination, headers)?;
+        check_short("x-queue-name", &name)?;
+        self.declare(&name, &Declaration::of_subscription(headers, self.compatibility)?, Awaited::Answer);
+        let (exchange, routing_key) = destination.route();
+        let bind = queue::Bind { queue: &name, exchange, routing_key, ..queue::Bind::default() };
+        self.request(bind, Awaited::Answer);
+        Ok(name)
+    }
+
+    fn add(&mut self, number: u64, own: UpstreamSubscription) {
+        self.numbers.insert(own.form.tag().into(), number);
+        self.subscriptions.insert(number, own);
+    }
+
+    /// Makes the consumer of a subscription, always one that acknowledges.
+    pub(super) fn consume(&mut self, number: u64) {
+        let Some(own) = self.subscriptions.get(&number) else { return };
+        let prefetch_count = match own.prefetch {
+            0 if !own.is_acked => WINDOW,
+            given => given,
+        };
+        let (queue, consumer_tag) = (own.queue.clone(), own.form.tag().to_owned());
+        let arguments: FieldTable =
+            own.offset.clone().map(|offset| ("x-stream-offset", offset)).into_iter().collect();
+        if self.prefetch != Some(prefetch_count) {
+            self.prefetch = Some(prefetch_count);
+            let qos = basic::Qos { prefetch_size: 0, prefetch_count, global: false };
+            self.request(qos, Awaited::Answer);
+        }
+        let arguments = arguments.encode();
+        let consume = basic::Consume {
+            queue: &queue,
+            consumer_tag: &consumer_tag,
+            arguments: RawTable::check(&arguments).unwrap_or_default(),
+            ..basic::Consume::default()
+        };
+        self.request(consume, Awaited::Consumer(number));
+    }
+
+    /// Ends a subscription. Deletes its queue, too, if the subscription is a durable one on a topic and the client ends it
+    /// permanently.
+    pub(super) fn unsubscribe(
+        &mut self,
+        number: u64,
+        destination: &str,
+        headers: &Headers<'_>,
+    ) -> Result<Until, StompFault> {
+        if let Some(own) = self.subscriptions.remove(&number) {
+            self.numbers.remove(own.form.tag());
+            self.request(basic::Cancel { consumer_tag: own.form.tag(), no_wait: false }, Awaited::Answer);
+            let unsettled = self.unsettled.take_all(number);
+            self.requeue(&unsettled);
+        }
+        let destination = parse(destination)?;
+        if matches!(destination, Destination::Topic(_)) && is_durable(headers)? {
+            let name = subscription_queue(&destination, headers)?;
+            self.request(queue::Delete { queue: &name, ..queue::Delete::default() }, Awaited::Answer);
+        }
+        Ok(self.all_answered())
+    }
+
+    /// ACK or NACK.
+    pub(super) fn settle(&mut self, settle: Settle) -> Result<Until, StompFault> {
+        let Settle { subscription, delivery_tag, cumulative, transaction, .. } = settle;
+        let taken = self.unsettled.take(delivery_tag, subscription, cumulative);
+        let tags = taken.ok_or_else(|| unknown_delivery(delivery_tag))?;
+        match transaction.and_then(|transaction| self.transactions.get_mut(&transaction)) {
+            Some(transaction) => transaction.hold_settlement(settle, tags),
+            None => self.apply(settle, &tags),
+        }
+        Ok(self.all_answered())
+    }
+
+    /// Settles deliveries of the client upstream.
+    fn apply(&mut self, settle: Settle, tags: &[u64]) {
+        for run in self.runs(tags) {
+            self.apply_to(settle, run);
+        }
+    }
+
+    pub(super) fn apply_to(&mut self, settle: Settle, SettledRun { delivery_tag, multiple }: SettledRun) {
+        if settle.is_ack {
+            self.client.send(CHANNEL, basic::Ack { delivery_tag, multiple });
+        } else {
+            self.client.send(CHANNEL, basic::Nack { delivery_tag, multiple, requeue: settle.requeue });
+        }
+    }
+
+    /// Returns deliveries to their queue.
+    pub(super) fn requeue(&mut self, tags: &[u64]) {
+        for SettledRun { delivery_tag, multiple } in self.runs(tags) {
+            self.client.send(CHANNEL, basic::Nack { delivery_tag, multiple, requeue: true });
+        }
+    }
+
+    /// Acknowledges what needs no ACK of the client.
+    pub(super) fn acknowledge_done(&mut self) {
+        let done = self.unsettled.take_done();
+        for SettledRun { delivery_tag, multiple } in self.runs(&done) {
+            self.client.send(CHANNEL, basic::Ack { delivery_tag, multiple });
+        }
+    }
+
+    fn runs(&self, tags: &[u64]) -> Vec<SettledRun> {
+        let held = self.transactions.values().flat_map(UpstreamTransaction::held);
+        if tags.is_empty() { Vec::new() } else { self.unsettled.runs(tags, held) }
+    }
+}
+
+impl UpstreamSubscription {
+    /// A subscription without acknowledgements.
+    fn new(form: MessageForm, queue: &str) -> Self {
+        Self {
+            form,
+            queue: queue.into(),
+            is_acked: false,
+            prefetch: 0,
+            offset: None,
+            has_receipt: false,
+            is_reply: false,
+        }
+    }
+}
+
+/// The header `x-stream-offset` as RabbitMQ's adapter reads it: `offset=` and `timestamp=` with a number, or a word.
+fn stream_offset(text: &str) -> FieldValue {
+    let number = |prefix: &str| text.strip_prefix(prefix)?.parse().ok();
+    if let Some(offset) = number("offset=") {
+        return FieldValue::I64(offset);
+    }
+    match number("timestamp=").and_then(|seconds| u64::try_from(seconds).ok()) {
+        Some(seconds) => FieldValue::Timestamp(seconds),
+        None => FieldValue::text(text),
+    }
+}

@@ -1,0 +1,465 @@
+//! An open connection's state in front of an upstream.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::method::{basic, channel};
+use amqp::{Fault, Method, Properties, ReplyCode};
+use broker::{Compatibility, FrontEnd};
+use hashbrown::{HashMap, HashSet};
+use stomp::destination::PublishedTo;
+use stomp::server::{EventKind, MessageForm, Request, TransactionId};
+use stomp::{END_OF_FRAME, StompFault, StompVersion};
+use sync::work;
+use transport::Outbox;
+
+use super::receipts::{Until, UpstreamReceipts};
+use super::requests::DeferredSend;
+use super::transactions::UpstreamTransaction;
+use super::unsettled::UnsettledDeliveries;
+use crate::registry::OpenConnection;
+use crate::server::Shared;
+use crate::stomp::properties::write_headers;
+use crate::stomp::session::{Receipt, StompSession, of_fault};
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
+use crate::upstream::confirms::{Confirmed, PublisherConfirms};
+
+/// The connection's only channel.
+pub(super) const CHANNEL: u16 = 1;
+
+/// Methods that may wait for their answers before the client is no longer read.
+const MAX_AWAITED: usize = 1024;
+
+/// Cost of a MESSAGE frame in nanoseconds: its headers are decoded and written anew.
+const MESSAGE: u32 = 700;
+
+/// A connection's session in front of an upstream.
+pub(in crate::stomp) struct UpstreamStompSession {
+    pub(super) shared: Arc<Shared>,
+    pub(super) client: AmqpClient,
+    /// Wakes the connection's task when the upstream has sent something.
+    waker: Waker,
+    outbox: Arc<Outbox>,
+    pub(super) name: Arc<str>,
+    user: Box<str>,
+    vhost: Box<str>,
+    pub(super) version: StompVersion,
+    pub(super) compatibility: Compatibility,
+    /// The methods that an answer is due to, in their order.
+    awaited: VecDeque<Awaited>,
+    /// Number of methods that were answered.
+    answered: u64,
+    /// The channel is in confirm mode.
+    pub(super) confirming: bool,
+    pub(super) confirms: PublisherConfirms,
+    pub(super) receipts: UpstreamReceipts,
+    /// By subscription number.
+    pub(super) subscriptions: HashMap<u64, UpstreamSubscription>,
+    /// The subscriptions' numbers by their consumer tags.
+    pub(super) numbers: HashMap<Box<str>, u64>,
+    pub(super) unsettled: UnsettledDeliveries,
+    /// The prefetch limit of consumers that are made next, once one was set.
+    pub(super) prefetch: Option<u16>,
+    pub(super) transactions: HashMap<TransactionId, UpstreamTransaction>,
+    /// Bytes of messages in `transactions`.
+    pub(super) held_bytes: usize,
+    /// Queues that this connection has declared.
+    pub(super) declared: HashSet<Box<str>>,
+    /// The queues of `/temp-queue`s by their names.
+    pub(super) replies: HashMap<Box<str>, Box<str>>,
+    /// Number of such queues that were declared.
+    pub(super) next_reply: u64,
+    /// The message that waits for the queue of its reply. Nothing else is taken meanwhile.
+    pub(super) deferred: Option<DeferredSend>,
+    /// The subscription whose receipt is to be sent before its messages: nothing is received until it is started.
+    starting: Option<u64>,
+    leaving: Leaving,
+    ended: bool,
+}
+
+/// A subscription and its consumer.
+pub(super) struct UpstreamSubscription {
+    pub(super) form: MessageForm,
+    pub(super) queue: Box<str>,
+    /// Whether its client acknowledges.
+    pub(super) is_acked: bool,
+    /// Most unacknowledged messages; 0 is no limit.
+    pub(super) prefetch: u16,
+    /// The stream's offset to begin at.
+    pub(super) offset: Option<amqp::FieldValue>,
+    /// Its receipt is to be sent before its messages.
+    pub(super) has_receipt: bool,
+    /// It is the reply queue of a `/temp-queue`, which the client has not subscribed to.
+    pub(super) is_reply: bool,
+}
+
+/// A method whose answer is due.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// Nothing follows from the answer.
+    Answer,
+    /// basic.consume of this subscription.
+    Consumer(u64),
+    /// queue.declare for the `/temp-queue` of this name.
+    ReplyQueue(Box<str>),
+}
+
+/// The end that the client has asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// DISCONNECT came; the channel is closed once everything before it is done.
+    Asked,
+    /// The channel is being closed.
+    Closing,
+    Closed,
+}
+
+impl UpstreamStompSession {
+    /// The session of a client that is logged in upstream.
+    pub(in crate::stomp) fn new(
+        shared: &Arc<Shared>,
+        outbox: &Arc<Outbox>,
+        mut client: AmqpClient,
+        (user, vhost): (&str, &str),
+        version: StompVersion,
+    ) -> Self {
+        client.send(CHANNEL, channel::Open { reserved_1: "" });
+        shared.metrics.channels_opened.add(1);
+        // The channel is opened in the next turn.
+        outbox.nudge();
+        Self {
+            compatibility: shared.backend.compatibility(),
+            shared: Arc::clone(shared),
+            client,
+            waker: outbox.nudging_waker(),
+            outbox: Arc::clone(outbox),
+            name: broker::generated_name("session-").into(),
+            user: user.into(),
+            vhost: vhost.into(),
+            version,
+            awaited: VecDeque::from([Awaited::Answer]),
+            answered: 0,
+            confirming: false,
+            confirms: PublisherConfirms::default(),
+            receipts: UpstreamReceipts::default(),
+            subscriptions: HashMap::new(),
+            numbers: HashMap::new(),
+            unsettled: UnsettledDeliveries::default(),
+            prefetch: None,
+            transactions: HashMap::new(),
+            held_bytes: 0,
+            declared: HashSet::new(),
+            replies: HashMap::new(),
+            next_reply: 0,
+            deferred: None,
+            starting: None,
+            leaving: Leaving::No,
+            ended: false,
+        }
+    }
+
+    /// Sends a method that is answered.
+    pub(super) fn request<'m>(&mut self, method: impl Into<Method<'m>>, awaited: Awaited) {
+        self.client.send(CHANNEL, method);
+        self.awaited.push_back(awaited);
+    }
+
+    /// When everything that was requested until now is answered.
+    pub(super) fn all_answered(&self) -> Until {
+        Until::Answered(self.answered + self.awaited.len() as u64)
+    }
+
+    /// Lets the upstream's side go on, and handles what it has sent. Returns the cancelled subscriptions.
+    fn go_on(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+        let mut cancelled = Vec::new();
+        self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
+        self.receive(&mut cancelled)?;
+        self.acknowledge_done();
+        self.consume_next();
+        self.client.flush(now).map_err(of_fault)?;
+        if self.leaving == Leaving::Closing && self.client.is_closed() {
+            self.leaving = Leaving::Closed;
+        }
+        if self.client.has_received() && self.takes_messages() {
+            // The turn is over, or an answer has come at once.
+            self.outbox.nudge();
+        }
+        Ok(cancelled)
+    }
+
+    /// Whether messages for the client can be taken.
+    fn takes_messages(&self) -> bool {
+        self.starting.is_none() && self.outbox.has_room()
+    }
+
+    fn receive(&mut self, cancelled: &mut Vec<(Box<str>, u64)>) -> Result<(), StompFault> {
+        if self.starting.is_some() {
+            return Ok(());
+        }
+        let mut received = self.client.take_received();
+        let mut outcome = Ok(());
+        while outcome.is_ok() && self.takes_messages() && !work::is_turn_over() {
+            outcome = match received.next(&mut self.client) {
+                Ok(Some(event)) => self.handle_event(event, cancelled),
+                Ok(None) => break,
+                Err(fault) => Err(of_fault(fault)),
+            };
+        }
+        self.client.put_back(received);
+        outcome
+    }
+
+    fn handle_event(
+        &mut self,
+        event: ClientEvent<'_>,
+        cancelled: &mut Vec<(Box<str>, u64)>,
+    ) -> Result<(), StompFault> {
+        match event {
+            ClientEvent::Message(_, message) => self.message(&message),
+            ClientEvent::Method(_, Method::BasicAck(ack)) => {
+                self.confirmed(ack.delivery_tag, ack.multiple, Confirmed::Acked);
+            }
+            ClientEvent::Method(_, Method::BasicNack(nack)) => {
+                self.confirmed(nack.delivery_tag, nack.multiple, Confirmed::Nacked);
+            }
+            ClientEvent::Method(_, Method::BasicCancel(cancel)) => {
+                cancelled.extend(self.cancelled(cancel.consumer_tag));
+            }
+            ClientEvent::Method(_, Method::ChannelClose(close)) => {
+                let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
+                let text =
+                    close.reply_text.strip_prefix(code.name()).and_then(|text| text.strip_prefix(" - "));
+                return Err(of_fault(Fault::new(code, text.unwrap_or(close.reply_text).to_owned())));
+            }
+            ClientEvent::Method(_, Method::ChannelFlow(flow)) => {
+                self.client.send(CHANNEL, channel::FlowOk { active: flow.active });
+            }
+            ClientEvent::Method(_, answer) => return self.answer(&answer),
+        }
+        Ok(())
+    }
+
+    /// Handles the answer to the first method that has none yet.
+    fn answer(&mut self, answer: &Method<'_>) -> Result<(), StompFault> {
+        let Some(awaited) = self.awaited.pop_front() else { return Ok(()) };
+        self.answered += 1;
+        match (awaited, answer) {
+            (Awaited::Consumer(number), _) => {
+                let has_receipt = |own: &UpstreamSubscription| own.has_receipt;
+                self.starting = self.subscriptions.get(&number).is_some_and(has_receipt).then_some(number);
+            }
+            (Awaited::ReplyQueue(name), Method::QueueDeclareOk(ok)) => {
+                return self.reply_queue_declared(name, ok.queue);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn confirmed(&mut self, number: u64, multiple: bool, verdict: Confirmed) {
+        let Self { confirms, receipts, .. } = self;
+        confirms.settle(number, multiple, verdict, |number, verdict| {
+            if verdict == Confirmed::Nacked {
+                receipts.refuse(number);
+            }
+        });
+    }
+
+    /// The upstream has ended a consumer. Returns the subscription's tag and number, if it is the client's.
+    fn cancelled(&mut self, tag: &str) -> Option<(Box<str>, u64)> {
+        let number = self.numbers.remove(tag)?;
+        let own = self.subscriptions.remove(&number)?;
+        self.declared.remove(&own.queue);
+        if own.is_reply {
+            // The next request declares another.
+            self.replies.retain(|_, queue| *queue != own.queue);
+            return None;
+        }
+        Some((own.form.tag().into(), number))
+    }
+
+    /// Writes a message to the client.
+    fn message(&mut self, message: &ReceivedMessage<'_>) {
+        let ContentMethod::Deliver { consumer_tag, delivery_tag, redelivered, exchange, routing_key } =
+            &message.method
+        else {
+            return;
+        };
+        work::charge(MESSAGE, 1);
+        let found = self
+            .numbers
+            .get(consumer_tag)
+            .and_then(|number| Some((*number, self.subscriptions.get(number)?)));
+        let Some((number, own)) = found else {
+            // The subscription has ended meanwhile.
+            self.client
+                .send(CHANNEL, basic::Nack { delivery_tag: *delivery_tag, multiple: false, requeue: true });
+            return;
+        };
+        let properties = Properties::decode(&message.properties).unwrap_or_default();
+        self.outbox.append(|buf| {
+            let published = PublishedTo { exchange, routing_key };
+            let mut frame = own.form.begin(buf.tail(), published, *delivery_tag, *redelivered);
+            write_headers(&mut frame, &properties);
+            frame.end_head(message.body.len());
+            buf.tail().extend_from_slice(&message.body);
+            buf.tail().extend_from_slice(END_OF_FRAME);
+        });
+        if own.is_acked {
+            self.unsettled.add(*delivery_tag, number);
+        } else {
+            self.unsettled.add_done(*delivery_tag);
+        }
+    }
+
+    /// Makes the consumer of the first receipt that waits, if it is a subscription's.
+    fn consume_next(&mut self) {
+        if let Some(Until::Consumes(number)) = self.receipts.first().copied() {
+            self.consume(number);
+            let until = self.all_answered();
+            if let Some(first) = self.receipts.first() {
+                *first = until;
+            }
+        }
+    }
+}
+
+impl StompSession for UpstreamStompSession {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version(&self) -> StompVersion {
+        self.version
+    }
+
+    fn user(&self) -> &str {
+        &self.user
+    }
+
+    fn vhost(&self) -> &str {
+        &self.vhost
+    }
+
+    fn opened(&mut self, _: &Arc<OpenConnection>) {}
+
+    fn handle(&mut self, request: &Request<'_>, _: Instant) -> Result<(), StompFault> {
+        let receipt = request.receipt();
+        let until = match &request.kind {
+            EventKind::Send { destination, body, transaction } => {
+                return self.send(destination, &request.headers, body, *transaction);
+            }
+            EventKind::Subscribe(subscribe) => self.subscribe(subscribe, &request.headers)?,
+            EventKind::Unsubscribe { number, destination } => {
+                self.unsubscribe(*number, destination, &request.headers)?
+            }
+            EventKind::Settle(settle) => self.settle(*settle)?,
+            EventKind::Begin(transaction) => {
+                self.transactions.insert(*transaction, UpstreamTransaction::default());
+                self.all_answered()
+            }
+            EventKind::Commit(transaction) => self.commit(*transaction, receipt.is_some()),
+            EventKind::Abort(transaction) => {
+                self.abort(*transaction);
+                self.all_answered()
+            }
+            EventKind::Disconnect => {
+                self.leaving = Leaving::Asked;
+                // The channel is closed in the next turn.
+                self.outbox.nudge();
+                Until::Closed
+            }
+        };
+        if let Some(id) = receipt {
+            let starts = match &request.kind {
+                EventKind::Subscribe(subscribe) => Some(subscribe.number),
+                _ => None,
+            };
+            let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: false, starts };
+            self.receipts.push(receipt, until);
+        }
+        self.consume_next();
+        Ok(())
+    }
+
+    fn next_receipt(&mut self) -> Option<Receipt> {
+        let is_due = match *self.receipts.first()? {
+            Until::Answered(number) => number <= self.answered,
+            Until::Confirmed(number) => number <= self.confirms.settled(),
+            Until::Consumes(_) => false,
+            Until::Closed => self.leaving == Leaving::Closed,
+        };
+        if !is_due {
+            return None;
+        }
+        let receipt = self.receipts.take()?;
+        if receipt.is_confirm {
+            self.shared.metrics.confirms(FrontEnd::Stomp).given.add(1);
+        }
+        // The next one may be a subscription's, whose consumer is made now.
+        self.outbox.nudge();
+        Some(receipt)
+    }
+
+    fn start(&mut self, number: u64) {
+        if self.starting == Some(number) {
+            self.starting = None;
+            self.outbox.nudge();
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        if self.client.flush(now).is_err() {
+            // Reported by the next nudge.
+            self.outbox.nudge();
+        }
+    }
+
+    fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
+        let cancelled = self.go_on(now)?;
+        let is_last = matches!(self.receipts.first().copied(), None | Some(Until::Closed));
+        if self.leaving == Leaving::Asked && is_last && self.deferred.is_none() {
+            self.leaving = if self.client.close(now) { Leaving::Closed } else { Leaving::Closing };
+        }
+        Ok(cancelled)
+    }
+
+    fn handle_room(&mut self, _: Instant) {
+        self.outbox.nudge();
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.client.next_deadline()
+    }
+
+    fn handle_deadline(&mut self, _: Instant) -> Result<(), StompFault> {
+        if self.client.next_deadline().is_some() {
+            self.outbox.nudge();
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.deferred.is_none()
+            && self.awaited.len() < MAX_AWAITED
+            && self.receipts.has_room()
+            && self.client.has_room()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.receipts.is_empty()
+            && self.deferred.is_none()
+            && matches!(self.leaving, Leaving::No | Leaving::Closed)
+    }
+
+    fn end(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.client.end(now);
+        self.shared.metrics.channels_closed.add(1);
+    }
+}

@@ -1,0 +1,316 @@
+//! Conversations of a client with the embedded broker as its upstream, stepped without sockets.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::handshake::{Negotiated, OpenRequest};
+use amqp::{Capabilities, FieldTable};
+use broker::{Broker, BrokerConfig};
+use stomp::server::{StompEvent, StompServerConnection, StompSettings};
+use stomp::{StompDecoder, StompFault, StompVersion};
+use transport::{InnerOutbox, Outbox, Peer};
+
+use super::UpstreamStompSession;
+use crate::backend::Clock;
+use crate::registry::{Arrival, OpenConnection, Opening};
+use crate::server::Shared;
+use crate::simulated::{self, FRAME_MAX};
+use crate::stomp::session::StompSession;
+use crate::upstream::client::AmqpClient;
+
+/// Rounds in which everything that was sent is answered.
+const ROUNDS: usize = 8;
+
+struct Conversation {
+    machine: StompServerConnection,
+    session: UpstreamStompSession,
+    outbox: Arc<Outbox>,
+    now: Instant,
+    fault: Option<StompFault>,
+}
+
+fn server() -> Arc<Shared> {
+    simulated::server_of(Broker::new(BrokerConfig::default()), Clock::start(), 0).shared()
+}
+
+/// A client of the embedded broker within this process.
+fn amqp_client(shared: &Arc<Shared>, id: u64) -> AmqpClient {
+    let crate::backend::Backend::Broker(broker) = &shared.backend else { unreachable!() };
+    let identity = broker.authenticate_from("guest", b"guest", None, true, Instant::now()).unwrap();
+    let negotiated = Negotiated { channel_max: 2, frame_max: FRAME_MAX, heartbeat_secs: 0 };
+    let capabilities = Capabilities { consumer_cancel_notify: true, ..Capabilities::default() };
+    let client_properties = FieldTable::new();
+    let inner = InnerOutbox::new(1 << 20);
+    let view = OpenConnection::new(Opening {
+        id,
+        arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
+        protocol: "STOMP 1.2",
+        user: "guest",
+        vhost: "/",
+        mechanism: "",
+        connected_at: 0,
+        negotiated,
+        client_properties: &client_properties,
+        outbox: inner.outbox(),
+    });
+    let request = OpenRequest { virtual_host: "/".into(), negotiated, client_properties, capabilities };
+    let outbox = Arc::clone(inner.outbox());
+    let session = shared.backend.open_broker(shared, identity, id, &request, (outbox, view)).unwrap();
+    AmqpClient::new(session, inner, FRAME_MAX)
+}
+
+impl Conversation {
+    fn open(shared: &Arc<Shared>) -> Self {
+        let now = Instant::now();
+        let id = 1 + shared.metrics.connections_opened.get();
+        shared.metrics.connections_opened.add(1);
+        let outbox = Arc::new(Outbox::new(1 << 16));
+        let client = amqp_client(shared, id);
+        let session = UpstreamStompSession::new(shared, &outbox, client, ("guest", "/"), StompVersion::V12);
+        let settings = StompSettings { body_limit: 1 << 20, server: "Leveret".to_owned() };
+        let mut machine = StompServerConnection::new(Arc::new(settings), now);
+        let mut out = Vec::new();
+        let connect = b"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0";
+        assert!(matches!(machine.handle_input(connect, now, &mut out).event, Some(StompEvent::Connect(_))));
+        machine.accept(Arc::clone(session.name()), now, &mut out);
+        let mut conversation = Self { machine, session, outbox, now, fault: None };
+        conversation.settle();
+        conversation
+    }
+
+    /// Sends frames, separated by NUL, in one read; returns the answers.
+    fn call(&mut self, frames: &str) -> Vec<String> {
+        self.send(frames);
+        self.settle();
+        self.received()
+    }
+
+    fn send(&mut self, frames: &str) {
+        let bytes = format!("{frames}\0");
+        let (mut rest, mut out) = (bytes.as_bytes(), Vec::new());
+        while !rest.is_empty() && self.fault.is_none() {
+            let taken = {
+                let step = self.machine.handle_input(rest, self.now, &mut out);
+                if let Some(StompEvent::Request(request)) = &step.event {
+                    self.fault = self.session.handle(request, self.now).err();
+                }
+                step.taken
+            };
+            rest = &rest[taken..];
+            // One that defers a message takes nothing more before that is sent.
+            if !self.session.has_room() {
+                self.session.flush(self.now);
+                self.settle();
+            }
+        }
+        self.session.flush(self.now);
+    }
+
+    /// Lets both sides go on until there is nothing to do.
+    fn settle(&mut self) {
+        for _ in 0..ROUNDS {
+            let mut out = Vec::new();
+            match self.session.handle_nudge(self.now) {
+                Ok(cancelled) => {
+                    for (tag, number) in cancelled {
+                        self.machine.cancelled(&tag, number, &mut out);
+                    }
+                }
+                Err(fault) => self.fault = Some(fault),
+            }
+            while let Some(receipt) = self.session.next_receipt() {
+                if receipt.is_refused {
+                    let refused = StompFault::new("Message refused", "");
+                    self.machine.refused(&refused, &receipt.id, &mut out);
+                } else {
+                    self.machine.receipt(&receipt.id, &mut out);
+                }
+                self.outbox.append(|buf| buf.tail().append(&mut out));
+                receipt.starts.into_iter().for_each(|number| self.session.start(number));
+            }
+            self.outbox.append(|buf| buf.tail().append(&mut out));
+        }
+    }
+
+    /// The frames received, each with its command, distinguishing headers, and body.
+    fn received(&mut self) -> Vec<String> {
+        let bytes = self.outbox.read_all();
+        let mut decoder = StompDecoder::of_servers(1 << 20);
+        decoder.set_version(StompVersion::V12);
+        let mut frames = Vec::new();
+        let mut rest = &bytes[..];
+        loop {
+            let step = decoder.decode(rest).unwrap();
+            if let Some(frame) = &step.frame {
+                let view = ["receipt-id", "subscription", "message", "redelivered"];
+                let headers: Vec<&str> =
+                    view.into_iter().filter_map(|name| frame.headers.get(name)).collect();
+                let body = String::from_utf8_lossy(frame.body.bytes());
+                frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
+            }
+            if step.taken == 0 {
+                return frames;
+            }
+            rest = &rest[step.taken..];
+        }
+    }
+
+    fn ack(&mut self, delivery_tag: u64, more: &str) -> Vec<String> {
+        let name = Arc::clone(self.session.name());
+        self.call(&format!("ACK\nid:T_1@@{name}@@{delivery_tag}\nreceipt:a\n{more}\n"))
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        self.session.end(self.now);
+    }
+}
+
+fn send(destination: &str, receipt: &str, body: &str) -> String {
+    format!("SEND\ndestination:{destination}\nreceipt:{receipt}\n\n{body}")
+}
+
+#[test]
+fn receipts_come_in_the_order_of_their_requests_and_before_the_messages() {
+    let mut conversation = Conversation::open(&server());
+    let reported = conversation.call(
+        &[
+            &send("/queue/q", "a", "1"),
+            "SUBSCRIBE\nid:1\ndestination:/queue/q\nreceipt:b\n\n",
+            &send("/queue/q", "c", "2"),
+        ]
+        .join("\0"),
+    );
+    let receipts: Vec<_> = reported.iter().filter(|frame| frame.starts_with("RECEIPT")).collect();
+    assert_eq!(receipts, ["RECEIPT a ", "RECEIPT b ", "RECEIPT c "]);
+    let messages: Vec<_> = reported.iter().skip_while(|frame| *frame != "RECEIPT b ").collect();
+    let messages: Vec<_> = messages.into_iter().filter(|frame| frame.starts_with("MESSAGE")).collect();
+    assert_eq!(messages, ["MESSAGE 1 false 1", "MESSAGE 1 false 2"]);
+    assert_eq!(conversation.call("UNSUBSCRIBE\nid:1\nreceipt:d\n\n"), ["RECEIPT d "]);
+}
+
+#[test]
+fn messages_without_acknowledgement_are_acknowledged_upstream_once_they_are_written() {
+    let shared = server();
+    let mut first = Conversation::open(&shared);
+    first.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+    assert_eq!(first.call("SEND\ndestination:/queue/q\n\nx"), ["MESSAGE 1 false x"]);
+    first.settle();
+    drop(first);
+    let mut second = Conversation::open(&shared);
+    assert_eq!(second.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n"), [""; 0]);
+}
+
+#[test]
+fn a_slow_client_gets_no_more_than_its_outbox_has_room_for() {
+    let shared = server();
+    let mut slow = Conversation::open(&shared);
+    slow.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+    let body = "x".repeat(20_000);
+    for _ in 0..20 {
+        let mut other = Conversation::open(&shared);
+        assert_eq!(other.call(&send("/queue/q", "r", &body)), ["RECEIPT r "]);
+        slow.settle();
+        assert!(slow.outbox.backlog() < (1 << 16) + 21_000);
+    }
+    let mut received = 0;
+    for _ in 0..20 {
+        received += slow.received().len();
+        slow.session.handle_room(slow.now);
+        slow.settle();
+    }
+    assert_eq!(received, 20);
+}
+
+#[test]
+fn what_is_not_acknowledged_goes_back_and_what_is_does_not() {
+    let shared = server();
+    let mut first = Conversation::open(&shared);
+    for body in ["1", "2", "3"] {
+        first.call(&send("/queue/q", "r", body));
+    }
+    let reported = first.call("SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n");
+    assert_eq!(reported, ["MESSAGE 1 false 1", "MESSAGE 1 false 2", "MESSAGE 1 false 3"]);
+    assert_eq!(first.ack(2, ""), ["RECEIPT a "]);
+    first.call("UNSUBSCRIBE\nid:1\n\n");
+    let mut second = Conversation::open(&shared);
+    let reported = second.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+    assert_eq!(reported, ["MESSAGE 1 true 3"]);
+    assert_eq!(second.ack(9, ""), [""; 0]);
+    assert!(second.fault.take().is_some_and(|fault| fault.to_string().contains("unknown delivery tag 9")));
+}
+
+#[test]
+fn a_transaction_takes_effect_with_its_commit() {
+    let shared = server();
+    let mut conversation = Conversation::open(&shared);
+    conversation.call(&send("/queue/q", "r", "0"));
+    let subscribe = "SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client-individual\n\n";
+    assert_eq!(conversation.call(subscribe), ["MESSAGE 1 false 0"]);
+    for end in ["ABORT", "COMMIT"] {
+        let held = format!("SEND\ndestination:/queue/q\ntransaction:{end}\n\n{end}");
+        assert_eq!(conversation.call(&format!("BEGIN\ntransaction:{end}\n\n\0{held}")), [""; 0]);
+        assert_eq!(conversation.ack(1, &format!("transaction:{end}\n")), ["RECEIPT a "]);
+        let reported = conversation.call(&format!("{end}\ntransaction:{end}\nreceipt:e\n\n"));
+        let expected =
+            if end == "COMMIT" { vec!["RECEIPT e ", "MESSAGE 1 false COMMIT"] } else { vec!["RECEIPT e "] };
+        let mut reported: Vec<_> = reported.iter().map(String::as_str).collect();
+        reported.sort_by_key(|frame| frame.starts_with("MESSAGE"));
+        assert_eq!(reported, expected);
+    }
+    drop(conversation);
+    let mut other = Conversation::open(&shared);
+    assert_eq!(other.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n"), ["MESSAGE 1 true COMMIT"]);
+}
+
+#[test]
+fn a_full_queue_refuses_the_message_and_nothing_else() {
+    let mut conversation = Conversation::open(&server());
+    let full = "SUBSCRIBE\nid:1\ndestination:/queue/full\nack:client\nprefetch-count:1\nx-max-length:1\nx-overflow:reject-publish\n\n";
+    conversation.call(full);
+    let reported =
+        conversation.call(&["a", "b", "c"].map(|receipt| send("/queue/full", receipt, receipt)).join("\0"));
+    let receipts: Vec<_> = reported.iter().filter(|frame| !frame.starts_with("MESSAGE")).collect();
+    assert_eq!(receipts, ["RECEIPT a ", "RECEIPT b ", "ERROR c Message refused "]);
+    assert!(conversation.fault.is_none());
+}
+
+#[test]
+fn a_request_is_answered_through_a_queue_of_the_connections_own() {
+    let shared = server();
+    let (mut asker, mut answerer) = (Conversation::open(&shared), Conversation::open(&shared));
+    answerer.call("SUBSCRIBE\nid:1\ndestination:/queue/questions\n\n");
+    let question = "SEND\ndestination:/queue/questions\nreply-to:/temp-queue/r\nreceipt:q\n\nquestion";
+    assert_eq!(asker.call(&[question, question].join("\0")), ["RECEIPT q ", "RECEIPT q "]);
+    answerer.settle();
+    let bytes = String::from_utf8(answerer.outbox.read_all()).unwrap();
+    let reply_to: Vec<_> = bytes.lines().filter_map(|line| line.strip_prefix("reply-to:")).collect();
+    assert_eq!(reply_to.len(), 2, "{bytes}");
+    assert_eq!(reply_to[0], reply_to[1]);
+    answerer.call(&format!("SEND\ndestination:{}\n\nanswer", reply_to[0]));
+    asker.settle();
+    assert_eq!(asker.received(), ["MESSAGE /temp-queue/r false answer"]);
+}
+
+#[test]
+fn what_the_upstream_refuses_ends_the_connection_with_its_words() {
+    let mut conversation = Conversation::open(&server());
+    conversation.call("SUBSCRIBE\nid:1\ndestination:/amq/queue/missing\n\n");
+    let fault = conversation.fault.take().unwrap();
+    assert_eq!(fault.message, "not_found");
+    assert!(fault.to_string().contains("NOT_FOUND - no queue 'missing' in vhost '/'"), "{fault}");
+}
+
+#[test]
+fn the_receipt_of_disconnect_comes_when_everything_before_it_is_done() {
+    let mut conversation = Conversation::open(&server());
+    conversation.call("SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n");
+    conversation.send(&[&send("/queue/q", "s", "x"), "DISCONNECT\nreceipt:d\n\n"].join("\0"));
+    assert!(!conversation.session.is_settled());
+    conversation.settle();
+    let reported = conversation.received();
+    let receipts: Vec<_> = reported.iter().filter(|frame| frame.starts_with("RECEIPT")).collect();
+    assert_eq!(receipts, ["RECEIPT s ", "RECEIPT d "]);
+    assert!(conversation.session.is_settled());
+}
