@@ -12,7 +12,7 @@
 //! - `ledger` and `persistence`: definitions and messages as they are stored and restored.
 //! - `topology` and `routing`: find the queues for a message. [`Publisher`] caches routes and hands messages
 //!   over in batches. [`Message`]: one immutable object for all its queues. [`Tracer`]: reports messages to
-//!   operators.
+//!   operators. [`TopicIndex`]: the index of a topic exchange, for other uses.
 //! - [`Queue`]: ready messages in order, and its consumers, which implement [`Consumer`].
 //! - `deadlines` and [`Timestamp`]: time, which the caller passes in. [`Metrics`]: counters; `rates`: those
 //!   of single queues and exchanges, with rates.
@@ -97,7 +97,7 @@ pub use queue::{
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};
-pub use routing::ExchangeKind;
+pub use routing::{ExchangeKind, TopicIndex};
 pub use time::Timestamp;
 pub use users::{Identity, LoginRefused, PasswordHash, UserLimits, UserSpec};
 pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};

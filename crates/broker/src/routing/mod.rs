@@ -8,6 +8,7 @@ mod headers;
 mod id_set;
 mod patterns;
 mod topic;
+mod topic_index;
 
 use std::borrow::Cow;
 
@@ -20,6 +21,7 @@ pub(crate) use headers::check_arguments as check_headers_arguments;
 use id_set::IdSet;
 use patterns::Patterns;
 use topic::Topic;
+pub use topic_index::TopicIndex;
 
 /// The type of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
