@@ -9,7 +9,7 @@
 //! - [`Tally`]: the sum of the bytes waiting in several outboxes.
 //! - [`Protocol`] and [`drive()`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
 //!   protocol, and writes the gathered output once per batch.
-//! - [`limit_busy_turns`]: connections that have much to do leave room for those that have little.
+//! - [`limit_busy_turns`], [`next_busy_turn`]: connections that have much to do leave room for those that have little.
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
@@ -36,4 +36,4 @@ pub use outbox::Outbox;
 pub use paced::Paced;
 pub use stream::{ConnectOptions, Peer, Stream};
 pub use tally::Tally;
-pub use turn::{limit_busy_turns, turn_to_end};
+pub use turn::{limit_busy_turns, next_busy_turn, turn_to_end};

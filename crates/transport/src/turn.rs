@@ -17,10 +17,10 @@ pub fn limit_busy_turns(turns: usize) {
     let _ = BUSY.set(Semaphore::new(turns));
 }
 
-/// Waits for the next turn of a connection that has used one up: behind all other tasks that are ready on this thread,
-/// then behind all busy connections that came before. The permit is to be dropped when the connection has caught up, or
-/// has used up this turn as well.
-pub(crate) async fn next_busy_turn() -> Option<SemaphorePermit<'static>> {
+/// Waits for the next turn of a connection, or of another task, that has used one up: behind all other tasks that are ready
+/// on this thread, then behind all busy connections that came before. The permit is to be dropped when the connection has
+/// caught up, or has used up this turn as well.
+pub async fn next_busy_turn() -> Option<SemaphorePermit<'static>> {
     yield_now().await;
     // Never closed, so `acquire` cannot fail.
     BUSY.get()?.acquire().await.ok()
