@@ -112,6 +112,14 @@ pub struct Login {
     begun: Option<HalfOpen>,
 }
 
+impl Login {
+    /// The credentials that the broker has accepted: for a client with a certificate, the configured ones. Shared by all
+    /// logins and connections with the same.
+    pub fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
+    }
+}
+
 /// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is large.
 type HalfOpen = Box<(Begun, Endpoint, ConnectionPermit)>;
 
