@@ -30,6 +30,7 @@ use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
+use crate::upstream::sharing::SharedSubscriptions;
 use crate::websocket::{self, WebSocketConfig};
 
 /// Pause before accepting again after a shortage of file descriptors or memory.
@@ -88,6 +89,8 @@ pub(crate) struct Shared {
     pub(crate) incomplete: Arc<Incomplete>,
     /// The sessions of MQTT clients, if they are served.
     mqtt: OnceLock<Arc<Hub>>,
+    /// The queues that live subscriptions share upstream.
+    pub(crate) subscriptions: Arc<SharedSubscriptions>,
     counter: Arc<ConnectionCounter>,
     pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
@@ -177,6 +180,7 @@ impl Server {
             alarms: Arc::default(),
             registry: Arc::default(),
             mqtt: OnceLock::new(),
+            subscriptions: Arc::default(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -308,6 +312,7 @@ impl Server {
     /// have gone. Returns the number of connections left.
     pub async fn drain(&self, timeout: Duration) -> usize {
         self.shared.start_draining();
+        self.shared.subscriptions.drain();
         self.shared.emptied.notify_waiters();
         let outboxes: Vec<_> =
             self.shared.connections.lock().iter().map(|(_, outbox)| outbox.clone()).collect();

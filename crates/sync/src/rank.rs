@@ -48,6 +48,9 @@ ranks! {
     UpstreamClient,
     ReplayBytes,
     IncompleteMessages,
+    SharedSubscriptions,
+    SharedQueue,
+    SharedInbox,
     Leaf,
 }
 

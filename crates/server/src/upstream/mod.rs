@@ -2,12 +2,15 @@
 //!
 //! - [`client`]: an AMQP client within this process, whose server is a session of the pool.
 //! - [`confirms`]: which of its messages the upstream has confirmed.
+//! - [`sharing`]: live subscriptions of many clients on one queue.
 //!
 //! Invariants: whatever a client of another protocol does is done upstream under its own user; nothing is acknowledged to
 //! it before the upstream has confirmed it.
 
 pub(crate) mod client;
 pub(crate) mod confirms;
+#[allow(dead_code, unused_imports, reason = "the sessions in front of an upstream are to use it next")]
+pub(crate) mod sharing;
 
 use std::sync::Arc;
 

@@ -1,0 +1,142 @@
+//! One message for all subscribers that it matches.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+use sync::work;
+
+use super::answers::SLOT;
+use super::inbox::{Pushed, SharedMessage, SubscriptionNumbers};
+use super::state::{
+    BindingId, BindingSubscriber, SharedBinding, SharedState, SubscriberEntry, subscriber_in,
+};
+
+/// Nanoseconds charged for a message before its copies: its frames are parsed, it is copied once, and its key is matched.
+const MESSAGE: u32 = 1_000;
+
+/// Nanoseconds charged for each binding key that matches.
+const MATCH: u32 = 30;
+
+/// Nanoseconds charged for each client that gets the message: its inbox is written, and its task is woken.
+const COPY: u32 = 300;
+
+/// Picoseconds charged for a byte of the message.
+const BODY_BYTE: u32 = 150;
+
+/// A message, and how far it has come. It may take several turns, between which subscribers come and go.
+pub(super) struct FanOut {
+    message: Arc<SharedMessage>,
+    /// Its number among those of the queue.
+    number: u64,
+    /// The bindings that match, in ascending order.
+    matched: SmallVec<[BindingId; 8]>,
+    /// The next binding among these, and the next slot there.
+    at: usize,
+    slot: usize,
+}
+
+impl SharedState {
+    /// Finds the subscribers of the next message with this routing key. Returns `None` if there are none, without asking for
+    /// the message.
+    pub(super) fn start(
+        &mut self,
+        routing_key: &str,
+        message: impl FnOnce() -> SharedMessage,
+    ) -> Option<FanOut> {
+        work::charge(MESSAGE, 1);
+        let Self { index, bindings, .. } = self;
+        let mut matched = SmallVec::new();
+        index.matches(routing_key, |id| {
+            if bindings.get(id).is_some_and(|binding| !binding.subscribers.is_empty()) {
+                matched.push(*id);
+            }
+        });
+        work::charge(MATCH, matched.len());
+        if matched.is_empty() {
+            return None;
+        }
+        matched.sort_unstable();
+        let message = Arc::new(message());
+        work::charge_bytes(BODY_BYTE, message.body.len());
+        Some(FanOut { message, number: self.counts.received, matched, at: 0, slot: 0 })
+    }
+
+    /// Hands a message to the subscribers at the next `slots` slots. Returns whether it has reached all.
+    ///
+    /// A client whose subscriptions have several of the matching keys is served at the first of them, with the numbers of
+    /// all.
+    pub(super) fn fan_out(&mut self, fan_out: &mut FanOut, slots: usize) -> bool {
+        let Self { bindings, subscribers, counts, .. } = self;
+        let mut left = slots;
+        while let Some(id) = fan_out.matched.get(fan_out.at) {
+            let binding = bindings.get(id).filter(|binding| fan_out.slot < binding.subscribers.capacity());
+            let Some(binding) = binding else {
+                fan_out.at += 1;
+                fan_out.slot = 0;
+                continue;
+            };
+            if left == 0 || work::is_turn_over() {
+                return false;
+            }
+            left -= 1;
+            work::charge(SLOT, 1);
+            let own = binding.subscribers.get(fan_out.slot);
+            fan_out.slot += 1;
+            let Some(own) = own else { continue };
+            let Some(entry) = subscriber_in(subscribers, own.subscriber) else { continue };
+            if std::mem::replace(&mut entry.offered, fan_out.number) == fan_out.number {
+                continue;
+            }
+            let numbers = match fan_out.matched.len() {
+                1 => answered(own).collect(),
+                _ => numbers_of(entry, &fan_out.matched, bindings),
+            };
+            if numbers.is_empty() {
+                continue;
+            }
+            work::charge(COPY, 1);
+            let copies = numbers.len() as u64;
+            match entry.inbox.push_message(numbers, &fan_out.message) {
+                Pushed::Taken => counts.copies += copies,
+                Pushed::Overflowed => counts.overflowed += 1,
+                Pushed::Ignored => {}
+            }
+        }
+        true
+    }
+}
+
+/// The numbers of all subscriptions of a client with one of these keys. Walks the shorter of the two lists.
+fn numbers_of(
+    entry: &SubscriberEntry,
+    matched: &[BindingId],
+    bindings: &HashMap<BindingId, SharedBinding>,
+) -> SubscriptionNumbers {
+    let mut numbers = SubscriptionNumbers::new();
+    let mut add = |id: &BindingId, slot: usize| {
+        let own = bindings.get(id).and_then(|binding| binding.subscribers.get(slot));
+        numbers.extend(own.into_iter().flat_map(answered));
+    };
+    if entry.slots.len() < matched.len() {
+        work::charge(SLOT, entry.slots.len());
+        for (id, slot) in &entry.slots {
+            if matched.binary_search(id).is_ok() {
+                add(id, *slot);
+            }
+        }
+    } else {
+        work::charge(SLOT, matched.len());
+        for id in matched {
+            if let Some(slot) = entry.slots.get(id) {
+                add(id, *slot);
+            }
+        }
+    }
+    numbers
+}
+
+/// The numbers of the subscriptions that their client knows of.
+fn answered(own: &BindingSubscriber) -> impl Iterator<Item = u64> {
+    own.subscriptions.iter().filter(|own| own.is_answered).map(|own| own.number)
+}

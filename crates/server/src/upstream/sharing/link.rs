@@ -1,0 +1,284 @@
+//! The conversation with the upstream: declares the queue, has keys bound, and receives messages.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::method::{basic, channel, queue};
+use amqp::{Fault, Method, ReplyCode};
+use bytes::Bytes;
+use sync::work;
+
+use super::fan_out::FanOut;
+use super::inbox::SharedMessage;
+use super::queue::{EXCHANGE, SharedQueue};
+use super::requests::{KeyRequest, Unasked};
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
+
+/// Most messages that the upstream sends before they are acknowledged. They are acknowledged when they are in the inboxes,
+/// so that an upstream 20 ms away still sends 50,000 a second.
+const WINDOW: u16 = 1000;
+
+/// The channel that consumes. Nothing that a subscriber asks for can close it.
+const CONSUMING: u16 = 1;
+
+/// The channel that binds and unbinds keys. The upstream closes it to refuse one.
+const BINDING: u16 = 2;
+
+/// Nanoseconds charged for an answer from the upstream.
+const METHOD: u32 = 200;
+
+/// An upstream connection that is declaring the queue, or delivers from it.
+pub(super) struct SharedLink {
+    client: AmqpClient,
+    conversation: Conversation,
+}
+
+struct Conversation {
+    queue: Arc<SharedQueue>,
+    /// The name of the queue upstream. Each connection declares one of its own: the last one may still be there.
+    name: Arc<str>,
+    /// Whether the upstream delivers, so that keys can be bound.
+    is_consuming: bool,
+    /// Whether the channel for bindings has to be opened again.
+    reopens: bool,
+    /// The message that is being handed out.
+    current: Option<FanOut>,
+    /// The last delivery tag received, and the last one acknowledged.
+    received: u64,
+    acked: u64,
+    now: Instant,
+    /// Set when the connection is of no more use.
+    end: Option<LinkEnd>,
+}
+
+/// How a turn has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkStep {
+    /// It waits for its waker or its deadline.
+    Idle,
+    /// It has more to do than fits into one turn.
+    TurnOver,
+}
+
+/// Why a connection is of no more use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum LinkEnd {
+    /// Another one may do.
+    Lost(Fault),
+    /// The upstream refuses the queue, and would refuse it again.
+    Refused(Fault),
+}
+
+impl SharedLink {
+    /// Begins to declare a queue and to consume from it.
+    pub(super) fn new(shared: &Arc<SharedQueue>, client: AmqpClient, now: Instant) -> Self {
+        let name: Arc<str> = broker::generated_name(shared.login().prefix).into();
+        let conversation = Conversation {
+            queue: Arc::clone(shared),
+            name: Arc::clone(&name),
+            is_consuming: false,
+            reopens: false,
+            current: None,
+            received: 0,
+            acked: 0,
+            now,
+            end: None,
+        };
+        let mut link = Self { client, conversation };
+        let client = &mut link.client;
+        client.send(CONSUMING, channel::Open { reserved_1: "" });
+        client.send(CONSUMING, queue::Declare { queue: &name, exclusive: true, ..Default::default() });
+        client.send(CONSUMING, basic::Qos { prefetch_size: 0, prefetch_count: WINDOW, global: false });
+        client.send(CONSUMING, basic::Consume { queue: &name, consumer_tag: &name, ..Default::default() });
+        client.send(BINDING, channel::Open { reserved_1: "" });
+        link
+    }
+
+    /// Does what is to be done now, within one turn. `waker` is woken when there is more.
+    ///
+    /// # Errors
+    /// The connection is of no more use.
+    pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
+        let Self { client, conversation } = self;
+        conversation.now = now;
+        conversation.queue.expire(now);
+        client.handle_nudge(waker, now).map_err(LinkEnd::Lost)?;
+        loop {
+            // An earlier turn may have left a message half handed out.
+            let is_done = conversation.hand_out();
+            let handled = if is_done { conversation.receive(client).map_err(LinkEnd::Lost)? } else { 0 };
+            if let Some(end) = conversation.end.take() {
+                return Err(end);
+            }
+            conversation.answer(client).map_err(LinkEnd::Lost)?;
+            if work::is_turn_over() {
+                return Ok(LinkStep::TurnOver);
+            }
+            if is_done && handled == 0 {
+                return Ok(LinkStep::Idle);
+            }
+        }
+    }
+
+    /// When to call [`Self::take_turn`] at the latest.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.client.next_deadline().into_iter().chain(self.conversation.queue.next_deadline()).min()
+    }
+
+    /// Closes the connection; what still comes is discarded. Returns true if that is done or has failed; otherwise `waker` is
+    /// woken when it is to be called again.
+    pub(super) fn close(&mut self, waker: &Waker, now: Instant) -> bool {
+        let client = &mut self.client;
+        let has_failed = client.handle_nudge(waker, now).is_err();
+        let mut received = client.take_received();
+        while let Ok(Some(_)) = received.next(client) {}
+        client.put_back(received);
+        has_failed || client.close(now) || client.is_closed()
+    }
+}
+
+impl Drop for SharedLink {
+    fn drop(&mut self) {
+        self.client.end(transport::now());
+    }
+}
+
+impl Conversation {
+    /// Handles what has been received, event by event, as far as the turn lasts. Returns the number of events.
+    fn receive(&mut self, client: &mut AmqpClient) -> Result<usize, Fault> {
+        let mut received = client.take_received();
+        let mut handled = 0;
+        while self.end.is_none()
+            && !work::is_turn_over()
+            && let Some(event) = received.next(client)?
+        {
+            handled += 1;
+            self.handle(event);
+            if !self.hand_out() {
+                break;
+            }
+        }
+        client.put_back(received);
+        Ok(handled)
+    }
+
+    fn handle(&mut self, event: ClientEvent<'_>) {
+        match event {
+            ClientEvent::Message(CONSUMING, message) => return self.handle_message(message),
+            ClientEvent::Method(CONSUMING, method) => match method {
+                Method::BasicConsumeOk(_) => {
+                    self.is_consuming = true;
+                    self.queue.handle_declared(&self.name);
+                }
+                Method::ChannelClose(close) => self.handle_failure(&close),
+                Method::BasicCancel(_) => self.is_lost("the queue was deleted"),
+                _ => {}
+            },
+            ClientEvent::Method(BINDING, method) => {
+                let handled = match method {
+                    Method::QueueBindOk(_) => self.queue.handle_bound(self.now),
+                    Method::QueueUnbindOk(_) => self.queue.handle_unbound(),
+                    Method::ChannelClose(close) => self.handle_refusal(&close),
+                    _ => Ok(()),
+                };
+                if handled == Err(Unasked) {
+                    self.is_lost("unexpected answer");
+                }
+            }
+            // Only publishers mind that the upstream is blocked.
+            ClientEvent::Method(..) | ClientEvent::Message(..) => {}
+        }
+        work::charge(METHOD, 1);
+    }
+
+    fn handle_message(&mut self, received: ReceivedMessage<'_>) {
+        let ContentMethod::Deliver { delivery_tag, redelivered, exchange, routing_key, .. } = received.method
+        else {
+            return;
+        };
+        self.received = delivery_tag;
+        let ReceivedMessage { properties, body, .. } = received;
+        let key = routing_key.clone();
+        self.current = self.queue.start(&exchange.clone(), &key, || SharedMessage {
+            exchange,
+            routing_key,
+            properties: Bytes::from(properties.into_owned()),
+            body: Bytes::from(body.into_owned()),
+            redelivered,
+        });
+    }
+
+    /// The channel that consumes was closed.
+    fn handle_failure(&mut self, close: &channel::Close<'_>) {
+        let fault = announced(close);
+        let refused = !self.is_consuming && fault.code != ReplyCode::NotFound;
+        self.end = Some(if refused { LinkEnd::Refused(fault) } else { LinkEnd::Lost(fault) });
+    }
+
+    /// The channel for bindings was closed: the first request without an answer is refused.
+    fn handle_refusal(&mut self, close: &channel::Close<'_>) -> Result<(), Unasked> {
+        let fault = announced(close);
+        // The queue was deleted, and the channel that consumes will hear of it as well.
+        if fault.code == ReplyCode::NotFound {
+            self.end = Some(LinkEnd::Lost(fault));
+            return Ok(());
+        }
+        let key = self.queue.handle_refused(&fault)?;
+        self.reopens = true;
+        tracing::debug!(queue = &*self.name, key = &*key, %fault, "binding of a shared subscription refused");
+        Ok(())
+    }
+
+    fn is_lost(&mut self, why: &'static str) {
+        self.end = Some(LinkEnd::Lost(Fault::new(ReplyCode::ConnectionForced, why)));
+    }
+
+    fn hand_out(&mut self) -> bool {
+        self.queue.hand_out(&mut self.current)
+    }
+
+    /// Acknowledges what was handed out, and sends requests.
+    fn answer(&mut self, client: &mut AmqpClient) -> Result<(), Fault> {
+        let handed_out = self.received - u64::from(self.current.is_some());
+        if handed_out > self.acked {
+            self.acked = handed_out;
+            client.send(CONSUMING, basic::Ack { delivery_tag: handed_out, multiple: true });
+        }
+        if std::mem::take(&mut self.reopens) {
+            client.send(BINDING, channel::Open { reserved_1: "" });
+        }
+        client.flush(self.now)?;
+        while self.is_consuming && client.has_room() && !work::is_turn_over() {
+            let sent = self.queue.take_requests(|request| {
+                work::charge(METHOD, 1);
+                send(client, &self.name, &request);
+            });
+            if !sent {
+                break;
+            }
+            client.flush(self.now)?;
+        }
+        Ok(())
+    }
+}
+
+fn send(client: &mut AmqpClient, queue: &str, request: &KeyRequest) {
+    let exchange = EXCHANGE;
+    match request {
+        KeyRequest::Bind(key) => {
+            client.send(BINDING, queue::Bind { queue, exchange, routing_key: key, ..Default::default() });
+        }
+        KeyRequest::Unbind(key) => {
+            client.send(BINDING, queue::Unbind { queue, exchange, routing_key: key, ..Default::default() });
+        }
+    }
+}
+
+/// The fault with which the upstream has closed a channel. Its text begins with the name of the code.
+fn announced(close: &channel::Close<'_>) -> Fault {
+    let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
+    let text = close.reply_text;
+    let bare = text.strip_prefix(code.name()).map_or(text, |rest| rest.strip_prefix(" - ").unwrap_or(rest));
+    Fault::new(code, bare.to_owned()).caused_by((close.class_id, close.method_id))
+}

@@ -1,0 +1,227 @@
+//! A shared queue, as its subscribers and its own task see it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::{Credentials, Fault};
+use sync::{AtomicWaker, Mutex, Rank, work};
+
+use super::fan_out::FanOut;
+use super::inbox::{SharedInbox, SharedMessage};
+use super::requests::{KeyRequest, Unasked};
+use super::state::{SharedState, SubscriberId};
+
+/// Subscribers that are looked at before the queue's lock is released for a moment: some tens of microseconds.
+pub(super) const SLOTS_AT_ONCE: usize = 128;
+
+/// The exchange that all keys are bound to.
+pub(super) const EXCHANGE: &str = "amq.topic";
+
+/// The login by which a shared queue is declared.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedLogin {
+    /// The beginning of the queue's name, such as `stomp-subscription-`.
+    pub(crate) prefix: &'static str,
+    /// Credentials that the upstream has accepted from the subscriber.
+    pub(crate) credentials: Arc<Credentials>,
+    /// The virtual host that the upstream has opened for the subscriber.
+    pub(crate) vhost: Box<str>,
+}
+
+/// A queue upstream that the subscribers with one login share.
+pub(crate) struct SharedQueue {
+    login: SharedLogin,
+    state: Mutex<SharedState, { Rank::SharedQueue as u8 }>,
+    /// Wakes the queue's task.
+    pub(super) waker: AtomicWaker,
+}
+
+/// A shared queue as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SharedQueueStatus {
+    pub(crate) user: String,
+    pub(crate) vhost: String,
+    /// The name of the queue upstream; `None` while there is no connection.
+    pub(crate) queue: Option<String>,
+    /// Number of clients.
+    pub(crate) subscribers: usize,
+    /// Number of different binding keys, those without a subscriber included.
+    pub(crate) bindings: usize,
+    /// Messages received from the upstream.
+    pub(crate) received: u64,
+    /// Copies of them that were handed to subscribers.
+    pub(crate) copies: u64,
+    /// Subscribers that did not take their messages in time.
+    pub(crate) overflowed: u64,
+    /// Upstream connections that were lost. Messages published until the next was ready have not come.
+    pub(crate) lost: u64,
+}
+
+impl SharedQueue {
+    pub(super) fn new(login: SharedLogin) -> Arc<Self> {
+        let state = Mutex::new(SharedState::new(transport::now()));
+        Arc::new(Self { login, state, waker: AtomicWaker::new() })
+    }
+
+    pub(super) fn login(&self) -> &SharedLogin {
+        &self.login
+    }
+
+    /// Adds a subscriber. Returns `None` if the queue has ended, and another one is to be used.
+    pub(super) fn join(self: &Arc<Self>, inbox: &Arc<SharedInbox>) -> Option<SharedSubscriber> {
+        let id = self.state.lock().join(inbox)?;
+        Some(SharedSubscriber { queue: Arc::clone(self), id })
+    }
+
+    /// The queue for operators.
+    pub(super) fn status(&self) -> SharedQueueStatus {
+        let state = self.state.lock();
+        SharedQueueStatus {
+            user: self.login.credentials.username.clone(),
+            vhost: self.login.vhost.to_string(),
+            queue: state.queue().map(|name| name.to_string()),
+            subscribers: state.subscribers.len(),
+            bindings: state.bindings.len(),
+            received: state.counts.received,
+            copies: state.counts.copies,
+            overflowed: state.counts.overflowed,
+            lost: state.counts.lost,
+        }
+    }
+
+    /// From now on the queue ends as soon as it has no subscriber.
+    pub(super) fn drain(&self) {
+        self.state.lock().drain();
+        self.waker.wake();
+    }
+
+    /// As [`SharedState::handle_declared`].
+    pub(super) fn handle_declared(&self, name: &Arc<str>) {
+        self.state.lock().handle_declared(name);
+    }
+
+    /// As [`SharedState::handle_lost`].
+    pub(super) fn handle_lost(&self) {
+        self.state.lock().handle_lost();
+    }
+
+    /// As [`SharedState::handle_bound`].
+    pub(super) fn handle_bound(&self, now: Instant) -> Result<(), Unasked> {
+        self.state.lock().handle_bound(now)
+    }
+
+    /// As [`SharedState::handle_unbound`].
+    pub(super) fn handle_unbound(&self) -> Result<(), Unasked> {
+        self.state.lock().handle_unbound()
+    }
+
+    /// As [`SharedState::handle_refused`].
+    pub(super) fn handle_refused(&self, fault: &Fault) -> Result<Arc<str>, Unasked> {
+        self.state.lock().handle_refused(fault)
+    }
+
+    /// Passes the next requests to `send`; returns whether there was one.
+    pub(super) fn take_requests(&self, mut send: impl FnMut(KeyRequest)) -> bool {
+        let mut state = self.state.lock();
+        let requests = std::iter::from_fn(|| state.next_request()).take(SLOTS_AT_ONCE);
+        requests.map(&mut send).count() > 0
+    }
+
+    /// Counts a message, and finds its subscribers if it was published to the exchange of the bindings.
+    pub(super) fn start(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        message: impl FnOnce() -> SharedMessage,
+    ) -> Option<FanOut> {
+        let mut state = self.state.lock();
+        state.counts.received += 1;
+        // Anybody may bind the queue to other exchanges, or publish to it by its name.
+        if exchange == EXCHANGE { state.start(routing_key, message) } else { None }
+    }
+
+    /// Hands out answers, then the message, until both have reached all or the turn is over. Returns whether nothing is
+    /// left.
+    pub(super) fn hand_out(&self, current: &mut Option<FanOut>) -> bool {
+        loop {
+            let mut state = self.state.lock();
+            // A subscriber knows of its subscription before it gets messages.
+            let is_done = state.answer(SLOTS_AT_ONCE)
+                && current.as_mut().is_none_or(|fan_out| state.fan_out(fan_out, SLOTS_AT_ONCE));
+            drop(state);
+            if is_done {
+                *current = None;
+                return true;
+            }
+            if work::is_turn_over() {
+                return false;
+            }
+        }
+    }
+
+    /// Has keys unbound that nobody has needed for a while.
+    pub(super) fn expire(&self, now: Instant) {
+        self.state.lock().expire(now);
+    }
+
+    /// Whether the queue is given up, by now because nobody has needed it for a while.
+    pub(super) fn end_if_unused(&self, now: Instant) -> bool {
+        self.state.lock().end_if_unused(now)
+    }
+
+    /// As [`SharedState::next_deadline`].
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.state.lock().next_deadline()
+    }
+
+    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be told.
+    pub(super) fn end(&self) -> Vec<Arc<SharedInbox>> {
+        self.state.lock().end()
+    }
+
+    /// Calls `act` with the state, then wakes the queue's task if that has something to do.
+    fn change<R>(&self, act: impl FnOnce(&mut SharedState) -> R) -> R {
+        let mut state = self.state.lock();
+        let deadline = state.next_deadline();
+        let result = act(&mut state);
+        let wakes = state.requests.has_unsent() || state.next_deadline() != deadline;
+        drop(state);
+        if wakes {
+            self.waker.wake();
+        }
+        result
+    }
+}
+
+/// A client's hold on a shared queue. Dropping it removes all its subscriptions.
+pub(crate) struct SharedSubscriber {
+    queue: Arc<SharedQueue>,
+    id: SubscriberId,
+}
+
+impl SharedSubscriber {
+    /// Adds a subscription under a number of the client's choice. The answer comes to its inbox: at once if the key is
+    /// bound, otherwise when the upstream has bound or refused it.
+    pub(crate) fn subscribe(&self, binding_key: &str, number: u64) {
+        self.queue.change(|state| state.subscribe(self.id, binding_key, number));
+    }
+
+    /// Removes a subscription. Events with its number may still be in the inbox, and an answer may still come.
+    pub(crate) fn unsubscribe(&self, binding_key: &str, number: u64) {
+        let now = transport::now();
+        self.queue.change(|state| state.unsubscribe(self.id, binding_key, number, now));
+    }
+
+    /// Whether the client may be read. If not, it has asked for many bindings that the upstream has not answered; its outbox
+    /// is nudged when it has room again.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue.state.lock().has_room(self.id)
+    }
+}
+
+impl Drop for SharedSubscriber {
+    fn drop(&mut self) {
+        let now = transport::now();
+        self.queue.change(|state| state.leave(self.id, now));
+    }
+}

@@ -1,0 +1,357 @@
+//! The subscribers of a shared queue, and the bindings that they need together.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::{Fault, ReplyCode};
+use broker::TopicIndex;
+use hashbrown::HashMap;
+use slab::Slab;
+use smallvec::SmallVec;
+use sync::work;
+
+use super::answers::{BindingAnswers, SLOT};
+use super::inbox::{SharedEvent, SharedInbox};
+use super::requests::Requests;
+
+/// Time that a binding stays after its last subscription, and a queue after its last subscriber: a page that is loaded again,
+/// or the next one of the same site, costs the upstream nothing.
+pub(super) const IDLE_TIME: Duration = Duration::from_secs(10);
+
+/// Most bytes of a binding key: those of a short string (AMQP 0-9-1, section 4.2.5.3).
+const MAX_KEY: usize = 255;
+
+/// Most bindings that one subscriber may have the upstream asked for at a time, so that a client that subscribes without end
+/// is not read while the upstream is slow or gone.
+pub(super) const MAX_REQUESTED: usize = 256;
+
+/// Identifies a subscriber. Slots are reused, serial numbers are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SubscriberId {
+    slot: usize,
+    serial: u64,
+}
+
+/// Identifies a binding; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct BindingId(u64);
+
+/// All that is known about a shared queue. Sans-IO; its methods are called by the subscribers' tasks and by the queue's own.
+pub(super) struct SharedState {
+    /// The bindings by their keys, from which messages find their subscribers.
+    pub(super) index: TopicIndex<BindingId>,
+    pub(super) bindings: HashMap<BindingId, SharedBinding>,
+    next_binding: u64,
+    pub(super) subscribers: Slab<SubscriberEntry>,
+    next_serial: u64,
+    /// The name of the queue while the upstream has it, and delivers from it.
+    queue: Option<Arc<str>>,
+    pub(super) requests: Requests,
+    /// Answers that have not reached all subscribers yet.
+    pub(super) answers: BindingAnswers,
+    /// Since when there has been no subscriber.
+    unused_since: Option<Instant>,
+    /// [`IDLE_TIME`], or zero while the server drains.
+    unused_time: Duration,
+    /// Set when the queue is given up; it then takes no subscriber.
+    ended: bool,
+    pub(super) counts: SharedCounts,
+}
+
+/// Totals since the queue was first needed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SharedCounts {
+    /// Messages received from the upstream.
+    pub(super) received: u64,
+    /// Copies handed out.
+    pub(super) copies: u64,
+    /// Subscribers that did not take their messages in time.
+    pub(super) overflowed: u64,
+    /// Upstream connections lost, each with the messages published until the next was ready.
+    pub(super) lost: u64,
+}
+
+/// A client of the shared queue.
+pub(super) struct SubscriberEntry {
+    serial: u64,
+    pub(super) inbox: Arc<SharedInbox>,
+    /// Its slots in its bindings. May name a binding whose refusal it has not learnt yet.
+    pub(super) slots: HashMap<BindingId, usize>,
+    /// Bindings that the upstream has been asked for on its behalf, and that are not answered.
+    requested: usize,
+    /// The number of the last message that it was offered.
+    pub(super) offered: u64,
+}
+
+/// A binding key of at least one subscriber, or of none for a short time.
+pub(super) struct SharedBinding {
+    pub(super) key: Arc<str>,
+    /// Whether the upstream has bound the key to the present queue; of no meaning while there is no queue.
+    pub(super) is_bound: bool,
+    pub(super) subscribers: Slab<BindingSubscriber>,
+    /// Number of subscriptions that wait for the upstream's answer.
+    pub(super) waiting: usize,
+    /// The subscriber on whose account the first request is, until it is answered.
+    requested_by: Option<SubscriberId>,
+    /// Since when it has had no subscriber, if it is bound.
+    pub(super) idle_since: Option<Instant>,
+    /// Whether it is in the line of idle bindings.
+    pub(super) in_line: bool,
+}
+
+/// A subscriber's subscriptions with one binding key.
+pub(super) struct BindingSubscriber {
+    pub(super) subscriber: SubscriberId,
+    pub(super) subscriptions: SmallVec<[KeySubscription; 1]>,
+}
+
+/// A subscription of a client.
+#[derive(Clone, Copy)]
+pub(super) struct KeySubscription {
+    pub(super) number: u64,
+    /// Whether the client knows that it has it. It gets no messages before.
+    pub(super) is_answered: bool,
+}
+
+impl SharedState {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            index: TopicIndex::default(),
+            bindings: HashMap::new(),
+            next_binding: 0,
+            subscribers: Slab::new(),
+            next_serial: 0,
+            queue: None,
+            requests: Requests::default(),
+            answers: BindingAnswers::default(),
+            unused_since: Some(now),
+            unused_time: IDLE_TIME,
+            ended: false,
+            counts: SharedCounts::default(),
+        }
+    }
+
+    /// Adds a client without subscriptions. Returns `None` if the queue has ended.
+    pub(super) fn join(&mut self, inbox: &Arc<SharedInbox>) -> Option<SubscriberId> {
+        if self.ended {
+            return None;
+        }
+        self.unused_since = None;
+        self.next_serial += 1;
+        let serial = self.next_serial;
+        let (slots, inbox) = (HashMap::new(), Arc::clone(inbox));
+        let slot =
+            self.subscribers.insert(SubscriberEntry { serial, inbox, slots, requested: 0, offered: 0 });
+        Some(SubscriberId { slot, serial })
+    }
+
+    /// Removes a client with all its subscriptions.
+    pub(super) fn leave(&mut self, id: SubscriberId, now: Instant) {
+        if self.subscriber(id).is_none() {
+            return;
+        }
+        let entry = self.subscribers.remove(id.slot);
+        for (binding, slot) in entry.slots {
+            self.remove_subscriber(binding, slot, now);
+        }
+        if self.subscribers.is_empty() {
+            // A slab keeps its memory.
+            self.subscribers = Slab::new();
+            self.unused_since = Some(now);
+        }
+    }
+
+    /// Adds a subscription. Its answer is in the inbox at once if the key is bound.
+    pub(super) fn subscribe(&mut self, id: SubscriberId, key: &str, number: u64) {
+        let Some(inbox) = self.subscriber(id).map(|entry| Arc::clone(&entry.inbox)) else { return };
+        if key.len() > MAX_KEY {
+            let text = format!("binding key of {} bytes; {MAX_KEY} are the most", key.len());
+            return inbox.push(SharedEvent::Refused(number, Fault::new(ReplyCode::PreconditionFailed, text)));
+        }
+        let known = self.index.get(key).copied();
+        let binding_id = known.unwrap_or_else(|| self.add_binding(key, id));
+        let has_queue = self.queue.is_some();
+        let Self { subscribers, bindings, requests, .. } = self;
+        let (Some(entry), Some(binding)) = (subscribers.get_mut(id.slot), bindings.get_mut(&binding_id))
+        else {
+            return;
+        };
+        if binding.idle_since.take().is_some() {
+            requests.idle -= 1;
+        }
+        let new = || {
+            binding.subscribers.insert(BindingSubscriber { subscriber: id, subscriptions: SmallVec::new() })
+        };
+        let slot = *entry.slots.entry(binding_id).or_insert_with(new);
+        let own = &mut binding.subscribers[slot].subscriptions;
+        if own.iter().any(|own| own.number == number) {
+            return;
+        }
+        let is_answered = has_queue && binding.is_bound;
+        own.push(KeySubscription { number, is_answered });
+        if is_answered {
+            inbox.push(SharedEvent::Subscribed(number));
+        } else {
+            binding.waiting += 1;
+        }
+    }
+
+    /// Removes a subscription.
+    pub(super) fn unsubscribe(&mut self, id: SubscriberId, key: &str, number: u64, now: Instant) {
+        let Some(&binding_id) = self.index.get(key) else { return };
+        let slot = self.subscriber(id).and_then(|entry| entry.slots.get(&binding_id).copied());
+        let (Some(slot), Some(binding)) = (slot, self.bindings.get_mut(&binding_id)) else { return };
+        let own = &mut binding.subscribers[slot].subscriptions;
+        let Some(at) = own.iter().position(|own| own.number == number) else { return };
+        if !own.remove(at).is_answered {
+            binding.waiting -= 1;
+        }
+        if own.is_empty() {
+            self.remove_subscriber(binding_id, slot, now);
+            if let Some(entry) = self.subscribers.get_mut(id.slot) {
+                entry.slots.remove(&binding_id);
+            }
+        }
+    }
+
+    /// Whether a subscriber may have more bindings asked for. Its outbox is nudged when it may again.
+    pub(super) fn has_room(&self, id: SubscriberId) -> bool {
+        self.subscriber(id).is_none_or(|entry| entry.requested < MAX_REQUESTED)
+    }
+
+    /// The entry of a subscriber that has not left.
+    fn subscriber(&self, id: SubscriberId) -> Option<&SubscriberEntry> {
+        self.subscribers.get(id.slot).filter(|entry| entry.serial == id.serial)
+    }
+
+    /// As [`Self::subscriber`], to change it.
+    pub(super) fn subscriber_mut(&mut self, id: SubscriberId) -> Option<&mut SubscriberEntry> {
+        subscriber_in(&mut self.subscribers, id)
+    }
+
+    fn add_binding(&mut self, key: &str, id: SubscriberId) -> BindingId {
+        self.next_binding += 1;
+        let binding_id = BindingId(self.next_binding);
+        self.index.insert(key, binding_id);
+        let binding = SharedBinding {
+            key: key.into(),
+            is_bound: false,
+            subscribers: Slab::new(),
+            waiting: 0,
+            requested_by: Some(id),
+            idle_since: None,
+            in_line: false,
+        };
+        self.bindings.insert(binding_id, binding);
+        if let Some(entry) = self.subscriber_mut(id) {
+            entry.requested += 1;
+        }
+        if self.queue.is_some() {
+            self.requests.bind(binding_id);
+        }
+        binding_id
+    }
+
+    fn remove_subscriber(&mut self, id: BindingId, slot: usize, now: Instant) {
+        let Some(binding) = self.bindings.get_mut(&id) else { return };
+        let gone = binding.subscribers.remove(slot);
+        binding.waiting -= gone.subscriptions.iter().filter(|own| !own.is_answered).count();
+        if !binding.subscribers.is_empty() {
+            return;
+        }
+        binding.subscribers = Slab::new();
+        match (&self.queue, binding.is_bound) {
+            (None, _) => _ = self.remove_binding(id),
+            (Some(_), true) => self.becomes_idle(id, now),
+            // It is looked at when its request is sent or answered.
+            (Some(_), false) => {}
+        }
+    }
+
+    /// Removes a binding here; the upstream is not asked.
+    pub(super) fn remove_binding(&mut self, id: BindingId) -> Option<SharedBinding> {
+        self.request_ended(id);
+        let binding = self.bindings.remove(&id)?;
+        self.index.remove(&binding.key);
+        if binding.idle_since.is_some() {
+            self.requests.idle -= 1;
+        }
+        Some(binding)
+    }
+
+    /// The first request for a binding was answered, or is not needed any more.
+    pub(super) fn request_ended(&mut self, id: BindingId) {
+        let by = self.bindings.get_mut(&id).and_then(|binding| binding.requested_by.take());
+        if let Some(entry) = by.and_then(|by| self.subscriber_mut(by)) {
+            let had_room = entry.requested < MAX_REQUESTED;
+            entry.requested -= 1;
+            if !had_room {
+                entry.inbox.nudge();
+            }
+        }
+    }
+
+    /// The upstream has declared this queue and delivers from it: all keys are to be bound to it.
+    pub(super) fn handle_declared(&mut self, queue: &Arc<str>) {
+        self.queue = Some(Arc::clone(queue));
+        self.requests.clear();
+        work::charge(SLOT, self.bindings.len());
+        let is_unused = |(id, of): (&BindingId, &SharedBinding)| of.subscribers.is_empty().then_some(*id);
+        let unused: Vec<BindingId> = self.bindings.iter().filter_map(is_unused).collect();
+        unused.into_iter().for_each(|id| _ = self.remove_binding(id));
+        for (id, binding) in &mut self.bindings {
+            binding.is_bound = false;
+            self.requests.bind(*id);
+        }
+    }
+
+    /// The upstream connection is lost, and the queue with it.
+    pub(super) fn handle_lost(&mut self) {
+        self.queue = None;
+        self.requests.clear();
+        self.counts.lost += 1;
+    }
+
+    /// The name of the queue while the upstream has it.
+    pub(super) fn queue(&self) -> Option<&Arc<str>> {
+        self.queue.as_ref()
+    }
+
+    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be told.
+    pub(super) fn end(&mut self) -> Vec<Arc<SharedInbox>> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Vec::new();
+        }
+        self.queue = None;
+        self.requests.clear();
+        self.subscribers.iter().map(|(_, entry)| Arc::clone(&entry.inbox)).collect()
+    }
+
+    /// Gives the queue up if nobody has needed it for a while.
+    pub(super) fn end_if_unused(&mut self, now: Instant) -> bool {
+        self.ended |= self.unused_until().is_some_and(|until| until <= now);
+        self.ended
+    }
+
+    /// From now on the queue is given up as soon as it has no subscriber.
+    pub(super) fn drain(&mut self) {
+        self.unused_time = Duration::ZERO;
+    }
+
+    /// When the queue's task has something to do without being woken.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.requests.next_deadline().into_iter().chain(self.unused_until()).min()
+    }
+
+    fn unused_until(&self) -> Option<Instant> {
+        self.unused_since.map(|since| since + self.unused_time)
+    }
+}
+
+/// The entry of a subscriber that has not left, while another part of the state is borrowed.
+pub(super) fn subscriber_in(
+    subscribers: &mut Slab<SubscriberEntry>,
+    id: SubscriberId,
+) -> Option<&mut SubscriberEntry> {
+    subscribers.get_mut(id.slot).filter(|entry| entry.serial == id.serial)
+}

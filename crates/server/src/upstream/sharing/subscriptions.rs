@@ -1,0 +1,179 @@
+//! The shared queues of a server.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use amqp::sasl::Secret;
+use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
+use proxy::{ClientInfo, ClientSide, Pool, Refusal};
+use sync::{Mutex, Rank};
+use transport::InnerOutbox;
+
+use super::inbox::SharedInbox;
+use super::queue::{SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
+use super::task::{self, OpenError, OpenUpstream};
+use crate::upstream::client::AmqpClient;
+
+/// Bytes of the largest frame within the process: RabbitMQ's default.
+const FRAME_MAX: u32 = 128 * 1024;
+
+/// Bytes of deliveries that may wait for the queue's task before the upstream is not read: some turns' worth.
+const MAX_BACKLOG: usize = 1024 * 1024;
+
+/// Channels that a shared queue needs.
+const CHANNELS: u16 = 2;
+
+/// The queues that live subscriptions share upstream, one for each login, virtual host and protocol.
+#[derive(Default)]
+pub(crate) struct SharedSubscriptions {
+    queues: Mutex<HashMap<LoginKey, Arc<SharedQueue>>, { Rank::SharedSubscriptions as u8 }>,
+    is_draining: AtomicBool,
+}
+
+/// A login, compared by all its parts: permissions may depend on the secret, as with tokens.
+struct LoginKey(SharedLogin);
+
+impl SharedSubscriptions {
+    /// Adds a subscriber, whose events go to `inbox`. The login must have been accepted by the upstream. Must be called within
+    /// a runtime: the first subscriber of a login starts the task that opens the upstream connection.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        pool: &Arc<Pool>,
+        login: &SharedLogin,
+        inbox: &Arc<SharedInbox>,
+    ) -> SharedSubscriber {
+        let upstream = || PoolUpstream { pool: Arc::clone(pool), login: login.clone() };
+        self.join_by(login, inbox, upstream)
+    }
+
+    /// As [`Self::join`]; a new queue opens its connections by `upstream`.
+    pub(super) fn join_by<U: OpenUpstream>(
+        self: &Arc<Self>,
+        login: &SharedLogin,
+        inbox: &Arc<SharedInbox>,
+        upstream: impl FnOnce() -> U,
+    ) -> SharedSubscriber {
+        let key = LoginKey(login.clone());
+        let mut queues = self.queues.lock();
+        if let Some(subscriber) = queues.get(&key).and_then(|queue| queue.join(inbox)) {
+            return subscriber;
+        }
+        loop {
+            let queue = SharedQueue::new(login.clone());
+            if self.is_draining.load(Ordering::Acquire) {
+                queue.drain();
+            }
+            // A new queue has not ended.
+            let Some(subscriber) = queue.join(inbox) else { continue };
+            queues.insert(key, Arc::clone(&queue));
+            drop(queues);
+            tokio::spawn(run(Arc::clone(self), queue, upstream()));
+            return subscriber;
+        }
+    }
+
+    /// The queues for operators, in no order.
+    pub(crate) fn status(&self) -> Vec<SharedQueueStatus> {
+        let queues: Vec<_> = self.queues.lock().values().cloned().collect();
+        queues.iter().map(|queue| queue.status()).collect()
+    }
+
+    /// From now on each queue is given up as soon as its last subscriber has left.
+    pub(crate) fn drain(&self) {
+        self.is_draining.store(true, Ordering::Release);
+        let queues: Vec<_> = self.queues.lock().values().cloned().collect();
+        queues.iter().for_each(|queue| queue.drain());
+    }
+
+    fn remove(&self, queue: &Arc<SharedQueue>) {
+        let key = LoginKey(queue.login().clone());
+        let mut queues = self.queues.lock();
+        // Another one may have taken its place.
+        if queues.get(&key).is_some_and(|other| Arc::ptr_eq(other, queue)) {
+            queues.remove(&key);
+        }
+    }
+}
+
+async fn run(all: Arc<SharedSubscriptions>, queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
+    let listed = ListedQueue { all, queue };
+    task::run(Arc::clone(&listed.queue), upstream).await;
+}
+
+/// A queue's entry in the table, removed however its task ends.
+struct ListedQueue {
+    all: Arc<SharedSubscriptions>,
+    queue: Arc<SharedQueue>,
+}
+
+impl Drop for ListedQueue {
+    fn drop(&mut self) {
+        self.all.remove(&self.queue);
+    }
+}
+
+/// The table's hasher is keyed with random bits, so that its order tells nothing about a secret.
+impl Hash for LoginKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let SharedLogin { prefix, credentials, vhost } = &self.0;
+        (prefix, vhost, credentials.mechanism, &credentials.username).hash(state);
+        credentials.secret.expose().hash(state);
+    }
+}
+
+impl PartialEq for LoginKey {
+    fn eq(&self, other: &Self) -> bool {
+        let (one, other) = (&self.0, &other.0);
+        one.prefix == other.prefix
+            && one.vhost == other.vhost
+            && (Arc::ptr_eq(&one.credentials, &other.credentials) || one.credentials == other.credentials)
+    }
+}
+
+impl Eq for LoginKey {}
+
+/// Connections through the pool.
+struct PoolUpstream {
+    pool: Arc<Pool>,
+    login: SharedLogin,
+}
+
+impl OpenUpstream for PoolUpstream {
+    async fn open(&self) -> Result<AmqpClient, OpenError> {
+        let SharedLogin { prefix, credentials, vhost } = &self.login;
+        let info = ClientInfo { id: 0, peer: format!("{prefix}*, shared") };
+        let login = Box::pin(self.pool.authenticate(copy_of(credentials), info)).await.map_err(of_refusal)?;
+        let inner = InnerOutbox::new(MAX_BACKLOG);
+        let client = ClientSide {
+            outbox: Arc::clone(inner.outbox()),
+            negotiated: Negotiated { channel_max: CHANNELS, frame_max: FRAME_MAX, heartbeat_secs: 0 },
+            capabilities: Capabilities::ALL,
+            client_properties: FieldTable::new(),
+        };
+        let session = Box::pin(self.pool.open(login, vhost, client)).await.map_err(of_refusal)?;
+        Ok(AmqpClient::new(Box::new(session), inner, FRAME_MAX))
+    }
+}
+
+/// Whether an upstream has decided, or could not be asked.
+fn of_refusal(refusal: Refusal) -> OpenError {
+    match refusal {
+        Refusal::Login(text) => OpenError::Refused(Fault::new(ReplyCode::AccessRefused, text)),
+        Refusal::Fault(fault) if matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed) => {
+            OpenError::Refused(fault)
+        }
+        Refusal::Fault(fault) => OpenError::Unreachable(fault),
+    }
+}
+
+fn copy_of(credentials: &Credentials) -> Credentials {
+    let Credentials { mechanism, username, authorize_as, secret } = credentials;
+    Credentials {
+        mechanism: *mechanism,
+        username: username.clone(),
+        authorize_as: authorize_as.clone(),
+        secret: Secret::new(secret.expose()),
+    }
+}

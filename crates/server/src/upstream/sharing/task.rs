@@ -1,0 +1,185 @@
+//! The task of a shared queue: opens its connection, again when it is lost, and closes it when nobody needs it.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use amqp::{Fault, ReplyCode};
+use sync::work;
+use tokio::time::Sleep;
+
+use super::inbox::SharedInbox;
+use super::link::{LinkEnd, LinkStep, SharedLink};
+use super::queue::{SLOTS_AT_ONCE, SharedQueue};
+use crate::upstream::client::AmqpClient;
+
+/// First pause before a lost connection is opened again. The pool itself waits for an upstream that does not answer.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest pause. Each attempt after it has failed doubles the pause, until a connection has lasted longer than this.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// Time limit for the upstream's answer when the connection is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Opens upstream connections for one shared queue.
+pub(super) trait OpenUpstream: Send + Sync + 'static {
+    /// A client that is logged in, in the virtual host of the queue.
+    fn open(&self) -> impl Future<Output = Result<AmqpClient, OpenError>> + Send;
+}
+
+/// Why a connection could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum OpenError {
+    /// It is worth trying again.
+    Unreachable(Fault),
+    /// The upstream refuses the login or the virtual host.
+    Refused(Fault),
+}
+
+/// Runs a shared queue until nobody needs it, or the upstream refuses it.
+pub(super) async fn run(queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
+    let mut guard = EndGuard(Some(Arc::clone(&queue)));
+    if let Some(fault) = serve(&queue, &upstream).await {
+        let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
+        tracing::warn!(user, %vhost, %fault, "shared subscriptions refused by the upstream");
+        tell_ended(queue.end(), &fault).await;
+    }
+    guard.0 = None;
+}
+
+/// Opens connections until the queue is given up. Returns the fault that its subscribers are to be told.
+async fn serve(queue: &Arc<SharedQueue>, upstream: &impl OpenUpstream) -> Option<Fault> {
+    let mut pause = MIN_PAUSE;
+    loop {
+        let opened = unless_unused(queue, upstream.open()).await?;
+        let fault = match opened {
+            Ok(client) => {
+                let opened_at = transport::now();
+                let mut link = SharedLink::new(queue, client, opened_at);
+                let end = drive(queue, &mut link).await;
+                let Some(end) = end else {
+                    close(&mut link).await;
+                    return None;
+                };
+                queue.handle_lost();
+                if transport::now() - opened_at > MAX_PAUSE {
+                    pause = MIN_PAUSE;
+                }
+                match end {
+                    LinkEnd::Refused(fault) => return Some(fault),
+                    LinkEnd::Lost(fault) => fault,
+                }
+            }
+            Err(OpenError::Refused(fault)) => return Some(fault),
+            Err(OpenError::Unreachable(fault)) => fault,
+        };
+        let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
+        tracing::info!(user, %vhost, %fault, "shared subscriptions have no upstream connection");
+        unless_unused(queue, tokio::time::sleep(pause)).await?;
+        pause = MAX_PAUSE.min(2 * pause);
+    }
+}
+
+/// Runs a connection until it is of no more use. Returns `None` if nobody needs it.
+async fn drive(queue: &SharedQueue, link: &mut SharedLink) -> Option<LinkEnd> {
+    let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
+    let mut busy_turn = None;
+    loop {
+        let step = poll_fn(|cx| {
+            let step = poll_link(queue, link, timer.as_mut(), cx);
+            busy_turn = None;
+            step
+        });
+        match step.await {
+            Ok(LinkStep::TurnOver) => busy_turn = transport::next_busy_turn().await,
+            Ok(LinkStep::Idle) => return None,
+            Err(end) => return Some(end),
+        }
+    }
+}
+
+/// Takes a turn; ready with `Idle` if the queue is given up.
+fn poll_link(
+    queue: &SharedQueue,
+    link: &mut SharedLink,
+    mut timer: Pin<&mut Sleep>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<LinkStep, LinkEnd>> {
+    loop {
+        // Registered before the state is looked at, so that no change in between is missed.
+        queue.waker.register(cx.waker());
+        let now = transport::now();
+        if queue.end_if_unused(now) {
+            return Poll::Ready(Ok(LinkStep::Idle));
+        }
+        let turn = work::Turn::begin();
+        let step = link.take_turn(cx.waker(), now);
+        drop(turn);
+        if step != Ok(LinkStep::Idle) {
+            return Poll::Ready(step);
+        }
+        let Some(deadline) = link.next_deadline() else { return Poll::Pending };
+        timer.as_mut().reset(deadline.into());
+        if timer.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+    }
+}
+
+/// Waits for `future`, but no longer than the queue is needed.
+async fn unless_unused<R>(queue: &SharedQueue, future: impl Future<Output = R>) -> Option<R> {
+    // Boxed: a handshake is large, and rare.
+    let mut future = Box::pin(future);
+    let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
+    poll_fn(|cx| {
+        if let Poll::Ready(result) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(result));
+        }
+        loop {
+            queue.waker.register(cx.waker());
+            let now = transport::now();
+            if queue.end_if_unused(now) {
+                return Poll::Ready(None);
+            }
+            queue.expire(now);
+            let Some(deadline) = queue.next_deadline() else { return Poll::Pending };
+            timer.as_mut().reset(deadline.into());
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await
+}
+
+/// Closes a connection that nobody needs.
+async fn close(link: &mut SharedLink) {
+    let closed =
+        poll_fn(|cx| if link.close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
+    // Past the limit it is given up.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+}
+
+/// Tells the subscribers of a queue that was given up, over as many turns as that takes.
+async fn tell_ended(inboxes: Vec<Arc<SharedInbox>>, fault: &Fault) {
+    for some in inboxes.chunks(SLOTS_AT_ONCE) {
+        some.iter().for_each(|inbox| inbox.end(fault.clone()));
+        // The permit is for turns, of which this is none.
+        drop(transport::next_busy_turn().await);
+    }
+}
+
+/// Ends the subscribers of a queue whose task has failed: they must not wait for nothing.
+struct EndGuard(Option<Arc<SharedQueue>>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.take() {
+            let fault = Fault::new(ReplyCode::InternalError, "shared subscriptions have failed");
+            queue.end().iter().for_each(|inbox| inbox.end(fault.clone()));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Messages on their way to the subscribers.
+
+use amqp::method::queue;
+use broker::{Binding, SessionId};
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_message_comes_once_for_each_subscription_or_once_for_each_client() {
+    for (copies, expected) in [
+        (Copies::PerClient, vec!["1+2+3+4: x"]),
+        (Copies::PerSubscription, vec!["1: x", "2: x", "3: x", "4: x"]),
+    ] {
+        let mut site = Site::new();
+        let (one, other) = (site.join_with(InboxLimits::default(), copies), site.join());
+        for (number, key) in ["a.*", "a.#", "#", "a.#", "b", "*.*.*"].into_iter().enumerate() {
+            one.subscribe(key, 1 + number as u64).await;
+        }
+        other.subscribe("a.b", 1).await;
+        site.publish("a.b", "x").await;
+        let mut events = one.events();
+        if copies == Copies::PerSubscription {
+            events.sort_unstable();
+            assert_eq!(events, expected);
+        } else {
+            let [event] = &events[..] else { panic!("{events:?}") };
+            let (numbers, body) = event.split_once(": ").unwrap();
+            let mut numbers: Vec<_> = numbers.split('+').collect();
+            numbers.sort_unstable();
+            assert_eq!([format!("{}: {body}", numbers.join("+"))], expected[..]);
+        }
+        assert_eq!(other.events(), ["1: x"]);
+        site.publish("b.c", "y").await;
+        assert_eq!((one.events(), other.events()), (vec!["3: y".to_owned()], vec![]));
+        assert_eq!((site.status().received, site.status().copies), (2, 6));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_subscriber_gets_its_messages_in_their_order() {
+    let mut site = Site::new();
+    let subscribers: Vec<_> = (0..20).map(|_| site.join()).collect();
+    for (number, subscriber) in subscribers.iter().enumerate() {
+        subscriber.subscribe(&format!("k.{}", number % 4), 1).await;
+        subscriber.subscribe(&format!("k.{}", (number + 1) % 4), 2).await;
+    }
+    for message in 0..1000 {
+        site.publish_to("amq.topic", &format!("k.{}", message % 4), &message.to_string());
+        if message % 97 == 0 {
+            settle().await;
+        }
+    }
+    settle().await;
+    for (number, subscriber) in subscribers.iter().enumerate() {
+        let own = |message: usize| match (4 + message % 4 - number % 4) % 4 {
+            0 => Some(format!("1: {message}")),
+            1 => Some(format!("2: {message}")),
+            _ => None,
+        };
+        assert_eq!(subscriber.events(), (0..1000).filter_map(own).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_gets_nothing_before_its_answer() {
+    let mut site = Site::new();
+    let (one, other) = (site.join(), site.join());
+    other.subscribe("#", 1).await;
+    one.hold.subscribe("k", 1);
+    site.publish("k", "x").await;
+    let events = one.events();
+    assert!(events == ["subscribed 1", "1: x"] || events == ["subscribed 1"], "{events:?}");
+    assert_eq!(other.events(), ["1: x"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_takes_nothing_overflows_alone() {
+    let mut site = Site::new();
+    let slow = site.join_with(InboxLimits { messages: 5, bytes: 1 << 20 }, Copies::PerSubscription);
+    let other = site.join();
+    slow.subscribe("k", 1).await;
+    other.subscribe("k", 1).await;
+    for message in 0..3000 {
+        site.publish_to("amq.topic", "k", &message.to_string());
+    }
+    settle().await;
+    assert_eq!(other.events().len(), 3000, "more than the upstream sends unacknowledged");
+    assert_eq!(slow.events(), ["overflowed"]);
+    slow.hold.subscribe("l", 2);
+    site.publish("k", "x").await;
+    assert_eq!((slow.events(), other.events()), (vec![], vec!["1: x".to_owned()]));
+    assert_eq!(site.status().overflowed, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_from_another_exchange_is_for_nobody_and_settled() {
+    let mut site = Site::new();
+    let subscriber = site.join();
+    subscriber.subscribe("#", 1).await;
+    let queue = site.upstream.queues().remove(0);
+    site.publish_to("", queue.name(), "by its name");
+    settle().await;
+    let (source, destination) = ("amq.fanout", queue.name());
+    let binding = Binding { source, destination, ..Default::default() };
+    // Only the session that owns the queue may bind it.
+    let owner = (1..10).map(SessionId).find(|id| site.upstream.vhost().bind_queue(*id, &binding).is_ok());
+    assert!(owner.is_some());
+    site.publish_to("amq.fanout", "k", "by another binding");
+    site.publish("k", "x").await;
+    assert_eq!(subscriber.events(), ["1: x"]);
+    let view = queue.view();
+    assert_eq!((view.ready, view.unacknowledged, site.status().received), (0, 0, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_keeps_its_properties_and_its_origin() {
+    let mut site = Site::new();
+    let subscriber = site.join();
+    subscriber.subscribe("a.#", 1).await;
+    let publish = basic::Publish { exchange: "amq.topic", routing_key: "a.b", ..Default::default() };
+    // Only the delivery mode.
+    let properties = [0x10, 0, 2];
+    let body = vec![7; 3 * FRAME_MAX as usize];
+    site.publisher.publish(1, publish, &properties, &body);
+    site.publisher.flush(transport::now()).unwrap();
+    settle().await;
+    let Some(SharedEvent::Message(numbers, message)) = subscriber.inbox.take(true) else { panic!() };
+    assert_eq!(numbers.as_slice(), [1]);
+    assert_eq!((&*message.exchange, &*message.routing_key), ("amq.topic", "a.b"));
+    assert_eq!((&message.properties[..], &message.body[..]), (&properties[..], &body[..]));
+    assert!(!message.redelivered);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_an_operator_deletes_is_declared_again() {
+    let mut site = Site::new();
+    let subscriber = site.join();
+    subscriber.subscribe("k", 1).await;
+    let name = site.status().queue.unwrap();
+    let owner = (1..10).map(SessionId).find(|id| {
+        let vhost = site.upstream.vhost();
+        vhost.queue(*id, &name).is_ok() && vhost.delete_queue(*id, &name, false, false).is_ok()
+    });
+    assert!(owner.is_some());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_ne!(site.status().queue.unwrap(), name);
+    site.publish("k", "x").await;
+    assert_eq!(subscriber.events(), ["1: x"]);
+    // The queue is the only thing that was declared.
+    site.publisher.send(1, queue::Declare { queue: "amq.reserved", ..Default::default() });
+    assert_eq!((site.status().lost, site.upstream.queues().len()), (1, 1));
+}

@@ -1,0 +1,132 @@
+//! A shared queue whose connections are those of a pool, which is connected to the embedded broker within the process.
+
+use std::net::SocketAddr;
+
+use broker::FrontEnd;
+use proxy::{Connecting, Connector, Pool, PoolConfig, UpstreamAddress};
+use tokio::task::AbortHandle;
+use transport::Stream;
+
+use super::*;
+use crate::amqp::connection::AmqpConnection;
+use crate::upstream::sharing::state::IDLE_TIME;
+
+/// Connects the pool to the broker.
+struct Cable {
+    shared: Arc<Shared>,
+    connections: Mutex<Vec<AbortHandle>>,
+}
+
+impl std::fmt::Debug for Cable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cable")
+    }
+}
+
+impl Connector for Cable {
+    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
+        Box::pin(async {
+            let (near, far) = tokio::io::duplex(16 * 1024);
+            let shared = Arc::clone(&self.shared);
+            let mut connections = self.connections.lock();
+            let id = 1000 + connections.len() as u64;
+            let serving = async move {
+                let (mut connection, outbox) = simulated::connection::<AmqpConnection>(
+                    &shared,
+                    id,
+                    Peer::Unix,
+                    FrontEnd::Amqp,
+                    transport::now(),
+                );
+                let mut stream = Stream::Memory(far);
+                let timeout = Duration::from_secs(10);
+                transport::drive(&mut stream, &mut connection, &outbox, 1 << 20, timeout).await;
+            };
+            connections.push(tokio::spawn(serving).abort_handle());
+            Ok(Stream::Memory(near))
+        })
+    }
+}
+
+/// A site whose subscribers come through a pool.
+struct PooledSite {
+    site: Site,
+    pool: Arc<Pool>,
+    cable: Arc<Cable>,
+}
+
+impl PooledSite {
+    fn new() -> Self {
+        let site = Site::new();
+        let cable =
+            Arc::new(Cable { shared: Arc::clone(&site.upstream.shared), connections: Mutex::default() });
+        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
+        let connector = Arc::clone(&cable);
+        let pool = Pool::new(PoolConfig { connector, ..PoolConfig::new(vec![address]) });
+        Self { site, pool, cable }
+    }
+
+    fn join(&self, password: &str) -> Subscriber {
+        let carrier = InnerOutbox::new(1);
+        let inbox = SharedInbox::new(carrier.outbox(), InboxLimits::default(), Copies::PerSubscription);
+        let login = SharedLogin {
+            prefix: "stomp-subscription-",
+            credentials: Arc::new(Credentials::plain(USER, password)),
+            vhost: "/".into(),
+        };
+        let hold = self.site.all.join(&self.pool, &login, &inbox);
+        Subscriber { carrier, inbox, hold }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
+    let mut pooled = PooledSite::new();
+    // The password of the user is that of the broker's default user.
+    let (one, other) = (pooled.join("guest"), pooled.join("guest"));
+    one.hold.subscribe("a.#", 1);
+    one.hold.subscribe("private.1", 2);
+    one.hold.subscribe("b", 3);
+    other.hold.subscribe("a.#", 1);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut events = one.events();
+    events.sort_unstable();
+    assert!(events[0].starts_with("refused 2: ACCESS_REFUSED - access to topic 'private.1'"), "{events:?}");
+    assert_eq!(events[1..], ["subscribed 1", "subscribed 3"]);
+    assert_eq!(other.events(), ["subscribed 1"]);
+    assert_eq!(pooled.site.upstream.bindings(), ["a.#", "b"]);
+    for number in 0..3000 {
+        pooled.site.publish_to("amq.topic", "a.b", &number.to_string());
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let expected: Vec<_> = (0..3000).map(|number| format!("1: {number}")).collect();
+    assert_eq!((one.events(), other.events()), (expected.clone(), expected));
+    let queue = pooled.site.upstream.queues().remove(0);
+    assert_eq!((queue.view().ready, queue.view().unacknowledged), (0, 0));
+
+    pooled.cable.connections.lock().drain(..).for_each(|connection| connection.abort());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(pooled.site.status().lost, 1);
+    assert_eq!(pooled.site.upstream.bindings(), ["a.#", "b"]);
+    pooled.site.publish("b", "x").await;
+    assert_eq!((one.events(), other.events()), (vec!["3: x".to_owned()], vec![]));
+
+    one.hold.unsubscribe("b", 3);
+    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    assert_eq!(pooled.site.upstream.bindings(), ["a.#"]);
+    drop((one, other));
+    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    assert!(pooled.site.upstream.queues().is_empty() && pooled.site.all.status().is_empty());
+    assert_eq!(pooled.pool.metrics().own_connections, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_login_that_the_upstream_refuses_is_told() {
+    let pooled = PooledSite::new();
+    let subscriber = pooled.join("wrong");
+    subscriber.hold.subscribe("a", 1);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let events = subscriber.events();
+    let start = "ended: ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN.";
+    assert!(events.len() == 1 && events[0].starts_with(start), "{events:?}");
+}

@@ -1,0 +1,223 @@
+//! Queues and bindings that the upstream has for the subscribers.
+
+use super::*;
+use crate::upstream::sharing::requests::MAX_IDLE;
+use crate::upstream::sharing::state::{IDLE_TIME, MAX_REQUESTED};
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_copy_of_each_message() {
+    let mut site = Site::new();
+    let subscribers: Vec<_> = (0..1000).map(|_| site.join()).collect();
+    for (number, subscriber) in subscribers.iter().enumerate() {
+        subscriber.hold.subscribe(&format!("room.{}", number % 10), 7);
+    }
+    settle().await;
+    assert!(subscribers.iter().all(|each| each.events() == ["subscribed 7"]));
+    assert_eq!(site.upstream.bindings().len(), 10);
+    let queue = site.upstream.queues().remove(0);
+    assert!(queue.name().starts_with("stomp-subscription-"));
+    for room in 0..10 {
+        site.publish(&format!("room.{room}"), &room.to_string()).await;
+    }
+    for (number, subscriber) in subscribers.iter().enumerate() {
+        assert_eq!(subscriber.events(), [format!("7: {}", number % 10)]);
+    }
+    let view = queue.view();
+    assert_eq!((view.consumers, view.ready, view.unacknowledged), (1, 0, 0));
+    assert_eq!(
+        site.status(),
+        SharedQueueStatus {
+            user: USER.to_owned(),
+            vhost: "/".to_owned(),
+            queue: Some(queue.name().to_string()),
+            subscribers: 1000,
+            bindings: 10,
+            received: 10,
+            copies: 1000,
+            overflowed: 0,
+            lost: 0,
+        }
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bound_key_is_answered_at_once_and_one_under_way_with_the_first() {
+    let site = Site::new();
+    let [first, second, third] = [(), (), ()].map(|()| site.join());
+    first.hold.subscribe("k", 1);
+    second.hold.subscribe("k", 2);
+    assert_eq!((first.events(), second.events()), (vec![], vec![]), "nobody is bound yet");
+    settle().await;
+    assert_eq!((first.events(), second.events()), (vec!["subscribed 1".into()], vec!["subscribed 2".into()]));
+    third.hold.subscribe("k", 3);
+    assert_eq!(third.events(), ["subscribed 3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_key_is_told_to_its_own_subscribers_alone() {
+    let mut site = Site::new();
+    let (one, other) = (site.join(), site.join());
+    one.hold.subscribe("public.1", 1);
+    one.hold.subscribe("private.1", 2);
+    one.hold.subscribe("public.2", 3);
+    other.hold.subscribe("private.1", 4);
+    other.hold.subscribe("private.2", 5);
+    other.hold.subscribe("public.3", 6);
+    settle().await;
+    let refused = |number: u64, key: &str| {
+        let topic = format!("topic '{key}' in exchange 'amq.topic' in vhost '/'");
+        format!("refused {number}: ACCESS_REFUSED - access to {topic} refused for user '{USER}'")
+    };
+    let mut events = [one.events(), other.events()];
+    events.iter_mut().for_each(|events| events.sort_unstable());
+    assert_eq!(events[0], [refused(2, "private.1"), "subscribed 1".into(), "subscribed 3".into()]);
+    assert_eq!(events[1], [refused(4, "private.1"), refused(5, "private.2"), "subscribed 6".to_owned()]);
+    assert_eq!(site.upstream.bindings(), ["public.1", "public.2", "public.3"]);
+    // The channel that was closed is open again, and a refused key may be asked for again.
+    other.hold.subscribe("private.1", 7);
+    one.hold.subscribe("public.4", 8);
+    settle().await;
+    assert_eq!((other.events(), one.events()), (vec![refused(7, "private.1")], vec!["subscribed 8".into()]));
+    site.publish("public.4", "a").await;
+    site.publish("private.1", "b").await;
+    assert_eq!((one.events(), other.events()), (vec!["8: a".into()], vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_no_broker_takes_is_refused_here() {
+    let site = Site::new();
+    let subscriber = site.join();
+    subscriber.hold.subscribe(&"k".repeat(256), 1);
+    subscriber.hold.subscribe(&"k".repeat(255), 2);
+    settle().await;
+    let events = subscriber.events();
+    let text = "refused 1: PRECONDITION_FAILED - binding key of 256 bytes; 255 are the most";
+    assert_eq!(events, [text, "subscribed 2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_unbound_when_nobody_has_needed_it_for_a_while() {
+    let site = Site::new();
+    let (one, other) = (site.join(), site.join());
+    one.subscribe("k", 1).await;
+    other.subscribe("k", 1).await;
+    other.subscribe("other", 2).await;
+    one.hold.unsubscribe("k", 1);
+    tokio::time::sleep(2 * IDLE_TIME).await;
+    assert_eq!(site.upstream.bindings(), ["k", "other"], "somebody needs it");
+    other.hold.unsubscribe("k", 1);
+    tokio::time::sleep(IDLE_TIME - Duration::from_secs(1)).await;
+    assert_eq!(site.upstream.bindings(), ["k", "other"]);
+    one.hold.subscribe("k", 3);
+    assert_eq!(one.events(), ["subscribed 3"], "without asking the upstream");
+    tokio::time::sleep(2 * IDLE_TIME).await;
+    assert_eq!(site.upstream.bindings(), ["k", "other"], "it is in use again");
+    one.hold.unsubscribe("k", 3);
+    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    assert_eq!(site.upstream.bindings(), ["other"]);
+    one.subscribe("k", 4).await;
+    assert_eq!(site.upstream.bindings(), ["k", "other"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_through_very_many_keys_leaves_few_of_them_bound() {
+    let site = Site::new();
+    let subscriber = site.join();
+    for some in (0..MAX_IDLE as u64 + 200).collect::<Vec<_>>().chunks(MAX_REQUESTED) {
+        some.iter().for_each(|number| subscriber.hold.subscribe(&format!("k.{number}"), *number));
+        settle().await;
+        some.iter().for_each(|number| subscriber.hold.unsubscribe(&format!("k.{number}"), *number));
+    }
+    settle().await;
+    assert_eq!(site.upstream.bindings().len(), MAX_IDLE);
+    assert_eq!(site.status().bindings, MAX_IDLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_asks_for_very_many_keys_has_to_wait_for_the_upstream() {
+    let site = Site::new();
+    let (subscriber, other) = (site.join(), site.join());
+    for number in 0..MAX_REQUESTED as u64 {
+        assert!(subscriber.hold.has_room());
+        let key = format!("k.{number}");
+        subscriber.hold.subscribe(&key, number);
+        // It would not cost less to ask for keys and not to want them.
+        if number % 2 == 0 {
+            subscriber.hold.unsubscribe(&key, number);
+        }
+    }
+    other.hold.subscribe("other", 1);
+    // Those that nobody wants any more were not asked for yet, as there is no connection.
+    assert!(subscriber.hold.has_room() && other.hold.has_room());
+    for number in 0..MAX_REQUESTED as u64 / 2 {
+        subscriber.hold.subscribe(&format!("more.{number}"), number);
+    }
+    assert!(!subscriber.hold.has_room() && other.hold.has_room());
+    settle().await;
+    assert!(subscriber.carrier.take_nudge() && subscriber.hold.has_room());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_connection_is_closed_when_nobody_has_needed_it_for_a_while() {
+    let site = Site::new();
+    let first = site.join();
+    first.subscribe("k", 1).await;
+    let name = site.status().queue;
+    drop(first);
+    tokio::time::sleep(IDLE_TIME - Duration::from_secs(1)).await;
+    let second = site.join();
+    second.subscribe("l", 1).await;
+    assert_eq!(site.status().queue, name, "the same queue");
+    drop(second);
+    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    assert!(site.upstream.queues().is_empty() && site.all.status().is_empty());
+    let third = site.join();
+    third.subscribe("k", 1).await;
+    assert_ne!(site.status().queue, name);
+    assert_eq!(site.upstream.attempts.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draining_server_closes_the_connection_when_its_clients_have_gone() {
+    let site = Site::new();
+    let subscriber = site.join();
+    subscriber.subscribe("k", 1).await;
+    site.all.drain();
+    settle().await;
+    assert_eq!(site.upstream.queues().len(), 1);
+    drop(subscriber);
+    settle().await;
+    assert!(site.upstream.queues().is_empty() && site.all.status().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_gone_leaves_nothing_behind() {
+    let mut site = Site::new();
+    let (one, other) = (site.join(), site.join());
+    for (number, key) in ["a", "b.*", "b.#"].into_iter().enumerate() {
+        one.subscribe(key, number as u64).await;
+        one.subscribe(key, 10 + number as u64).await;
+    }
+    other.subscribe("b.*", 1).await;
+    let inbox = Arc::downgrade(&one.inbox);
+    drop(one);
+    assert!(inbox.upgrade().is_none());
+    site.publish("b.c", "x").await;
+    assert_eq!(other.events(), ["1: x"]);
+    tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
+    assert_eq!(site.upstream.bindings(), ["b.*"]);
+    assert_eq!((site.status().subscribers, site.status().copies), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_credentials_share_no_queue() {
+    let site = Site::new();
+    let join = |secret: &[u8]| site.join_as(secret, InboxLimits::default(), Copies::PerClient);
+    let subscribers = [join(b"one"), join(b"other"), join(b"one")];
+    for subscriber in &subscribers {
+        subscriber.subscribe("k", 1).await;
+    }
+    let mut subscribed: Vec<_> = site.all.status().iter().map(|queue| queue.subscribers).collect();
+    subscribed.sort_unstable();
+    assert_eq!((subscribed, site.upstream.queues().len()), (vec![1, 2], 2));
+}

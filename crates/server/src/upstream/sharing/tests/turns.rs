@@ -1,0 +1,153 @@
+//! Messages and answers for very many subscribers, turn by turn.
+
+use bytes::Bytes;
+use sync::work;
+
+use super::*;
+use crate::upstream::sharing::inbox::SharedMessage;
+use crate::upstream::sharing::queue::SharedQueue;
+
+/// A message for all of them takes several turns.
+const SUBSCRIBERS: usize = 10_000;
+
+/// Nanoseconds over the turn's budget: one copy for a client with some subscriptions.
+const TOLERANCE: u64 = 2_000;
+
+struct Crowd {
+    queue: Arc<SharedQueue>,
+    subscribers: Vec<(Arc<SharedInbox>, SharedSubscriber)>,
+    carrier: InnerOutbox,
+}
+
+impl Crowd {
+    /// A queue that was declared, whose subscribers have `keys`, all of them requested.
+    fn new(keys: &[&str]) -> Self {
+        let credentials = Arc::new(Credentials::plain(USER, *b""));
+        let queue = SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() });
+        queue.handle_declared(&"q".into());
+        let mut crowd = Self { queue, subscribers: Vec::new(), carrier: InnerOutbox::new(1) };
+        for _ in 0..SUBSCRIBERS {
+            crowd.join(keys);
+        }
+        crowd
+    }
+
+    fn join(&mut self, keys: &[&str]) {
+        let inbox = SharedInbox::new(self.carrier.outbox(), InboxLimits::default(), Copies::PerClient);
+        let hold = self.queue.join(&inbox).unwrap();
+        keys.iter().enumerate().for_each(|(number, key)| hold.subscribe(key, number as u64));
+        self.subscribers.push((inbox, hold));
+    }
+
+    /// Answers all requests, and hands the answers out.
+    fn bind_all(&mut self) -> usize {
+        let mut requests = 0;
+        while self.queue.take_requests(|_| requests += 1) {}
+        (0..requests).for_each(|_| self.queue.handle_bound(transport::now()).unwrap());
+        self.hand_out(None, |_, _| {})
+    }
+
+    /// Hands out turn by turn, with something that happens in between; returns the number of turns.
+    fn hand_out(&mut self, routing_key: Option<&str>, mut between: impl FnMut(&mut Self, usize)) -> usize {
+        let mut current = routing_key.and_then(|key| self.queue.start("amq.topic", key, || message(key)));
+        for turns in 1.. {
+            let turn = work::Turn::begin();
+            let is_done = self.queue.hand_out(&mut current);
+            assert!(turn.spent() < u64::from(work::TURN) + TOLERANCE, "{} ns", turn.spent());
+            drop(turn);
+            if is_done {
+                return turns;
+            }
+            between(self, turns);
+        }
+        unreachable!()
+    }
+
+    /// The events of a subscriber.
+    fn events(&self, subscriber: usize) -> Vec<String> {
+        let inbox = &self.subscribers[subscriber].0;
+        std::iter::from_fn(|| inbox.take(true)).map(|event| describe(&event)).collect()
+    }
+}
+
+fn message(key: &str) -> SharedMessage {
+    SharedMessage {
+        exchange: "amq.topic".into(),
+        routing_key: key.into(),
+        properties: Bytes::new(),
+        body: Bytes::from_static(b"x"),
+        redelivered: false,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_for_very_many_takes_several_turns_and_reaches_each_once() {
+    let mut crowd = Crowd::new(&["a.*", "a.#"]);
+    assert!(crowd.bind_all() > 5);
+    for subscriber in 0..SUBSCRIBERS {
+        assert_eq!(crowd.events(subscriber), ["subscribed 0", "subscribed 1"]);
+    }
+    let turns = crowd.hand_out(Some("a.b"), |_, _| {});
+    assert!(turns > 5, "{turns} turns");
+    for subscriber in 0..SUBSCRIBERS {
+        assert_eq!(crowd.events(subscriber), ["0+1: x"]);
+    }
+    assert_eq!(crowd.queue.status().copies, 2 * SUBSCRIBERS as u64);
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_come_and_go_between_the_turns_of_a_message() {
+    let mut crowd = Crowd::new(&["a.*", "a.#"]);
+    crowd.bind_all();
+    (0..SUBSCRIBERS).for_each(|subscriber| _ = crowd.events(subscriber));
+    let mut others = 0;
+    crowd.hand_out(Some("a.b"), |crowd, turns| {
+        // One leaves and another takes its place; one has changed its mind about one of its keys.
+        drop(crowd.subscribers.swap_remove(turns));
+        crowd.join(&["#"]);
+        let changes = &crowd.subscribers[SUBSCRIBERS / 2 + turns].1;
+        changes.unsubscribe("a.*", 0);
+        changes.subscribe("a.*", 9);
+        others += 1;
+    });
+    assert!(others > 5);
+    let (mut once, mut none) = (0, 0);
+    for subscriber in 0..crowd.subscribers.len() {
+        let events = crowd.events(subscriber);
+        match events.iter().filter(|event| event.ends_with(": x")).count() {
+            0 => none += 1,
+            1 => once += 1,
+            _ => panic!("{events:?}"),
+        }
+    }
+    assert!(none <= others, "{none} got nothing, and {others} are new");
+    assert_eq!(once + none, SUBSCRIBERS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_for_very_many_takes_several_turns() {
+    let mut crowd = Crowd::new(&["a", "b"]);
+    let mut requests = 0;
+    while crowd.queue.take_requests(|_| requests += 1) {}
+    assert_eq!(requests, 2);
+    let fault = Fault::new(ReplyCode::AccessRefused, "no");
+    assert_eq!(&*crowd.queue.handle_refused(&fault).unwrap(), "a");
+    // The other request was ignored, and is sent again.
+    assert!(crowd.queue.take_requests(|_| requests += 1));
+    crowd.queue.handle_bound(transport::now()).unwrap();
+    let again = |crowd: &mut Crowd, turns| {
+        if turns == 1 {
+            // Removed before its refusal was told, and asked for again.
+            let hold = &crowd.subscribers[SUBSCRIBERS - 1].1;
+            hold.unsubscribe("a", 0);
+            hold.subscribe("a", 7);
+        }
+    };
+    assert!(crowd.hand_out(None, again) > 5);
+    crowd.bind_all();
+    let refused = "refused 0: ACCESS_REFUSED - no";
+    for subscriber in 0..SUBSCRIBERS - 1 {
+        assert_eq!(crowd.events(subscriber), [refused, "subscribed 1"]);
+    }
+    assert_eq!(crowd.events(SUBSCRIBERS - 1), [refused, "subscribed 1", "subscribed 7"]);
+}
