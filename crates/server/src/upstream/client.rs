@@ -198,7 +198,14 @@ impl AmqpClient {
         let assembled = match frame.kind {
             FrameKind::Heartbeat => return Ok(None),
             FrameKind::Method => {
-                let method = Method::decode(frame.payload)?;
+                let method = match Method::decode(frame.payload) {
+                    Ok(method) => method,
+                    Err(error) => {
+                        let content = ContentMethod::of_bytes(frame.payload).ok_or(error)?;
+                        self.content(channel).expect(content, DELIVER);
+                        return Ok(None);
+                    }
+                };
                 if let Some(content) = ContentMethod::of(&method) {
                     self.content(channel).expect(content, method.ids());
                     return Ok(None);
@@ -248,7 +255,29 @@ impl AmqpClient {
     }
 }
 
+/// Class and method id of basic.deliver.
+const DELIVER: (u16, u16) = (60, 60);
+
 impl ContentMethod {
+    /// The basic.deliver in the payload of a method frame, with U+FFFD in place of what is not UTF-8: to brokers, the names of
+    /// exchanges and keys are bytes.
+    fn of_bytes(payload: &[u8]) -> Option<Self> {
+        let (consumer_tag, rest) = short_string(payload.strip_prefix(&[0, 60, 0, 60])?)?;
+        let (delivery_tag, rest) = rest.split_first_chunk()?;
+        let (flags, rest) = rest.split_first()?;
+        let (exchange, rest) = short_string(rest)?;
+        let (routing_key, rest) = short_string(rest)?;
+        let delivery_tag = u64::from_be_bytes(*delivery_tag);
+        let redelivered = flags & 1 == 1;
+        rest.is_empty().then_some(Self::Deliver {
+            consumer_tag,
+            delivery_tag,
+            redelivered,
+            exchange,
+            routing_key,
+        })
+    }
+
     /// The method with its strings copied, if it carries content.
     fn of(method: &Method<'_>) -> Option<Self> {
         match method {
@@ -263,4 +292,11 @@ impl ContentMethod {
             _ => None,
         }
     }
+}
+
+/// A short string at the front of `bytes`, and the rest.
+fn short_string(bytes: &[u8]) -> Option<(Box<str>, &[u8])> {
+    let (length, rest) = bytes.split_first()?;
+    let (text, rest) = rest.split_at_checked(usize::from(*length))?;
+    Some((String::from_utf8_lossy(text).into(), rest))
 }

@@ -8,6 +8,7 @@ use sync::work;
 
 use super::answers::SLOT;
 use super::inbox::{Pushed, SharedMessage, SubscriptionNumbers};
+use super::queue::EXCHANGE;
 use super::state::{
     BindingId, BindingSubscriber, SharedBinding, SharedState, SubscriberEntry, subscriber_in,
 };
@@ -24,42 +25,49 @@ const COPY: u32 = 300;
 /// Picoseconds charged for a byte of the message.
 const BODY_BYTE: u32 = 150;
 
+/// The bindings that a message matches.
+pub(super) struct MatchedBindings {
+    /// The message's number among those of the queue.
+    number: u64,
+    /// In ascending order.
+    ids: SmallVec<[BindingId; 8]>,
+}
+
 /// A message, and how far it has come. It may take several turns, between which subscribers come and go.
 pub(super) struct FanOut {
     message: Arc<SharedMessage>,
-    /// Its number among those of the queue.
-    number: u64,
-    /// The bindings that match, in ascending order.
-    matched: SmallVec<[BindingId; 8]>,
-    /// The next binding among these, and the next slot there.
+    matched: MatchedBindings,
+    /// The next binding among those that match, and the next slot there.
     at: usize,
     slot: usize,
 }
 
+impl FanOut {
+    pub(super) fn new(message: SharedMessage, matched: MatchedBindings) -> Self {
+        work::charge_bytes(BODY_BYTE, message.body.len());
+        Self { message: Arc::new(message), matched, at: 0, slot: 0 }
+    }
+}
+
 impl SharedState {
-    /// Finds the subscribers of the next message with this routing key. Returns `None` if there are none, without asking for
-    /// the message.
-    pub(super) fn start(
-        &mut self,
-        routing_key: &str,
-        message: impl FnOnce() -> SharedMessage,
-    ) -> Option<FanOut> {
+    /// Counts a message, and finds the bindings with subscribers that it matches. Returns `None` if there are none.
+    pub(super) fn matching(&mut self, exchange: &str, routing_key: &str) -> Option<MatchedBindings> {
         work::charge(MESSAGE, 1);
-        let Self { index, bindings, .. } = self;
-        let mut matched = SmallVec::new();
-        index.matches(routing_key, |id| {
-            if bindings.get(id).is_some_and(|binding| !binding.subscribers.is_empty()) {
-                matched.push(*id);
-            }
-        });
-        work::charge(MATCH, matched.len());
-        if matched.is_empty() {
+        self.counts.received += 1;
+        // Anybody may publish to the queue by its name.
+        if exchange != EXCHANGE {
             return None;
         }
-        matched.sort_unstable();
-        let message = Arc::new(message());
-        work::charge_bytes(BODY_BYTE, message.body.len());
-        Some(FanOut { message, number: self.counts.received, matched, at: 0, slot: 0 })
+        let Self { index, bindings, .. } = self;
+        let mut ids = SmallVec::new();
+        index.matches(routing_key, |id| {
+            if bindings.get(id).is_some_and(|binding| !binding.subscribers.is_empty()) {
+                ids.push(*id);
+            }
+        });
+        work::charge(MATCH, ids.len());
+        ids.sort_unstable();
+        (!ids.is_empty()).then_some(MatchedBindings { number: self.counts.received, ids })
     }
 
     /// Hands a message to the subscribers at the next `slots` slots. Returns whether it has reached all.
@@ -69,7 +77,7 @@ impl SharedState {
     pub(super) fn fan_out(&mut self, fan_out: &mut FanOut, slots: usize) -> bool {
         let Self { bindings, subscribers, counts, .. } = self;
         let mut left = slots;
-        while let Some(id) = fan_out.matched.get(fan_out.at) {
+        while let Some(id) = fan_out.matched.ids.get(fan_out.at) {
             let binding = bindings.get(id).filter(|binding| fan_out.slot < binding.subscribers.capacity());
             let Some(binding) = binding else {
                 fan_out.at += 1;
@@ -85,12 +93,12 @@ impl SharedState {
             fan_out.slot += 1;
             let Some(own) = own else { continue };
             let Some(entry) = subscriber_in(subscribers, own.subscriber) else { continue };
-            if std::mem::replace(&mut entry.offered, fan_out.number) == fan_out.number {
+            if std::mem::replace(&mut entry.offered, fan_out.matched.number) == fan_out.matched.number {
                 continue;
             }
-            let numbers = match fan_out.matched.len() {
+            let numbers = match fan_out.matched.ids.len() {
                 1 => answered(own).collect(),
-                _ => numbers_of(entry, &fan_out.matched, bindings),
+                _ => numbers_of(entry, &fan_out.matched.ids, bindings),
             };
             if numbers.is_empty() {
                 continue;

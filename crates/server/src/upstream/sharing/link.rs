@@ -199,14 +199,10 @@ impl Conversation {
         };
         self.received = delivery_tag;
         let ReceivedMessage { properties, body, .. } = received;
-        let key = routing_key.clone();
-        self.current = self.queue.start(&exchange.clone(), &key, || SharedMessage {
-            exchange,
-            routing_key,
-            properties: Bytes::from(properties.into_owned()),
-            body: Bytes::from(body.into_owned()),
-            redelivered,
-        });
+        let Some(matched) = self.queue.matching(&exchange, &routing_key) else { return };
+        let (properties, body) = (Bytes::from(properties.into_owned()), Bytes::from(body.into_owned()));
+        let message = SharedMessage { exchange, routing_key, properties, body, redelivered };
+        self.current = Some(FanOut::new(message, matched));
     }
 
     /// The channel that consumes was closed.

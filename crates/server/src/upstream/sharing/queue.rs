@@ -6,8 +6,8 @@ use std::time::Instant;
 use amqp::{Credentials, Fault};
 use sync::{AtomicWaker, Mutex, Rank, work};
 
-use super::fan_out::FanOut;
-use super::inbox::{SharedInbox, SharedMessage};
+use super::fan_out::{FanOut, MatchedBindings};
+use super::inbox::SharedInbox;
 use super::requests::{KeyRequest, Unasked};
 use super::state::{SharedState, SubscriberId};
 
@@ -127,17 +127,9 @@ impl SharedQueue {
         requests.map(&mut send).count() > 0
     }
 
-    /// Counts a message, and finds its subscribers if it was published to the exchange of the bindings.
-    pub(super) fn start(
-        &self,
-        exchange: &str,
-        routing_key: &str,
-        message: impl FnOnce() -> SharedMessage,
-    ) -> Option<FanOut> {
-        let mut state = self.state.lock();
-        state.counts.received += 1;
-        // Anybody may bind the queue to other exchanges, or publish to it by its name.
-        if exchange == EXCHANGE { state.start(routing_key, message) } else { None }
+    /// As [`SharedState::matching`].
+    pub(super) fn matching(&self, exchange: &str, routing_key: &str) -> Option<MatchedBindings> {
+        self.state.lock().matching(exchange, routing_key)
     }
 
     /// Hands out answers, then the message, until both have reached all or the turn is over. Returns whether nothing is

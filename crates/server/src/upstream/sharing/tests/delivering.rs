@@ -1,6 +1,6 @@
 //! Messages on their way to the subscribers.
 
-use amqp::method::queue;
+use amqp::frame;
 use broker::{Binding, SessionId};
 
 use super::*;
@@ -146,7 +146,33 @@ async fn a_queue_that_an_operator_deletes_is_declared_again() {
     assert_ne!(site.status().queue.unwrap(), name);
     site.publish("k", "x").await;
     assert_eq!(subscriber.events(), ["1: x"]);
-    // The queue is the only thing that was declared.
-    site.publisher.send(1, queue::Declare { queue: "amq.reserved", ..Default::default() });
     assert_eq!((site.status().lost, site.upstream.queues().len()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_not_utf8_does_no_harm() {
+    let mut site = Site::new();
+    let subscriber = site.join();
+    subscriber.subscribe("a.*", 1).await;
+    site.publish("a.b", "x").await;
+    // The embedded broker takes no such key; RabbitMQ does. The tag is acknowledged already.
+    let mut frames = Vec::new();
+    let deliver =
+        basic::Deliver { delivery_tag: 1, exchange: "amq.topic", routing_key: "a.?", ..Default::default() };
+    frame::write_method(&mut frames, 1, deliver);
+    let key = frames.windows(3).position(|bytes| bytes == b"a.?").unwrap();
+    frames[key + 2] = 0xff;
+    frame::write_content_header(&mut frames, 1, 1, NO_PROPERTIES);
+    frame::write_body(&mut frames, 1, b"y");
+    site.upstream.open.lock()[0].outbox.append(|buf| buf.tail().extend_from_slice(&frames));
+    settle().await;
+    let messages: Vec<_> = std::iter::from_fn(|| subscriber.inbox.take(true)).collect();
+    let [SharedEvent::Message(_, first), SharedEvent::Message(_, second)] = &messages[..] else {
+        panic!("{messages:?}")
+    };
+    assert_eq!(
+        (&*first.routing_key, &*second.routing_key, &second.body[..]),
+        ("a.b", "a.\u{fffd}", &b"y"[..])
+    );
+    assert_eq!(site.status().lost, 0);
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use sync::work;
 
 use super::*;
+use crate::upstream::sharing::fan_out::FanOut;
 use crate::upstream::sharing::inbox::SharedMessage;
 use crate::upstream::sharing::queue::SharedQueue;
 
@@ -49,7 +50,10 @@ impl Crowd {
 
     /// Hands out turn by turn, with something that happens in between; returns the number of turns.
     fn hand_out(&mut self, routing_key: Option<&str>, mut between: impl FnMut(&mut Self, usize)) -> usize {
-        let mut current = routing_key.and_then(|key| self.queue.start("amq.topic", key, || message(key)));
+        let mut current = routing_key.and_then(|key| {
+            let matched = self.queue.matching("amq.topic", key)?;
+            Some(FanOut::new(message(key), matched))
+        });
         for turns in 1.. {
             let turn = work::Turn::begin();
             let is_done = self.queue.hand_out(&mut current);
@@ -68,6 +72,17 @@ impl Crowd {
         let inbox = &self.subscribers[subscriber].0;
         std::iter::from_fn(|| inbox.take(true)).map(|event| describe(&event)).collect()
     }
+}
+
+/// Bytes of a subscriber with one subscription: its inbox, and its entries in the queue's tables.
+const SUBSCRIBER: u64 = 700;
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_takes_little() {
+    let mut crowd = Crowd { subscribers: Vec::with_capacity(SUBSCRIBERS), ..Crowd::new(&[]) };
+    let taken = allocation_counter::measure(|| (0..SUBSCRIBERS).for_each(|_| crowd.join(&["a.b"])));
+    let each = u64::try_from(taken.bytes_current).unwrap() / SUBSCRIBERS as u64;
+    assert!((1..=SUBSCRIBER).contains(&each), "{each} bytes");
 }
 
 fn message(key: &str) -> SharedMessage {
