@@ -296,9 +296,6 @@ impl SharedState {
         self.queue = Some(Arc::clone(queue));
         self.requests.clear();
         work::charge(SLOT, self.bindings.len());
-        let is_unused = |(id, of): (&BindingId, &SharedBinding)| of.subscribers.is_empty().then_some(*id);
-        let unused: Vec<BindingId> = self.bindings.iter().filter_map(is_unused).collect();
-        unused.into_iter().for_each(|id| _ = self.remove_binding(id));
         for (id, binding) in &mut self.bindings {
             binding.is_bound = false;
             self.requests.bind(*id);

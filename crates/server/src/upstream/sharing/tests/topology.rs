@@ -1,7 +1,8 @@
 //! Queues and bindings that the upstream has for the subscribers.
 
 use super::*;
-use crate::upstream::sharing::requests::MAX_IDLE;
+use crate::upstream::sharing::queue::SharedQueue;
+use crate::upstream::sharing::requests::{KeyRequest, MAX_IDLE};
 use crate::upstream::sharing::state::{IDLE_TIME, MAX_REQUESTED};
 
 #[tokio::test(start_paused = true)]
@@ -51,6 +52,26 @@ async fn a_bound_key_is_answered_at_once_and_one_under_way_with_the_first() {
     assert_eq!((first.events(), second.events()), (vec!["subscribed 1".into()], vec!["subscribed 2".into()]));
     third.hold.subscribe("k", 3);
     assert_eq!(third.events(), ["subscribed 3"]);
+}
+
+#[test]
+fn a_key_that_was_bound_to_the_last_queue_is_not_bound_to_the_next() {
+    let credentials = Arc::new(Credentials::plain(USER, *b""));
+    let queue = SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() });
+    let carrier = InnerOutbox::new(1);
+    let inbox = SharedInbox::new(carrier.outbox(), InboxLimits::default(), Copies::PerClient);
+    let hold = queue.join(&inbox).unwrap();
+    let events = || std::iter::from_fn(|| inbox.take(true)).map(|event| describe(&event)).collect::<Vec<_>>();
+    for round in 0..2 {
+        queue.handle_declared(&"q".into());
+        hold.subscribe("k", round);
+        assert_eq!(events(), [""; 0]);
+        assert!(queue.take_requests(|request| assert_eq!(request, KeyRequest::Bind("k".into()))));
+        queue.handle_bound(transport::now()).unwrap();
+        queue.hand_out(&mut None);
+        assert_eq!(events(), [format!("subscribed {round}")]);
+        queue.handle_lost();
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,6 +138,14 @@ async fn a_key_is_unbound_when_nobody_has_needed_it_for_a_while() {
     assert_eq!(site.upstream.bindings(), ["other"]);
     one.subscribe("k", 4).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"]);
+    one.hold.unsubscribe("k", 4);
+    tokio::time::sleep(IDLE_TIME / 2).await;
+    one.hold.subscribe("k", 5);
+    one.hold.unsubscribe("k", 5);
+    tokio::time::sleep(IDLE_TIME - Duration::from_secs(1)).await;
+    assert_eq!(site.upstream.bindings(), ["k", "other"], "the time begins anew");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(site.upstream.bindings(), ["other"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +183,18 @@ async fn a_client_that_asks_for_very_many_keys_has_to_wait_for_the_upstream() {
     }
     assert!(!subscriber.hold.has_room() && other.hold.has_room());
     settle().await;
-    assert!(subscriber.carrier.take_nudge() && subscriber.hold.has_room());
+    assert_eq!(subscriber.events().len(), MAX_REQUESTED);
+    assert!(subscriber.hold.has_room());
+    // With a connection they are asked for.
+    for number in 0..MAX_REQUESTED as u64 {
+        let key = format!("last.{number}");
+        subscriber.hold.subscribe(&key, number);
+        subscriber.hold.unsubscribe(&key, number);
+    }
+    assert!(!subscriber.hold.has_room() && other.hold.has_room());
+    settle().await;
+    assert!(subscriber.carrier.take_nudge(), "no event tells of the room");
+    assert!(subscriber.hold.has_room());
 }
 
 #[tokio::test(start_paused = true)]

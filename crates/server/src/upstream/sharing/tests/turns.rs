@@ -75,7 +75,7 @@ impl Crowd {
 }
 
 /// Bytes of a subscriber with one subscription: its inbox, and its entries in the queue's tables.
-const SUBSCRIBER: u64 = 700;
+const SUBSCRIBER: u64 = 512;
 
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_takes_little() {
@@ -108,6 +108,26 @@ async fn a_message_for_very_many_takes_several_turns_and_reaches_each_once() {
         assert_eq!(crowd.events(subscriber), ["0+1: x"]);
     }
     assert_eq!(crowd.queue.status().copies, 2 * SUBSCRIBERS as u64);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_is_acknowledged_when_it_has_reached_all() {
+    let mut site = Site::new();
+    let subscribers: Vec<_> = (0..SUBSCRIBERS).map(|_| site.join()).collect();
+    subscribers.iter().for_each(|each| each.hold.subscribe("k", 1));
+    settle().await;
+    let queue = site.upstream.queues().remove(0);
+    site.publish_to("amq.topic", "k", "x");
+    let (mut under_way, all) = (0, SUBSCRIBERS as u64);
+    while site.status().copies < all {
+        let view = queue.view();
+        assert_eq!((view.ready, view.unacknowledged), (0, 1));
+        under_way += u64::from(site.status().copies > 0);
+        tokio::task::yield_now().await;
+    }
+    assert!(under_way > 5, "seen {under_way} times");
+    settle().await;
+    assert_eq!(queue.view().unacknowledged, 0);
 }
 
 #[tokio::test(start_paused = true)]
