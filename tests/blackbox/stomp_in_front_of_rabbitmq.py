@@ -1,0 +1,171 @@
+"""STOMP clients in front of a RabbitMQ without STOMP, 3.10.8 and 4.3.6: they log in there, share its connections, and outlive its restarts;
+stomp.py, stompjs, and the wire."""
+
+import contextlib
+import json
+import subprocess
+
+import pika
+import pytest
+from harness.ctl import Ctl
+from harness.instances import leveret
+from harness.leveret import ROOT
+from harness.metrics import wait_until
+from harness.mqtt_broker import ANY, listening
+from harness.patience import PATIENCE
+from harness.stomp_client import EVERYTHING, Client, StompWire
+from harness.upstreams import upstream
+
+# A fixture of these tests.
+__all__ = ["upstream"]
+STOMPJS = ROOT / "tests" / "websocket" / "stomp_client.mjs"
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory, upstream):
+    flags = ["--upstream", f"amqp://127.0.0.1:{upstream.port}", "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY]
+    with leveret(tmp_path_factory.mktemp("leveret"), *flags) as server:
+        server.stomp = listening(server, "stomp", "stomp")
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def clients(pool):
+    """Makes clients, and closes them in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**options):
+            client = Client(pool.stomp, **options)
+            stack.callback(client.close)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def amqp(upstream):
+    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(upstream.uri))) as connection:
+        yield connection.channel()
+
+
+@pytest.fixture
+def name(request):
+    """A queue of the test's own."""
+    return "q-" + "".join(character if character.isalnum() else "-" for character in request.node.name)
+
+
+def connections(upstream):
+    return [line for line in upstream.control("list_connections", "name").splitlines() if "127.0.0.1" in line]
+
+
+def test_many_clients_share_a_few_connections(upstream, clients, name):
+    everyone = [clients() for _ in range(50)]
+    for number, client in enumerate(everyone):
+        client.subscribe(f"/queue/{name}-{number % 5}")
+    for number, client in enumerate(everyone):
+        client.send(f"/queue/{name}-{number % 5}", str(number))
+    # Which of a queue's ten gets it is the upstream's to say.
+    wait_until(lambda: sum(client.heard() for client in everyone) == len(everyone))
+    got = {client.message().body for client in everyone for _ in range(client.heard())}
+    assert got == {str(number) for number in range(50)}
+    assert len(connections(upstream)) <= 8
+
+
+def test_messages_are_acknowledged_upstream_once_they_are_sent(amqp, clients, name):
+    client = clients()
+    client.subscribe(f"/queue/{name}")
+    for number in range(500):
+        client.connection.send(f"/queue/{name}", str(number))
+    assert [client.message().body for _ in range(500)] == [str(number) for number in range(500)]
+    client.do("disconnect")
+    wait_until(lambda: amqp.queue_declare(name, passive=True).method.consumer_count == 0)
+    assert amqp.queue_declare(name, passive=True).method.message_count == 0
+
+
+def test_the_clients_own_rights_are_those_it_has_upstream(upstream, pool, clients, name):
+    upstream.control("add_user", "reader", "secret")
+    upstream.control("set_permissions", "reader", "", "", ".*")
+    clients().send(f"/queue/{name}", "x")
+    reader = clients(user="reader", password="secret")
+    reader.subscribe(f"/amq/queue/{name}")
+    assert reader.message().body == "x"
+    wire = StompWire(pool.stomp)
+    assert wire.connect(login="reader", passcode="secret")[0] == "CONNECTED"
+    wire.send(f"SEND\ndestination:/exchange/amq.direct/{name}\nreceipt:r\n\nx")
+    command, headers, body = wire.frame()
+    assert (command, headers["message"]) == ("ERROR", "access_refused")
+    assert "access to exchange 'amq.direct' in vhost '/' refused for user 'reader'" in body
+    # Only the culprit's connection has ended.
+    clients().send(f"/queue/{name}", "y")
+    assert reader.message().body == "y"
+    upstream.control("delete_user", "reader")
+
+
+def test_a_stream_is_read_from_where_the_client_asks(upstream, amqp, clients, name):
+    amqp.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+    amqp.confirm_delivery()
+    for number in range(5):
+        amqp.basic_publish("", name, str(number))
+    for offset, first in [("first", 0), ("offset=3", 3)]:
+        client = clients()
+        client.subscribe(f"/amq/queue/{name}", ack="client", x_stream_offset=offset, prefetch_count="10")
+        assert [client.message().body for _ in range(5 - first)] == [str(number) for number in range(first, 5)]
+
+
+@pytest.mark.parametrize("path", ["web", "ws"])
+def test_stompjs_has_the_same_conversation_as_with_the_broker(pool, name, path):
+    url = f"ws://127.0.0.1:{listening(pool, 'web-stomp', 'ws')}/ws" if path == "web" else f"ws://127.0.0.1:{pool.ws_port}/ws/stomp"
+    argv = ["node", "--no-warnings", "--experimental-websocket", STOMPJS, url, name]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == EVERYTHING
+
+
+def test_operators_see_the_clients(pool, clients):
+    client = clients()
+    client.subscribe("/queue/seen")
+    ctl = Ctl(pool.http)
+    found = [row for row in ctl.json("list_connections", "protocol", "user") if row["protocol"] == "STOMP 1.2"]
+    assert found and {row["user"] for row in found} == {"guest"}
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_clients_outlive_a_restart_of_the_upstream(upstream, pool, clients, name, how):
+    subscriber, publisher = clients(), clients()
+    subscriber.subscribe(f"/queue/{name}", ack="client-individual", prefetch_count="10")
+    publisher.send(f"/queue/{name}", "before", persistent="true")
+    held = subscriber.message()
+    assert held.body == "before"
+    if how == "stop":
+        upstream.control("stop")
+        upstream.server.wait(PATIENCE)
+    else:
+        upstream.end()
+    # Answered once the upstream is there again.
+    publisher.connection.send(f"/queue/{name}", "meanwhile", headers={"persistent": "true", "receipt": "m"})
+    newcomer = StompWire(pool.stomp)
+    newcomer.send("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n")
+    upstream.start()
+    assert publisher.get("receipt") == "m"
+    got = [subscriber.message() for _ in range(2)]
+    assert {frame.body for frame in got} == {"before", "meanwhile"}
+    again = next(frame for frame in got if frame.body == "before")
+    assert again.headers["redelivered"] == "true"
+    # The one from before the outage is not the upstream's any more.
+    subscriber.acknowledge(held)
+    for frame in got:
+        subscriber.acknowledge(frame)
+    publisher.send(f"/queue/{name}", "after", persistent="true")
+    assert subscriber.message().body == "after"
+    assert publisher.heard("error") == subscriber.heard("error") == 0
+    answer = newcomer.frame()
+    assert answer is None or answer[0] == "CONNECTED", "an outage is no refusal"
+
+
+def test_who_connects_while_the_upstream_is_away_is_not_refused_but_cut_off(tmp_path):
+    flags = ["--upstream", "amqp://127.0.0.1:1", "--stomp", ANY, "--upstream-arrival-max", "0s"]
+    with leveret(tmp_path, *flags) as server:
+        wire = StompWire(listening(server, "stomp", "stomp"))
+        assert wire.connect() is None
+        server.stop()
