@@ -169,3 +169,68 @@ def test_who_connects_while_the_upstream_is_away_is_not_refused_but_cut_off(tmp_
         wire = StompWire(listening(server, "stomp", "stomp"))
         assert wire.connect() is None
         server.stop()
+
+
+def subscriptions(upstream):
+    """The queues of subscriptions upstream: their messages, consumers, and bindings."""
+    listed = upstream.control("list_queues", "name", "consumers", "messages").splitlines()
+    queues = [line.split("\t") for line in listed if line.startswith("stomp-subscription-")]
+    bound = upstream.control("list_bindings", "source_name", "destination_name", "routing_key").splitlines()
+    return queues, [line for line in bound if line.startswith("amq.topic\tstomp-subscription-")]
+
+
+def test_subscribers_of_topics_share_one_queue(upstream, pool, clients, amqp):
+    everyone = [clients() for _ in range(40)]
+    for number, client in enumerate(everyone):
+        client.subscribe(f"/topic/shared.{number % 4}", id="exact")
+        client.subscribe("/topic/shared.#", id="all")
+    queues, bindings = subscriptions(upstream)
+    assert len(queues) == 1 and queues[0][1] == "1", queues
+    assert len(bindings) == 5, bindings
+    amqp.confirm_delivery()
+    for number in range(4):
+        amqp.basic_publish("amq.topic", f"shared.{number}", f"to {number}", pika.BasicProperties(headers={"n": number}))
+    for number, client in enumerate(everyone):
+        got = [client.message() for _ in range(5)]
+        by_id = {id: [frame.body for frame in got if frame.headers["subscription"] == id] for id in ("exact", "all")}
+        assert by_id == {"exact": [f"to {number % 4}"], "all": [f"to {one}" for one in range(4)]}
+        assert {frame.headers["destination"] for frame in got} == {f"/topic/shared.{one}" for one in range(4)}
+        assert len({frame.headers["message-id"] for frame in got}) == 5
+    everyone[0].do("unsubscribe", "all")
+    everyone[1].send("/topic/shared.9", "later")
+    assert everyone[1].message().body == "later"
+    assert everyone[0].heard() == 0
+    wait_until(lambda: all(queue[2] == "0" for queue in subscriptions(upstream)[0]))
+
+
+def test_a_topic_that_a_user_may_not_read_is_refused_to_that_user_alone(upstream, pool, clients):
+    upstream.control("add_user", "half", "secret")
+    upstream.control("set_permissions", "half", ".*", ".*", ".*")
+    upstream.control("set_topic_permissions", "half", "amq.topic", ".*", "^mine")
+    other = clients(user="half", password="secret")
+    other.subscribe("/topic/mine.a")
+    wire = StompWire(pool.stomp)
+    assert wire.connect(login="half", passcode="secret")[0] == "CONNECTED"
+    wire.send("SUBSCRIBE\nid:1\ndestination:/topic/yours.a\nreceipt:r\n\n")
+    command, headers, body = wire.frame()
+    assert (command, headers["message"]) == ("ERROR", "access_refused"), body
+    assert "access to topic 'yours.a' in exchange 'amq.topic' in vhost '/' refused for user 'half'" in body
+    clients().send("/topic/mine.a", "x")
+    assert other.message().body == "x"
+    upstream.control("delete_user", "half")
+
+
+def test_subscribers_of_topics_outlive_a_restart_of_the_upstream(upstream, clients):
+    subscriber, publisher = clients(), clients()
+    subscriber.subscribe("/topic/restarted")
+    publisher.send("/topic/restarted", "before")
+    assert subscriber.message().body == "before"
+    upstream.end()
+    upstream.start()
+    # Messages that are published before the queue is bound again reach nobody, as without a subscriber.
+    sent = 0
+    while not subscriber.heard():
+        sent += 1
+        publisher.send("/topic/restarted", f"after {sent}")
+    assert subscriber.message().body.startswith("after")
+    assert subscriber.heard("error") == 0

@@ -111,4 +111,5 @@ fn arguments(headers: &Headers<'_>) -> Result<FieldTable, StompFault> {
     Ok(table)
 }
 
-const SUBSCRIPTION_QUEUE: &str = "stomp-subscription-";
+/// The beginning of the names of subscriptions' queues.
+pub(super) const SUBSCRIPTION_QUEUE: &str = "stomp-subscription-";

@@ -15,8 +15,7 @@ use super::upstream::UpstreamStompSession;
 use crate::backend::{Backend, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending};
 use crate::limits::LimitReached;
-use crate::upstream::client::AmqpClient;
-use crate::upstream::{self, UpstreamRequest};
+use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
 /// A login that was not refused.
 pub(super) enum StompLogin {
@@ -27,7 +26,7 @@ pub(super) enum StompLogin {
 
 /// A login that the upstream is asked about.
 pub(super) struct AskedLogin {
-    request: BackendRequest<Result<AmqpClient, LoginError>>,
+    request: BackendRequest<Result<OpenedUpstream, LoginError>>,
     user: Box<str>,
     vhost: Box<str>,
     version: StompVersion,
@@ -153,11 +152,11 @@ impl AskedLogin {
     fn answered(
         &self,
         core: &mut ConnectionCore,
-        answer: Result<AmqpClient, LoginError>,
+        answer: Result<OpenedUpstream, LoginError>,
     ) -> Result<UpstreamStompSession, LoginFailure> {
         let (user, vhost) = (&*self.user, &*self.vhost);
-        let client = match answer {
-            Ok(client) => client,
+        let opened = match answer {
+            Ok(opened) => opened,
             Err(LoginError::Refused { why, .. }) => {
                 core.login_refused(user, &why);
                 return Err(access_refused(user, core.shared.backend.compatibility()).into());
@@ -171,7 +170,7 @@ impl AskedLogin {
             Err(LoginError::Failed(fault)) => return Err(bad_connect(fault.reply_text()).into()),
         };
         take_limits(core, user)?;
-        Ok(UpstreamStompSession::new(&core.shared, &core.outbox, client, (user, vhost), self.version))
+        Ok(UpstreamStompSession::new(&core.shared, &core.outbox, opened, vhost, self.version))
     }
 }
 

@@ -9,7 +9,6 @@
 
 pub(crate) mod client;
 pub(crate) mod confirms;
-#[allow(dead_code, unused_imports, reason = "the sessions in front of an upstream are to use it next")]
 pub(crate) mod sharing;
 
 use std::sync::Arc;
@@ -22,8 +21,8 @@ use self::client::AmqpClient;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::server::Shared;
 
-/// Channels that a client of another protocol uses: for publishing and for consuming.
-const CHANNEL_MAX: u16 = 2;
+/// Channels that a client of another protocol uses: for publishing, for consuming, and for MQTT's requests.
+const CHANNEL_MAX: u16 = 3;
 
 /// A client of another protocol that is to be logged in upstream.
 pub(crate) struct UpstreamRequest {
@@ -34,11 +33,21 @@ pub(crate) struct UpstreamRequest {
     pub(crate) client_properties: FieldTable,
 }
 
+/// A client of another protocol that the upstream has accepted.
+pub(crate) struct OpenedUpstream {
+    pub(crate) client: AmqpClient,
+    /// The credentials that the upstream has accepted.
+    pub(crate) credentials: Arc<Credentials>,
+}
+
 /// Logs a client in upstream and opens its virtual host there.
 ///
 /// # Errors
 /// Fails if the upstream refuses that, or cannot be asked.
-pub(crate) async fn open(shared: &Arc<Shared>, request: UpstreamRequest) -> Result<AmqpClient, LoginError> {
+pub(crate) async fn open(
+    shared: &Arc<Shared>,
+    request: UpstreamRequest,
+) -> Result<OpenedUpstream, LoginError> {
     let UpstreamRequest { credentials, vhost, client, client_properties } = request;
     let BackendLogin::Upstream(login) = shared.backend.login(credentials, client).await? else {
         return Err(LoginError::Failed(amqp::Fault::new(
@@ -46,6 +55,7 @@ pub(crate) async fn open(shared: &Arc<Shared>, request: UpstreamRequest) -> Resu
             "logged in at another back end",
         )));
     };
+    let credentials = Arc::clone(login.credentials());
     let frame_max = shared.config.frame_max;
     let request = OpenRequest {
         virtual_host: vhost.into(),
@@ -55,5 +65,6 @@ pub(crate) async fn open(shared: &Arc<Shared>, request: UpstreamRequest) -> Resu
     };
     let inner = InnerOutbox::new(shared.config.outbox_limit / 2);
     let session = shared.backend.open_upstream(login, &request, Arc::clone(inner.outbox())).await;
-    Ok(AmqpClient::new(session.map_err(LoginError::Failed)?, inner, frame_max))
+    let client = AmqpClient::new(session.map_err(LoginError::Failed)?, inner, frame_max);
+    Ok(OpenedUpstream { client, credentials })
 }

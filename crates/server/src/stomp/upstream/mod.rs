@@ -2,6 +2,7 @@
 //!
 //! - [`session`]: an open connection's state: the answers it waits for, and messages for the client.
 //! - [`requests`]: SEND to UNSUBSCRIBE as AMQP methods. [`transactions`]: BEGIN to COMMIT.
+//! - [`live`]: subscriptions to topics that share a queue with other clients'.
 //! - [`receipts`]: receipts that wait for answers and confirms. [`unsettled`]: deliveries that are not acknowledged.
 //!
 //! A client has one channel upstream, so that its requests take effect in their order. They are sent without waiting for the
@@ -9,6 +10,7 @@
 //! RabbitMQ's adapter. Messages of subscriptions without acknowledgements are acknowledged here, in batches, once they are in
 //! the client's outbox: a consumer with a window may share its upstream connection with others'.
 
+mod live;
 mod receipts;
 mod requests;
 mod session;

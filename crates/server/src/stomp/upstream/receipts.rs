@@ -25,6 +25,8 @@ pub(super) enum Until {
     Confirmed(u64),
     /// The subscription's consumer is yet to be made: that is due when the receipt is the first that waits.
     Consumes(u64),
+    /// The key of this subscription, which shares a queue with others, is bound.
+    Subscribed(u64),
     /// Everything is done, and the channel is closed.
     Closed,
 }

@@ -177,6 +177,12 @@ impl UpstreamStompSession {
         check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
         let prefetch = headers.number("prefetch-count")?.unwrap_or(0);
         let destination = parse(&subscribe.destination)?;
+        if let Destination::Topic(key) = &destination
+            && subscribe.ack == AckMode::Auto
+            && self.live.may_share(headers, self.compatibility)?
+        {
+            return Ok(self.subscribe_live(subscribe, key, headers.get("receipt").is_some()));
+        }
         let queue = match &destination {
             Destination::Queue(name) => {
                 self.ensure_queue(name, headers, false)?;
@@ -257,7 +263,10 @@ impl UpstreamStompSession {
         destination: &str,
         headers: &Headers<'_>,
     ) -> Result<Until, StompFault> {
-        if let Some(own) = self.subscriptions.remove(&number) {
+        let removed = self.subscriptions.remove(&number);
+        if let Some((key, _)) = removed.as_ref().and_then(|own| own.live.as_ref()) {
+            self.live.unsubscribe(key, number);
+        } else if let Some(own) = removed {
             self.numbers.remove(own.form.tag());
             self.request(basic::Cancel { consumer_tag: own.form.tag(), no_wait: false }, Awaited::Answer);
             let unsettled = self.unsettled.take_all(number);
@@ -321,7 +330,7 @@ impl UpstreamStompSession {
 
 impl UpstreamSubscription {
     /// A subscription without acknowledgements.
-    fn new(form: MessageForm, queue: &str) -> Self {
+    pub(super) fn new(form: MessageForm, queue: &str) -> Self {
         Self {
             form,
             queue: queue.into(),
@@ -329,6 +338,7 @@ impl UpstreamSubscription {
             prefetch: 0,
             offset: None,
             has_receipt: false,
+            live: None,
             is_reply: false,
         }
     }

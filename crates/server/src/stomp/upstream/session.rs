@@ -15,6 +15,7 @@ use stomp::{END_OF_FRAME, StompFault, StompVersion};
 use sync::work;
 use transport::Outbox;
 
+use super::live::LiveSubscriptions;
 use super::receipts::{Until, UpstreamReceipts};
 use super::requests::DeferredSend;
 use super::transactions::UpstreamTransaction;
@@ -23,6 +24,7 @@ use crate::registry::OpenConnection;
 use crate::server::Shared;
 use crate::stomp::properties::write_headers;
 use crate::stomp::session::{Receipt, StompSession, of_fault};
+use crate::upstream::OpenedUpstream;
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 
@@ -33,7 +35,7 @@ pub(super) const CHANNEL: u16 = 1;
 const MAX_AWAITED: usize = 1024;
 
 /// Cost of a MESSAGE frame in nanoseconds: its headers are decoded and written anew.
-const MESSAGE: u32 = 700;
+pub(super) const MESSAGE: u32 = 700;
 
 /// A connection's session in front of an upstream.
 pub(in crate::stomp) struct UpstreamStompSession {
@@ -41,10 +43,10 @@ pub(in crate::stomp) struct UpstreamStompSession {
     pub(super) client: AmqpClient,
     /// Wakes the connection's task when the upstream has sent something.
     waker: Waker,
-    outbox: Arc<Outbox>,
+    pub(super) outbox: Arc<Outbox>,
     pub(super) name: Arc<str>,
-    user: Box<str>,
-    vhost: Box<str>,
+    /// The subscriptions whose queue is shared with other clients.
+    pub(super) live: LiveSubscriptions,
     pub(super) version: StompVersion,
     pub(super) compatibility: Compatibility,
     /// The methods that an answer is due to, in their order.
@@ -73,7 +75,8 @@ pub(in crate::stomp) struct UpstreamStompSession {
     pub(super) next_reply: u64,
     /// The message that waits for the queue of its reply. Nothing else is taken meanwhile.
     pub(super) deferred: Option<DeferredSend>,
-    /// The subscription whose receipt is to be sent before its messages: nothing is received until it is started.
+    /// The subscription whose receipt is to be sent before its messages: nothing is received until it is started. Those that
+    /// share a queue wait by themselves.
     starting: Option<u64>,
     leaving: Leaving,
     ended: bool,
@@ -91,6 +94,9 @@ pub(super) struct UpstreamSubscription {
     pub(super) offset: Option<amqp::FieldValue>,
     /// Its receipt is to be sent before its messages.
     pub(super) has_receipt: bool,
+    /// The binding key, if it has no consumer of its own but shares a queue with others, and the number of messages that it
+    /// got from there.
+    pub(super) live: Option<(Box<str>, u64)>,
     /// It is the reply queue of a `/temp-queue`, which the client has not subscribed to.
     pub(super) is_reply: bool,
 }
@@ -122,8 +128,8 @@ impl UpstreamStompSession {
     pub(in crate::stomp) fn new(
         shared: &Arc<Shared>,
         outbox: &Arc<Outbox>,
-        mut client: AmqpClient,
-        (user, vhost): (&str, &str),
+        OpenedUpstream { mut client, credentials }: OpenedUpstream,
+        vhost: &str,
         version: StompVersion,
     ) -> Self {
         client.send(CHANNEL, channel::Open { reserved_1: "" });
@@ -137,8 +143,7 @@ impl UpstreamStompSession {
             waker: outbox.nudging_waker(),
             outbox: Arc::clone(outbox),
             name: broker::generated_name("session-").into(),
-            user: user.into(),
-            vhost: vhost.into(),
+            live: LiveSubscriptions::new(shared, outbox, credentials, vhost),
             version,
             awaited: VecDeque::from([Awaited::Answer]),
             answered: 0,
@@ -177,6 +182,7 @@ impl UpstreamStompSession {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
         self.receive(&mut cancelled)?;
+        self.receive_live()?;
         self.acknowledge_done();
         self.consume_next();
         self.client.flush(now).map_err(of_fault)?;
@@ -299,15 +305,9 @@ impl UpstreamStompSession {
                 .send(CHANNEL, basic::Nack { delivery_tag: *delivery_tag, multiple: false, requeue: true });
             return;
         };
-        let properties = Properties::decode(&message.properties).unwrap_or_default();
-        self.outbox.append(|buf| {
-            let published = PublishedTo { exchange, routing_key };
-            let mut frame = own.form.begin(buf.tail(), published, *delivery_tag, *redelivered);
-            write_headers(&mut frame, &properties);
-            frame.end_head(message.body.len());
-            buf.tail().extend_from_slice(&message.body);
-            buf.tail().extend_from_slice(END_OF_FRAME);
-        });
+        let published = PublishedTo { exchange, routing_key };
+        let head = (published, *delivery_tag, *redelivered);
+        write_message(&self.outbox, &own.form, head, &message.properties, &message.body);
         if own.is_acked {
             self.unsettled.add(*delivery_tag, number);
         } else {
@@ -327,6 +327,24 @@ impl UpstreamStompSession {
     }
 }
 
+/// Writes a MESSAGE of a subscription with this form. `properties` are flags and list as they are on the wire.
+pub(super) fn write_message(
+    outbox: &Outbox,
+    form: &MessageForm,
+    (published, delivery_tag, redelivered): (PublishedTo<'_>, u64, bool),
+    properties: &[u8],
+    body: &[u8],
+) {
+    let properties = Properties::decode(properties).unwrap_or_default();
+    outbox.append(|buf| {
+        let mut frame = form.begin(buf.tail(), published, delivery_tag, redelivered);
+        write_headers(&mut frame, &properties);
+        frame.end_head(body.len());
+        buf.tail().extend_from_slice(body);
+        buf.tail().extend_from_slice(END_OF_FRAME);
+    });
+}
+
 impl StompSession for UpstreamStompSession {
     fn name(&self) -> &Arc<str> {
         &self.name
@@ -337,11 +355,11 @@ impl StompSession for UpstreamStompSession {
     }
 
     fn user(&self) -> &str {
-        &self.user
+        self.live.user()
     }
 
     fn vhost(&self) -> &str {
-        &self.vhost
+        self.live.vhost()
     }
 
     fn opened(&mut self, _: &Arc<OpenConnection>) {}
@@ -390,6 +408,7 @@ impl StompSession for UpstreamStompSession {
             Until::Answered(number) => number <= self.answered,
             Until::Confirmed(number) => number <= self.confirms.settled(),
             Until::Consumes(_) => false,
+            Until::Subscribed(number) => !self.live.is_pending(number),
             Until::Closed => self.leaving == Leaving::Closed,
         };
         if !is_due {
@@ -407,8 +426,9 @@ impl StompSession for UpstreamStompSession {
     fn start(&mut self, number: u64) {
         if self.starting == Some(number) {
             self.starting = None;
-            self.outbox.nudge();
         }
+        self.live.start(number);
+        self.outbox.nudge();
     }
 
     fn flush(&mut self, now: Instant) {
@@ -446,6 +466,7 @@ impl StompSession for UpstreamStompSession {
         self.deferred.is_none()
             && self.awaited.len() < MAX_AWAITED
             && self.receipts.has_room()
+            && self.live.has_room()
             && self.client.has_room()
     }
 
@@ -459,6 +480,7 @@ impl StompSession for UpstreamStompSession {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        self.live.end();
         self.client.end(now);
         self.shared.metrics.channels_closed.add(1);
     }

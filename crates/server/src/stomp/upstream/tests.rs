@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::handshake::{Negotiated, OpenRequest};
-use amqp::{Capabilities, FieldTable};
+use amqp::{Capabilities, Credentials, FieldTable};
 use broker::{Broker, BrokerConfig};
 use stomp::server::{StompEvent, StompServerConnection, StompSettings};
 use stomp::{StompDecoder, StompFault, StompVersion};
@@ -16,6 +16,7 @@ use crate::registry::{Arrival, OpenConnection, Opening};
 use crate::server::Shared;
 use crate::simulated::{self, FRAME_MAX};
 use crate::stomp::session::StompSession;
+use crate::upstream::OpenedUpstream;
 use crate::upstream::client::AmqpClient;
 
 /// Rounds in which everything that was sent is answered.
@@ -66,7 +67,9 @@ impl Conversation {
         shared.metrics.connections_opened.add(1);
         let outbox = Arc::new(Outbox::new(1 << 16));
         let client = amqp_client(shared, id);
-        let session = UpstreamStompSession::new(shared, &outbox, client, ("guest", "/"), StompVersion::V12);
+        let credentials = Arc::new(Credentials::plain("guest", *b"guest"));
+        let opened = OpenedUpstream { client, credentials };
+        let session = UpstreamStompSession::new(shared, &outbox, opened, "/", StompVersion::V12);
         let settings = StompSettings { body_limit: 1 << 20, server: "Leveret".to_owned() };
         let mut machine = StompServerConnection::new(Arc::new(settings), now);
         let mut out = Vec::new();

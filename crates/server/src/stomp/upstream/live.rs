@@ -1,0 +1,182 @@
+//! Subscriptions to topics without acknowledgements and without a queue of their own: all such subscriptions of a user in a
+//! virtual host share a queue upstream ([`crate::upstream::sharing`]).
+
+use std::sync::Arc;
+
+use amqp::Credentials;
+use broker::Compatibility;
+use hashbrown::HashSet;
+use stomp::destination::PublishedTo;
+use stomp::server::SubscriptionRequest;
+use stomp::{Headers, StompFault};
+use sync::work;
+use transport::Outbox;
+
+use super::receipts::Until;
+use super::session::{MESSAGE, UpstreamStompSession, UpstreamSubscription, write_message};
+use crate::backend::Backend;
+use crate::server::Shared;
+use crate::stomp::declaring::{Declaration, SUBSCRIPTION_QUEUE};
+use crate::stomp::session::of_fault;
+use crate::upstream::sharing::{
+    Copies, InboxLimits, SharedEvent, SharedInbox, SharedLogin, SharedMessage, SharedSubscriber,
+};
+
+/// The subscriptions of one connection that share a queue with those of others.
+pub(super) struct LiveSubscriptions {
+    shared: Arc<Shared>,
+    outbox: Arc<Outbox>,
+    login: SharedLogin,
+    /// Made with the first such subscription.
+    joined: Option<(SharedSubscriber, Arc<SharedInbox>)>,
+    /// Subscriptions whose keys are not bound yet.
+    pending: HashSet<u64>,
+    /// The subscription whose receipt is to be sent before messages are taken.
+    starting: Option<u64>,
+}
+
+impl LiveSubscriptions {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        outbox: &Arc<Outbox>,
+        credentials: Arc<Credentials>,
+        vhost: &str,
+    ) -> Self {
+        let login = SharedLogin { prefix: SUBSCRIPTION_QUEUE, credentials, vhost: vhost.into() };
+        let (shared, outbox) = (Arc::clone(shared), Arc::clone(outbox));
+        Self { shared, outbox, login, joined: None, pending: HashSet::new(), starting: None }
+    }
+
+    /// The user that the client has logged in as.
+    pub(super) fn user(&self) -> &str {
+        &self.login.credentials.username
+    }
+
+    pub(super) fn vhost(&self) -> &str {
+        &self.login.vhost
+    }
+
+    /// Whether a subscription to a topic with these headers needs no queue of its own.
+    ///
+    /// # Errors
+    /// A header is invalid.
+    pub(super) fn may_share(
+        &self,
+        headers: &Headers<'_>,
+        compatibility: Compatibility,
+    ) -> Result<bool, StompFault> {
+        let wanted = Declaration::of_subscription(headers, compatibility)?;
+        let is_named = ["x-queue-name", "x-stream-offset"].iter().any(|name| headers.get(name).is_some());
+        Ok(matches!(self.shared.backend, Backend::Upstream(_))
+            && !is_named
+            && !wanted.durable
+            && wanted.auto_delete
+            && wanted.arguments.is_empty())
+    }
+
+    fn subscribe(&mut self, key: &str, number: u64) {
+        let Backend::Upstream(pool) = &self.shared.backend else { return };
+        let (subscriber, _) = self.joined.get_or_insert_with(|| {
+            let inbox = SharedInbox::new(&self.outbox, InboxLimits::default(), Copies::PerSubscription);
+            (self.shared.subscriptions.join(pool, &self.login, &inbox), inbox)
+        });
+        self.pending.insert(number);
+        subscriber.subscribe(key, number);
+    }
+
+    pub(super) fn unsubscribe(&mut self, key: &str, number: u64) {
+        self.pending.remove(&number);
+        if let Some((subscriber, _)) = &self.joined {
+            subscriber.unsubscribe(key, number);
+        }
+        self.start(number);
+    }
+
+    /// Whether the key of a subscription is not bound yet.
+    pub(super) fn is_pending(&self, number: u64) -> bool {
+        self.pending.contains(&number)
+    }
+
+    /// The receipt of a subscription was sent.
+    pub(super) fn start(&mut self, number: u64) {
+        if self.starting == Some(number) {
+            self.starting = None;
+        }
+    }
+
+    /// The next event, as long as no receipt has to be sent first.
+    fn take(&self) -> Option<SharedEvent> {
+        let (_, inbox) = self.joined.as_ref().filter(|_| self.starting.is_none())?;
+        inbox.take(self.outbox.has_room())
+    }
+
+    /// Whether the client may be read.
+    pub(super) fn has_room(&self) -> bool {
+        self.joined.as_ref().is_none_or(|(subscriber, _)| subscriber.has_room())
+    }
+
+    /// Leaves the shared queue.
+    pub(super) fn end(&mut self) {
+        self.joined = None;
+    }
+}
+
+impl UpstreamStompSession {
+    /// Adds a subscription that shares a queue. Returns when its receipt is due.
+    pub(super) fn subscribe_live(
+        &mut self,
+        subscribe: &SubscriptionRequest,
+        key: &str,
+        has_receipt: bool,
+    ) -> Until {
+        let live = Some((key.into(), 0));
+        let own = UpstreamSubscription {
+            live,
+            has_receipt,
+            ..UpstreamSubscription::new(subscribe.form.clone(), "")
+        };
+        self.subscriptions.insert(subscribe.number, own);
+        self.live.subscribe(key, subscribe.number);
+        Until::Subscribed(subscribe.number)
+    }
+
+    /// Handles what has come from the shared queue.
+    ///
+    /// # Errors
+    /// A key was refused, the client is too slow, or there can be no shared queue any more.
+    pub(super) fn receive_live(&mut self) -> Result<(), StompFault> {
+        while let Some(event) = self.live.take() {
+            match event {
+                SharedEvent::Subscribed(number) => {
+                    self.live.pending.remove(&number);
+                    let waits = self.subscriptions.get(&number).is_some_and(|own| own.has_receipt);
+                    self.live.starting = waits.then_some(number);
+                }
+                SharedEvent::Refused(_, fault) | SharedEvent::Ended(fault) => return Err(of_fault(fault)),
+                SharedEvent::Overflowed => {
+                    let detail = "The client has not taken the messages of its subscriptions in time.\n";
+                    return Err(StompFault::new("Client too slow", detail));
+                }
+                SharedEvent::Message(numbers, message) => {
+                    numbers.iter().for_each(|number| self.live_message(*number, &message));
+                }
+            }
+            if work::is_turn_over() {
+                // The rest follows in the next turn.
+                self.outbox.nudge();
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn live_message(&mut self, number: u64, message: &SharedMessage) {
+        let Some(own) = self.subscriptions.get_mut(&number) else { return };
+        let Some((_, count)) = &mut own.live else { return };
+        *count += 1;
+        work::charge(MESSAGE, 1);
+        let published = PublishedTo { exchange: &message.exchange, routing_key: &message.routing_key };
+        let head = (published, *count, message.redelivered);
+        write_message(&self.outbox, &own.form, head, &message.properties, &message.body);
+    }
+}
