@@ -10,7 +10,8 @@
 //! - [`Relay`]: any TCP server inside WebSockets.
 //! - [`Alarms`]: make publishers wait when memory or disk runs short.
 //! - `mqtt`: MQTT clients of the embedded broker, and their sessions ([`MqttConfig`]).
-//! - `stomp`: STOMP clients of the embedded broker.
+//! - `stomp`: STOMP clients of the embedded broker or the upstream.
+//! - `upstream`: what sessions of other protocols need in front of an upstream, as AMQP through the pool.
 //! - [`OpenConnection`]: a connection as operators see and close it.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session on a backend.
 //!
