@@ -167,6 +167,10 @@ impl AmqpClient {
             self.unsent.drain(..taken);
         }
         self.session.flush(now);
+        // This round may have read what left no room. The waker is woken if the session sends more.
+        if self.inner.take_room() {
+            self.session.handle_room(now);
+        }
         Ok(())
     }
 

@@ -176,3 +176,17 @@ async fn a_key_that_is_not_utf8_does_no_harm() {
     );
     assert_eq!(site.status().lost, 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_fill_the_way_from_the_upstream_are_followed_by_the_others() {
+    let mut site = Site::new();
+    let subscriber = site.join_with(InboxLimits { messages: 1000, bytes: 16 << 20 }, Copies::PerSubscription);
+    subscriber.subscribe("k", 1).await;
+    // More than the outbox between the two takes, and fewer than may be unacknowledged.
+    let body = "x".repeat(15_000);
+    for _ in 0..300 {
+        site.publish_to("amq.topic", "k", &body);
+    }
+    settle().await;
+    assert_eq!(subscriber.events().len(), 300);
+}

@@ -3,6 +3,7 @@
 mod delivering;
 mod losing;
 mod pooled;
+mod threads;
 mod topology;
 mod turns;
 
@@ -229,11 +230,19 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let upstream = Upstream::new();
+        Self::of(Upstream::new(), Arc::default())
+    }
+
+    /// The same, with another publisher.
+    fn another(&self) -> Self {
+        Self::of(self.upstream.clone(), Arc::clone(&self.all))
+    }
+
+    fn of(upstream: Upstream, all: Arc<SharedSubscriptions>) -> Self {
         let (mut publisher, _link) = upstream.client("guest");
         publisher.send(1, channel::Open { reserved_1: "" });
         publisher.flush(transport::now()).unwrap();
-        Self { upstream, all: Arc::default(), publisher }
+        Self { upstream, all, publisher }
     }
 
     /// Publishes, and waits until the copies are in the inboxes.
