@@ -234,3 +234,23 @@ def test_subscribers_of_topics_outlive_a_restart_of_the_upstream(upstream, clien
         publisher.send("/topic/restarted", f"after {sent}")
     assert subscriber.message().body.startswith("after")
     assert subscriber.heard("error") == 0
+
+
+def test_a_subscriber_of_a_topic_that_does_not_read_is_closed_and_holds_up_nobody(pool, clients, amqp):
+    # More than the sockets' buffers hold together with the client's own queue here.
+    count, body = 400, "x" * 100_000
+    slow, other = StompWire(pool.stomp), clients()
+    assert slow.connect()[0] == "CONNECTED"
+    slow.send("SUBSCRIBE\nid:1\ndestination:/topic/flood\nreceipt:r\n\n")
+    assert slow.frame()[0] == "RECEIPT"
+    other.subscribe("/topic/flood")
+    for _ in range(count):
+        amqp.basic_publish("amq.topic", "flood", body)
+        assert len(other.message().body) == len(body)
+    frames = []
+    while frame := slow.frame():
+        frames.append(frame)
+    assert len(frames) < count
+    command, headers, _ = frames[-1]
+    assert (command, headers["message"]) == ("ERROR", "Client too slow")
+    assert {frame[0] for frame in frames[:-1]} == {"MESSAGE"}
