@@ -220,6 +220,7 @@ impl StompConnection {
     }
 
     fn over(&mut self, now: Instant) {
+        self.login = None;
         self.end_session(now);
         self.is_over = true;
         self.core.deadline = None;

@@ -29,6 +29,8 @@ pub(crate) struct AmqpClient {
     received: Received,
     /// Frames that the session has not taken.
     unsent: Vec<u8>,
+    /// Set once the session has failed.
+    fault: Option<Fault>,
     /// Messages that are being received, by channel. Most clients use few channels.
     contents: Vec<(u16, Assembler<ContentMethod>)>,
     /// Bytes of the largest frame.
@@ -60,6 +62,11 @@ impl Received {
 
     fn is_empty(&self) -> bool {
         self.handled == self.bytes.len()
+    }
+
+    /// Whether the next frame is there, or bytes that are none.
+    fn has_frame(&self) -> bool {
+        !matches!(Frame::parse(&self.bytes[self.handled..], 0), Ok(None))
     }
 }
 
@@ -101,7 +108,7 @@ impl AmqpClient {
     /// A client of `session`, which writes to `inner`. Frames have at most `frame_max` bytes.
     pub(crate) fn new(session: Box<dyn BackendSession>, inner: InnerOutbox, frame_max: u32) -> Self {
         let (received, unsent, contents) = Default::default();
-        Self { session, inner, received, unsent, contents, frame_max }
+        Self { session, inner, received, unsent, fault: None, contents, frame_max }
     }
 
     /// Sends a method. Call [`Self::flush`] at the end of the batch.
@@ -131,6 +138,12 @@ impl AmqpClient {
     /// The fault that ends the session.
     pub(crate) fn handle_nudge(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
         self.inner.register(waker);
+        self.check()?;
+        let outcome = self.nudge_session(now);
+        self.ends_by(outcome)
+    }
+
+    fn nudge_session(&mut self, now: Instant) -> Result<(), Fault> {
         if self.inner.take_nudge() {
             self.session.handle_nudge(now)?;
         }
@@ -143,6 +156,17 @@ impl AmqpClient {
         Ok(())
     }
 
+    /// Returns the fault that has ended the session, if one has.
+    fn check(&self) -> Result<(), Fault> {
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
+    /// Remembers the fault that ends the session: the session tells it once.
+    fn ends_by(&mut self, outcome: Result<(), Fault>) -> Result<(), Fault> {
+        self.fault = outcome.as_ref().err().cloned();
+        outcome
+    }
+
     /// When to call [`Self::handle_nudge`] at the latest.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.session.next_deadline()
@@ -153,20 +177,16 @@ impl AmqpClient {
     /// # Errors
     /// The fault that ends the session.
     pub(crate) fn flush(&mut self, now: Instant) -> Result<(), Fault> {
+        self.check()?;
         let mut taken = 0;
-        while let Some(frame) = Frame::parse(&self.unsent[taken..], 0)? {
-            if !self.session.takes(&frame, now) {
-                break;
-            }
-            taken += frame.wire_len();
-            taken += self.session.handle_frame(frame, &self.unsent[taken..], now)?;
-        }
-        if taken == self.unsent.len() {
+        let outcome = self.hand_over(&mut taken, now);
+        if taken == self.unsent.len() || outcome.is_err() {
             self.unsent = Vec::new();
         } else {
             self.unsent.drain(..taken);
         }
         self.session.flush(now);
+        self.ends_by(outcome)?;
         // This round may have read what left no room. The waker is woken if the session sends more.
         if self.inner.take_room() {
             self.session.handle_room(now);
@@ -174,12 +194,27 @@ impl AmqpClient {
         Ok(())
     }
 
-    /// Takes what the server has sent, to be handled by [`Received::next`] and put back by [`Self::put_back`].
+    /// Hands frames to the session; counts their bytes in `taken`, those of a frame that fails included.
+    fn hand_over(&mut self, taken: &mut usize, now: Instant) -> Result<(), Fault> {
+        while let Some(frame) = Frame::parse(&self.unsent[*taken..], 0)? {
+            if !self.session.takes(&frame, now) {
+                break;
+            }
+            *taken += frame.wire_len();
+            *taken += self.session.handle_frame(frame, &self.unsent[*taken..], now)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the server has sent, to be handled by [`Received::next`] and put back by [`Self::put_back`]. Nothing more is
+    /// read while a whole frame is there: the backend sees what a client does not take.
     pub(crate) fn take_received(&mut self) -> Received {
         let mut received = std::mem::take(&mut self.received);
-        received.bytes.drain(..received.handled);
-        received.handled = 0;
-        self.inner.read(&mut received.bytes);
+        if !received.has_frame() {
+            received.bytes.drain(..received.handled);
+            received.handled = 0;
+            self.inner.read(&mut received.bytes);
+        }
         received
     }
 
@@ -193,7 +228,7 @@ impl AmqpClient {
 
     /// Whether something waits for the next [`Self::take_received`].
     pub(crate) fn has_received(&self) -> bool {
-        !self.received.is_empty() || self.inner.outbox().backlog() > 0
+        self.received.has_frame() || self.inner.outbox().backlog() > 0
     }
 
     /// The event that a frame completes.
@@ -251,7 +286,7 @@ impl AmqpClient {
         self.session.is_closed()
     }
 
-    /// Ends the session in whatever state it is: what it has been given is still published.
+    /// Ends the session in whatever state it is. What it has been given is still published, unless it has failed.
     pub(crate) fn end(&mut self, now: Instant) {
         // A fault has ended the session by itself.
         let _ = self.flush(now);

@@ -7,13 +7,11 @@ use amqp::Credentials;
 use broker::Compatibility;
 use hashbrown::HashSet;
 use stomp::destination::PublishedTo;
-use stomp::server::SubscriptionRequest;
 use stomp::{Headers, StompFault};
 use sync::work;
 use transport::Outbox;
 
-use super::receipts::Until;
-use super::session::{MESSAGE, UpstreamStompSession, UpstreamSubscription, write_message};
+use super::session::{MESSAGE, UpstreamStompSession, write_message};
 use crate::backend::Backend;
 use crate::server::Shared;
 use crate::stomp::declaring::{Declaration, SUBSCRIPTION_QUEUE};
@@ -33,7 +31,12 @@ pub(super) struct LiveSubscriptions {
     pending: HashSet<u64>,
     /// The subscription whose receipt is to be sent before messages are taken.
     starting: Option<u64>,
+    /// Number of messages that were sent to the client.
+    sent: u64,
 }
+
+/// The number in message identifiers counts from here, where no delivery tag of the channel is.
+const FIRST_TAG: u64 = 1 << 40;
 
 impl LiveSubscriptions {
     pub(super) fn new(
@@ -44,7 +47,7 @@ impl LiveSubscriptions {
     ) -> Self {
         let login = SharedLogin { prefix: SUBSCRIPTION_QUEUE, credentials, vhost: vhost.into() };
         let (shared, outbox) = (Arc::clone(shared), Arc::clone(outbox));
-        Self { shared, outbox, login, joined: None, pending: HashSet::new(), starting: None }
+        Self { shared, outbox, login, joined: None, pending: HashSet::new(), starting: None, sent: 0 }
     }
 
     /// The user that the client has logged in as.
@@ -74,7 +77,8 @@ impl LiveSubscriptions {
             && wanted.arguments.is_empty())
     }
 
-    fn subscribe(&mut self, key: &str, number: u64) {
+    /// Has the key of a subscription bound.
+    pub(super) fn subscribe(&mut self, key: &str, number: u64) {
         let Backend::Upstream(pool) = &self.shared.backend else { return };
         let (subscriber, _) = self.joined.get_or_insert_with(|| {
             let inbox = SharedInbox::new(&self.outbox, InboxLimits::default(), Copies::PerSubscription);
@@ -122,24 +126,6 @@ impl LiveSubscriptions {
 }
 
 impl UpstreamStompSession {
-    /// Adds a subscription that shares a queue. Returns when its receipt is due.
-    pub(super) fn subscribe_live(
-        &mut self,
-        subscribe: &SubscriptionRequest,
-        key: &str,
-        has_receipt: bool,
-    ) -> Until {
-        let live = Some((key.into(), 0));
-        let own = UpstreamSubscription {
-            live,
-            has_receipt,
-            ..UpstreamSubscription::new(subscribe.form.clone(), "")
-        };
-        self.subscriptions.insert(subscribe.number, own);
-        self.live.subscribe(key, subscribe.number);
-        Until::Subscribed(subscribe.number)
-    }
-
     /// Handles what has come from the shared queue.
     ///
     /// # Errors
@@ -150,7 +136,9 @@ impl UpstreamStompSession {
                 SharedEvent::Subscribed(number) => {
                     self.live.pending.remove(&number);
                     let waits = self.subscriptions.get(&number).is_some_and(|own| own.has_receipt);
-                    self.live.starting = waits.then_some(number);
+                    if waits {
+                        self.live.starting = Some(number);
+                    }
                 }
                 SharedEvent::Refused(_, fault) | SharedEvent::Ended(fault) => return Err(of_fault(fault)),
                 SharedEvent::Overflowed => {
@@ -171,12 +159,11 @@ impl UpstreamStompSession {
     }
 
     fn live_message(&mut self, number: u64, message: &SharedMessage) {
-        let Some(own) = self.subscriptions.get_mut(&number) else { return };
-        let Some((_, count)) = &mut own.live else { return };
-        *count += 1;
+        let Some(own) = self.subscriptions.get(&number).filter(|own| own.live.is_some()) else { return };
+        self.live.sent += 1;
         work::charge(MESSAGE, 1);
         let published = PublishedTo { exchange: &message.exchange, routing_key: &message.routing_key };
-        let head = (published, *count, message.redelivered);
+        let head = (published, FIRST_TAG + self.live.sent, message.redelivered);
         write_message(&self.outbox, &own.form, head, &message.properties, &message.body);
     }
 }

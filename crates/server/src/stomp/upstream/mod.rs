@@ -2,6 +2,7 @@
 //!
 //! - [`session`]: an open connection's state: the answers it waits for, and messages for the client.
 //! - [`requests`]: SEND to UNSUBSCRIBE as AMQP methods. [`transactions`]: BEGIN to COMMIT.
+//! - [`awaited`]: methods whose answers are due. [`deferred`]: requests that take more than one turn.
 //! - [`live`]: subscriptions to topics that share a queue with other clients'.
 //! - [`receipts`]: receipts that wait for answers and confirms. [`unsettled`]: deliveries that are not acknowledged.
 //!
@@ -10,6 +11,8 @@
 //! RabbitMQ's adapter. Messages of subscriptions without acknowledgements are acknowledged here, in batches, once they are in
 //! the client's outbox: a consumer with a window may share its upstream connection with others'.
 
+mod awaited;
+mod deferred;
 mod live;
 mod receipts;
 mod requests;

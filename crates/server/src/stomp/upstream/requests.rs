@@ -7,9 +7,10 @@ use stomp::destination::Destination;
 use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest, TransactionId};
 use stomp::{FrameBody, Headers, StompFault};
 
+use super::awaited::Awaited;
+use super::deferred::DeferredRequest;
 use super::receipts::Until;
-use super::session::{Awaited, CHANNEL, UpstreamStompSession, UpstreamSubscription};
-use super::transactions::UpstreamTransaction;
+use super::session::{CHANNEL, UpstreamStompSession, UpstreamSubscription};
 use super::unsettled::SettledRun;
 use crate::stomp::declaring::{Declaration, MAX_DECLARED, is_durable, subscription_queue};
 use crate::stomp::destinations::{MAX_REPLIES, not_for, parse, refuse_selector, too_many_replies};
@@ -21,16 +22,11 @@ use crate::stomp::transaction::TransactionMessage;
 /// 50 ms at 4,000 messages a second, and few enough for the consumer to share its upstream connection.
 const WINDOW: u16 = 200;
 
+/// Consumer tags that a connection remembers as used; beyond that, it starts over.
+const MAX_USED_TAGS: usize = 1024;
+
 /// Numbers of subscriptions to the queues of `/temp-queue`s, counted down from here: a client's own begin at 1.
 const REPLY_NUMBERS: u64 = u64::MAX;
-
-/// A SEND that waits for the queue of its reply.
-pub(super) struct DeferredSend {
-    /// The name of the `/temp-queue`.
-    reply: Box<str>,
-    message: TransactionMessage,
-    transaction: Option<TransactionId>,
-}
 
 impl UpstreamStompSession {
     /// Publishes a message, or holds it until its transaction is committed.
@@ -138,25 +134,32 @@ impl UpstreamStompSession {
         if self.replies.len() >= MAX_REPLIES {
             return Err(too_many_replies());
         }
+        check_short("the name of a temporary queue", self.reply_form(name).tag())?;
         let own =
             Declaration { durable: false, auto_delete: true, exclusive: true, arguments: FieldTable::new() };
         self.declare("", &own, Awaited::ReplyQueue(name.into()));
-        self.deferred = Some(DeferredSend { reply: name.into(), message, transaction });
+        self.deferred = Some(DeferredRequest::Send { message, transaction });
         Ok(())
+    }
+
+    fn reply_form(&self, name: &str) -> MessageForm {
+        MessageForm::of_replies(self.version, self.name.clone(), name)
     }
 
     /// The queue for replies exists: consumes from it, and sends the message that waits for it.
     pub(super) fn reply_queue_declared(&mut self, name: Box<str>, queue: &str) -> Result<(), StompFault> {
         let number = REPLY_NUMBERS - self.next_reply;
         self.next_reply += 1;
-        let form = MessageForm::of_replies(self.version, self.name.clone(), &name);
-        self.add(number, UpstreamSubscription { is_reply: true, ..UpstreamSubscription::new(form, queue) });
+        let form = self.reply_form(&name);
+        self.subscriptions.insert(
+            number,
+            UpstreamSubscription { is_reply: true, ..UpstreamSubscription::new(form, queue) },
+        );
         self.consume(number);
         self.replies.insert(name, queue.into());
-        let Some(DeferredSend { mut message, transaction, reply }) = self.deferred.take() else {
+        let Some(DeferredRequest::Send { mut message, transaction }) = self.deferred.take() else {
             return Ok(());
         };
-        debug_assert_eq!(self.replies.get(&reply).map(|queue| &**queue), Some(queue));
         message.set_reply_to(queue);
         match transaction {
             Some(transaction) => self.hold(transaction, message),
@@ -181,7 +184,12 @@ impl UpstreamStompSession {
             && subscribe.ack == AckMode::Auto
             && self.live.may_share(headers, self.compatibility)?
         {
-            return Ok(self.subscribe_live(subscribe, key, headers.get("receipt").is_some()));
+            let live = Some((**key).into());
+            let own = UpstreamSubscription::new(subscribe.form.clone(), "");
+            let has_receipt = headers.get("receipt").is_some();
+            return Ok(
+                self.add_subscription(subscribe.number, UpstreamSubscription { live, has_receipt, ..own })
+            );
         }
         let queue = match &destination {
             Destination::Queue(name) => {
@@ -201,13 +209,24 @@ impl UpstreamStompSession {
             has_receipt: headers.get("receipt").is_some(),
             ..UpstreamSubscription::new(subscribe.form.clone(), &queue)
         };
+        Ok(self.add_subscription(subscribe.number, own))
+    }
+
+    /// Adds a subscription. Its messages begin once no receipt comes before its own. Returns when its receipt is due.
+    fn add_subscription(&mut self, number: u64, own: UpstreamSubscription) -> Until {
         let waits = own.has_receipt && !self.receipts.is_empty();
-        self.add(subscribe.number, own);
-        if waits {
-            return Ok(Until::Consumes(subscribe.number));
+        self.subscriptions.insert(number, own);
+        if waits { Until::Consumes(number) } else { self.begin(number) }
+    }
+
+    /// Makes the consumer of a subscription, or has its key bound. Returns when that is done.
+    pub(super) fn begin(&mut self, number: u64) -> Until {
+        if let Some(key) = self.subscriptions.get(&number).and_then(|own| own.live.clone()) {
+            self.live.subscribe(&key, number);
+            return Until::Subscribed(number);
         }
-        self.consume(subscribe.number);
-        Ok(self.all_answered())
+        self.consume(number);
+        self.all_answered()
     }
 
     /// Declares the subscription's own queue and binds it to the exchange.
@@ -225,19 +244,26 @@ impl UpstreamStompSession {
         Ok(name)
     }
 
-    fn add(&mut self, number: u64, own: UpstreamSubscription) {
-        self.numbers.insert(own.form.tag().into(), number);
-        self.subscriptions.insert(number, own);
-    }
-
     /// Makes the consumer of a subscription, always one that acknowledges.
-    pub(super) fn consume(&mut self, number: u64) {
-        let Some(own) = self.subscriptions.get(&number) else { return };
+    fn consume(&mut self, number: u64) {
+        let Some(own) = self.subscriptions.get_mut(&number) else { return };
         let prefetch_count = match own.prefetch {
             0 if !own.is_acked => WINDOW,
             given => given,
         };
-        let (queue, consumer_tag) = (own.queue.clone(), own.form.tag().to_owned());
+        // Deliveries of an earlier subscription with this tag may still come.
+        let tag = own.form.tag();
+        let consumer_tag: Box<str> = match self.used_tags.contains(tag) {
+            true => broker::generated_name("T_").into(),
+            false => tag.into(),
+        };
+        if self.used_tags.len() >= MAX_USED_TAGS {
+            self.used_tags.clear();
+        }
+        self.used_tags.insert(consumer_tag.clone());
+        own.consumer = Some(consumer_tag.clone());
+        self.numbers.insert(consumer_tag.clone(), number);
+        let queue = own.queue.clone();
         let arguments: FieldTable =
             own.offset.clone().map(|offset| ("x-stream-offset", offset)).into_iter().collect();
         if self.prefetch != Some(prefetch_count) {
@@ -252,7 +278,7 @@ impl UpstreamStompSession {
             arguments: RawTable::check(&arguments).unwrap_or_default(),
             ..basic::Consume::default()
         };
-        self.request(consume, Awaited::Consumer(number));
+        self.request(consume, Awaited::Consumer(number, consumer_tag.clone()));
     }
 
     /// Ends a subscription. Deletes its queue, too, if the subscription is a durable one on a topic and the client ends it
@@ -263,18 +289,21 @@ impl UpstreamStompSession {
         destination: &str,
         headers: &Headers<'_>,
     ) -> Result<Until, StompFault> {
+        let destination = parse(destination)?;
         let removed = self.subscriptions.remove(&number);
-        if let Some((key, _)) = removed.as_ref().and_then(|own| own.live.as_ref()) {
+        if let Some(key) = removed.as_ref().and_then(|own| own.live.as_deref()) {
             self.live.unsubscribe(key, number);
-        } else if let Some(own) = removed {
-            self.numbers.remove(own.form.tag());
-            self.request(basic::Cancel { consumer_tag: own.form.tag(), no_wait: false }, Awaited::Answer);
+        }
+        if let Some(tag) = removed.and_then(|own| own.consumer) {
+            self.numbers.remove(&tag);
+            let cancel = basic::Cancel { consumer_tag: &tag, no_wait: false };
+            self.request(cancel, Awaited::Cancel(tag.clone()));
             let unsettled = self.unsettled.take_all(number);
             self.requeue(&unsettled);
         }
-        let destination = parse(destination)?;
         if matches!(destination, Destination::Topic(_)) && is_durable(headers)? {
             let name = subscription_queue(&destination, headers)?;
+            check_short("x-queue-name", &name)?;
             self.request(queue::Delete { queue: &name, ..queue::Delete::default() }, Awaited::Answer);
         }
         Ok(self.all_answered())
@@ -293,23 +322,19 @@ impl UpstreamStompSession {
     }
 
     /// Settles deliveries of the client upstream.
-    fn apply(&mut self, settle: Settle, tags: &[u64]) {
-        for run in self.runs(tags) {
-            self.apply_to(settle, run);
-        }
-    }
-
-    pub(super) fn apply_to(&mut self, settle: Settle, SettledRun { delivery_tag, multiple }: SettledRun) {
-        if settle.is_ack {
-            self.client.send(CHANNEL, basic::Ack { delivery_tag, multiple });
-        } else {
-            self.client.send(CHANNEL, basic::Nack { delivery_tag, multiple, requeue: settle.requeue });
+    pub(super) fn apply(&mut self, settle: Settle, tags: &[u64]) {
+        for SettledRun { delivery_tag, multiple } in self.unsettled.settle(tags) {
+            if settle.is_ack {
+                self.client.send(CHANNEL, basic::Ack { delivery_tag, multiple });
+            } else {
+                self.client.send(CHANNEL, basic::Nack { delivery_tag, multiple, requeue: settle.requeue });
+            }
         }
     }
 
     /// Returns deliveries to their queue.
     pub(super) fn requeue(&mut self, tags: &[u64]) {
-        for SettledRun { delivery_tag, multiple } in self.runs(tags) {
+        for SettledRun { delivery_tag, multiple } in self.unsettled.settle(tags) {
             self.client.send(CHANNEL, basic::Nack { delivery_tag, multiple, requeue: true });
         }
     }
@@ -317,14 +342,9 @@ impl UpstreamStompSession {
     /// Acknowledges what needs no ACK of the client.
     pub(super) fn acknowledge_done(&mut self) {
         let done = self.unsettled.take_done();
-        for SettledRun { delivery_tag, multiple } in self.runs(&done) {
+        for SettledRun { delivery_tag, multiple } in self.unsettled.settle(&done) {
             self.client.send(CHANNEL, basic::Ack { delivery_tag, multiple });
         }
-    }
-
-    fn runs(&self, tags: &[u64]) -> Vec<SettledRun> {
-        let held = self.transactions.values().flat_map(UpstreamTransaction::held);
-        if tags.is_empty() { Vec::new() } else { self.unsettled.runs(tags, held) }
     }
 }
 
@@ -333,6 +353,7 @@ impl UpstreamSubscription {
     pub(super) fn new(form: MessageForm, queue: &str) -> Self {
         Self {
             form,
+            consumer: None,
             queue: queue.into(),
             is_acked: false,
             prefetch: 0,

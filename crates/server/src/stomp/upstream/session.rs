@@ -1,6 +1,5 @@
 //! An open connection's state in front of an upstream.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -15,9 +14,10 @@ use stomp::{END_OF_FRAME, StompFault, StompVersion};
 use sync::work;
 use transport::Outbox;
 
+use super::awaited::{Awaited, AwaitedAnswers};
+use super::deferred::DeferredRequest;
 use super::live::LiveSubscriptions;
 use super::receipts::{Until, UpstreamReceipts};
-use super::requests::DeferredSend;
 use super::transactions::UpstreamTransaction;
 use super::unsettled::UnsettledDeliveries;
 use crate::registry::OpenConnection;
@@ -49,10 +49,8 @@ pub(in crate::stomp) struct UpstreamStompSession {
     pub(super) live: LiveSubscriptions,
     pub(super) version: StompVersion,
     pub(super) compatibility: Compatibility,
-    /// The methods that an answer is due to, in their order.
-    awaited: VecDeque<Awaited>,
-    /// Number of methods that were answered.
-    answered: u64,
+    /// The methods that an answer is due to.
+    pub(super) awaited: AwaitedAnswers,
     /// The channel is in confirm mode.
     pub(super) confirming: bool,
     pub(super) confirms: PublisherConfirms,
@@ -61,6 +59,8 @@ pub(in crate::stomp) struct UpstreamStompSession {
     pub(super) subscriptions: HashMap<u64, UpstreamSubscription>,
     /// The subscriptions' numbers by their consumer tags.
     pub(super) numbers: HashMap<Box<str>, u64>,
+    /// Consumer tags that were used on the channel.
+    pub(super) used_tags: HashSet<Box<str>>,
     pub(super) unsettled: UnsettledDeliveries,
     /// The prefetch limit of consumers that are made next, once one was set.
     pub(super) prefetch: Option<u16>,
@@ -73,8 +73,8 @@ pub(in crate::stomp) struct UpstreamStompSession {
     pub(super) replies: HashMap<Box<str>, Box<str>>,
     /// Number of such queues that were declared.
     pub(super) next_reply: u64,
-    /// The message that waits for the queue of its reply. Nothing else is taken meanwhile.
-    pub(super) deferred: Option<DeferredSend>,
+    /// The request that is not done. Nothing else is taken meanwhile.
+    pub(super) deferred: Option<DeferredRequest>,
     /// The subscription whose receipt is to be sent before its messages: nothing is received until it is started. Those that
     /// share a queue wait by themselves.
     starting: Option<u64>,
@@ -85,6 +85,8 @@ pub(in crate::stomp) struct UpstreamStompSession {
 /// A subscription and its consumer.
 pub(super) struct UpstreamSubscription {
     pub(super) form: MessageForm,
+    /// The consumer's tag, once the consumer was asked for.
+    pub(super) consumer: Option<Box<str>>,
     pub(super) queue: Box<str>,
     /// Whether its client acknowledges.
     pub(super) is_acked: bool,
@@ -94,22 +96,10 @@ pub(super) struct UpstreamSubscription {
     pub(super) offset: Option<amqp::FieldValue>,
     /// Its receipt is to be sent before its messages.
     pub(super) has_receipt: bool,
-    /// The binding key, if it has no consumer of its own but shares a queue with others, and the number of messages that it
-    /// got from there.
-    pub(super) live: Option<(Box<str>, u64)>,
+    /// The binding key, if it has no consumer of its own but shares a queue with others.
+    pub(super) live: Option<Box<str>>,
     /// It is the reply queue of a `/temp-queue`, which the client has not subscribed to.
     pub(super) is_reply: bool,
-}
-
-/// A method whose answer is due.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Awaited {
-    /// Nothing follows from the answer.
-    Answer,
-    /// basic.consume of this subscription.
-    Consumer(u64),
-    /// queue.declare for the `/temp-queue` of this name.
-    ReplyQueue(Box<str>),
 }
 
 /// The end that the client has asked for.
@@ -133,6 +123,8 @@ impl UpstreamStompSession {
         version: StompVersion,
     ) -> Self {
         client.send(CHANNEL, channel::Open { reserved_1: "" });
+        let mut awaited = AwaitedAnswers::default();
+        awaited.push(Awaited::Answer);
         shared.metrics.channels_opened.add(1);
         // The channel is opened in the next turn.
         outbox.nudge();
@@ -145,13 +137,13 @@ impl UpstreamStompSession {
             name: broker::generated_name("session-").into(),
             live: LiveSubscriptions::new(shared, outbox, credentials, vhost),
             version,
-            awaited: VecDeque::from([Awaited::Answer]),
-            answered: 0,
+            awaited,
             confirming: false,
             confirms: PublisherConfirms::default(),
             receipts: UpstreamReceipts::default(),
             subscriptions: HashMap::new(),
             numbers: HashMap::new(),
+            used_tags: HashSet::new(),
             unsettled: UnsettledDeliveries::default(),
             prefetch: None,
             transactions: HashMap::new(),
@@ -169,27 +161,34 @@ impl UpstreamStompSession {
     /// Sends a method that is answered.
     pub(super) fn request<'m>(&mut self, method: impl Into<Method<'m>>, awaited: Awaited) {
         self.client.send(CHANNEL, method);
-        self.awaited.push_back(awaited);
+        self.awaited.push(awaited);
     }
 
     /// When everything that was requested until now is answered.
     pub(super) fn all_answered(&self) -> Until {
-        Until::Answered(self.answered + self.awaited.len() as u64)
+        Until::Answered(self.awaited.last())
+    }
+
+    /// When everything that was published until now is confirmed.
+    pub(super) fn all_confirmed(&self) -> Until {
+        Until::Confirmed(self.confirms.last())
     }
 
     /// Lets the upstream's side go on, and handles what it has sent. Returns the cancelled subscriptions.
     fn go_on(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
-        self.receive(&mut cancelled)?;
-        self.receive_live()?;
+        let received = self.receive(&mut cancelled).and_then(|()| self.receive_live());
+        // What the client has got must not be delivered again, however this ends.
         self.acknowledge_done();
+        received?;
+        self.go_on_with_deferred()?;
         self.consume_next();
         self.client.flush(now).map_err(of_fault)?;
         if self.leaving == Leaving::Closing && self.client.is_closed() {
             self.leaving = Leaving::Closed;
         }
-        if self.client.has_received() && self.takes_messages() {
+        if self.may_go_on() || (self.client.has_received() && self.takes_messages()) {
             // The turn is over, or an answer has come at once.
             self.outbox.nudge();
         }
@@ -202,7 +201,7 @@ impl UpstreamStompSession {
     }
 
     fn receive(&mut self, cancelled: &mut Vec<(Box<str>, u64)>) -> Result<(), StompFault> {
-        if self.starting.is_some() {
+        if !self.takes_messages() {
             return Ok(());
         }
         let mut received = self.client.take_received();
@@ -248,16 +247,16 @@ impl UpstreamStompSession {
         Ok(())
     }
 
-    /// Handles the answer to the first method that has none yet.
+    /// Handles the answer to a method.
     fn answer(&mut self, answer: &Method<'_>) -> Result<(), StompFault> {
-        let Some(awaited) = self.awaited.pop_front() else { return Ok(()) };
-        self.answered += 1;
-        match (awaited, answer) {
-            (Awaited::Consumer(number), _) => {
+        match (self.awaited.answer(answer), answer) {
+            (Some(Awaited::Consumer(number, _)), _) => {
                 let has_receipt = |own: &UpstreamSubscription| own.has_receipt;
-                self.starting = self.subscriptions.get(&number).is_some_and(has_receipt).then_some(number);
+                if self.subscriptions.get(&number).is_some_and(has_receipt) {
+                    self.starting = Some(number);
+                }
             }
-            (Awaited::ReplyQueue(name), Method::QueueDeclareOk(ok)) => {
+            (Some(Awaited::ReplyQueue(name)), Method::QueueDeclareOk(ok)) => {
                 return self.reply_queue_declared(name, ok.queue);
             }
             _ => {}
@@ -294,6 +293,10 @@ impl UpstreamStompSession {
         else {
             return;
         };
+        if matches!(self.leaving, Leaving::Closing | Leaving::Closed) {
+            // It could not be acknowledged any more.
+            return;
+        }
         work::charge(MESSAGE, 1);
         let found = self
             .numbers
@@ -318,8 +321,7 @@ impl UpstreamStompSession {
     /// Makes the consumer of the first receipt that waits, if it is a subscription's.
     fn consume_next(&mut self) {
         if let Some(Until::Consumes(number)) = self.receipts.first().copied() {
-            self.consume(number);
-            let until = self.all_answered();
+            let until = self.begin(number);
             if let Some(first) = self.receipts.first() {
                 *first = until;
             }
@@ -379,7 +381,7 @@ impl StompSession for UpstreamStompSession {
                 self.transactions.insert(*transaction, UpstreamTransaction::default());
                 self.all_answered()
             }
-            EventKind::Commit(transaction) => self.commit(*transaction, receipt.is_some()),
+            EventKind::Commit(transaction) => return self.commit(*transaction, receipt),
             EventKind::Abort(transaction) => {
                 self.abort(*transaction);
                 self.all_answered()
@@ -405,7 +407,7 @@ impl StompSession for UpstreamStompSession {
 
     fn next_receipt(&mut self) -> Option<Receipt> {
         let is_due = match *self.receipts.first()? {
-            Until::Answered(number) => number <= self.answered,
+            Until::Answered(number) => self.awaited.has_answered(number),
             Until::Confirmed(number) => number <= self.confirms.settled(),
             Until::Consumes(_) => false,
             Until::Subscribed(number) => !self.live.is_pending(number),
@@ -463,7 +465,10 @@ impl StompSession for UpstreamStompSession {
     }
 
     fn has_room(&self) -> bool {
+        // Whatever would cancel a consumer that is being made, or have the pool move it to another connection, waits: its
+        // answer could be lost, and RabbitMQ 3.10 loses the channel of one that is cancelled before.
         self.deferred.is_none()
+            && !self.awaited.has_consumers()
             && self.awaited.len() < MAX_AWAITED
             && self.receipts.has_room()
             && self.live.has_room()

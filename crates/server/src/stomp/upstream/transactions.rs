@@ -5,9 +5,8 @@
 use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
-use super::receipts::Until;
+use super::deferred::DeferredRequest;
 use super::session::UpstreamStompSession;
-use super::unsettled::SettledRun;
 use crate::stomp::transaction::{MAX_HELD_BYTES, TransactionMessage, too_large};
 
 /// The messages and settlements that wait for COMMIT.
@@ -21,11 +20,6 @@ impl UpstreamTransaction {
     /// Holds the settlement of these deliveries.
     pub(super) fn hold_settlement(&mut self, settle: Settle, tags: Vec<u64>) {
         self.settlements.push((settle, tags));
-    }
-
-    /// The deliveries whose settlement is held.
-    pub(super) fn held(&self) -> impl Iterator<Item = u64> {
-        self.settlements.iter().flat_map(|(_, tags)| tags.iter().copied())
     }
 }
 
@@ -43,27 +37,19 @@ impl UpstreamStompSession {
         Ok(())
     }
 
-    /// Commits a transaction. Returns when its receipt is due: if it `has_receipt`, once its messages are confirmed.
-    pub(super) fn commit(&mut self, id: TransactionId, has_receipt: bool) -> Until {
-        let Some(UpstreamTransaction { messages, settlements }) = self.take_transaction(id) else {
-            return self.all_answered();
-        };
-        if has_receipt && !messages.is_empty() {
+    /// Commits a transaction: publishes its messages, as far as there is room at a time. With a receipt they are confirmed.
+    pub(super) fn commit(&mut self, id: TransactionId, receipt: Option<&str>) -> Result<(), StompFault> {
+        let UpstreamTransaction { messages, settlements } = self.take_transaction(id).unwrap_or_default();
+        if receipt.is_some() && !messages.is_empty() {
             self.select_confirms();
         }
-        for held in &messages {
-            self.publish(held.message(), held.receipt.as_deref());
+        let (messages, receipt) = (messages.into(), receipt.map(Into::into));
+        self.deferred = Some(DeferredRequest::Commit { messages, settlements, receipt });
+        self.go_on_with_deferred()?;
+        if self.deferred.is_some() {
+            self.outbox.nudge();
         }
-        // One by one: those of the transaction that follow may be settled in another way.
-        for (settle, tags) in settlements {
-            tags.iter()
-                .for_each(|tag| self.apply_to(settle, SettledRun { delivery_tag: *tag, multiple: false }));
-        }
-        if has_receipt && !messages.is_empty() {
-            Until::Confirmed(self.confirms.last())
-        } else {
-            self.all_answered()
-        }
+        Ok(())
     }
 
     /// Aborts a transaction: its deliveries are as before.

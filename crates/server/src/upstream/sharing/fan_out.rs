@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use amqp::{FieldValue, Properties};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 use sync::work;
 
 use super::answers::SLOT;
 use super::inbox::{Pushed, SharedMessage, SubscriptionNumbers};
-use super::queue::EXCHANGE;
 use super::state::{
     BindingId, BindingSubscriber, SharedBinding, SharedState, SubscriberEntry, subscriber_in,
 };
@@ -49,24 +49,46 @@ impl FanOut {
     }
 }
 
+/// Passes the routing keys in the header CC to `each`.
+fn each_in_cc(properties: &[u8], mut each: impl FnMut(&str)) {
+    let headers = Properties::decode(properties).ok().and_then(|properties| properties.headers);
+    let Some(headers) = headers.filter(|headers| !headers.is_empty()) else { return };
+    if let Some(FieldValue::Array(keys)) = headers.decode().get("CC") {
+        keys.iter().filter_map(FieldValue::as_text).for_each(&mut each);
+    }
+}
+
 impl SharedState {
     /// Counts a message, and finds the bindings with subscribers that it matches. Returns `None` if there are none.
-    pub(super) fn matching(&mut self, exchange: &str, routing_key: &str) -> Option<MatchedBindings> {
+    ///
+    /// The message may have come to [`EXCHANGE`](super::queue::EXCHANGE) from another exchange, bound to it or with it as the
+    /// alternate one; the default exchange is none of these: anybody may publish to the queue by its name. The keys in its
+    /// header CC count as well; those in BCC cannot be known here.
+    pub(super) fn matching(
+        &mut self,
+        exchange: &str,
+        routing_key: &str,
+        properties: &[u8],
+    ) -> Option<MatchedBindings> {
         work::charge(MESSAGE, 1);
         self.counts.received += 1;
-        // Anybody may publish to the queue by its name.
-        if exchange != EXCHANGE {
+        if exchange.is_empty() {
             return None;
         }
         let Self { index, bindings, .. } = self;
         let mut ids = SmallVec::new();
-        index.matches(routing_key, |id| {
-            if bindings.get(id).is_some_and(|binding| !binding.subscribers.is_empty()) {
-                ids.push(*id);
-            }
-        });
+        let mut find = |key: &str| {
+            index.matches(key, |id| {
+                if bindings.get(id).is_some_and(|binding| !binding.subscribers.is_empty()) {
+                    ids.push(*id);
+                }
+            });
+        };
+        find(routing_key);
+        each_in_cc(properties, &mut find);
         work::charge(MATCH, ids.len());
         ids.sort_unstable();
+        ids.dedup();
         (!ids.is_empty()).then_some(MatchedBindings { number: self.counts.received, ids })
     }
 

@@ -199,7 +199,7 @@ impl Conversation {
         };
         self.received = delivery_tag;
         let ReceivedMessage { properties, body, .. } = received;
-        let Some(matched) = self.queue.matching(&exchange, &routing_key) else { return };
+        let Some(matched) = self.queue.matching(&exchange, &routing_key, &properties) else { return };
         let (properties, body) = (Bytes::from(properties.into_owned()), Bytes::from(body.into_owned()));
         let message = SharedMessage { exchange, routing_key, properties, body, redelivered };
         self.current = Some(FanOut::new(message, matched));

@@ -128,8 +128,13 @@ impl SharedQueue {
     }
 
     /// As [`SharedState::matching`].
-    pub(super) fn matching(&self, exchange: &str, routing_key: &str) -> Option<MatchedBindings> {
-        self.state.lock().matching(exchange, routing_key)
+    pub(super) fn matching(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        properties: &[u8],
+    ) -> Option<MatchedBindings> {
+        self.state.lock().matching(exchange, routing_key, properties)
     }
 
     /// Hands out answers, then the message, until both have reached all or the turn is over. Returns whether nothing is

@@ -1,6 +1,6 @@
 //! Messages on their way to the subscribers.
 
-use amqp::frame;
+use amqp::{FieldTable, FieldValue, Properties, RawTable, frame};
 use broker::{Binding, SessionId};
 
 use super::*;
@@ -93,23 +93,33 @@ async fn a_subscriber_that_takes_nothing_overflows_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_from_another_exchange_is_for_nobody_and_settled() {
+async fn a_message_counts_by_its_keys_wherever_it_comes_from_unless_it_was_sent_to_the_queue_by_name() {
     let mut site = Site::new();
     let subscriber = site.join();
-    subscriber.subscribe("#", 1).await;
+    subscriber.subscribe("wanted.#", 1).await;
     let queue = site.upstream.queues().remove(0);
     site.publish_to("", queue.name(), "by its name");
     settle().await;
+    // As from an exchange that is bound to amq.topic.
     let (source, destination) = ("amq.fanout", queue.name());
     let binding = Binding { source, destination, ..Default::default() };
     // Only the session that owns the queue may bind it.
     let owner = (1..10).map(SessionId).find(|id| site.upstream.vhost().bind_queue(*id, &binding).is_ok());
     assert!(owner.is_some());
-    site.publish_to("amq.fanout", "k", "by another binding");
-    site.publish("k", "x").await;
-    assert_eq!(subscriber.events(), ["1: x"]);
+    site.publish_to("amq.fanout", "wanted.a", "a");
+    site.publish_to("amq.fanout", "other", "by another key");
+    let keys = ["wanted.cc", "wanted.#"].map(FieldValue::text).to_vec();
+    let table: FieldTable = [("CC", FieldValue::Array(keys))].into_iter().collect();
+    let encoded = table.encode();
+    let mut properties = Vec::new();
+    Properties::default().with_headers(RawTable::check(&encoded).unwrap()).encode(&mut properties);
+    let publish = basic::Publish { exchange: "amq.topic", routing_key: "elsewhere", ..Default::default() };
+    site.publisher.publish(1, publish, &properties, b"cc");
+    site.publisher.flush(transport::now()).unwrap();
+    site.publish("wanted.b", "b").await;
+    assert_eq!(subscriber.events(), ["1: a", "1: cc", "1: b"]);
     let view = queue.view();
-    assert_eq!((view.ready, view.unacknowledged, site.status().received), (0, 0, 3));
+    assert_eq!((view.ready, view.unacknowledged, site.status().received), (0, 0, 5));
 }
 
 #[tokio::test(start_paused = true)]

@@ -51,7 +51,7 @@ impl Crowd {
     /// Hands out turn by turn, with something that happens in between; returns the number of turns.
     fn hand_out(&mut self, routing_key: Option<&str>, mut between: impl FnMut(&mut Self, usize)) -> usize {
         let mut current = routing_key.and_then(|key| {
-            let matched = self.queue.matching("amq.topic", key)?;
+            let matched = self.queue.matching("amq.topic", key, &[])?;
             Some(FanOut::new(message(key), matched))
         });
         for turns in 1.. {
