@@ -77,7 +77,7 @@ impl Status {
                     store::write(kept, out);
                 }
             }
-            Backend::Upstream(pool) => pool::write(pool, out),
+            Backend::Upstream(pool) => pool::write(&self.server, pool, out),
         }
         if let Some(levels) = &self.levels {
             alarms::write(levels, self.server.alarms(), out);

@@ -30,7 +30,7 @@ use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
-use crate::upstream::sharing::SharedSubscriptions;
+use crate::upstream::sharing::{SharedQueueStatus, SharedSubscriptions, SharedTotals};
 use crate::websocket::{self, WebSocketConfig};
 
 /// Pause before accepting again after a shortage of file descriptors or memory.
@@ -291,6 +291,16 @@ impl Server {
     /// Replaces the limits; open connections stay.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.counter.set_limits(limits);
+    }
+
+    /// The queues that live subscriptions share upstream, in no order.
+    pub fn shared_queues(&self) -> Vec<SharedQueueStatus> {
+        self.shared.subscriptions.status()
+    }
+
+    /// All shared queues together.
+    pub fn shared_totals(&self) -> SharedTotals {
+        self.shared.subscriptions.totals()
     }
 
     /// How much of each limited resource is in use.

@@ -2,8 +2,9 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
+use server::{Server, SharedCounts, SharedTotals};
 
-pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
+pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
     let help = "1 if the last attempt to reach an upstream succeeded, else 0.";
     out.gauge("leveret_upstream_up", help, u64::from(pool.is_reachable()));
@@ -14,12 +15,54 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
         out.counter(name, help, value);
     }
     write_addresses(pool, out);
+    write_shared_queues(&server.shared_totals(), out);
     let proxy::Durations { buckets, count, sum } = metrics.queueing;
     let buckets = proxy::BOUNDS.into_iter().zip(buckets).collect();
     let series = HistogramSeries { labels: Vec::new(), buckets, count, sum: sum.as_secs_f64() };
     let help =
         "Time in seconds that sampled client data waited until it was written to an upstream connection.";
     out.histogram("leveret_upstream_queueing_seconds", help, &[series]);
+}
+
+/// The queues that subscriptions share upstream. Sharing has saved as many messages as copies exceed those received.
+fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
+    let SharedTotals { queues, subscribers, bindings, counts } = *totals;
+    for (name, help, value) in [
+        ("leveret_shared_queues", "Queues that subscriptions share upstream.", queues),
+        ("leveret_shared_subscribers", "Clients whose subscriptions share a queue upstream.", subscribers),
+        (
+            "leveret_shared_bindings",
+            "Binding keys of the queues that subscriptions share upstream.",
+            bindings,
+        ),
+    ] {
+        out.gauge(name, help, value as u64);
+    }
+    let SharedCounts { received, copies, overflowed, lost } = counts;
+    for (name, help, value) in [
+        (
+            "leveret_shared_received_messages_total",
+            "Messages received from queues that subscriptions share upstream.",
+            received,
+        ),
+        (
+            "leveret_shared_delivered_copies_total",
+            "Copies of the messages from shared queues handed to subscribers. Sharing saves the upstream what these exceed the messages received.",
+            copies,
+        ),
+        (
+            "leveret_shared_overflowed_subscribers_total",
+            "Subscribers cut off from a shared queue because they did not take their messages in time.",
+            overflowed,
+        ),
+        (
+            "leveret_shared_connections_lost_total",
+            "Upstream connections of shared queues lost; messages published until the next was ready have not come.",
+            lost,
+        ),
+    ] {
+        out.counter(name, help, value);
+    }
 }
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {

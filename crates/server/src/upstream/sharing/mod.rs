@@ -38,5 +38,8 @@ mod task;
 mod tests;
 
 pub(crate) use inbox::{Copies, InboxLimits, SharedEvent, SharedInbox, SharedMessage};
-pub(crate) use queue::{SharedLogin, SharedQueueStatus, SharedSubscriber};
+pub use queue::SharedQueueStatus;
+pub(crate) use queue::{SharedLogin, SharedSubscriber};
+pub use state::SharedCounts;
 pub(crate) use subscriptions::SharedSubscriptions;
+pub use subscriptions::SharedTotals;

@@ -9,7 +9,7 @@ use sync::{AtomicWaker, Mutex, Rank, work};
 use super::fan_out::{FanOut, MatchedBindings};
 use super::inbox::SharedInbox;
 use super::requests::{KeyRequest, Unasked};
-use super::state::{SharedState, SubscriberId};
+use super::state::{SharedCounts, SharedState, SubscriberId};
 
 /// Subscribers that are looked at before the queue's lock is released for a moment: some tens of microseconds.
 pub(super) const SLOTS_AT_ONCE: usize = 128;
@@ -38,23 +38,25 @@ pub(crate) struct SharedQueue {
 
 /// A shared queue as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SharedQueueStatus {
-    pub(crate) user: String,
-    pub(crate) vhost: String,
+pub struct SharedQueueStatus {
+    /// The user whose clients share it.
+    pub user: String,
+    /// The virtual host that it is in.
+    pub vhost: String,
     /// The name of the queue upstream; `None` while there is no connection.
-    pub(crate) queue: Option<String>,
-    /// Number of clients.
-    pub(crate) subscribers: usize,
+    pub queue: Option<String>,
+    /// Clients whose subscriptions share it.
+    pub subscribers: usize,
     /// Number of different binding keys, those without a subscriber included.
-    pub(crate) bindings: usize,
+    pub bindings: usize,
     /// Messages received from the upstream.
-    pub(crate) received: u64,
+    pub received: u64,
     /// Copies of them that were handed to subscribers.
-    pub(crate) copies: u64,
+    pub copies: u64,
     /// Subscribers that did not take their messages in time.
-    pub(crate) overflowed: u64,
+    pub overflowed: u64,
     /// Upstream connections that were lost. Messages published until the next was ready have not come.
-    pub(crate) lost: u64,
+    pub lost: u64,
 }
 
 impl SharedQueue {
@@ -87,6 +89,12 @@ impl SharedQueue {
             overflowed: state.counts.overflowed,
             lost: state.counts.lost,
         }
+    }
+
+    /// Its numbers of subscribers and bindings, and its counts.
+    pub(super) fn figures(&self) -> (usize, usize, SharedCounts) {
+        let state = self.state.lock();
+        (state.subscribers.len(), state.bindings.len(), state.counts)
     }
 
     /// From now on the queue ends as soon as it has no subscriber.

@@ -58,17 +58,28 @@ pub(super) struct SharedState {
     pub(super) counts: SharedCounts,
 }
 
-/// Totals since the queue was first needed.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct SharedCounts {
+/// Totals of a shared queue since it was first needed, or of all of them since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SharedCounts {
     /// Messages received from the upstream.
-    pub(super) received: u64,
-    /// Copies handed out.
-    pub(super) copies: u64,
+    pub received: u64,
+    /// Copies of them handed to subscribers.
+    pub copies: u64,
     /// Subscribers that did not take their messages in time.
-    pub(super) overflowed: u64,
+    pub overflowed: u64,
     /// Upstream connections lost, each with the messages published until the next was ready.
-    pub(super) lost: u64,
+    pub lost: u64,
+}
+
+impl SharedCounts {
+    /// Adds the counts of another queue.
+    pub(super) fn add(&mut self, other: Self) {
+        let Self { received, copies, overflowed, lost } = other;
+        self.received += received;
+        self.copies += copies;
+        self.overflowed += overflowed;
+        self.lost += lost;
+    }
 }
 
 /// A client of the shared queue.

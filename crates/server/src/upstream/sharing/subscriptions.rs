@@ -13,6 +13,7 @@ use transport::InnerOutbox;
 
 use super::inbox::SharedInbox;
 use super::queue::{SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
+use super::state::SharedCounts;
 use super::task::{self, OpenError, OpenUpstream};
 use crate::upstream::client::AmqpClient;
 
@@ -28,8 +29,32 @@ const CHANNELS: u16 = 2;
 /// The queues that live subscriptions share upstream, one for each login, virtual host and protocol.
 #[derive(Default)]
 pub(crate) struct SharedSubscriptions {
-    queues: Mutex<HashMap<LoginKey, Arc<SharedQueue>>, { Rank::SharedSubscriptions as u8 }>,
+    table: Mutex<SharedTable, { Rank::SharedSubscriptions as u8 }>,
     is_draining: AtomicBool,
+}
+
+/// All shared queues whose tasks run, and the counts of all others.
+#[derive(Default)]
+struct SharedTable {
+    /// The queues that new subscribers join.
+    by_login: HashMap<LoginKey, Arc<SharedQueue>>,
+    /// Queues that were given up, and replaced before their tasks had ended.
+    replaced: Vec<Arc<SharedQueue>>,
+    /// Counts of the queues whose tasks have ended.
+    ended: SharedCounts,
+}
+
+/// All shared queues together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SharedTotals {
+    /// Queues whose tasks run.
+    pub queues: usize,
+    /// Clients whose subscriptions share one of them.
+    pub subscribers: usize,
+    /// Number of binding keys of all queues, those without a subscriber included.
+    pub bindings: usize,
+    /// Counts since the start of the server, with those of queues that have ended.
+    pub counts: SharedCounts,
 }
 
 /// A login, compared by all its parts: permissions may depend on the secret, as with tokens.
@@ -56,8 +81,8 @@ impl SharedSubscriptions {
         upstream: impl FnOnce() -> U,
     ) -> SharedSubscriber {
         let key = LoginKey(login.clone());
-        let mut queues = self.queues.lock();
-        if let Some(subscriber) = queues.get(&key).and_then(|queue| queue.join(inbox)) {
+        let mut table = self.table.lock();
+        if let Some(subscriber) = table.by_login.get(&key).and_then(|queue| queue.join(inbox)) {
             return subscriber;
         }
         loop {
@@ -67,8 +92,9 @@ impl SharedSubscriptions {
             }
             // A new queue has not ended.
             let Some(subscriber) = queue.join(inbox) else { continue };
-            queues.insert(key, Arc::clone(&queue));
-            drop(queues);
+            let replaced = table.by_login.insert(key, Arc::clone(&queue));
+            table.replaced.extend(replaced);
+            drop(table);
             tokio::spawn(run(Arc::clone(self), queue, upstream()));
             return subscriber;
         }
@@ -76,24 +102,53 @@ impl SharedSubscriptions {
 
     /// The queues for operators, in no order.
     pub(crate) fn status(&self) -> Vec<SharedQueueStatus> {
-        let queues: Vec<_> = self.queues.lock().values().cloned().collect();
-        queues.iter().map(|queue| queue.status()).collect()
+        self.running().iter().map(|queue| queue.status()).collect()
+    }
+
+    /// The totals for operators. Counts never go back.
+    pub(crate) fn totals(&self) -> SharedTotals {
+        let table = self.table.lock();
+        let (queues, counts) = (table.running(), table.ended);
+        drop(table);
+        let mut totals = SharedTotals { queues: queues.len(), counts, ..SharedTotals::default() };
+        for queue in queues {
+            let (subscribers, bindings, counts) = queue.figures();
+            totals.subscribers += subscribers;
+            totals.bindings += bindings;
+            totals.counts.add(counts);
+        }
+        totals
     }
 
     /// From now on each queue is given up as soon as its last subscriber has left.
     pub(crate) fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
-        let queues: Vec<_> = self.queues.lock().values().cloned().collect();
-        queues.iter().for_each(|queue| queue.drain());
+        self.running().iter().for_each(|queue| queue.drain());
+    }
+
+    /// The queues whose tasks run.
+    pub(super) fn running(&self) -> Vec<Arc<SharedQueue>> {
+        self.table.lock().running()
     }
 
     fn remove(&self, queue: &Arc<SharedQueue>) {
         let key = LoginKey(queue.login().clone());
-        let mut queues = self.queues.lock();
-        // Another one may have taken its place.
-        if queues.get(&key).is_some_and(|other| Arc::ptr_eq(other, queue)) {
-            queues.remove(&key);
+        let mut table = self.table.lock();
+        if table.by_login.get(&key).is_some_and(|other| Arc::ptr_eq(other, queue)) {
+            table.by_login.remove(&key);
+        } else {
+            table.replaced.retain(|other| !Arc::ptr_eq(other, queue));
         }
+        // In the same moment, so that the totals neither lack it nor have it twice.
+        let (_, _, counts) = queue.figures();
+        table.ended.add(counts);
+    }
+}
+
+impl SharedTable {
+    /// The queues whose tasks run.
+    fn running(&self) -> Vec<Arc<SharedQueue>> {
+        self.by_login.values().chain(&self.replaced).cloned().collect()
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::upstream::sharing::queue::SharedQueue;
 use crate::upstream::sharing::requests::{KeyRequest, MAX_IDLE};
 use crate::upstream::sharing::state::{IDLE_TIME, MAX_REQUESTED};
+use crate::upstream::sharing::{SharedCounts, SharedTotals};
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_copy_of_each_message() {
@@ -247,6 +248,49 @@ async fn a_client_that_has_gone_leaves_nothing_behind() {
     tokio::time::sleep(IDLE_TIME + Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["b.*"]);
     assert_eq!((site.status().subscribers, site.status().copies), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn totals_stay_when_queues_end_and_are_replaced() {
+    let mut site = Site::new();
+    let (one, other) = (site.join(), site.join());
+    one.subscribe("k", 1).await;
+    other.subscribe("k", 1).await;
+    site.publish("k", "x").await;
+    site.upstream.lose();
+    settle().await;
+    let counts = SharedCounts { received: 1, copies: 2, overflowed: 0, lost: 1 };
+    assert_eq!(site.all.totals(), SharedTotals { queues: 1, subscribers: 2, bindings: 1, counts });
+    drop(one);
+    // The queue is given up in the task's next turn, and is replaced at once or before that.
+    site.all.drain();
+    drop(other);
+    assert_eq!(site.all.totals().counts, counts);
+    settle().await;
+    assert_eq!(site.all.totals(), SharedTotals { counts, ..SharedTotals::default() });
+    let later = site.join();
+    later.subscribe("k", 1).await;
+    site.publish("k", "y").await;
+    let counts = SharedCounts { received: 2, copies: 3, ..counts };
+    assert_eq!(site.all.totals(), SharedTotals { queues: 1, subscribers: 1, bindings: 1, counts });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_is_replaced_before_its_task_has_ended_is_counted_once() {
+    let mut site = Site::new();
+    let first = site.join();
+    first.subscribe("k", 1).await;
+    site.publish("k", "x").await;
+    let told = site.all.totals().counts;
+    assert_eq!((told.received, told.copies), (1, 1));
+    // It has ended, and its task has had no turn since.
+    let ended = site.all.running().remove(0);
+    ended.end();
+    let second = site.join();
+    assert_eq!((site.all.totals().queues, site.all.totals().counts), (2, told));
+    drop((first, ended));
+    second.subscribe("k", 1).await;
+    assert_eq!((site.all.totals().queues, site.all.totals().counts), (1, told));
 }
 
 #[tokio::test(start_paused = true)]
