@@ -55,6 +55,11 @@ pub(super) fn connections(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.upstream_connections(), "name")
 }
 
+/// `GET /api/leveret/shared-queues`.
+pub(super) fn shared_queues(call: &Call) -> ApiAnswer {
+    objects(call, call.api.process.shared_queues(), "name")
+}
+
 /// `GET /api/leveret/leases`.
 pub(super) fn leases(call: &Call) -> ApiAnswer {
     call.api.process.leases().map(Reply::json).ok_or_else(ApiError::not_found)

@@ -47,6 +47,9 @@ pub trait Process: Send + Sync + 'static {
     /// Upstream connections, as objects; `clients` has the numbers of the connections that they serve.
     fn upstream_connections(&self) -> Vec<Value>;
 
+    /// The queues that subscriptions share upstream, as objects; empty without an upstream.
+    fn shared_queues(&self) -> Vec<Value>;
+
     /// Channels leased to clients, and what sharing has saved, as an object; `None` without an upstream.
     fn leases(&self) -> Option<Value>;
 

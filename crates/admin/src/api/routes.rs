@@ -438,6 +438,7 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
+    anywhere("leveret/shared-queues", &[list(Monitoring, leveret::shared_queues, "Queues that subscriptions share upstream")]),
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),

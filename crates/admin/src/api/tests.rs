@@ -87,6 +87,10 @@ impl Process for Quiet {
         Vec::new()
     }
 
+    fn shared_queues(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
     fn leases(&self) -> Option<Value> {
         None
     }

@@ -21,6 +21,8 @@ pub(super) enum PoolCommand {
     ListUpstreams(Everywhere),
     /// Upstream connections, and how many share them
     ListUpstreamConnections(Everywhere),
+    /// Queues that subscriptions share upstream, and the copies made of their messages
+    ListSharedQueues(Everywhere),
     /// Channels leased to clients, and what sharing has saved
     Leases,
     /// The limits of this process, and how often they were exceeded
@@ -32,6 +34,8 @@ pub(super) enum PoolCommand {
 }
 
 const CLIENT: [&str; 5] = ["name", "user", "vhost", "protocol", "connection_name"];
+const SHARED_QUEUE: [&str; 7] =
+    ["name", "user", "vhost", "subscribers", "bindings", "messages_received", "copies_delivered"];
 
 pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(), Failure> {
     match command {
@@ -46,6 +50,9 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
             &["name", "user", "vhost", "channels", "clients"],
             false,
         ),
+        PoolCommand::ListSharedQueues(list) => {
+            list.show(api, output, &["leveret", "shared-queues"], &SHARED_QUEUE, false)
+        }
         PoolCommand::Environment(list) => {
             list.show(api, output, &["leveret", "environment"], &["key", "value", "origin", "live"], false)
         }

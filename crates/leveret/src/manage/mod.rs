@@ -156,6 +156,10 @@ impl ApiProcess for Manager {
         }
     }
 
+    fn shared_queues(&self) -> Vec<Value> {
+        self.server.shared_queues().iter().map(pool::shared_queue).collect()
+    }
+
     fn leases(&self) -> Option<Value> {
         match &self.backend {
             Backend::Upstream(upstream) => Some(pool::leases(upstream)),

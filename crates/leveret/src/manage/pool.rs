@@ -2,6 +2,7 @@
 
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
+use server::SharedQueueStatus;
 
 /// Limits of the pool, which do not change while the process runs.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +35,15 @@ pub(super) fn connection(view: &UpstreamView) -> Value {
         "age_seconds": view.age.as_secs(), "open": view.is_open, "own": view.is_own, "blocked": view.blocked,
         "channels": view.channels, "resting_channels": view.resting, "waiting_bytes": view.backlog,
         "clients": view.clients,
+    })
+}
+
+/// A queue that subscriptions share upstream.
+pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
+    json!({
+        "name": status.queue, "user": status.user, "vhost": status.vhost, "subscribers": status.subscribers,
+        "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
+        "overflowed_subscribers": status.overflowed, "connections_lost": status.lost,
     })
 }
 
