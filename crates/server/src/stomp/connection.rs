@@ -57,7 +57,10 @@ impl StompConnection {
         self.append(&out);
         match outcome {
             None => return (taken, false),
-            Some(Outcome::Done) if self.is_leaving => self.core.deadline = Some(now + LEAVE_TIMEOUT),
+            Some(Outcome::Done) if self.is_leaving => {
+                self.note_upstreams();
+                self.core.deadline = Some(now + LEAVE_TIMEOUT);
+            }
             Some(Outcome::Done) => {}
             Some(Outcome::Ended(end)) => self.ended(&end, now),
             Some(Outcome::LogIn(login)) => self.logs_in(login, now),
@@ -226,6 +229,15 @@ impl StompConnection {
         self.core.deadline = None;
     }
 
+    /// Records the session's upstream connections while it has them.
+    fn note_upstreams(&mut self) {
+        if let (Some(session), Some(record)) = (&self.session, &mut self.core.record)
+            && record.upstreams.is_empty()
+        {
+            record.upstreams = session.upstreams();
+        }
+    }
+
     fn append(&self, bytes: &[u8]) {
         append(&self.core.outbox, bytes);
     }
@@ -386,6 +398,7 @@ impl ProtocolState for StompConnection {
     }
 
     fn end_session(&mut self, now: Instant) {
+        self.note_upstreams();
         if let Some(mut session) = self.session.take() {
             session.end(now);
         }

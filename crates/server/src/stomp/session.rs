@@ -52,6 +52,10 @@ pub(super) trait StompSession: Send {
     fn has_room(&self) -> bool;
     /// Whether no receipt waits. If one does, the outbox is nudged when it is worth asking again.
     fn is_settled(&self) -> bool;
+    /// Upstream connections that the session uses, if any, for the log.
+    fn upstreams(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);
 }

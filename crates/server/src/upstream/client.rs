@@ -276,6 +276,11 @@ impl AmqpClient {
         &mut self.contents[at].1
     }
 
+    /// The upstream connections of its channels, for the log.
+    pub(crate) fn upstreams(&self) -> Vec<String> {
+        self.session.upstreams()
+    }
+
     /// Closes the connection. Returns true if that is done; otherwise the waker is woken when [`Self::is_closed`].
     pub(crate) fn close(&mut self, now: Instant) -> bool {
         self.session.close(now)

@@ -481,6 +481,10 @@ impl StompSession for UpstreamStompSession {
             && matches!(self.leaving, Leaving::No | Leaving::Closed)
     }
 
+    fn upstreams(&self) -> Vec<String> {
+        self.client.upstreams()
+    }
+
     fn end(&mut self, now: Instant) {
         if std::mem::replace(&mut self.ended, true) {
             return;
