@@ -1,11 +1,11 @@
 """The access log tells who came, and of every connection that has ended why it did; and no secret."""
 
-import json
 import signal
 
 import pika
 import pytest
 
+from harness.access_log import Log
 from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.wire import CHANNEL_OPEN, CONNECTION_TUNE, Wire, short_string
@@ -14,27 +14,6 @@ TARGETS = ["leveret", "proxy"]
 SECRET = "hunter2-never-shown"
 # A client must not be able to add a line of its own.
 LIE = "line\nevent=open"
-
-
-class Log:
-    """The lines of an access log, as they come."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def flags(self, form="json"):
-        return ["--access-log", self.path, "--access-log-format", form]
-
-    def entries(self, **fields):
-        """Those with these fields."""
-        entries = map(json.loads, self.path.read_text().splitlines())
-        return [entry for entry in entries if fields.items() <= entry.items()]
-
-    def wait(self, **fields):
-        """The only entry with these fields."""
-        wait_until(lambda: self.entries(**fields))
-        [entry] = self.entries(**fields)
-        return entry
 
 
 @pytest.fixture

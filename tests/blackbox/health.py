@@ -1,11 +1,8 @@
 """Health, readiness and metrics over HTTP tell the truth about the server and its upstream."""
 
-import urllib.error
-import urllib.request
-
+from harness.health import status, wait_for_status
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
-from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.wire import CONNECTION_CLOSE, Wire
 
@@ -57,18 +54,3 @@ def test_a_draining_server_is_not_ready(tmp_path):
         assert status(server.http + "/readyz") in (503, None)
         deaf.close()
         assert server.child.wait() == 0
-
-
-def status(url):
-    """The HTTP status code, or None if nobody answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
-            return answer.status
-    except urllib.error.HTTPError as answer:
-        return answer.code
-    except OSError:
-        return None
-
-
-def wait_for_status(url, wanted):
-    wait_until(lambda: status(url) == wanted)

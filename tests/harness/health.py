@@ -1,0 +1,22 @@
+"""What a server answers at its paths for health checks."""
+
+import urllib.error
+import urllib.request
+
+from harness.metrics import wait_until
+from harness.patience import PATIENCE
+
+
+def status(url):
+    """The HTTP status code, or None if nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return answer.status
+    except urllib.error.HTTPError as answer:
+        return answer.code
+    except OSError:
+        return None
+
+
+def wait_for_status(url, wanted):
+    wait_until(lambda: status(url) == wanted)
