@@ -5,9 +5,13 @@ import signal
 
 import pika
 import pytest
+import websocket
 
 from harness.dashboard import PALE, Visit, window
 from harness.instances import leveret
+from harness.mqtt_broker import ANY, listening
+from harness.patience import PATIENCE
+from harness.stomp_client import Client, StompWire
 
 ENTER = "\ue007"
 TAB = "\ue004"
@@ -82,6 +86,60 @@ def test_an_upstream_that_is_away_is_told(tmp_path, window):
         visit.settle()
         visit.wait("document.querySelector('#view .verdict').textContent === 'not reachable'")
         assert visit.text("#view h1") == "Overview"
+        server.stop()
+
+
+TABLE = "[...document.querySelectorAll('#view section')].find((each) => each.querySelector('h2')?.textContent === 'Shared subscriptions')"
+
+
+def test_shared_subscriptions_are_shown_while_there_are_some_and_what_they_save(tmp_path, targets, window):
+    with limited(tmp_path, targets, "--stomp", ANY, "--web-stomp", ANY) as server, contextlib.ExitStack() as stack:
+        visit = Visit(window, server).open()
+        visit.settle()
+        assert window.evaluate(f"return {TABLE}.checkVisibility()") is False
+        assert "Messages saved by shared subscriptions" not in figures(visit)
+        clients = [Client(listening(server, "stomp", "stomp")) for _ in range(3)]
+        for client in clients:
+            stack.callback(client.close)
+            client.subscribe("/topic/shown")
+        clients[0].send("/topic/shown", "x")
+        assert [client.message().body for client in clients] == ["x"] * 3
+        refreshed(visit)
+        visit.wait(f"{TABLE}.checkVisibility() && {TABLE}.querySelectorAll('tbody tr').length === 1")
+        visit.wait("[...document.querySelectorAll('#view .what')].some((each) => each.textContent === 'Messages saved by shared subscriptions')")
+        [row] = visit.rows()
+        assert row.pop("Queue").startswith("stomp-subscription-")
+        told = {"User name": "guest", "Virtual host": "/", "Subscribers": "3", "Bindings": "1", "Messages in": "1", "Copies out": "3"}
+        assert row == told
+        assert figures(visit)["Messages saved by shared subscriptions"] == "2"
+        assert window.evaluate(PALE) == []
+        assert visit.violations() == [] and window.complaints() == []
+        window.become_phone()
+        assert visit.overflow() == 0
+        window.become_desktop()
+        stack.close()
+        server.stop()
+
+
+def test_clients_show_the_protocol_that_they_speak(tmp_path, targets, window):
+    with limited(tmp_path, targets, "--stomp", ANY, "--ws", ANY) as server, contextlib.ExitStack() as stack:
+        connect(stack, server, "an application")
+        wire = stack.enter_context(contextlib.closing(StompWire(listening(server, "stomp", "stomp"))))
+        assert wire.connect(version="1.1")[0] == "CONNECTED"
+        url = f"ws://127.0.0.1:{server.ws_port}/ws/stomp"
+        socket = stack.enter_context(contextlib.closing(websocket.create_connection(url, subprotocols=["v12.stomp"], timeout=PATIENCE)))
+        socket.send("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
+        assert socket.recv().startswith("CONNECTED")
+        visit = Visit(window, server).open(("clients",))
+        visit.settle()
+        visit.wait("document.querySelectorAll('#view tbody tr').length === 3")
+        assert sorted(row["Protocol"] for row in visit.rows()) == ["AMQP 0-9-1", "STOMP 1.1", "STOMP 1.2WebSocket"]
+        assert {(row["User name"], row["Virtual host"]) for row in visit.rows()} == {("guest", "/")}
+        # One of them leads to its page.
+        window.evaluate("[...document.querySelectorAll('#view tbody tr')].find((each) => each.textContent.includes('STOMP 1.1')).querySelector('a').click()")
+        visit.wait("document.querySelector('#view dl')?.textContent.includes('STOMP 1.1')")
+        assert visit.violations() == [] and window.complaints() == []
+        stack.close()
         server.stop()
 
 

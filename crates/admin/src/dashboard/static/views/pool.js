@@ -1,8 +1,9 @@
 // In front of another broker: whether it is there, who shares its connections, and what that saves.
 
-import { el, setChildren } from "../dom.js";
+import { el, setAttribute, setChildren } from "../dom.js";
 import { bytes, count, percent, rate, short } from "../format.js";
 import { bar, section, tiles } from "../parts/figures.js";
+import { list } from "../parts/list.js";
 import { badge } from "../parts/table.js";
 import { sparkCard } from "../parts/sparkline.js";
 import { protocols } from "./overview.js";
@@ -23,16 +24,18 @@ const TROUBLES = [
   ["refused_logins_total", "Logins refused"],
 ];
 
-export function pool({ sampler }) {
+export function pool({ api, sampler }) {
   const health = upstreamHealth();
   const flows = FLOWS.map(([key, title, tone]) => ({ key, ...sparkCard(title, tone) }));
   const sharing = sharingFigures();
+  const subscriptions = sharedSubscriptions(api);
   const savings = tiles([
     { key: "handshakes", title: "Handshakes avoided" },
     { key: "handshakesShare", title: "Share of all logins" },
     { key: "leases", title: "Channels opened without a round trip" },
     { key: "leasesShare", title: "Share of all channels" },
     { key: "trips", title: "Round trips saved" },
+    { key: "copies", title: "Messages saved by shared subscriptions" },
   ]);
   const troubles = tiles(TROUBLES.map(([key, title]) => ({ key, title })));
   const spoken = protocols();
@@ -42,11 +45,12 @@ export function pool({ sampler }) {
     health.element,
     section("Rates", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
     sharing.element,
+    subscriptions.element,
     section("Savings since start", savings.element),
     section("Errors since start", troubles.element),
     spoken.element,
   );
-  const refresh = async () => {
+  const refresh = async (signal) => {
     const { metrics, history } = sampler;
     const read = (name) => metrics.value(`leveret_upstream_${name}`);
     health.update(metrics);
@@ -60,10 +64,12 @@ export function pool({ sampler }) {
       leases: short(reused),
       leasesShare: percent(reused, leases),
       trips: short(read("round_trips_saved_total")),
+      copies: savedCopies(metrics),
     });
     const known = TROUBLES.filter(([key]) => read(key) !== undefined);
     troubles.update(Object.fromEntries(known.map(([key]) => [key, short(read(key))])));
     spoken.update(sampler.overview, metrics);
+    await subscriptions.refresh(metrics, signal);
   };
   return { title: "Overview", element, refresh };
 }
@@ -129,4 +135,42 @@ function sharingFigures() {
     });
   };
   return { element, update };
+}
+
+/** Messages that the upstream would have sent once more for each subscriber; nothing before there was one. */
+function savedCopies(metrics) {
+  const copies = metrics.value("leveret_shared_delivered_copies_total");
+  if (!copies) return undefined;
+  return short(Math.max(0, copies - metrics.value("leveret_shared_received_messages_total")));
+}
+
+/** The queues that subscriptions share upstream; hidden while there are none. */
+function sharedSubscriptions(api) {
+  const rows = list({
+    caption: "Shared subscriptions",
+    // Several queues may have no name for now.
+    key: (queue) => queue.at,
+    columns: [
+      { title: "Queue", sort: "name", text: (each) => each.name ?? "not connected" },
+      { title: "User name", sort: "user", text: (each) => each.user },
+      { title: "Virtual host", sort: "vhost", text: (each) => each.vhost },
+      { title: "Subscribers", sort: "subscribers", number: true, text: (each) => count(each.subscribers) },
+      { title: "Bindings", sort: "bindings", number: true, text: (each) => count(each.bindings) },
+      { title: "Messages in", sort: "messages_received", number: true, text: (each) => count(each.messages_received) },
+      { title: "Copies out", sort: "copies_delivered", number: true, text: (each) => count(each.copies_delivered) },
+    ],
+    fetch: async ({ page, size, query, signal }) => {
+      const answer = await api.list(["leveret", "shared-queues"], { page, size, query, signal });
+      return { ...answer, items: answer.items.map((item, at) => ({ ...item, at })) };
+    },
+    isPart: true,
+  });
+  const element = section("Shared subscriptions", rows.element);
+  setAttribute(element, "hidden", true);
+  const refresh = async (metrics, signal) => {
+    const isUsed = metrics.value("leveret_shared_queues") > 0;
+    setAttribute(element, "hidden", !isUsed);
+    if (isUsed) await rows.refresh(signal);
+  };
+  return { element, refresh };
 }
