@@ -1,6 +1,7 @@
 """The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
-message now and then, and heartbeats, on Leveret's broker, through a relay of ours, and on Web-MQTT and Web-STOMP of RabbitMQ
-3.10 and 4, one after the other; idle MQTT clients on Leveret and on both in one run; and a million MQTT subscriptions.
+message now and then, and heartbeats, on Leveret's broker, through a relay of ours, on Web-MQTT and Web-STOMP of RabbitMQ 3.10
+and 4, and on Leveret in front of them, one after the other; idle MQTT and idle STOMP clients on all of these in one run; and a
+million MQTT subscriptions.
 
     make capacity                 # everything, about three quarters of an hour
     make capacity ARGS="--quick"  # to see that it works
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-from harness.benchmark import UNKNOWN, Servers, bench, compared, table
+from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, table
 from harness.leveret import ROOT
 
 # What a process has open besides its clients' sockets.
@@ -29,7 +31,19 @@ DEVICES = 18_000
 IDLE = ("--interval", "36000", "--heartbeat", "60")
 # Everybody comes from the same machine.
 UNLIMITED = ("--max-connections", "unlimited")
-PLUGINS = {"web_mqtt": ("mqtt", "Web-MQTT"), "web_stomp": ("stomp", "Web-STOMP")}
+ANY = "127.0.0.1:0"
+
+
+class Carried(NamedTuple):
+    """A protocol inside WebSockets: the scheme of its URLs, RabbitMQ's name for it, and whether its sessions end at a pool."""
+
+    scheme: str
+    title: str
+    ends_at_pool: bool
+
+
+# By RabbitMQ's plug-in, which is also the name of our setting.
+CARRIED = {"web_mqtt": Carried("mqtt", "Web-MQTT", ends_at_pool=False), "web_stomp": Carried("stomp", "Web-STOMP", ends_at_pool=True)}
 HEADER = ["system", "connections", "opened in", "memory each", "memory", "CPU"]
 LATENCY = "latency p50 / p99"
 
@@ -39,7 +53,7 @@ def main():
     arguments.add_argument("--quick", action="store_true", help="few connections for a short time")
     arguments.add_argument("--hold", default="60", help="seconds at each level")
     arguments.add_argument("--levels", default=LEVELS, type=levels, help="numbers of connections, by commas")
-    arguments.add_argument("--devices", type=int, default=DEVICES, help="connections of the study mqtt")
+    arguments.add_argument("--devices", type=int, default=DEVICES, help="connections of the studies mqtt and stomp")
     arguments.add_argument("--only", choices=[name for name, _ in STUDIES], action="append", help="these studies alone")
     options = arguments.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,23 +72,40 @@ def levels(text):
 
 def broker(folder, options, most):
     with Servers(folder) as servers:
-        leveret = servers.leveret("leveret", *UNLIMITED, "--ws", "127.0.0.1:0")
+        leveret = servers.leveret("leveret", *UNLIMITED, "--ws", ANY)
         system = f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}"
         measure({"leveret": "Leveret, AMQP"}, [system], growing(options, most))
 
 
 def mqtt(folder, options, most):
-    """Idle MQTT clients, each with a subscription, on Leveret and on RabbitMQ's Web-MQTT, in one run of the bench."""
+    idle(folder, options, most, "web_mqtt")
+
+
+def stomp(folder, options, most):
+    idle(folder, options, most, "web_stomp")
+
+
+def idle(folder, options, most, plugin):
+    """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plug-in, and on Leveret in front of RabbitMQ, in one run of
+    the bench."""
     with Servers(folder) as servers:
-        leveret = servers.leveret("leveret", *UNLIMITED, "--web-mqtt", "127.0.0.1:0")
-        own = leveret.child.wait_line(r"^web-mqtt +listening on ws://127\.0\.0\.1:(\d+)").group(1)
-        titles, systems = {"leveret": "Leveret, `web_mqtt`"}, [f"leveret=mqtt+ws://127.0.0.1:{own}/ws,pid={leveret.pid}"]
+        leveret = servers.leveret("leveret", *UNLIMITED, flag(plugin), ANY)
+        titles = {"leveret": f"Leveret, `{plugin}`"}
+        systems = [f"leveret={told_of(plugin, web_port(leveret, plugin), leveret)}"]
+        behind = {}
         for name in compared():
-            port, peer = servers.web_plugin(name, "web_mqtt")
-            titles[name] = f"{servers.title(name)}, Web-MQTT"
-            systems.append(f"{name}=mqtt+ws://127.0.0.1:{port}/ws,pid={peer.pid}")
+            for start in kinds(plugin):
+                title, told, rabbitmq = start(servers, name, plugin)
+                system_name = f"{start.__name__}-{name}"
+                titles[system_name] = title
+                systems.append(f"{system_name}={told}")
+                if start is in_front:
+                    behind[servers.title(name)] = Peak(rabbitmq)
         length = ["--connections", str(min(options.devices, most)), "--hold", options.hold]
         measure(titles, systems, [*length, *IDLE], with_latency=False)
+        for title, peak in behind.items():
+            before, most = (f"{bytes / 2**20:,.0f} MiB" for bytes in (peak.before, peak.most))
+            print(f"{title} behind Leveret took {before} without clients, and {most} at most.\n", flush=True)
 
 
 def relay(folder, options, most):
@@ -88,13 +119,45 @@ def relay(folder, options, most):
 
 
 def rabbitmq(folder, options, most):
-    """Each plug-in in a RabbitMQ that has just started."""
+    """Each plug-in in a RabbitMQ that has just started; and Leveret in front of one without the plug-in, with both processes
+    counted."""
     for name in compared():
-        for plugin, (scheme, title) in PLUGINS.items():
-            with Servers(folder) as servers:
-                port, peer = servers.web_plugin(name, plugin)
-                system = f"{plugin}={scheme}+ws://127.0.0.1:{port}/ws,pid={peer.pid}"
-                measure({plugin: f"{servers.title(name)}, {title}"}, [system], growing(options, most))
+        for plugin in CARRIED:
+            for start in kinds(plugin):
+                with Servers(folder) as servers:
+                    title, told, _ = start(servers, name, plugin)
+                    measure({plugin: title}, [f"{plugin}={told}"], growing(options, most))
+
+
+def kinds(plugin):
+    """How the clients of a protocol come to RabbitMQ. Each starts its servers and returns the title of the row, the system as the
+    bench is told of it, and RabbitMQ."""
+    return [native, in_front] if CARRIED[plugin].ends_at_pool else [native]
+
+
+def native(servers, name, plugin):
+    port, peer = servers.web_plugin(name, plugin)
+    return f"{servers.title(name)}, {CARRIED[plugin].title}", told_of(plugin, port, peer), peer
+
+
+def in_front(servers, name, plugin):
+    behind = servers.rabbitmq(f"behind-{name}", release=name)
+    front = servers.pool(f"in-front-of-{name}", behind, *UNLIMITED, flag(plugin), ANY)
+    title = f"Leveret in front of {servers.title(name)}, `{plugin}`"
+    return title, told_of(plugin, web_port(front, plugin), front, behind), behind
+
+
+def flag(plugin):
+    return f"--{plugin.replace('_', '-')}"
+
+
+def web_port(leveret, plugin):
+    return leveret.child.wait_line(rf"^{plugin.replace('_', '-')} +listening on ws://127\.0\.0\.1:(\d+)").group(1)
+
+
+def told_of(plugin, port, *processes):
+    """A system as the bench is told of it, with the processes that do its work."""
+    return f"{CARRIED[plugin].scheme}+ws://127.0.0.1:{port}/ws" + "".join(f",pid={each.pid}" for each in processes)
 
 
 def tls(_folder, _options, _most):
@@ -133,6 +196,7 @@ def test(file, *arguments, **environment):
 STUDIES = [
     ("broker", broker),
     ("mqtt", mqtt),
+    ("stomp", stomp),
     ("relay", relay),
     ("rabbitmq", rabbitmq),
     ("tls", tls),

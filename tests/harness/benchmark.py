@@ -92,6 +92,24 @@ def is_of(server, name):
     return isinstance(server, RabbitMq) and server.release.name == RELEASES[name]
 
 
+class Peak:
+    """The resident memory of a process from now on, in bytes: now, and at most."""
+
+    def __init__(self, process):
+        self.folder = Path(f"/proc/{process.pid}")
+        # 5 sets the peak to what it takes now (proc_pid_clear_refs(5)).
+        (self.folder / "clear_refs").write_text("5")
+        self.before = self.read("VmRSS")
+
+    @property
+    def most(self):
+        return self.read("VmHWM")
+
+    def read(self, name):
+        [line] = [line for line in (self.folder / "status").read_text().splitlines() if line.startswith(f"{name}:")]
+        return int(line.split()[1]) * 1024
+
+
 def check_process(rabbitmq):
     """CPU time and memory are read from this process: it must be the server itself, and not a script that has started it."""
     name = Path(f"/proc/{rabbitmq.pid}/comm").read_text().strip()
