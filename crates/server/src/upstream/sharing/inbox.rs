@@ -41,7 +41,7 @@ pub(crate) enum SharedEvent {
     /// The subscription with this number gets messages from now on.
     Subscribed(u64),
     /// The upstream has refused the binding key of this subscription, which is removed.
-    Refused(u64, Fault),
+    Refused(#[cfg_attr(not(test), allow(dead_code, reason = "MQTT is to use it next"))] u64, Fault),
     /// A message for these subscriptions.
     Message(SubscriptionNumbers, Arc<SharedMessage>),
     /// The client has not taken its messages in time. It gets nothing more; its connection must be closed.
@@ -72,6 +72,7 @@ pub(crate) enum Copies {
     /// Once for each of them, one number at a time (STOMP).
     PerSubscription,
     /// Once, with all their numbers (MQTT's subscription identifiers).
+    #[cfg_attr(not(test), allow(dead_code, reason = "MQTT is to use it next"))]
     PerClient,
 }
 

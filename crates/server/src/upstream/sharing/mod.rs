@@ -38,5 +38,5 @@ mod task;
 mod tests;
 
 pub(crate) use inbox::{Copies, InboxLimits, SharedEvent, SharedInbox, SharedMessage};
-pub(crate) use queue::{SharedLogin, SharedQueueStatus, SharedSubscriber};
+pub(crate) use queue::{SharedLogin, SharedSubscriber};
 pub(crate) use subscriptions::SharedSubscriptions;

@@ -37,6 +37,7 @@ pub(crate) struct SharedQueue {
 }
 
 /// A shared queue as operators see it.
+#[cfg_attr(not(test), allow(dead_code, reason = "operators are to see it next"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SharedQueueStatus {
     pub(crate) user: String,
@@ -74,6 +75,7 @@ impl SharedQueue {
     }
 
     /// The queue for operators.
+    #[cfg_attr(not(test), allow(dead_code, reason = "operators are to see it next"))]
     pub(super) fn status(&self) -> SharedQueueStatus {
         let state = self.state.lock();
         SharedQueueStatus {

@@ -75,6 +75,7 @@ impl SharedSubscriptions {
     }
 
     /// The queues for operators, in no order.
+    #[cfg_attr(not(test), allow(dead_code, reason = "operators are to see it next"))]
     pub(crate) fn status(&self) -> Vec<SharedQueueStatus> {
         let queues: Vec<_> = self.queues.lock().values().cloned().collect();
         queues.iter().map(|queue| queue.status()).collect()
