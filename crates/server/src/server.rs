@@ -25,7 +25,7 @@ use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
-use crate::mqtt::{self, Hub, MqttConfig, MqttRestoreError};
+use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError};
 use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
@@ -88,7 +88,7 @@ pub(crate) struct Shared {
     /// Budget for partially received messages on the embedded broker.
     pub(crate) incomplete: Arc<Incomplete>,
     /// The sessions of MQTT clients, if they are served.
-    mqtt: OnceLock<Arc<Hub>>,
+    mqtt: OnceLock<MqttBackend>,
     /// The queues that live subscriptions share upstream.
     pub(crate) subscriptions: Arc<SharedSubscriptions>,
     counter: Arc<ConnectionCounter>,
@@ -110,13 +110,13 @@ impl Shared {
     }
 
     /// The sessions of MQTT clients, if they are served.
-    pub(crate) fn mqtt(&self) -> Option<&Arc<Hub>> {
+    pub(crate) fn mqtt(&self) -> Option<&MqttBackend> {
         self.mqtt.get()
     }
 
     #[cfg(test)]
-    pub(crate) fn set_mqtt(&self, hub: Arc<Hub>) {
-        let _ = self.mqtt.set(hub);
+    pub(crate) fn set_mqtt(&self, backend: MqttBackend) {
+        let _ = self.mqtt.set(backend);
     }
 
     pub(crate) fn start_draining(&self) {

@@ -7,7 +7,7 @@ use broker::{ConsumerId, Delivery, DiskPoint, Lsn, Queue, Returned, TracedConnec
 use bytes::Bytes;
 use mqtt::server::{Output, ServerConnection as Engine, Undeliverable};
 use mqtt::session::{OutgoingMessage, Stage, Subscription};
-use mqtt::topic::{merged, routing_key_to_topic};
+use mqtt::topic::merged;
 use mqtt::{Property, PropertyList, QoS};
 use sync::work;
 use transport::OutBuf;
@@ -16,10 +16,10 @@ use super::client::MqttClient;
 use super::detached::UnackedDelivery;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
-use super::message::{self, left, payload_of, to_mqtt};
+use super::message::{self, MessageMapping, left, payload_of, to_mqtt};
 use super::native::StoredForm;
+use super::session::Then;
 use super::subscriptions::{Class, Match, Verdict};
-use super::waiting::Then;
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -261,12 +261,10 @@ impl MqttClient {
         let amqp = delivery.message();
         let properties = Properties::decode(amqp.properties()).ok()?;
         let form = StoredForm::of(amqp, self.vhost().compatibility());
+        let mapping = MessageMapping { form, ..self.mapping() };
         let is_merged = kind == SourceKind::Own(Class::Qos1) && delivery.position() < self.merged_below;
-        let topic = if is_merged {
-            merged(amqp.routing_key()).into()
-        } else {
-            routing_key_to_topic(amqp.routing_key())
-        };
+        let topic =
+            if is_merged { merged(amqp.routing_key()).into() } else { mapping.topic(amqp.routing_key()) };
         let Some(outgoing) = message::outgoing(topic, &properties, form) else {
             tracing::debug!(
                 key = amqp.routing_key(),
@@ -292,7 +290,7 @@ impl MqttClient {
         }
         let mut list = PropertyList::new();
         if engine.version().is_5() {
-            list = to_mqtt(&properties, form, left(expires, self.now));
+            list = to_mqtt(&properties, mapping, left(expires, self.now));
             verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
         }
         Some(OutgoingMessage {

@@ -14,6 +14,9 @@
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
 //! its queue, and here only up to a limit.
 
+mod admission;
+mod broker_admission;
+mod claims;
 mod client;
 mod connection;
 mod delivering;
@@ -30,6 +33,7 @@ mod pending_delivery;
 mod pending_retained;
 mod received;
 mod retained;
+mod session;
 mod subscribing;
 mod subscriptions;
 mod waiting;
@@ -40,13 +44,19 @@ mod simulation;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ::mqtt::MqttVersion;
 use ::mqtt::server::MqttSettings;
 use broker::Broker;
 pub(crate) use connection::MqttConnection;
 pub use error::MqttRestoreError;
-pub(crate) use hub::Hub;
 
+use self::admission::Admission;
+use self::broker_admission::BrokerAdmission;
+use self::hub::Hub;
+use self::login::{MqttLogin, MqttRefused};
+use self::message::MessageMapping;
 use crate::backend::Clock;
+use crate::client::ConnectionCore;
 
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]
@@ -59,7 +69,40 @@ pub struct MqttConfig {
     pub settings: Arc<MqttSettings>,
 }
 
-/// Restores the sessions and starts their expiry. Must be called within a runtime.
+/// The sessions of all MQTT clients.
+#[derive(Clone)]
+pub(crate) enum MqttBackend {
+    /// On the embedded broker.
+    Broker(Arc<Hub>),
+}
+
+impl MqttBackend {
+    fn config(&self) -> &MqttConfig {
+        match self {
+            Self::Broker(hub) => &hub.config,
+        }
+    }
+
+    fn mapping(&self) -> MessageMapping {
+        match self {
+            Self::Broker(hub) => MessageMapping::of_broker(hub.broker().compatibility()),
+        }
+    }
+
+    /// Starts the admission of a client that has sent CONNECT.
+    fn admit(
+        &self,
+        login: MqttLogin,
+        core: &mut ConnectionCore,
+        version: MqttVersion,
+    ) -> Result<Box<dyn Admission>, MqttRefused> {
+        match self {
+            Self::Broker(hub) => Ok(Box::new(BrokerAdmission::new(hub, login, core, version)?)),
+        }
+    }
+}
+
+/// Restores the sessions of the embedded broker's clients and starts their expiry. Must be called within a runtime.
 ///
 /// # Errors
 /// Stored state cannot be read.
@@ -67,9 +110,9 @@ pub(crate) fn start(
     broker: &Arc<Broker>,
     config: MqttConfig,
     clock: Clock,
-) -> Result<Arc<Hub>, MqttRestoreError> {
+) -> Result<MqttBackend, MqttRestoreError> {
     let hub = Hub::new(Arc::clone(broker), config, clock);
     hub.load(clock.timestamp(Instant::now()))?;
     tokio::spawn(Arc::clone(&hub).keep_time());
-    Ok(hub)
+    Ok(MqttBackend::Broker(hub))
 }

@@ -20,10 +20,12 @@ use std::time::Duration;
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{ANNOTATION, Compatibility, FrontEnd, Identity, Message, Publisher, Timestamp, VirtualHost};
-use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
+use mqtt::topic::check_name;
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
-use super::message::{self, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, Outgoing, TRANSIENT};
+use super::message::{
+    self, CLIENT, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, MessageMapping, Outgoing, TRANSIENT,
+};
 
 const REPLY_TO_TOPIC: &str = "x-reply-to-topic";
 const CORRELATION: &str = "x-correlation-id";
@@ -56,14 +58,18 @@ pub(super) fn publisher(vhost: &Arc<VirtualHost>, identity: &Identity) -> Publis
 }
 
 /// Encodes the AMQP properties (flags and list).
-pub(super) fn to_amqp(message: &Incoming<'_>, now: Timestamp) -> Vec<u8> {
+pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Timestamp) -> Vec<u8> {
     let properties = &message.properties;
     let mut headers = FieldTable::new();
-    if let Some(annotation) = annotation(message) {
-        headers.insert(ANNOTATION, FieldValue::LongString(annotation));
+    if mapping.form == StoredForm::Annotation {
+        if let Some(annotation) = annotation(message) {
+            headers.insert(ANNOTATION, FieldValue::LongString(annotation));
+        }
+    } else if let Some(client) = message.client_id {
+        headers.insert(CLIENT, FieldValue::text(client));
     }
     if let Some(topic) = properties.response_topic() {
-        headers.insert(REPLY_TO_TOPIC, FieldValue::text(topic_to_routing_key(topic)));
+        headers.insert(REPLY_TO_TOPIC, FieldValue::text(mapping.key(topic)));
     }
     let correlation = properties.correlation_data();
     let short = correlation.filter(|data| data.len() <= MAX_SHORT && std::str::from_utf8(data).is_ok());
@@ -166,16 +172,22 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredF
 }
 
 /// The properties for a client of 5.0. `left` is the time until the message expires.
-pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Option<Duration>) -> PropertyList {
+pub(super) fn to_mqtt(
+    properties: &Properties<'_>,
+    mapping: MessageMapping,
+    left: Option<Duration>,
+) -> PropertyList {
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
     let mut list = PropertyList::new();
     message::push_expiry(&mut list, left);
-    let annotated = Some(&headers).filter(|_| form == StoredForm::Annotation).and_then(Annotated::read);
+    let is_annotated = mapping.form == StoredForm::Annotation;
+    let annotated = Some(&headers).filter(|_| is_annotated).and_then(Annotated::read);
     if let Some(annotated) = annotated {
         return annotated.properties.iter().fold(list, PropertyList::with);
     }
     message::push_content_type(&mut list, properties);
-    let reply_to = headers.get(REPLY_TO_TOPIC).and_then(FieldValue::as_text).map(routing_key_to_topic);
+    let reply_to = headers.get(REPLY_TO_TOPIC).and_then(FieldValue::as_text);
+    let reply_to = reply_to.map(|key| mapping.topic(key));
     let reply_to = reply_to.filter(|topic| !topic.contains('\0') && check_name(topic).is_ok());
     if let Some(topic) = &reply_to {
         list.push(Property::ResponseTopic(topic));
@@ -204,6 +216,8 @@ mod tests {
     use super::*;
 
     const NOW: Timestamp = Timestamp(7_000);
+    const ANNOTATED: MessageMapping = MessageMapping { form: StoredForm::Annotation, merges_dots: false };
+    const PLAIN: MessageMapping = MessageMapping { form: StoredForm::Plain, merges_dots: true };
 
     fn incoming<'m>(qos: QoS, properties: PacketProperties<'m>) -> Incoming<'m> {
         Incoming { qos, dup: false, retain: false, properties, client_id: None }
@@ -212,7 +226,7 @@ mod tests {
     #[test]
     fn a_plain_message_needs_no_header() {
         for (qos, delivery_mode) in [(QoS::AtMostOnce, 1), (QoS::AtLeastOnce, 2)] {
-            let bytes = to_amqp(&incoming(qos, PacketProperties::NONE), NOW);
+            let bytes = to_amqp(&incoming(qos, PacketProperties::NONE), ANNOTATED, NOW);
             let amqp = Properties::decode(&bytes).unwrap();
             assert_eq!(amqp, Properties::default().with_delivery_mode(delivery_mode));
             assert_eq!(outgoing("t".to_owned(), &amqp, StoredForm::Plain).qos, qos);
@@ -234,11 +248,11 @@ mod tests {
         let properties = list.as_properties();
         let message =
             Incoming { retain: true, client_id: Some("me"), ..incoming(QoS::ExactlyOnce, properties) };
-        let bytes = to_amqp(&message, NOW);
+        let bytes = to_amqp(&message, ANNOTATED, NOW);
         let amqp = Properties::decode(&bytes).unwrap();
         let read = outgoing("t".to_owned(), &amqp, StoredForm::Annotation);
         assert_eq!((read.qos, read.retain, read.client_id.as_deref()), (QoS::ExactlyOnce, true, Some("me")));
-        assert_eq!(to_mqtt(&amqp, StoredForm::Annotation, None), list);
+        assert_eq!(to_mqtt(&amqp, ANNOTATED, None), list);
     }
 
     #[test]
@@ -251,7 +265,7 @@ mod tests {
             .with(Property::UserProperty("b", "1"))
             .with(Property::UserProperty("b", "3"))
             .with(Property::UserProperty("CC", "4"));
-        let bytes = to_amqp(&incoming(QoS::AtLeastOnce, list.as_properties()), NOW);
+        let bytes = to_amqp(&incoming(QoS::AtLeastOnce, list.as_properties()), ANNOTATED, NOW);
         let amqp = Properties::decode(&bytes).unwrap();
         assert_eq!((amqp.content_type, amqp.reply_to), (Some("text/plain"), None));
         assert_eq!((amqp.expiration, amqp.timestamp), (Some("60000"), Some(7)));
@@ -285,10 +299,10 @@ mod tests {
             .with(Property::CorrelationData(b"c"))
             .with(Property::UserProperty("nothing", ""))
             .with(Property::UserProperty("x-mqtt-dup", "true"));
-        assert_eq!(to_mqtt(&amqp, StoredForm::Plain, None), expected);
+        assert_eq!(to_mqtt(&amqp, PLAIN, None), expected);
         // correlation_id is the message's own.
         let both = amqp.with_correlation_id(ShortBytes(b"d"));
-        let list = to_mqtt(&both, StoredForm::Plain, None);
+        let list = to_mqtt(&both, PLAIN, None);
         assert_eq!(list.as_properties().correlation_data(), Some(&b"d"[..]));
         assert!(list.as_properties().user_properties().any(|pair| pair == (CORRELATION, "c")));
     }
