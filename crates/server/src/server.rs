@@ -25,7 +25,7 @@ use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
-use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError};
+use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError, UpstreamHub};
 use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
@@ -204,15 +204,17 @@ impl Server {
     }
 
     /// Restores the sessions of MQTT clients and starts their expiry. Must be called within a runtime, before
-    /// any client is served; does nothing without an embedded broker.
+    /// any client is served.
     ///
     /// # Errors
     /// Stored state cannot be read.
     pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), MqttRestoreError> {
-        let Backend::Broker(broker) = &self.shared.backend else { return Ok(()) };
-        let hub = mqtt::start(broker, config, self.shared.clock)?;
+        let backend = match &self.shared.backend {
+            Backend::Broker(broker) => mqtt::start(broker, config, self.shared.clock)?,
+            Backend::Upstream(_) => MqttBackend::Upstream(UpstreamHub::new(config, self.shared.clock)),
+        };
         // A second call changes nothing.
-        let _ = self.shared.mqtt.set(hub);
+        let _ = self.shared.mqtt.set(backend);
         Ok(())
     }
 

@@ -400,7 +400,7 @@ impl MqttSession for MqttClient {
         self.unsubscribe_all(engine, packet_id, filters);
     }
 
-    fn flush(&mut self, engine: &Engine) {
+    fn flush(&mut self, engine: &mut Engine) {
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {

@@ -150,7 +150,7 @@ impl MqttConnection {
     /// Called at the end of a batch of input, or after a nudge: flushes everything.
     fn after_batch(&mut self, now: Instant) {
         let MqttPhase::Open(client) = &mut self.phase else { return };
-        client.flush(&self.engine);
+        client.flush(&mut self.engine);
         self.answer(now);
     }
 
@@ -268,9 +268,9 @@ enum Next {
 }
 
 impl Next {
-    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase, mapping: MessageMapping) -> Self {
+    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase, mapping: impl FnOnce() -> MessageMapping) -> Self {
         match (event, phase) {
-            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(MqttLogin::of(&connect, mapping))),
+            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(MqttLogin::of(&connect, mapping()))),
             (MqttEvent::Ended(end), _) => Self::Ended(Box::new(end)),
             (event, MqttPhase::Open(client)) => Self::of_open(event, &mut **client),
             _ => Self::Nothing,
@@ -374,13 +374,12 @@ impl ProtocolState for MqttConnection {
         while self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over() {
             work::charge(PACKET, 1);
             let mut out = Vec::new();
-            let mapping = self.backend.mapping();
-            let Self { engine, phase, .. } = self;
+            let Self { engine, phase, backend, core, .. } = self;
             let step = engine.handle_input(&input[taken..], now, &mut out);
             let has_event = step.event.is_some();
             let next = match step.event {
                 None => Next::Nothing,
-                Some(event) => Next::of(event, phase, mapping),
+                Some(event) => Next::of(event, phase, || backend.mapping(&core.shared)),
             };
             let step_taken = step.taken;
             write(&self.core, out);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use amqp::Properties;
 use broker::{ConsumerId, Delivery, DiskPoint, Lsn, Queue, Returned, TracedConnection};
 use bytes::Bytes;
+use mqtt::QoS;
 use mqtt::server::{Output, ServerConnection as Engine, Undeliverable};
 use mqtt::session::{OutgoingMessage, Stage, Subscription};
 use mqtt::topic::merged;
-use mqtt::{Property, PropertyList, QoS};
 use sync::work;
 use transport::OutBuf;
 
@@ -16,7 +16,7 @@ use super::client::MqttClient;
 use super::detached::UnackedDelivery;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
-use super::message::{self, MessageMapping, left, payload_of, to_mqtt};
+use super::message::{self, Addressed, MessageMapping, left, payload_of};
 use super::native::StoredForm;
 use super::session::Then;
 use super::subscriptions::{Class, Match, Verdict};
@@ -288,19 +288,15 @@ impl MqttClient {
         if expires.is_some_and(|at| at <= self.now) {
             return None;
         }
-        let mut list = PropertyList::new();
-        if engine.version().is_5() {
-            list = to_mqtt(&properties, mapping, left(expires, self.now));
-            verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
-        }
-        Some(OutgoingMessage {
-            topic: outgoing.topic.into(),
-            qos: outgoing.qos.min(verdict.qos),
-            retain: outgoing.retain && verdict.retain_as_published,
+        let addressed = Addressed {
+            outgoing,
+            properties: &properties,
+            mapping,
+            left: left(expires, self.now),
             redelivered: delivery.redelivered(),
-            properties: list,
             payload: payload_of(amqp.body()),
-        })
+        };
+        Some(addressed.into_message(&verdict, engine.version().is_5()))
     }
 
     fn match_topic(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {

@@ -24,10 +24,12 @@ use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{BodyView, Compatibility, Timestamp};
 use bytes::Bytes;
+use mqtt::session::OutgoingMessage;
 use mqtt::topic::{check_name, merged, routing_key_to_topic, topic_to_routing_key};
 use mqtt::{Property, PropertyList, QoS, ReasonCode};
 
 use super::native::{self, StoredForm};
+use super::subscriptions::Verdict;
 
 /// Headers that RabbitMQ's plug-in sets, too.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
@@ -254,6 +256,42 @@ pub(super) fn to_mqtt(
         }
     }
     list
+}
+
+/// The publisher's client identifier, which the header of a plain message tells.
+pub(super) fn publisher_of(properties: &Properties<'_>) -> Option<Box<str>> {
+    let headers = properties.headers.filter(|headers| !headers.is_empty())?.decode();
+    headers.get(CLIENT).and_then(FieldValue::as_text).map(Into::into)
+}
+
+/// A message on its way to a client.
+pub(super) struct Addressed<'m> {
+    pub(super) outgoing: Outgoing,
+    pub(super) properties: &'m Properties<'m>,
+    pub(super) mapping: MessageMapping,
+    /// The time until it expires.
+    pub(super) left: Option<Duration>,
+    pub(super) redelivered: bool,
+    pub(super) payload: Bytes,
+}
+
+impl Addressed<'_> {
+    /// The message as sent for subscriptions with this verdict.
+    pub(super) fn into_message(self, verdict: &Verdict, is_5: bool) -> OutgoingMessage {
+        let mut list = PropertyList::new();
+        if is_5 {
+            list = to_mqtt(self.properties, self.mapping, self.left);
+            verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
+        }
+        OutgoingMessage {
+            topic: self.outgoing.topic.into(),
+            qos: self.outgoing.qos.min(verdict.qos),
+            retain: self.outgoing.retain && verdict.retain_as_published,
+            redelivered: self.redelivered,
+            properties: list,
+            payload: self.payload,
+        }
+    }
 }
 
 /// The properties of a message that are of use after its publish packet.

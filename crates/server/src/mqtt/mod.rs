@@ -36,6 +36,7 @@ mod retained;
 mod session;
 mod subscribing;
 mod subscriptions;
+mod upstream;
 mod waiting;
 
 #[cfg(test)]
@@ -55,8 +56,11 @@ use self::broker_admission::BrokerAdmission;
 use self::hub::Hub;
 use self::login::{MqttLogin, MqttRefused};
 use self::message::MessageMapping;
+use self::upstream::UpstreamAdmission;
+pub(crate) use self::upstream::UpstreamHub;
 use crate::backend::Clock;
 use crate::client::ConnectionCore;
+use crate::server::Shared;
 
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]
@@ -74,18 +78,22 @@ pub struct MqttConfig {
 pub(crate) enum MqttBackend {
     /// On the embedded broker.
     Broker(Arc<Hub>),
+    /// In front of an upstream.
+    Upstream(Arc<UpstreamHub>),
 }
 
 impl MqttBackend {
     fn config(&self) -> &MqttConfig {
         match self {
             Self::Broker(hub) => &hub.config,
+            Self::Upstream(hub) => &hub.config,
         }
     }
 
-    fn mapping(&self) -> MessageMapping {
+    fn mapping(&self, shared: &Shared) -> MessageMapping {
         match self {
             Self::Broker(hub) => MessageMapping::of_broker(hub.broker().compatibility()),
+            Self::Upstream(_) => MessageMapping::of_upstream(shared.backend.compatibility()),
         }
     }
 
@@ -98,6 +106,7 @@ impl MqttBackend {
     ) -> Result<Box<dyn Admission>, MqttRefused> {
         match self {
             Self::Broker(hub) => Ok(Box::new(BrokerAdmission::new(hub, login, core, version)?)),
+            Self::Upstream(hub) => Ok(Box::new(UpstreamAdmission::new(hub, login, core, version)?)),
         }
     }
 }

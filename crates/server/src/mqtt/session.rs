@@ -40,12 +40,12 @@ pub(super) trait MqttSession: Send {
     fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>);
     /// Called at the end of a batch of input. Publishes that do not fit into the turn follow in the next, before the client
     /// is read again.
-    fn flush(&mut self, engine: &Engine);
+    fn flush(&mut self, engine: &mut Engine);
     /// The next answer that is due.
     fn next_answer(&mut self) -> Option<Then>;
     /// Sends the messages that the client can take now.
     fn deliver(&mut self, engine: &mut Engine);
-    /// Whether there are messages that can be delivered now, if the outbox has room.
+    /// Whether there are messages that can be delivered now, if the outbox has room, or answers that are due.
     fn has_deliverable(&self, engine: &Engine) -> bool;
     /// Whether the client may be read. If not, the outbox is nudged when it may.
     fn has_room(&self) -> bool;

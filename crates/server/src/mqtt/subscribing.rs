@@ -247,7 +247,7 @@ impl MqttClient {
 
     /// Unbinds the filter of a removed subscription, unless another one needs the same binding.
     fn unbind(&self, filter: &str, class: Class) -> Option<Ticket> {
-        if self.subscriptions.binds(filter, class) {
+        if self.subscriptions.binds(filter, self.mapping(), |qos| Class::of(qos) == class) {
             return None;
         }
         let (name, key) = (self.queue_of(class), filter_to_binding_key(filter));
