@@ -36,7 +36,7 @@ const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
 const DUP: &str = "x-mqtt-dup";
 const RETAIN: &str = "x-mqtt-retain";
 /// The publisher's client identifier, for subscriptions with No Local.
-pub(super) const CLIENT: &str = "x-mqtt-client-id";
+const CLIENT: &str = "x-mqtt-client-id";
 const PAYLOAD_FORMAT: &str = "x-mqtt-payload-format-indicator";
 /// All User Properties in order, alternating names and values.
 const USER_PROPERTIES: &str = "x-mqtt-user-properties";
@@ -99,7 +99,8 @@ impl MessageMapping {
 
     /// That of RabbitMQ's own MQTT plug-in, whose clients exchange messages with those in front of it.
     pub(super) fn of_upstream(compatibility: Compatibility) -> Self {
-        let form = if compatibility.annotates_mqtt() { StoredForm::Plain } else { StoredForm::Headers };
+        let form =
+            if compatibility.annotates_mqtt() { StoredForm::AnnotationHeader } else { StoredForm::Headers };
         Self { form, merges_dots: true }
     }
 
@@ -136,7 +137,9 @@ pub(super) fn to_amqp(
 ) -> Result<Vec<u8>, Untold> {
     match mapping.form {
         StoredForm::Headers => with_headers(message, mapping),
-        StoredForm::Plain | StoredForm::Annotation => Ok(native::to_amqp(message, mapping, now)),
+        StoredForm::Plain | StoredForm::Annotation | StoredForm::AnnotationHeader => {
+            Ok(native::to_amqp(message, mapping, now))
+        }
     }
 }
 
@@ -256,12 +259,6 @@ pub(super) fn to_mqtt(
         }
     }
     list
-}
-
-/// The publisher's client identifier, which the header of a plain message tells.
-pub(super) fn publisher_of(properties: &Properties<'_>) -> Option<Box<str>> {
-    let headers = properties.headers.filter(|headers| !headers.is_empty())?.decode();
-    headers.get(CLIENT).and_then(FieldValue::as_text).map(Into::into)
 }
 
 /// A message on its way to a client.

@@ -23,9 +23,10 @@ use broker::{ANNOTATION, Compatibility, FrontEnd, Identity, Message, Publisher, 
 use mqtt::topic::check_name;
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
-use super::message::{
-    self, CLIENT, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, MessageMapping, Outgoing, TRANSIENT,
-};
+use super::message::{self, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, MessageMapping, Outgoing, TRANSIENT};
+
+/// The annotation of a message that nobody hides from AMQP clients. RabbitMQ makes no User Property of an array of bytes.
+const ANNOTATION_HEADER: &str = "x-leveret-mqtt";
 
 const REPLY_TO_TOPIC: &str = "x-reply-to-topic";
 const CORRELATION: &str = "x-correlation-id";
@@ -39,6 +40,8 @@ pub(super) enum StoredForm {
     Plain,
     /// In an annotation.
     Annotation,
+    /// As AMQP clients see it, with the rest in a header that means nothing to others.
+    AnnotationHeader,
 }
 
 impl StoredForm {
@@ -61,12 +64,14 @@ pub(super) fn publisher(vhost: &Arc<VirtualHost>, identity: &Identity) -> Publis
 pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Timestamp) -> Vec<u8> {
     let properties = &message.properties;
     let mut headers = FieldTable::new();
-    if mapping.form == StoredForm::Annotation {
-        if let Some(annotation) = annotation(message) {
+    match (mapping.form, annotation(message)) {
+        (StoredForm::Annotation, Some(annotation)) => {
             headers.insert(ANNOTATION, FieldValue::LongString(annotation));
         }
-    } else if let Some(client) = message.client_id {
-        headers.insert(CLIENT, FieldValue::text(client));
+        (StoredForm::AnnotationHeader, Some(annotation)) if !is_told_whole(message) => {
+            headers.insert(ANNOTATION_HEADER, FieldValue::ByteArray(annotation));
+        }
+        _ => {}
     }
     if let Some(topic) = properties.response_topic() {
         headers.insert(REPLY_TO_TOPIC, FieldValue::text(mapping.key(topic)));
@@ -95,6 +100,19 @@ pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Time
     let mut bytes = Vec::new();
     amqp.encode(&mut bytes);
     bytes
+}
+
+/// Whether the properties and headers tell all of a message. Brokers may sort headers.
+fn is_told_whole(message: &Incoming<'_>) -> bool {
+    let properties = &message.properties;
+    let names = || properties.user_properties().map(|(name, _)| name);
+    message.qos != QoS::ExactlyOnce
+        && !message.retain
+        && message.client_id.is_none()
+        && properties.payload_format_indicator().is_none()
+        && properties.content_type().is_none_or(|kind| kind.len() <= MAX_SHORT)
+        && names().all(|name| name.len() <= MAX_SHORT && !matches!(name, "CC" | "BCC" | ""))
+        && names().zip(names().skip(1)).all(|(before, name)| before < name)
 }
 
 /// The annotation of a message; `None` if AMQP clients see all of it.
@@ -135,8 +153,18 @@ struct Annotated<'a> {
 }
 
 impl<'a> Annotated<'a> {
-    fn read(headers: &'a FieldTable) -> Option<Self> {
-        let Some(FieldValue::LongString(bytes)) = headers.get(ANNOTATION) else { return None };
+    fn read(headers: &'a FieldTable, form: StoredForm) -> Option<Self> {
+        let bytes = match form {
+            StoredForm::Headers | StoredForm::Plain => return None,
+            StoredForm::Annotation => match headers.get(ANNOTATION)? {
+                FieldValue::LongString(bytes) => bytes,
+                _ => return None,
+            },
+            StoredForm::AnnotationHeader => match headers.get(ANNOTATION_HEADER)? {
+                FieldValue::ByteArray(bytes) => bytes,
+                _ => return None,
+            },
+        };
         let (&[marks], mut rest) = bytes.split_first_chunk()?;
         let mut client_id = None;
         if marks & FROM_CLIENT != 0 {
@@ -161,9 +189,9 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredF
     let is_persistent = properties.delivery_mode == Some(PERSISTENT);
     let qos = if is_persistent { QoS::AtLeastOnce } else { QoS::AtMostOnce };
     let mut outgoing = Outgoing { topic, qos, retain: false, client_id: None };
-    if form == StoredForm::Annotation {
+    if form != StoredForm::Plain {
         let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
-        if let Some(annotated) = Annotated::read(&headers) {
+        if let Some(annotated) = Annotated::read(&headers, form) {
             (outgoing.qos, outgoing.retain) = (annotated.qos, annotated.retain);
             outgoing.client_id = annotated.client_id.map(Into::into);
         }
@@ -180,9 +208,7 @@ pub(super) fn to_mqtt(
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
     let mut list = PropertyList::new();
     message::push_expiry(&mut list, left);
-    let is_annotated = mapping.form == StoredForm::Annotation;
-    let annotated = Some(&headers).filter(|_| is_annotated).and_then(Annotated::read);
-    if let Some(annotated) = annotated {
+    if let Some(annotated) = Annotated::read(&headers, mapping.form) {
         return annotated.properties.iter().fold(list, PropertyList::with);
     }
     message::push_content_type(&mut list, properties);
@@ -192,8 +218,10 @@ pub(super) fn to_mqtt(
     if let Some(topic) = &reply_to {
         list.push(Property::ResponseTopic(topic));
     }
-    let long = headers.get(CORRELATION).and_then(FieldValue::as_text);
-    let long = long.filter(|_| properties.correlation_id.is_none()).map(str::as_bytes);
+    let long = match headers.get(CORRELATION) {
+        Some(FieldValue::LongString(bytes)) if properties.correlation_id.is_none() => Some(&**bytes),
+        _ => None,
+    };
     if let Some(data) = properties.correlation_id.map(|id| id.0).or(long) {
         list.push(Property::CorrelationData(data));
     }

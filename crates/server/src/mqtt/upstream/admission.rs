@@ -1,8 +1,10 @@
 //! Admission in front of an upstream: the login there, the claim to the session, and the session's queue.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use amqp::{Credentials, Fault, FieldTable, FieldValue, ReplyCode};
+use broker::Compatibility;
 use mqtt::session::Session;
 use mqtt::{MqttVersion, ReasonCode};
 
@@ -23,8 +25,9 @@ use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 /// The beginning of the names of shared queues, which is also that of the queues of sessions.
 const SHARED_PREFIX: &str = "mqtt-subscription-";
 
-/// The request for the session's queue.
+/// The request for the session's queue, and that before it, whose answer does not matter.
 const PROBE: u64 = 0;
+const BEFORE: u64 = 1;
 
 /// A client that has sent CONNECT.
 pub(crate) struct UpstreamAdmission {
@@ -41,8 +44,8 @@ enum Stage {
     Asking(BackendRequest<Result<OpenedUpstream, LoginError>>),
     /// The client waits for its session.
     Claiming(Box<Claiming>),
-    /// The upstream is asked about the session's queue.
-    Probing(Box<Claiming>, Option<Box<DetachedUpstream>>),
+    /// The upstream is asked whether the session's queue is there, or to delete it; the flag tells which.
+    Probing(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
     Over,
 }
 
@@ -105,25 +108,31 @@ impl UpstreamAdmission {
 
     /// Asks about the session's queue once the claim is granted: a client that wants no earlier session has it deleted.
     /// Returns false if the claim is not granted yet.
-    fn probe(&mut self, wants_session: bool) -> bool {
+    fn probe(&mut self, wants_session: bool, compatibility: Compatibility, now: Instant) -> bool {
         let Stage::Claiming(claiming) = &self.stage else { return false };
         let Some(kept) = claiming.claim.take_granted() else { return false };
         let Stage::Claiming(mut claiming) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return false;
         };
         let queue = queue_name(&self.owner.client_id, 1).into();
-        if wants_session {
+        let is_over = kept.as_ref().is_some_and(|kept| kept.is_over(self.hub.clock.timestamp(now)));
+        if wants_session && !is_over {
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
         } else if self.login.assigned().is_none() {
+            if compatibility == Compatibility::V4 {
+                // RabbitMQ 4 has one for messages of QoS 0, too.
+                let queue = queue_name(&self.owner.client_id, 0).into();
+                claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
+            }
             claiming.uplink.request(PROBE, QueueRequest::Delete { queue });
         }
-        self.stage = Stage::Probing(claiming, kept);
+        self.stage = Stage::Probing(claiming, kept, wants_session && !is_over);
         true
     }
 
     /// Whether the session's queue was found; `None` while the upstream has not answered.
     fn probed(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
-        let Stage::Probing(claiming, _) = &mut self.stage else { return None };
+        let Stage::Probing(claiming, _, is_asked) = &mut self.stage else { return None };
         let waker = entering.core.outbox.nudging_waker();
         if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
             return Some(Err(unavailable(entering.core, &fault)));
@@ -135,7 +144,7 @@ impl UpstreamAdmission {
         while let Some(event) = claiming.uplink.next_event() {
             let UplinkEvent::Answered(PROBE, answer) = event else { continue };
             return Some(match answer {
-                Ok(()) => Ok(entering.engine.wants_session()),
+                Ok(()) => Ok(*is_asked),
                 // A client without permission for its queue may still publish.
                 Err(fault) if matches!(fault.code, ReplyCode::NotFound | ReplyCode::AccessRefused) => {
                     Ok(false)
@@ -157,7 +166,7 @@ impl UpstreamAdmission {
 
     /// Makes the session. `is_found` tells that its queue is there.
     fn admit(&mut self, is_found: bool, entering: &mut Entering<'_>) -> Admitting {
-        let Stage::Probing(claiming, kept) = std::mem::replace(&mut self.stage, Stage::Over) else {
+        let Stage::Probing(claiming, kept, _) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return Admitting::Waits;
         };
         let Claiming { claim, uplink, shared_login } = *claiming;
@@ -171,8 +180,9 @@ impl UpstreamAdmission {
             None => {}
         }
         let expiry = self.login.session_expiry(&self.hub.config);
-        if expiry > 0 && engine.version().is_5() {
-            engine.set_settings(Arc::clone(&self.hub.lasting));
+        let compatibility = core.shared.backend.compatibility();
+        if engine.version().is_5() {
+            engine.set_settings(Arc::clone(self.hub.settings(compatibility, expiry > 0)));
         }
         let mut out = Vec::new();
         engine.accept(session, self.login.assigned(), *now, &mut out);
@@ -183,7 +193,7 @@ impl UpstreamAdmission {
             user: self.user.clone(),
             uplink,
             shared_login,
-            mapping: MessageMapping::of_upstream(core.shared.backend.compatibility()),
+            mapping: MessageMapping::of_upstream(compatibility),
             has_queue: is_found,
             expiry,
             is_bridge: self.login.is_bridge,
@@ -207,7 +217,7 @@ impl Admission for UpstreamAdmission {
                 return Admitting::Refused(refused);
             }
         }
-        if let Stage::Claiming(claiming) | Stage::Probing(claiming, _) = &self.stage
+        if let Stage::Claiming(claiming) | Stage::Probing(claiming, ..) = &self.stage
             && claiming.claim.is_superseded()
         {
             self.leave();
@@ -215,7 +225,11 @@ impl Admission for UpstreamAdmission {
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if let Stage::Claiming(_) = &self.stage
-            && !self.probe(entering.engine.wants_session())
+            && !self.probe(
+                entering.engine.wants_session(),
+                entering.core.shared.backend.compatibility(),
+                entering.now,
+            )
         {
             return Admitting::Waits;
         }
@@ -235,7 +249,7 @@ impl Admission for UpstreamAdmission {
                 let kept = claiming.claim.take_granted().flatten();
                 (claiming, kept)
             }
-            Stage::Probing(claiming, kept) => (claiming, kept),
+            Stage::Probing(claiming, kept, _) => (claiming, kept),
             Stage::Asking(_) | Stage::Over => return,
         };
         self.hub.release(&self.owner, &claiming.claim, kept);

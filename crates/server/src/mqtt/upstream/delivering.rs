@@ -110,11 +110,7 @@ impl UpstreamSession {
 
     /// The part of an AMQP message that matters to MQTT clients; `None` if it has no topic.
     fn outgoing(&self, routing_key: &str, properties: &Properties<'_>) -> Option<Outgoing> {
-        let mut outgoing = message::outgoing(self.mapping.topic(routing_key), properties, self.mapping.form)?;
-        if self.mapping.form == StoredForm::Plain && self.subscriptions.any_no_local() {
-            outgoing.client_id = message::publisher_of(properties);
-        }
-        Some(outgoing)
+        message::outgoing(self.mapping.topic(routing_key), properties, self.mapping.form)
     }
 
     fn match_topic(&self, outgoing: &Outgoing, class: Class) -> Match {
@@ -140,7 +136,7 @@ impl UpstreamSession {
     /// The time until a message expires: RabbitMQ tells when it was published, if it is a message of its release 4.
     fn time_left(&self, properties: &Properties<'_>) -> Option<Duration> {
         let expiration: u64 = properties.expiration?.parse().ok()?;
-        let published = properties.timestamp.filter(|_| self.mapping.form == StoredForm::Plain);
+        let published = properties.timestamp.filter(|_| self.mapping.form != StoredForm::Headers);
         let since = published.map_or(0, |seconds| self.now.0.saturating_sub(seconds.saturating_mul(1000)));
         Some(Duration::from_millis(expiration.saturating_sub(since)))
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::Timestamp;
+use broker::{Compatibility, Timestamp};
 use mqtt::QoS;
 use mqtt::server::MqttSettings;
 use mqtt::session::Session;
@@ -23,8 +23,9 @@ pub(super) type UpstreamClaim = Claim<DetachedUpstream>;
 /// All sessions of this process.
 pub(crate) struct UpstreamHub {
     pub(crate) config: MqttConfig,
-    /// The settings of clients of 5.0 whose session outlives the connection.
-    pub(super) lasting: Arc<MqttSettings>,
+    /// The settings of clients of 5.0, in front of RabbitMQ 3.10 and 4; in each the second is of clients whose session
+    /// outlives the connection.
+    settings: [[Arc<MqttSettings>; 2]; 2],
     pub(super) clock: Clock,
     sessions: Mutex<Claims<DetachedUpstream>, { Rank::MqttSessions as u8 }>,
 }
@@ -77,9 +78,19 @@ impl Detached for DetachedUpstream {
 impl UpstreamHub {
     /// Without sessions.
     pub(crate) fn new(config: MqttConfig, clock: Clock) -> Arc<Self> {
-        // The list of messages of QoS 2 that a client has not released is in memory only.
-        let lasting = Arc::new(MqttSettings { maximum_qos: QoS::AtLeastOnce, ..(*config.settings).clone() });
-        Arc::new(Self { config, lasting, clock, sessions: Mutex::default() })
+        let settings = [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
+            // The list of messages of QoS 2 that a client has not released is in memory only.
+            [config.settings.maximum_qos, QoS::AtLeastOnce].map(|maximum_qos| {
+                let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
+                Arc::new(MqttSettings { maximum_qos, tells_session_expiry, ..(*config.settings).clone() })
+            })
+        });
+        Arc::new(Self { config, settings, clock, sessions: Mutex::default() })
+    }
+
+    /// The settings of a client of 5.0.
+    pub(super) fn settings(&self, compatibility: Compatibility, is_lasting: bool) -> &Arc<MqttSettings> {
+        &self.settings[usize::from(compatibility == Compatibility::V4)][usize::from(is_lasting)]
     }
 
     /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one.
