@@ -316,3 +316,21 @@ def test_consumers_of_amqp_on_the_same_leveret_read_mqtt(pool):
         channel.queue_bind(queue, "amq.topic", "through.one")
         sensor.publish("through/one", b"x")
         assert next(channel.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE))[0].routing_key == "through.one"
+
+
+def test_all_of_a_message_arrives_and_others_see_no_more_than_rabbitmq_shows_them(pool):
+    sent = {"PayloadFormatIndicator": 1, "ContentType": "x" * 200, "CorrelationData": b"\xff\0"}
+    pairs = [("b", "1"), ("a", "2"), ("b", "3")]
+    properties = publish_properties(**sent, UserProperty=pairs)
+    with pool.client("whole", V5) as reader, MqttClient(pool.native, "plain", V311 if pool.version == "3.10" else V5) as plain:
+        reader.subscribe("whole", options=SubscribeOptions(qos=2))
+        plain.subscribe("whole", 1) if pool.version == "3.10" else plain.subscribe("whole", options=SubscribeOptions(qos=1))
+        reader.publish("whole", b"text", 2, properties=properties)
+        message = reader.message()
+        assert message.qos == 2
+        assert {name: getattr(message.properties, name) for name in sent} == sent
+        assert message.properties.UserProperty == pairs
+        other = plain.message()
+        assert (other.payload, other.qos) == (b"text", 1)
+        if pool.version == "4":
+            assert sorted(other.properties.UserProperty) == [("a", "2"), ("b", "1")]
