@@ -24,6 +24,8 @@ mod queue_consumer;
 mod queue_requests;
 mod session;
 mod subscribing;
+#[cfg(test)]
+mod tests;
 mod uplink;
 
 pub(super) use admission::UpstreamAdmission;
