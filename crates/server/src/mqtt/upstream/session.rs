@@ -205,7 +205,7 @@ impl UpstreamSession {
         // They were checked when the client connected.
         let Ok(key) = mapping.routing_key(&will.topic) else { return };
         let Ok(properties) = to_amqp(&message, mapping, now) else { return };
-        uplink.publish(0, &key, &properties, &will.payload);
+        uplink.publish(0, &key, &properties, &will.payload, transport::now());
     }
 }
 
@@ -234,7 +234,8 @@ impl MqttSession for UpstreamSession {
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         }
-        self.uplink.publish(publish.packet_id, &key, &properties, &publish.payload.to_bytes());
+        let body = publish.payload.to_bytes();
+        self.uplink.publish(publish.packet_id, &key, &properties, &body, self.at);
         Ok(())
     }
 

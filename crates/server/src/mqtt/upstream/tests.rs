@@ -87,15 +87,29 @@ fn bodies(uplink: &mut Uplink) -> Vec<(u64, bool, String)> {
 fn messages_are_answered_in_their_order_when_they_are_confirmed() {
     let mut world = World::new();
     let mut uplink = world.uplink();
-    uplink.publish(7, "a", &PLAIN, b"1");
-    uplink.publish(0, "a", &PLAIN, b"2");
+    uplink.publish(7, "a", &PLAIN, b"1", Instant::now());
+    uplink.publish(0, "a", &PLAIN, b"2", Instant::now());
     uplink.refuse(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
-    uplink.publish(9, "a", &PLAIN, b"3");
+    uplink.publish(9, "a", &PLAIN, b"3", Instant::now());
     assert!(!uplink.is_settled());
     assert_eq!(settle(&mut uplink), ["7 accepted", "8 0x90 Topic Name invalid", "9 accepted"]);
     assert!(uplink.is_settled());
     uplink.refuse(Then::Refuse { packet_id: 10, reason: ReasonCode::TopicNameInvalid, text: "" });
     assert_eq!(settle(&mut uplink), ["10 0x90 Topic Name invalid"]);
+}
+
+#[test]
+fn a_channel_without_messages_is_closed_and_opened_again() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    for packet_id in 1..4 {
+        uplink.publish(packet_id, "a", &PLAIN, b"x", Instant::now());
+        assert_eq!(settle(&mut uplink), [format!("{packet_id} accepted")]);
+        let idle = uplink.next_deadline().unwrap();
+        uplink.take_turn(Waker::noop(), idle).unwrap();
+        assert!(settle(&mut uplink).is_empty());
+        assert_ne!(uplink.next_deadline(), Some(idle));
+    }
 }
 
 #[test]
@@ -105,9 +119,9 @@ fn a_message_that_may_not_be_published_is_refused_and_the_next_is_published() {
         TopicPermissions { exchange: "amq.topic".to_owned(), write: "^ok".to_owned(), read: ".*".to_owned() };
     world.broker().vhost("/").unwrap().set_topic_permissions("guest", &permissions).unwrap();
     let mut uplink = world.uplink();
-    uplink.publish(7, "no", &PLAIN, b"1");
+    uplink.publish(7, "no", &PLAIN, b"1", Instant::now());
     assert_eq!(settle(&mut uplink), ["7 refused with 403"]);
-    uplink.publish(8, "ok", &PLAIN, b"2");
+    uplink.publish(8, "ok", &PLAIN, b"2", Instant::now());
     assert_eq!(settle(&mut uplink), ["8 accepted"]);
 }
 
@@ -137,7 +151,7 @@ fn messages_that_the_client_has_not_acknowledged_return_to_their_queue_in_their_
     let mut uplink = world.uplink();
     declare(&mut uplink);
     for (packet_id, body) in [(1, "1"), (2, "2"), (3, "3")] {
-        uplink.publish(packet_id, "a.b", &PLAIN, body.as_bytes());
+        uplink.publish(packet_id, "a.b", &PLAIN, body.as_bytes(), Instant::now());
     }
     uplink.consume(QUEUE, WINDOW);
     settle(&mut uplink);

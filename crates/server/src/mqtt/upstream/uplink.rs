@@ -55,8 +55,16 @@ impl Uplink {
     }
 
     /// Publishes a message. `properties` are flags and list as they are on the wire.
-    pub(super) fn publish(&mut self, packet_id: u16, routing_key: &str, properties: &[u8], body: &[u8]) {
-        self.channels.publishing.publish(&mut self.client, packet_id, routing_key, properties, body);
+    pub(super) fn publish(
+        &mut self,
+        packet_id: u16,
+        routing_key: &str,
+        properties: &[u8],
+        body: &[u8],
+        now: Instant,
+    ) {
+        let Self { client, channels } = self;
+        channels.publishing.publish(client, packet_id, routing_key, properties, body, now);
     }
 
     /// Answers a message that is not published, behind those before it.
@@ -106,6 +114,7 @@ impl Uplink {
     /// The fault that ends the connection upstream.
     pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
         self.client.handle_nudge(waker, now)?;
+        self.channels.publishing.rest(&mut self.client, now);
         loop {
             self.channels.requests.send(&mut self.client);
             self.channels.consumer.send(&mut self.client);
@@ -149,7 +158,7 @@ impl Uplink {
 
     /// The latest time for [`Self::take_turn`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.client.next_deadline()
+        [self.client.next_deadline(), self.channels.publishing.next_deadline()].into_iter().flatten().min()
     }
 
     /// Waits until everything has been answered and nothing is consumed.
@@ -181,9 +190,9 @@ impl UplinkChannels {
         let Self { publishing, consumer, requests, events } = self;
         match event {
             ClientEvent::Message(CONSUMING, message) => consumer.handle_message(message),
-            ClientEvent::Method(PUBLISHING, method) => {
+            ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
                 let closed =
-                    publishing.handle(&method, |then| events.push_back(UplinkEvent::Published(then)));
+                    publishing.handle(number, &method, |then| events.push_back(UplinkEvent::Published(then)));
                 events.extend(
                     closed.map(|(fault, unconfirmed)| UplinkEvent::PublishRefused(fault, unconfirmed)),
                 );
