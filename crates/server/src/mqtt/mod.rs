@@ -1,14 +1,19 @@
-//! MQTT clients on the embedded broker, as with RabbitMQ's plug-in: subscriptions are queues bound to
-//! amq.topic, so that MQTT and AMQP clients can exchange messages.
+//! MQTT clients, as with RabbitMQ's plug-in: subscriptions are queues bound to amq.topic, so that MQTT and AMQP clients can
+//! exchange messages.
 //!
-//! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
-//! - [`client`]: its state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`], [`subscriptions`],
+//! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
+//!   from there to its session; [`session`]: that as the connection sees it; [`claims`]: which connection has each session.
+//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
+//!   that a message belongs to.
+//! - [`upstream`]: sessions in front of an upstream.
+//!
+//! Sessions on the embedded broker:
+//! - [`broker_admission`]; [`client`]: a client's state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`],
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored.
-//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`retained`]: retained
-//!   messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2 that clients have not
-//!   released.
+//! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
+//!   that clients have not released.
 //! - [`error`]: the errors of restoring sessions and of wills.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in

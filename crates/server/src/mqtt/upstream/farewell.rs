@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::Timestamp;
+use mqtt::server::StoredWill;
 use tokio::sync::oneshot;
 
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::uplink::Uplink;
 use crate::mqtt::claims::Owner;
+use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 
 /// Time limit for the upstream to answer: a client that comes back waits for it, and one that meets an upstream without
 /// answers is not to wait for longer than for its own login.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is left to do.
+/// The work that is left.
 pub(super) struct Farewell {
     pub(super) hub: Arc<UpstreamHub>,
     pub(super) owner: Arc<Owner>,
@@ -35,8 +37,8 @@ pub(super) struct DelayedWill {
     pub(super) due: Instant,
     /// A message if it is to be published now; closed if it is discarded.
     pub(super) fate: oneshot::Receiver<()>,
-    /// Publishes it.
-    pub(super) publish: Box<dyn FnOnce(&mut Uplink, Timestamp) + Send>,
+    pub(super) will: StoredWill,
+    pub(super) mapping: MessageMapping,
 }
 
 impl Farewell {
@@ -60,13 +62,13 @@ impl Farewell {
         // Without an answer, the end of the connection upstream does the same a moment later.
         let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await;
         hub.release(&owner, &claim, left);
-        let Some(DelayedWill { due, fate, publish }) = will else { return };
+        let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
         let is_due = tokio::select! {
             () = tokio::time::sleep_until(due.into()) => true,
             fate = fate => fate.is_ok(),
         };
         if is_due {
-            publish(&mut uplink, hub.clock.timestamp(Instant::now()));
+            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(Instant::now()));
             if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await, Ok(Ok(()))) {
                 tracing::warn!(
                     vhost = &*owner.vhost,
@@ -76,4 +78,14 @@ impl Farewell {
             }
         }
     }
+}
+
+/// Publishes the will of a client whose connection has ended.
+pub(super) fn publish_will(uplink: &mut Uplink, mapping: MessageMapping, will: &StoredWill, now: Timestamp) {
+    let properties = will.properties.as_properties();
+    let message = Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
+    // They were checked when the client connected.
+    let Ok(key) = mapping.routing_key(&will.topic) else { return };
+    let Ok(properties) = to_amqp(&message, mapping, now) else { return };
+    uplink.publish(0, &key, &properties, &will.payload, transport::now());
 }

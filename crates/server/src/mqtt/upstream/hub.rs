@@ -30,7 +30,7 @@ pub(crate) struct UpstreamHub {
     sessions: Mutex<Claims<DetachedUpstream>, { Rank::MqttSessions as u8 }>,
 }
 
-/// What this process knows of a session whose connection has ended. Its messages are in its queue upstream.
+/// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
 pub(super) struct DetachedUpstream {
     pub(super) user: Box<str>,
     /// Its subscriptions, and the messages of QoS 2 that the client has not released.

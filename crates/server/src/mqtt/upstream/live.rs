@@ -13,7 +13,7 @@ use crate::upstream::sharing::{
 };
 
 /// The live subscriptions of one client.
-pub(super) struct LiveSubscriptions {
+pub(super) struct LiveFilters {
     login: SharedLogin,
     /// Since the first subscription.
     shared: Option<SharedPart>,
@@ -42,7 +42,7 @@ pub(super) enum LiveEvent {
     Ended(Fault),
 }
 
-impl LiveSubscriptions {
+impl LiveFilters {
     pub(super) fn new(login: SharedLogin) -> Self {
         let (shared, keys, replaced, held) = Default::default();
         Self { login, shared, keys, replaced, held }

@@ -27,7 +27,7 @@ pub(super) struct QueuedMessage {
 
 /// The consumer, whose window bounds the messages that wait here and those that the client has not acknowledged.
 #[derive(Default)]
-pub(super) struct QueueConsumer {
+pub(super) struct SessionConsumer {
     state: ConsumerState,
     /// Messages that were not sent to the client yet.
     arrived: VecDeque<QueuedMessage>,
@@ -46,7 +46,7 @@ enum ConsumerState {
     Returning,
 }
 
-impl QueueConsumer {
+impl SessionConsumer {
     /// Starts consuming, with at most `window` unacknowledged messages.
     pub(super) fn start(&mut self, client: &mut AmqpClient, queue: &str, window: u16) {
         if self.state == ConsumerState::None {

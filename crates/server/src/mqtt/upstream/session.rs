@@ -10,15 +10,16 @@ use std::time::Instant;
 use amqp::{Fault, ReplyCode};
 use broker::{FrontEnd, Timestamp};
 use mqtt::packet::PublishPacket;
-use mqtt::server::{MqttEnd, ServerConnection as Engine, StoredWill};
+use mqtt::server::{MqttEnd, ServerConnection as Engine};
 use mqtt::session::Session;
 use mqtt::{QoS, ReasonCode};
 use sync::work;
+use tokio::sync::oneshot;
 use transport::Outbox;
 
-use super::farewell::{DelayedWill, Farewell};
+use super::farewell::{DelayedWill, Farewell, publish_will};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
-use super::live::LiveSubscriptions;
+use super::live::LiveFilters;
 use super::publishing::Unconfirmed;
 use super::subscribing::PendingSubscribes;
 use super::uplink::{Uplink, UplinkEvent};
@@ -42,7 +43,7 @@ pub(super) struct UpstreamSession {
     /// Nudges the connection's outbox.
     waker: Waker,
     pub(super) uplink: Uplink,
-    pub(super) live: LiveSubscriptions,
+    pub(super) live: LiveFilters,
     pub(super) subscriptions: Subscriptions,
     /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
     pub(super) pending: PendingSubscribes,
@@ -118,7 +119,7 @@ impl UpstreamSession {
             outbox: Arc::clone(outbox),
             waker: outbox.nudging_waker(),
             uplink,
-            live: LiveSubscriptions::new(shared_login),
+            live: LiveFilters::new(shared_login),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
             queue: SessionQueue { name, state },
@@ -195,17 +196,6 @@ impl UpstreamSession {
             Unconfirmed::None => {}
             Unconfirmed::One(_) | Unconfirmed::Several => self.fail(reason, fault),
         }
-    }
-
-    /// Publishes the will of a client whose connection has ended.
-    fn publish_will(uplink: &mut Uplink, mapping: MessageMapping, will: &StoredWill, now: Timestamp) {
-        let properties = will.properties.as_properties();
-        let message =
-            Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
-        // They were checked when the client connected.
-        let Ok(key) = mapping.routing_key(&will.topic) else { return };
-        let Ok(properties) = to_amqp(&message, mapping, now) else { return };
-        uplink.publish(0, &key, &properties, &will.payload, transport::now());
     }
 }
 
@@ -327,16 +317,15 @@ impl MqttSession for UpstreamSession {
         if delay.is_zero()
             && let Some(will) = will.take()
         {
-            Self::publish_will(&mut uplink, mapping, &will, now);
+            publish_will(&mut uplink, mapping, &will, now);
         }
         let expiry = end.session_expiry;
         let has_queue = queue.state != QueueState::Absent;
         let deletes = (expiry == 0 && has_queue).then_some(queue.name);
         let (later, published) = match will {
             Some(will) => {
-                let (now_due, fate) = tokio::sync::oneshot::channel();
-                let publish = move |uplink: &mut Uplink, now| Self::publish_will(uplink, mapping, &will, now);
-                (Some(DelayedWill { due: at + delay, fate, publish: Box::new(publish) }), Some(now_due))
+                let (publish_now, fate) = oneshot::channel();
+                (Some(DelayedWill { due: at + delay, fate, will, mapping }), Some(publish_now))
             }
             None => (None, None),
         };

@@ -10,7 +10,7 @@ use amqp::{Fault, ReplyCode};
 use sync::work;
 
 use super::publishing::{PUBLISHING, PublishingChannel, Unconfirmed};
-use super::queue_consumer::{CONSUMING, QueueConsumer};
+use super::queue_consumer::{CONSUMING, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, ClientEvent};
@@ -30,9 +30,9 @@ pub(super) struct Uplink {
 #[derive(Default)]
 struct UplinkChannels {
     publishing: PublishingChannel,
-    consumer: QueueConsumer,
+    consumer: SessionConsumer,
     requests: QueueRequests,
-    /// What has happened and was not taken yet.
+    /// Events that were not taken yet.
     events: VecDeque<UplinkEvent>,
 }
 
@@ -89,7 +89,7 @@ impl Uplink {
     }
 
     /// The consumer of the session's queue.
-    pub(super) fn consumer(&mut self) -> &mut QueueConsumer {
+    pub(super) fn consumer(&mut self) -> &mut SessionConsumer {
         &mut self.channels.consumer
     }
 
@@ -103,7 +103,7 @@ impl Uplink {
         self.channels.consumer.is_stopped()
     }
 
-    /// Stops consuming; see [`QueueConsumer::stop`].
+    /// Stops consuming; see [`SessionConsumer::stop`].
     pub(super) fn stop_consuming(&mut self) {
         self.channels.consumer.stop(&mut self.client);
     }
