@@ -73,6 +73,25 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
     assert not [queue for queue in queues(pool) if queue.startswith(f"mqtt-subscription-{name}qos")]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_session_goes_on_at_another_leveret_and_back(pool, version):
+    other = pool.another(f"other{version}")
+    try:
+        ports = [pool.mqtt, listening(other, "mqtt", "mqtt"), pool.mqtt]
+        for turn, port in enumerate(ports):
+            with MqttClient(port, f"nomad{version}", version, **kept(version)) as nomad, pool.client("writer") as writer:
+                assert nomad.session_present == (turn > 0)
+                if turn == 0:
+                    nomad.subscribe(f"nomad/{version}/#", 1)
+                else:
+                    assert nomad.message().payload == str(turn - 1).encode()
+                nomad.close()
+                writer.publish(f"nomad/{version}/a", str(turn).encode())
+        other.stop()
+    finally:
+        other.child.kill()
+
+
 def test_the_queue_of_a_session_is_as_rabbitmq_makes_it(pool):
     for port, name in ((pool.mqtt, "ours"), (pool.native, "theirs")):
         with MqttClient(port, name, keep=True) as client:
