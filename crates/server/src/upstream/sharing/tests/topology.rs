@@ -4,6 +4,7 @@ use super::*;
 use crate::upstream::sharing::queue::SharedQueue;
 use crate::upstream::sharing::requests::{KeyRequest, MAX_IDLE};
 use crate::upstream::sharing::state::{IDLE_TIME, MAX_REQUESTED};
+use crate::upstream::sharing::task::UpstreamLinked;
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_copy_of_each_message() {
