@@ -315,6 +315,9 @@ impl Server {
     pub async fn drain(&self, timeout: Duration) -> usize {
         self.shared.start_draining();
         self.shared.subscriptions.drain();
+        if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
+            hub.drain();
+        }
         self.shared.emptied.notify_waiters();
         let outboxes: Vec<_> =
             self.shared.connections.lock().iter().map(|(_, outbox)| outbox.clone()).collect();

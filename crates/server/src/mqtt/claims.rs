@@ -173,6 +173,18 @@ impl<D: Detached> Claims<D> {
         due.is_some()
     }
 
+    /// Takes a session of `user` that is detached, if there is one.
+    pub(super) fn take_detached(&mut self, owner: &Owner, user: &str) -> Option<Box<D>> {
+        let is_it = |slot: &Slot<D>| matches!(slot, Slot::Kept(kept) if kept.user() == Some(user));
+        self.slots.get(owner).filter(|slot| is_it(slot))?;
+        let (owner, slot) = self.slots.remove_entry(owner)?;
+        let Slot::Kept(kept) = slot else { return None };
+        if let Some(due) = kept.due() {
+            self.due.remove(&(due, owner));
+        }
+        Some(kept)
+    }
+
     /// The next deadline.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.due.first().map(|(due, _)| *due)

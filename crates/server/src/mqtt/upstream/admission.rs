@@ -7,12 +7,14 @@ use amqp::{Credentials, Fault, FieldTable, FieldValue, ReplyCode};
 use broker::Compatibility;
 use mqtt::session::Session;
 use mqtt::{MqttVersion, ReasonCode};
+use transport::Outbox;
 
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::session::{AdmittedUpstream, UpstreamSession};
+use super::takeover::{EarlierConsumer, Watched, Watcher};
 use super::uplink::{Uplink, UplinkEvent};
-use crate::backend::{LoginError, LoginRequest};
+use crate::backend::{Backend, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending};
 use crate::mqtt::admission::{Admission, Admitting, Entering, write};
 use crate::mqtt::claims::{Claim, Owner};
@@ -53,6 +55,10 @@ struct Claiming {
     claim: Arc<UpstreamClaim>,
     uplink: Uplink,
     shared_login: SharedLogin,
+    /// Its announcement to other servers, unless its identifier is a new one.
+    watched: Option<Watched>,
+    /// The wait for the client's connection to another server.
+    earlier: EarlierConsumer,
 }
 
 impl UpstreamAdmission {
@@ -91,7 +97,8 @@ impl UpstreamAdmission {
     }
 
     /// Claims the session for a client that the upstream has accepted.
-    fn accepted(&mut self, opened: OpenedUpstream, core: &mut ConnectionCore) -> Result<(), MqttRefused> {
+    fn accepted(&mut self, opened: OpenedUpstream, entering: &mut Entering<'_>) -> Result<(), MqttRefused> {
+        let Entering { core, engine, now } = entering;
         login::enter(core, &self.user, &self.owner.vhost)?;
         let claim = Claim::new(&core.outbox, Some(self.user.clone()));
         if self.hub.claim(&self.owner, &claim).is_err() {
@@ -102,14 +109,32 @@ impl UpstreamAdmission {
         let OpenedUpstream { client, credentials } = opened;
         let vhost = (*self.owner.vhost).into();
         let shared_login = SharedLogin { prefix: SHARED_PREFIX, credentials, vhost };
-        self.stage = Stage::Claiming(Box::new(Claiming { claim, uplink: Uplink::new(client), shared_login }));
+        let watched = match &core.shared.backend {
+            Backend::Upstream(pool) if self.login.assigned().is_none() => {
+                let watcher = Watcher {
+                    owner: Arc::clone(&self.owner),
+                    claim: Arc::clone(&claim),
+                    outbox: Arc::clone(&core.outbox),
+                    resumes: engine.wants_session(),
+                    at: self.hub.clock.timestamp(*now).0,
+                };
+                Some(self.hub.takeovers.announce(&self.hub.weak, pool, &shared_login, watcher))
+            }
+            _ => None,
+        };
+        let (uplink, earlier) = (Uplink::new(client), EarlierConsumer::default());
+        let claiming = Claiming { claim, uplink, shared_login, watched, earlier };
+        self.stage = Stage::Claiming(Box::new(claiming));
         Ok(())
     }
 
-    /// Asks about the session's queue once the claim is granted: a client that wants no earlier session has it deleted.
-    /// Returns false if the claim is not granted yet.
+    /// Asks about the session's queue once the client is announced and the claim is granted: a client that wants no earlier
+    /// session has it deleted. Returns false if that is not so yet.
     fn probe(&mut self, wants_session: bool, compatibility: Compatibility, now: Instant) -> bool {
         let Stage::Claiming(claiming) = &self.stage else { return false };
+        if claiming.watched.as_ref().is_some_and(|watched| !watched.is_answered()) {
+            return false;
+        }
         let Some(kept) = claiming.claim.take_granted() else { return false };
         let Stage::Claiming(mut claiming) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return false;
@@ -124,7 +149,7 @@ impl UpstreamAdmission {
                 let queue = queue_name(&self.owner.client_id, 0).into();
                 claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
             }
-            claiming.uplink.request(PROBE, QueueRequest::Delete { queue });
+            claiming.uplink.request(PROBE, claiming.delete(queue));
         }
         self.stage = Stage::Probing(claiming, kept, wants_session && !is_over);
         true
@@ -141,8 +166,19 @@ impl UpstreamAdmission {
         {
             return Some(Ok(false));
         }
+        if claiming.earlier.has_paused() {
+            let queue = queue_name(&self.owner.client_id, 1).into();
+            let request = if *is_asked { QueueRequest::Find { queue } } else { claiming.delete(queue) };
+            claiming.uplink.request(PROBE, request);
+            if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
+                return Some(Err(unavailable(entering.core, &fault)));
+            }
+        }
         while let Some(event) = claiming.uplink.next_event() {
             let UplinkEvent::Answered(PROBE, answer) = event else { continue };
+            if claiming.waits(&answer, &entering.core.outbox) {
+                return None;
+            }
             return Some(match answer {
                 Ok(()) => Ok(*is_asked),
                 // A client without permission for its queue may still publish.
@@ -169,7 +205,7 @@ impl UpstreamAdmission {
         let Stage::Probing(claiming, kept, _) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return Admitting::Waits;
         };
-        let Claiming { claim, uplink, shared_login } = *claiming;
+        let Claiming { claim, uplink, shared_login, watched, .. } = *claiming;
         let Entering { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
@@ -190,6 +226,7 @@ impl UpstreamAdmission {
         let admitted = AdmittedUpstream {
             owner: Arc::clone(&self.owner),
             claim,
+            watched,
             user: self.user.clone(),
             uplink,
             shared_login,
@@ -205,12 +242,35 @@ impl UpstreamAdmission {
     }
 }
 
+impl Claiming {
+    /// The request that deletes the session's queue. Other servers that were told of the client stop consuming from it first.
+    fn delete(&self, queue: Box<str>) -> QueueRequest {
+        match &self.watched {
+            Some(watched) if watched.is_announced() && self.earlier.may_pause() => {
+                QueueRequest::DeleteUnused { queue }
+            }
+            _ => QueueRequest::Delete { queue },
+        }
+    }
+
+    /// Whether the queue still has a consumer, and the request for it is to be made again after a pause.
+    fn waits(&mut self, answer: &Result<(), Fault>, outbox: &Arc<Outbox>) -> bool {
+        let is_announced = self.watched.as_ref().is_some_and(Watched::is_announced);
+        let is_used = match answer {
+            Ok(()) => self.uplink.consumers() > 0,
+            // It is to be deleted if it has no consumer.
+            Err(fault) => fault.code == ReplyCode::PreconditionFailed,
+        };
+        is_announced && self.earlier.pause(is_used, outbox)
+    }
+}
+
 impl Admission for UpstreamAdmission {
     fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
         if let Stage::Asking(request) = &self.stage {
             let Some(answer) = request.take_answer() else { return Admitting::Waits };
             let answered = match answer {
-                Ok(opened) => self.accepted(opened, entering.core),
+                Ok(opened) => self.accepted(opened, entering),
                 Err(error) => Err(refused(entering.core, &self.user, error)),
             };
             if let Err(refused) = answered {

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
+use super::takeover::Watched;
 use super::uplink::Uplink;
 use crate::mqtt::claims::Owner;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
@@ -30,6 +31,8 @@ pub(super) struct Farewell {
     /// The session, if it outlives its connection.
     pub(super) left: Option<Box<DetachedUpstream>>,
     pub(super) will: Option<DelayedWill>,
+    /// Until then another server may take the client over.
+    pub(super) watched: Option<Watched>,
 }
 
 /// A will whose delay has not passed.
@@ -53,15 +56,15 @@ impl Farewell {
             tokio::spawn(self.run());
         } else {
             self.uplink.end(now);
-            self.hub.release(&self.owner, &self.claim, self.left);
+            release(&self.hub, &self.owner, &self.claim, (self.left, self.watched));
         }
     }
 
     async fn run(self) {
-        let Self { hub, owner, claim, mut uplink, left, will, .. } = self;
+        let Self { hub, owner, claim, mut uplink, left, will, watched, .. } = self;
         // Without an answer, the end of the connection upstream does the same a moment later.
         let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await;
-        hub.release(&owner, &claim, left);
+        release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
         let is_due = tokio::select! {
             () = tokio::time::sleep_until(due.into()) => true,
@@ -88,4 +91,19 @@ pub(super) fn publish_will(uplink: &mut Uplink, mapping: MessageMapping, will: &
     let Ok(key) = mapping.routing_key(&will.topic) else { return };
     let Ok(properties) = to_amqp(&message, mapping, now) else { return };
     uplink.publish(0, &key, &properties, &will.payload, transport::now());
+}
+
+/// Releases the session, of which nothing is kept here if another server has it.
+fn release(
+    hub: &UpstreamHub,
+    owner: &Arc<Owner>,
+    claim: &Arc<UpstreamClaim>,
+    (mut left, watched): (Option<Box<DetachedUpstream>>, Option<Watched>),
+) {
+    if let Some(by) = watched.as_ref().and_then(Watched::taken)
+        && let Some(left) = left.take()
+    {
+        left.taken(by);
+    }
+    hub.release(owner, claim, left);
 }

@@ -1,7 +1,7 @@
 //! The sessions of all MQTT clients in front of an upstream: which connection has each, and what is known of those that are
 //! detached.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use broker::{Compatibility, Timestamp};
@@ -11,6 +11,7 @@ use mqtt::session::Session;
 use sync::{Mutex, Rank};
 use tokio::sync::oneshot;
 
+use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
 use crate::mqtt::claims::{Claim, Claims, Detached, Owner, SessionHolder};
@@ -28,6 +29,9 @@ pub(crate) struct UpstreamHub {
     settings: [[Arc<MqttSettings>; 2]; 2],
     pub(super) clock: Clock,
     sessions: Mutex<Claims<DetachedUpstream>, { Rank::MqttSessions as u8 }>,
+    pub(super) takeovers: Arc<Takeovers>,
+    /// Itself.
+    pub(super) weak: Weak<Self>,
 }
 
 /// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
@@ -54,6 +58,14 @@ impl DetachedUpstream {
     /// Whether it has expired by `now`.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.ends().is_some_and(|end| end <= now)
+    }
+
+    /// Another server has the session now, or has ended it, so that its will is due.
+    pub(super) fn taken(self, by: TakenBy) {
+        match by {
+            TakenBy::Resuming => drop(self),
+            TakenBy::Clean => self.end(),
+        }
     }
 
     /// Ends the session: its will is due.
@@ -85,7 +97,11 @@ impl UpstreamHub {
                 Arc::new(MqttSettings { maximum_qos, tells_session_expiry, ..(*config.settings).clone() })
             })
         });
-        Arc::new(Self { config, settings, clock, sessions: Mutex::default() })
+        let (sessions, takeovers) = (Mutex::default(), Takeovers::new());
+        Arc::new_cyclic(|hub| {
+            let weak = Weak::clone(hub);
+            Self { config, settings, clock, sessions, takeovers, weak }
+        })
     }
 
     /// The settings of a client of 5.0.
@@ -104,6 +120,19 @@ impl UpstreamHub {
         }
         sessions.claim(owner, claim);
         Ok(())
+    }
+
+    /// The client of a detached session has connected to another server: what is known of the session here is of the past.
+    pub(super) fn forget(&self, owner: &Owner, user: &str, by: TakenBy) {
+        let kept = self.sessions.lock().take_detached(owner, user);
+        if let Some(kept) = kept {
+            kept.taken(by);
+        }
+    }
+
+    /// From now on what is shared upstream ends with the last client.
+    pub(crate) fn drain(&self) {
+        self.takeovers.drain();
     }
 
     /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are

@@ -4,6 +4,7 @@
 //! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions; [`delivering`]: messages for the client.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
+//! - [`takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`farewell`]: the rest of a session's work when its connection has ended.
 //!
 //! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
@@ -24,6 +25,7 @@ mod queue_consumer;
 mod queue_requests;
 mod session;
 mod subscribing;
+mod takeover;
 #[cfg(test)]
 mod tests;
 mod uplink;

@@ -22,6 +22,10 @@ pub(super) enum QueueRequest {
     Delete {
         queue: Box<str>,
     },
+    /// Deletes a queue that has no consumer, if there is one.
+    DeleteUnused {
+        queue: Box<str>,
+    },
     /// Declares a durable queue. `expires` is its time without a consumer, in milliseconds.
     Declare {
         queue: Box<str>,
@@ -46,6 +50,8 @@ pub(super) struct QueueRequests {
     /// How many of them were sent on the open channel.
     sent: usize,
     channel: RequestChannel,
+    /// The number of consumers that the last answer has told.
+    consumers: u32,
 }
 
 #[derive(Default, PartialEq, Eq)]
@@ -66,6 +72,11 @@ impl QueueRequests {
     /// Number of requests without an answer.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// The number of consumers of the queue that was found or declared last.
+    pub(super) fn consumers(&self) -> u32 {
+        self.consumers
     }
 
     /// Sends what can be sent now.
@@ -96,10 +107,11 @@ impl QueueRequests {
     /// Handles a method of the upstream on this channel. Returns the number of the request that it answers.
     pub(super) fn handle(&mut self, method: &Method<'_>) -> Option<(u64, Result<(), Fault>)> {
         let answer = match method {
-            Method::QueueDeclareOk(_)
-            | Method::QueueDeleteOk(_)
-            | Method::QueueBindOk(_)
-            | Method::QueueUnbindOk(_) => Ok(()),
+            Method::QueueDeclareOk(declared) => {
+                self.consumers = declared.consumer_count;
+                Ok(())
+            }
+            Method::QueueDeleteOk(_) | Method::QueueBindOk(_) | Method::QueueUnbindOk(_) => Ok(()),
             Method::ChannelClose(close) => {
                 // Those behind it are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
@@ -125,6 +137,9 @@ fn send(client: &mut AmqpClient, request: &QueueRequest) {
         }
         QueueRequest::Delete { queue } => {
             client.send(REQUESTING, queue::Delete { queue, ..Default::default() });
+        }
+        QueueRequest::DeleteUnused { queue } => {
+            client.send(REQUESTING, queue::Delete { queue, if_unused: true, ..Default::default() });
         }
         QueueRequest::Declare { queue, expires } => {
             let expires = expires.and_then(|expires| i64::try_from(expires).ok());

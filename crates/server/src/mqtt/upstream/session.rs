@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::{Fault, ReplyCode};
 use broker::{FrontEnd, Timestamp};
@@ -22,6 +22,7 @@ use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::publishing::Unconfirmed;
 use super::subscribing::PendingSubscribes;
+use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
 use crate::mqtt::claims::Owner;
 use crate::mqtt::hub::queue_name;
@@ -38,6 +39,8 @@ pub(super) struct UpstreamSession {
     pub(super) hub: Arc<UpstreamHub>,
     pub(super) owner: Arc<Owner>,
     claim: Arc<UpstreamClaim>,
+    /// By which other servers take the client over, if its identifier is its own.
+    watched: Option<Watched>,
     user: Box<str>,
     pub(super) outbox: Arc<Outbox>,
     /// Nudges the connection's outbox.
@@ -89,6 +92,7 @@ impl SessionQueue {
 pub(super) struct AdmittedUpstream {
     pub(super) owner: Arc<Owner>,
     pub(super) claim: Arc<UpstreamClaim>,
+    pub(super) watched: Option<Watched>,
     pub(super) user: Box<str>,
     pub(super) uplink: Uplink,
     pub(super) shared_login: SharedLogin,
@@ -107,7 +111,7 @@ impl UpstreamSession {
         admitted: AdmittedUpstream,
         now: Instant,
     ) -> Self {
-        let AdmittedUpstream { owner, claim, user, uplink, shared_login, .. } = admitted;
+        let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, .. } = admitted;
         let name = queue_name(&owner.client_id, 1).into();
         let state = if admitted.has_queue { QueueState::There } else { QueueState::Absent };
         Self {
@@ -115,6 +119,7 @@ impl UpstreamSession {
             hub: Arc::clone(hub),
             owner,
             claim,
+            watched,
             user,
             outbox: Arc::clone(outbox),
             waker: outbox.nudging_waker(),
@@ -302,7 +307,7 @@ impl MqttSession for UpstreamSession {
     }
 
     fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
-        let Self { hub, owner, claim, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
+        let Self { hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
         drop(live);
         // They are being published, and must not be published again.
         for packet_id in uplink.unconfirmed_ids() {
@@ -312,7 +317,12 @@ impl MqttSession for UpstreamSession {
         let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
         uplink.stop_consuming();
-        let delay = end.will_delay().unwrap_or_default();
+        let taken = watched.as_ref().and_then(Watched::taken);
+        let delay = match taken {
+            // The session has ended.
+            Some(TakenBy::Clean) => Duration::ZERO,
+            _ => end.will_delay().unwrap_or_default(),
+        };
         let mut will = end.will;
         if delay.is_zero()
             && let Some(will) = will.take()
@@ -321,8 +331,11 @@ impl MqttSession for UpstreamSession {
         }
         let expiry = end.session_expiry;
         let has_queue = queue.state != QueueState::Absent;
-        let deletes = (expiry == 0 && has_queue).then_some(queue.name);
+        // Another server has the queue if it has the client.
+        let deletes = (expiry == 0 && has_queue && taken.is_none()).then_some(queue.name);
         let (later, published) = match will {
+            // The client has come back in time.
+            Some(_) if taken.is_some() => (None, None),
             Some(will) => {
                 let (publish_now, fate) = oneshot::channel();
                 (Some(DelayedWill { due: at + delay, fate, will, mapping }), Some(publish_now))
@@ -332,7 +345,7 @@ impl MqttSession for UpstreamSession {
         let left = (expiry > 0).then(|| {
             Box::new(DetachedUpstream { user, session, has_queue, expiry, since: now, will: published })
         });
-        Farewell { hub, owner, claim, uplink, deletes, left, will: later }.say(at);
+        Farewell { hub, owner, claim, uplink, deletes, left, will: later, watched }.say(at);
     }
 }
 

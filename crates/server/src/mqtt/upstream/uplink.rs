@@ -78,6 +78,11 @@ impl Uplink {
         self.channels.requests.push(number, request);
     }
 
+    /// The number of consumers of the queue that was found last.
+    pub(super) fn consumers(&self) -> u32 {
+        self.channels.requests.consumers()
+    }
+
     /// Starts to consume from the session's queue.
     pub(super) fn consume(&mut self, queue: &str, window: u16) {
         self.channels.consumer.start(&mut self.client, queue, window);
