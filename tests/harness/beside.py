@@ -23,12 +23,22 @@ class Side:
 
     def __init__(self, kind, folder, longest_session):
         self.kind = kind
+        self.front = None
         self.opened = contextlib.ExitStack()
         if kind == "leveret":
             flags = ["--mqtt-session-expiry-max", f"{longest_session}s"] if longest_session else []
             self.server = Leveret(folder, "--mqtt", ANY, "--stomp", ANY, "--compatibility", "4", *flags)
             self.mqtt_port, self.stomp_port = listening(self.server, "mqtt", "mqtt"), listening(self.server, "stomp", "stomp")
             self.http = Management(self.server, self.server.http)
+        elif kind == "pool":
+            (http,) = free_ports(1)
+            settings = [f"management.tcp.port = {http}", "management.tcp.ip = 127.0.0.1"]
+            self.server = RabbitMq(folder / "rabbitmq", *settings, plugins="rabbitmq_management", version="4")
+            flags = ["--mqtt-session-expiry-max", f"{longest_session}s"] if longest_session else []
+            upstream = f"amqp://127.0.0.1:{self.server.port}"
+            self.front = Leveret(folder, "--upstream", upstream, "--mqtt", ANY, *flags)
+            self.mqtt_port = listening(self.front, "mqtt", "mqtt")
+            self.http = Management(self.server, f"http://127.0.0.1:{http}")
         else:
             self.mqtt_port, self.stomp_port, http = free_ports(3)
             settings = [
@@ -89,15 +99,17 @@ class Side:
 
     def stop(self):
         self.close_clients()
+        if self.front:
+            self.front.stop()
         self.server.stop()
 
 
 @contextlib.contextmanager
-def both(folder, longest_session=None):
-    """`longest_session` is how many seconds a session of MQTT may outlive its connection; by default, a day."""
+def both(folder, longest_session=None, ours="leveret"):
+    """`ours` may be "pool": Leveret in front of a RabbitMQ 4 of its own, with MQTT alone. `longest_session` is how many seconds a session of MQTT may outlive its connection; by default, a day."""
     with contextlib.ExitStack() as stack:
         sides = []
-        for kind in ("leveret", "rabbitmq"):
+        for kind in (ours, "rabbitmq"):
             sides.append(Side(kind, folder / kind, longest_session))
             stack.callback(sides[-1].stop)
         yield sides

@@ -25,7 +25,7 @@ use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
-use crate::mqtt::{self, Hub, MqttConfig, MqttRestoreError};
+use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError, UpstreamHub};
 use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
@@ -88,7 +88,7 @@ pub(crate) struct Shared {
     /// Budget for partially received messages on the embedded broker.
     pub(crate) incomplete: Arc<Incomplete>,
     /// The sessions of MQTT clients, if they are served.
-    mqtt: OnceLock<Arc<Hub>>,
+    mqtt: OnceLock<MqttBackend>,
     /// The queues that live subscriptions share upstream.
     pub(crate) subscriptions: Arc<SharedSubscriptions>,
     counter: Arc<ConnectionCounter>,
@@ -110,13 +110,13 @@ impl Shared {
     }
 
     /// The sessions of MQTT clients, if they are served.
-    pub(crate) fn mqtt(&self) -> Option<&Arc<Hub>> {
+    pub(crate) fn mqtt(&self) -> Option<&MqttBackend> {
         self.mqtt.get()
     }
 
     #[cfg(test)]
-    pub(crate) fn set_mqtt(&self, hub: Arc<Hub>) {
-        let _ = self.mqtt.set(hub);
+    pub(crate) fn set_mqtt(&self, backend: MqttBackend) {
+        let _ = self.mqtt.set(backend);
     }
 
     pub(crate) fn start_draining(&self) {
@@ -204,15 +204,17 @@ impl Server {
     }
 
     /// Restores the sessions of MQTT clients and starts their expiry. Must be called within a runtime, before
-    /// any client is served; does nothing without an embedded broker.
+    /// any client is served.
     ///
     /// # Errors
     /// Stored state cannot be read.
     pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), MqttRestoreError> {
-        let Backend::Broker(broker) = &self.shared.backend else { return Ok(()) };
-        let hub = mqtt::start(broker, config, self.shared.clock)?;
+        let backend = match &self.shared.backend {
+            Backend::Broker(broker) => mqtt::start(broker, config, self.shared.clock)?,
+            Backend::Upstream(_) => MqttBackend::Upstream(UpstreamHub::new(config, self.shared.clock)),
+        };
         // A second call changes nothing.
-        let _ = self.shared.mqtt.set(hub);
+        let _ = self.shared.mqtt.set(backend);
         Ok(())
     }
 
@@ -323,6 +325,9 @@ impl Server {
     pub async fn drain(&self, timeout: Duration) -> usize {
         self.shared.start_draining();
         self.shared.subscriptions.drain();
+        if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
+            hub.drain();
+        }
         self.shared.emptied.notify_waiters();
         let outboxes: Vec<_> =
             self.shared.connections.lock().iter().map(|(_, outbox)| outbox.clone()).collect();

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::handshake::{Negotiated, OpenRequest};
+use amqp::{Capabilities, FieldTable};
 use broker::{Broker, FrontEnd};
-use transport::{Outbox, Peer};
+use transport::{InnerOutbox, Outbox, Peer};
 
 use crate::access::Transport;
 use crate::backend::{Backend, Clock};
 use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::registry::{Arrival, OpenConnection, Opening};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
+use crate::upstream::client::AmqpClient;
 
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -69,4 +73,30 @@ pub(crate) fn connection<P: ProtocolState>(
     };
     let outbox = Arc::new(Outbox::new(1 << 20));
     (ClientConnection::new(shared, newcomer, &outbox), outbox)
+}
+
+/// An AMQP client of the embedded broker within this process, as if that were its upstream.
+pub(crate) fn amqp_client(shared: &Arc<Shared>, id: u64, user: &str) -> AmqpClient {
+    let Backend::Broker(broker) = &shared.backend else { unreachable!() };
+    let identity = broker.authenticate_external(user, true).unwrap();
+    let negotiated = Negotiated { channel_max: 4, frame_max: FRAME_MAX, heartbeat_secs: 0 };
+    let capabilities = Capabilities { consumer_cancel_notify: true, ..Capabilities::default() };
+    let client_properties = FieldTable::new();
+    let inner = InnerOutbox::new(1 << 20);
+    let view = OpenConnection::new(Opening {
+        id,
+        arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
+        protocol: "",
+        user,
+        vhost: "/",
+        mechanism: "",
+        connected_at: 0,
+        negotiated,
+        client_properties: &client_properties,
+        outbox: inner.outbox(),
+    });
+    let request = OpenRequest { virtual_host: "/".into(), negotiated, client_properties, capabilities };
+    let outbox = Arc::clone(inner.outbox());
+    let session = shared.backend.open_broker(shared, identity, id, &request, (outbox, view)).unwrap();
+    AmqpClient::new(session, inner, FRAME_MAX)
 }

@@ -61,7 +61,7 @@ impl Core {
             Some(will) if will.qos > self.settings.maximum_qos => {
                 Err(MqttFault::new(ReasonCode::QosNotSupported, "QoS of the will"))
             }
-            Some(will) if will.retain && !self.settings.retain => {
+            Some(will) if will.retain && !self.settings.retain && self.version.is_5() => {
                 Err(MqttFault::new(ReasonCode::RetainNotSupported, "retained will"))
             }
             _ => Ok(()),

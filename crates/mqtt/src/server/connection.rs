@@ -185,6 +185,12 @@ impl ServerConnection {
         self.core.end(Cause::Fault(fault))
     }
 
+    /// Replaces the settings, for a client that has not been accepted yet.
+    pub fn set_settings(&mut self, settings: Arc<MqttSettings>) {
+        debug_assert!(!self.is_connected(), "the client knows the settings");
+        self.core.settings = settings;
+    }
+
     /// Whether the client was accepted and the connection has not ended.
     pub fn is_connected(&self) -> bool {
         self.core.phase == Phase::Connected

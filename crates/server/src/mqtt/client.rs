@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use amqp::{FieldTable, FieldValue, ReplyCode};
+use amqp::ReplyCode;
 use broker::{
     AuthorisedSession, Body, BrokerError, Change, DiskPoint, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY,
     Publish, Publisher, Section, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
@@ -24,17 +24,19 @@ use mqtt::session::Session;
 use mqtt::{QoS, ReasonCode, packet};
 use transport::Outbox;
 
+use super::claims::Owner;
 use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, Written};
-use super::hub::{Claim, EXCHANGE, Hub, Owner};
+use super::hub::{BrokerClaim, EXCHANGE, Hub};
 use super::inbox::Inbox;
-use super::message::{Incoming, routing_key, to_amqp};
+use super::message::{Incoming, MessageMapping, to_amqp};
 use super::native;
 use super::pending_retained::PendingRetained;
 use super::received::{Note, PartialMessages, received_key};
 use super::retained::Full;
+use super::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
 use super::subscriptions::Subscriptions;
-use super::waiting::{PendingAnswers, Then};
+use super::waiting::PendingAnswers;
 use crate::amqp::room::DiskRoom;
 use crate::client::OutboxWaiter;
 use crate::registry::OpenConnection;
@@ -45,7 +47,7 @@ pub(super) struct MqttClient {
     pub(super) shared: Arc<Shared>,
     pub(super) hub: Arc<Hub>,
     pub(super) owner: Arc<Owner>,
-    claim: Arc<Claim>,
+    claim: Arc<BrokerClaim>,
     pub(super) authorised: AuthorisedSession,
     pub(super) session_id: SessionId,
     pub(super) outbox: Arc<Outbox>,
@@ -98,17 +100,10 @@ struct Published {
     ticket: Option<Ticket>,
 }
 
-/// Why a publish is refused.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Refusal {
-    pub(super) reason: ReasonCode,
-    pub(super) text: &'static str,
-}
-
 /// The parameters of a client that was admitted.
 pub(super) struct Admitted {
     pub(super) owner: Arc<Owner>,
-    pub(super) claim: Arc<Claim>,
+    pub(super) claim: Arc<BrokerClaim>,
     pub(super) authorised: AuthorisedSession,
     pub(super) connection: u64,
     pub(super) expiry: u32,
@@ -161,31 +156,17 @@ impl MqttClient {
         }
     }
 
-    /// Called when the connection is open and visible to operators.
-    pub(super) fn opened(&mut self, view: &Arc<OpenConnection>) {
-        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
-        self.view = Some(Arc::clone(view));
-    }
-
-    pub(super) fn set_time(&mut self, now: Instant) {
-        self.now = self.shared.clock.timestamp(now);
-    }
-
     pub(super) fn vhost(&self) -> &Arc<VirtualHost> {
         self.authorised.vhost()
     }
 
-    /// The client properties shown to operators: its identifier, as RabbitMQ shows it.
-    pub(super) fn view_properties(&self) -> FieldTable {
-        [("client_id", FieldValue::text(&*self.owner.client_id))].into_iter().collect()
+    /// How messages are mapped.
+    pub(super) fn mapping(&self) -> MessageMapping {
+        MessageMapping::of_broker(self.vhost().compatibility())
     }
 
     pub(super) fn store(&self) -> Option<&Arc<Store>> {
         self.hub.store()
-    }
-
-    pub(super) fn claim(&self) -> &Arc<Claim> {
-        &self.claim
     }
 
     /// Whether the session outlives the connection.
@@ -231,8 +212,112 @@ impl MqttClient {
         self.waiting.push(then, until, store, &self.nudge);
     }
 
-    /// Publishes a message, which is acknowledged later.
-    pub(super) fn publish(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
+    /// Publishes a message, and notes its receipt, while no round takes the gathered records: so the note is on disk
+    /// before the message is.
+    fn publish_noted(
+        &mut self,
+        publish: &packet::PublishPacket<'_>,
+        amqp: Publish<'_>,
+        ticket: Option<Ticket>,
+    ) -> Result<(), Refusal> {
+        let packet_id = publish.packet_id;
+        let before = self.partial.remove(&packet_id).filter(|_| publish.dup).unwrap_or_default();
+        let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
+        let until = flushed.until.unwrap_or_default();
+        let key = received_key(&self.owner, packet_id);
+        let refused = !flushed.refused.is_empty();
+        let value = (!refused).then(|| Note::new(until.0, &before, &shares).encode());
+        let noted = value.and_then(|value| {
+            self.vhost().note(|catalogue| catalogue.put(Section::MqttReceived, key, value))
+        });
+        let then =
+            if refused { Then::refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
+        self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
+        self.handed_over(flushed.full);
+        Ok(())
+    }
+
+    /// Flushes all publishes, however long it takes: the next operation must see them.
+    pub(super) fn flush_published(&mut self) {
+        if !self.published.is_empty() {
+            let flushed = self.publisher.flush_all(self.now);
+            self.flushed(&flushed);
+        }
+    }
+
+    /// Queues the acknowledgements of flushed messages.
+    fn flushed(&mut self, flushed: &Flushed) {
+        let mut refused = flushed.refused.iter().copied().peekable();
+        for (at, published) in std::mem::take(&mut self.published).into_iter().enumerate() {
+            let is_refused = refused.next_if_eq(&(at as u64)).is_some();
+            let Published { packet_id, matched, ticket } = published;
+            match (packet_id, is_refused) {
+                (0, _) => {}
+                (_, true) => self.wait(Then::refused_by_queue(packet_id), ticket.into()),
+                (_, false) => {
+                    self.wait(Then::Accept { packet_id, matched }, DiskPoint { lsn: flushed.until, ticket })
+                }
+            }
+        }
+        self.handed_over(flushed.full);
+    }
+
+    fn handed_over(&self, full: bool) {
+        if full {
+            self.room.pause(self.vhost());
+        }
+    }
+
+    /// Writes the session to disk, if it is stored.
+    pub(super) fn write_down(&self, session: &Session) -> Option<Ticket> {
+        self.write_down_with(session, Vec::new())
+    }
+
+    /// Like [`Self::write_down`], together with other changes that belong to it.
+    pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
+        if !self.is_kept() {
+            return None;
+        }
+        let value = self.written(session, self.expiry);
+        self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
+    }
+
+    /// Writes a stored session that is now to end with this connection: a crash must not restore its earlier state.
+    pub(super) fn write_down_mortal(&self, session: &Session) {
+        let value = self.written(session, 0);
+        self.hub.put_session(&self.owner, self.vhost(), value);
+    }
+
+    /// The session of an open connection in its stored form.
+    fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
+        let user = self.session_user.as_deref();
+        let (moving, merged_below) = (&self.moving[..], self.merged_below);
+        Written { session, moving, user, merged_below, expiry, since: None, will: None }.encode()
+    }
+}
+
+/// Answers waiting for the disk at which the client is no longer read.
+const MAX_WAITING: usize = 1024;
+
+impl MqttSession for MqttClient {
+    fn identity(&self) -> ClientIdentity<'_> {
+        ClientIdentity {
+            user: self.authorised.identity().user(),
+            vhost: self.vhost().name(),
+            client_id: &self.owner.client_id,
+        }
+    }
+
+    fn opened(&mut self, view: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
+        self.view = Some(Arc::clone(view));
+    }
+
+    fn set_time(&mut self, now: Instant) {
+        self.now = self.shared.clock.timestamp(now);
+    }
+
+    fn publish(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
         let owner = Arc::clone(&self.owner);
         let message = Incoming {
             qos: publish.qos,
@@ -242,8 +327,9 @@ impl MqttClient {
             client_id: self.subscriptions.any_no_local().then_some(&*owner.client_id),
         };
         // Nothing has changed yet if the message is refused here.
-        let key = routing_key(publish.topic)?;
-        let properties = to_amqp(&message, self.vhost().compatibility(), self.now)?;
+        let mapping = self.mapping();
+        let key = mapping.routing_key(publish.topic)?;
+        let properties = to_amqp(&message, mapping, self.now)?;
         if publish.payload.len() as u64 > self.shared.config.max_message_size {
             return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
         }
@@ -284,63 +370,13 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Publishes a message, and notes its receipt, while no round takes the gathered records: so the note is on disk
-    /// before the message is.
-    fn publish_noted(
-        &mut self,
-        publish: &packet::PublishPacket<'_>,
-        amqp: Publish<'_>,
-        ticket: Option<Ticket>,
-    ) -> Result<(), Refusal> {
-        let packet_id = publish.packet_id;
-        let before = self.partial.remove(&packet_id).filter(|_| publish.dup).unwrap_or_default();
-        let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
-        let until = flushed.until.unwrap_or_default();
-        let key = received_key(&self.owner, packet_id);
-        let refused = !flushed.refused.is_empty();
-        let value = (!refused).then(|| Note::new(until.0, &before, &shares).encode());
-        let noted = value.and_then(|value| {
-            self.vhost().note(|catalogue| catalogue.put(Section::MqttReceived, key, value))
-        });
-        let then = if refused { refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
-        self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
-        self.handed_over(flushed.full);
-        Ok(())
+    fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
+        let Refusal { reason, text } = refusal;
+        self.flush_published();
+        self.wait(Then::Refuse { packet_id, reason, text }, DiskPoint::default());
     }
 
-    /// Flushes all publishes, however long it takes: the next operation must see them.
-    pub(super) fn flush_published(&mut self) {
-        if !self.published.is_empty() {
-            let flushed = self.publisher.flush_all(self.now);
-            self.flushed(&flushed);
-        }
-    }
-
-    /// Queues the acknowledgements of flushed messages.
-    fn flushed(&mut self, flushed: &Flushed) {
-        let mut refused = flushed.refused.iter().copied().peekable();
-        for (at, published) in std::mem::take(&mut self.published).into_iter().enumerate() {
-            let is_refused = refused.next_if_eq(&(at as u64)).is_some();
-            let Published { packet_id, matched, ticket } = published;
-            match (packet_id, is_refused) {
-                (0, _) => {}
-                (_, true) => self.wait(refused_by_queue(packet_id), ticket.into()),
-                (_, false) => {
-                    self.wait(Then::Accept { packet_id, matched }, DiskPoint { lsn: flushed.until, ticket })
-                }
-            }
-        }
-        self.handed_over(flushed.full);
-    }
-
-    fn handed_over(&self, full: bool) {
-        if full {
-            self.room.pause(self.vhost());
-        }
-    }
-
-    /// Called when the client has released a message of QoS 2.
-    pub(super) fn released(&mut self, packet_id: u16) {
+    fn released(&mut self, packet_id: u16) {
         let key = received_key(&self.owner, packet_id);
         let vhost = self.is_kept().then(|| self.vhost());
         let ticket =
@@ -348,9 +384,23 @@ impl MqttClient {
         self.wait(Then::Complete { packet_id }, ticket.into());
     }
 
-    /// Called at the end of a batch of input: flushes publishes and writes the session. Publishes that do not
-    /// fit into the turn follow in the next, before the client is read again.
-    pub(super) fn flush(&mut self, engine: &Engine) {
+    fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
+        Self::delivered(self, tag, packet_id, to_be_released);
+    }
+
+    fn completed(&mut self) {
+        self.changed = true;
+    }
+
+    fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
+        self.subscribe_all(engine, packet_id, requests);
+    }
+
+    fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
+        self.unsubscribe_all(engine, packet_id, filters);
+    }
+
+    fn flush(&mut self, engine: &mut Engine) {
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {
@@ -370,40 +420,42 @@ impl MqttClient {
         }
     }
 
-    /// Writes the session to disk, if it is stored.
-    pub(super) fn write_down(&self, session: &Session) -> Option<Ticket> {
-        self.write_down_with(session, Vec::new())
-    }
-
-    /// Like [`Self::write_down`], together with other changes that belong to it.
-    pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
-        if !self.is_kept() {
-            return None;
+    fn next_answer(&mut self) -> Option<Then> {
+        let then = self.waiting.next(self.hub.store())?;
+        if let Then::Accept { .. } = then {
+            self.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1);
         }
-        let value = self.written(session, self.expiry);
-        self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
+        Some(then)
     }
 
-    /// Writes a stored session that is now to end with this connection: a crash must not restore its earlier state.
-    pub(super) fn write_down_mortal(&self, session: &Session) {
-        let value = self.written(session, 0);
-        self.hub.put_session(&self.owner, self.vhost(), value);
+    fn deliver(&mut self, engine: &mut Engine) {
+        Self::deliver(self, engine);
     }
 
-    /// The session of an open connection in its stored form.
-    fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
-        let user = self.session_user.as_deref();
-        let (moving, merged_below) = (&self.moving[..], self.merged_below);
-        Written { session, moving, user, merged_below, expiry, since: None, will: None }.encode()
+    fn has_deliverable(&self, engine: &Engine) -> bool {
+        self.has_arrivals(engine) && self.may_be_traced()
     }
 
-    /// Whether nothing waits for the disk.
-    pub(super) fn is_settled(&self) -> bool {
+    fn has_room(&self) -> bool {
+        self.room.is_there() && self.waiting.len() < MAX_WAITING
+    }
+
+    fn is_settled(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Called when the connection has ended: detaches the session or ends it.
-    pub(super) fn end(mut self, mut session: Session, end: MqttEnd) {
+    fn handle_nudge(&mut self, _engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
+        if self.claim.is_superseded() && !self.vhost().is_gone() {
+            return Some(ReasonCode::SessionTakenOver);
+        }
+        if self.has_lost_a_queue() || self.claim.is_superseded() {
+            return Some(ReasonCode::AdministrativeAction);
+        }
+        self.room.resume(self.vhost());
+        None
+    }
+
+    fn end(mut self: Box<Self>, mut session: Session, end: MqttEnd) {
         // Nobody is left to acknowledge to.
         self.publisher.flush_all(self.now);
         self.published.clear();
@@ -457,10 +509,6 @@ impl MqttClient {
         };
         self.hub.release(&self.owner, &self.claim, left);
     }
-}
-
-fn refused_by_queue(packet_id: u16) -> Then {
-    Then::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
 }
 
 impl From<super::message::Untold> for Refusal {

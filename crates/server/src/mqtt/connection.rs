@@ -4,30 +4,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::handshake::Negotiated;
-use broker::{Compatibility, DiskPoint, FrontEnd};
+use amqp::{FieldTable, FieldValue};
 use mqtt::server::{Cause, MqttEnd, MqttEvent, ServerConnection as Engine};
 use mqtt::{MqttFault, ReasonCode, packet};
 use sync::work;
 use transport::Intent;
 
-use super::client::{Admitted, MqttClient, Refusal};
+use super::MqttBackend;
+use super::admission::{Admission, Admitting, Entering, write};
 use super::delivering::Out;
-use super::hub::{Claim, ForeignSession, Hub, Owner};
-use super::login::{self, MqttLogin};
-use super::subscribing::Request;
-use super::waiting::Then;
+use super::login::{MqttLogin, MqttRefused};
+use super::message::MessageMapping;
+use super::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
 use crate::alarms::Blocked;
 use crate::client::{ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
 use crate::websocket::Carriage;
 
-/// Answers waiting for the disk at which the client is no longer read.
-const MAX_WAITING: usize = 1024;
-
 /// The MQTT part of a client's connection.
 pub(crate) struct MqttConnection {
     core: ConnectionCore,
-    hub: Arc<Hub>,
+    backend: MqttBackend,
     engine: Engine,
     phase: MqttPhase,
     intent: Intent,
@@ -38,16 +35,10 @@ pub(crate) struct MqttConnection {
 enum MqttPhase {
     /// CONNECT has not been received.
     Start,
-    /// The login was accepted; the client is admitted as soon as it has its session.
-    Claiming(Box<Claiming>),
-    Open(Box<MqttClient>),
+    /// CONNECT has been received, and its answer waits for the backend or for the client's session.
+    Admitting(Box<dyn Admission>),
+    Open(Box<dyn MqttSession>),
     Over,
-}
-
-struct Claiming {
-    login: MqttLogin,
-    owner: Arc<Owner>,
-    claim: Arc<Claim>,
 }
 
 impl MqttConnection {
@@ -65,21 +56,13 @@ impl MqttConnection {
             Next::Refused { packet_id: 0, refusal } => {
                 self.fail(MqttFault::new(refusal.reason, refusal.text));
             }
-            Next::Refused { packet_id, refusal: Refusal { reason, text } } => {
+            Next::Refused { packet_id, refusal } => {
                 let MqttPhase::Open(client) = &mut self.phase else { return };
-                // Acknowledgements are sent in the order of their messages (MQTT-4.6.0-2).
-                client.flush_published();
-                client.wait(Then::Refuse { packet_id, reason, text }, DiskPoint::default());
+                client.refuse(packet_id, refusal);
             }
             Next::Subscribe { packet_id, requests } => {
                 let MqttPhase::Open(client) = &mut self.phase else { return };
-                let reasons = client.subscribe(&mut self.engine, packet_id, requests);
-                // MQTT 3.1 has no code for a failure.
-                if self.engine.version() == mqtt::MqttVersion::V31
-                    && let Some(reason) = reasons.into_iter().find(|reason| reason.is_error())
-                {
-                    self.fail(MqttFault::new(reason, "subscription refused"));
-                }
+                client.subscribe(&mut self.engine, packet_id, requests);
             }
             Next::Unsubscribe { packet_id, filters } => {
                 let MqttPhase::Open(client) = &mut self.phase else { return };
@@ -89,125 +72,54 @@ impl MqttConnection {
         }
     }
 
-    fn connect(&mut self, login: Result<MqttLogin, login::MqttRefused>, now: Instant) {
-        let login = match login.and_then(|login| self.validate(login)) {
-            Ok(login) => login,
+    fn connect(&mut self, login: Result<MqttLogin, MqttRefused>, now: Instant) {
+        let version = self.engine.version();
+        match login.and_then(|login| self.backend.admit(login, &mut self.core, version)) {
+            Ok(admission) => self.phase = MqttPhase::Admitting(admission),
             Err(refused) => return self.refuse(&refused),
-        };
-        let owner = Arc::new(login.owner());
-        let claim = Claim::new(&self.core.outbox, Some(login.user().into()));
-        if let Some(vhost) = login.vhost()
-            && let Err(foreign) = self.hub.claim(&owner, vhost, &claim, || login.may_adopt())
-        {
-            return self.refuse_foreign(foreign, &owner, &login);
         }
-        self.phase = MqttPhase::Claiming(Box::new(Claiming { login, owner, claim }));
         self.intent = Intent::Pause;
-        self.claimed(now);
+        self.advance(now);
     }
 
-    /// Authenticates the client, and checks limits.
-    fn validate(&mut self, login: MqttLogin) -> Result<MqttLogin, login::MqttRefused> {
-        let claimed = login.user().to_owned();
-        let validated = login.validate(&self.hub, self.core.peer, self.core.external.as_deref());
-        let login = validated.inspect_err(|refused| self.core.login_refused(&claimed, &refused.why))?;
-        self.core.logs_in(login.user());
-        self.core.enters(login.vhost_name());
-        if let Err(limit) = self.core.lease.log_in(login.user()) {
-            self.core.ends(Ending::Limit, || limit.to_string());
-            return Err(login::MqttRefused::new(ReasonCode::QuotaExceeded, limit.to_string()));
-        }
-        Ok(login)
-    }
-
-    /// The session belongs to another user. Older clients get the code that RabbitMQ sends if the user may not
-    /// have the session's queue (return code 3).
-    fn refuse_foreign(&mut self, _: ForeignSession, owner: &Owner, login: &MqttLogin) {
-        let user = login.user();
-        let why =
-            format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
-        self.core.login_refused(user, &why);
-        let reason = match self.engine.version() {
-            mqtt::MqttVersion::V5 => ReasonCode::NotAuthorized,
-            mqtt::MqttVersion::V31 | mqtt::MqttVersion::V311 => ReasonCode::ServerUnavailable,
-        };
-        self.refuse(&login::MqttRefused {
-            reason,
-            why,
-            reported: "client identifier in use by another user",
-        });
-    }
-
-    fn refuse(&mut self, refused: &login::MqttRefused) {
+    fn refuse(&mut self, refused: &MqttRefused) {
         let mut out = Vec::new();
         self.engine.refuse(refused.reason, refused.reported, &mut out);
-        self.write(out);
+        write(&self.core, out);
         self.core.ends(Ending::Refused, || format!("refused: {}", refused.why));
         self.finish();
     }
 
-    /// Admits the client if it has its session by now.
-    fn claimed(&mut self, now: Instant) {
-        let MqttPhase::Claiming(claiming) = &self.phase else { return };
-        if claiming.claim.is_superseded() {
-            let refused =
-                login::MqttRefused::new(ReasonCode::SessionTakenOver, "another connection has come".into());
-            self.leave_claim();
-            return self.refuse(&refused);
-        }
-        let Some(kept) = claiming.claim.take_granted() else { return };
-        let MqttPhase::Claiming(claiming) = std::mem::replace(&mut self.phase, MqttPhase::Over) else {
-            return;
-        };
-        let Claiming { mut login, owner, claim } = *claiming;
-        let Some(authorised) = login.take_authorised() else { return };
-        let expiry = login.session_expiry(&self.hub.config);
-        let admitted = Admitted {
-            owner: Arc::clone(&owner),
-            claim: Arc::clone(&claim),
-            authorised,
-            connection: self.core.id,
-            expiry,
-            is_bridge: login.is_bridge,
-        };
-        let at = self.core.shared.clock.timestamp(now);
-        let mut client =
-            Box::new(MqttClient::new(&self.core.shared, &self.hub, &self.core.outbox, admitted, at));
-        let mut session = None;
-        match kept {
-            // The session of a deleted user is ended, and so is one that has expired together with its queue.
-            Some(kept)
-                if self.engine.wants_session() && kept.belongs_to(login.user()) && !kept.is_over(at) =>
-            {
-                session = Some(client.adopt(*kept));
+    /// Admits the client if everything that it takes is there by now.
+    fn advance(&mut self, now: Instant) {
+        let Self { core, engine, phase, .. } = self;
+        let MqttPhase::Admitting(admission) = phase else { return };
+        match admission.advance(&mut Entering { core, engine, now }) {
+            Admitting::Waits => {}
+            Admitting::Refused(refused) => {
+                self.phase = MqttPhase::Over;
+                self.refuse(&refused);
             }
-            Some(kept) => self.hub.end(&owner, client.vhost(), *kept, at),
-            None => {}
+            Admitting::NotResumed(client, Refusal { reason, text }) => {
+                self.phase = MqttPhase::Open(client);
+                self.core
+                    .ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
+                self.fail(MqttFault::new(reason, "the session cannot be resumed"));
+            }
+            Admitting::Admitted(mut client) => {
+                self.register(&mut *client, now);
+                self.phase = MqttPhase::Open(client);
+                self.intent = Intent::Run;
+            }
         }
-        let is_resumed = session.is_some();
-        let mut out = Vec::new();
-        let dropped = self.engine.accept(session, login.assigned(), now, &mut out);
-        self.write(out);
-        dropped.into_iter().for_each(|tag| client.delivered(tag, 0, false));
-        if let Err(Refusal { reason, text }) = client.resume(&self.engine) {
-            // The session stays for a user with permission.
-            self.phase = MqttPhase::Open(client);
-            self.core.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
-            return self.fail(MqttFault::new(reason, "the session cannot be resumed"));
-        }
-        client.own_session();
-        if client.outlives() {
-            client.write_down(self.engine.session());
-        } else if is_resumed {
-            client.write_down_mortal(self.engine.session());
-        }
-        self.register(&mut client, at.0);
-        self.phase = MqttPhase::Open(client);
-        self.intent = Intent::Run;
     }
 
     /// Makes the connection visible to operators.
-    fn register(&mut self, client: &mut MqttClient, connected_at: u64) {
+    fn register(&mut self, client: &mut dyn MqttSession, now: Instant) {
+        let ClientIdentity { user, vhost, client_id } = client.identity();
+        // As RabbitMQ shows it.
+        let client_properties: FieldTable =
+            [("client_id", FieldValue::text(client_id))].into_iter().collect();
         let view = OpenConnection::new(Opening {
             id: self.core.id,
             arrival: self.core.arrival,
@@ -216,48 +128,46 @@ impl MqttConnection {
                 mqtt::MqttVersion::V311 => "MQTT 3.1.1",
                 mqtt::MqttVersion::V5 => "MQTT 5-0",
             },
-            user: client.authorised.identity().user(),
-            vhost: client.vhost().name(),
+            user,
+            vhost,
             mechanism: "",
-            connected_at,
+            connected_at: self.core.shared.clock.timestamp(now).0,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
-            client_properties: &client.view_properties(),
+            client_properties: &client_properties,
             outbox: &self.core.outbox,
         });
         client.opened(&view);
         self.core.opened(view);
     }
 
-    /// Releases a claim that is not used.
-    fn leave_claim(&mut self) {
-        if let MqttPhase::Claiming(claiming) = std::mem::replace(&mut self.phase, MqttPhase::Over) {
-            let left = claiming.claim.take_granted().flatten();
-            self.hub.release(&claiming.owner, &claiming.claim, left);
+    /// Ends an admission that is not complete.
+    fn leave_admission(&mut self) {
+        if let MqttPhase::Admitting(mut admission) = std::mem::replace(&mut self.phase, MqttPhase::Over) {
+            admission.leave();
         }
     }
 
     /// Called at the end of a batch of input, or after a nudge: flushes everything.
     fn after_batch(&mut self, now: Instant) {
         let MqttPhase::Open(client) = &mut self.phase else { return };
-        client.flush(&self.engine);
+        client.flush(&mut self.engine);
         self.answer(now);
     }
 
     /// Sends answers whose changes are on disk, and messages.
     fn answer(&mut self, now: Instant) {
-        let store = self.hub.store().cloned();
         while !self.core.outbox.is_closed() {
             let MqttPhase::Open(client) = &mut self.phase else { return };
             let mut out = Vec::new();
-            while let Some(then) = client.waiting.next(store.as_ref()) {
-                if let Some(end) = apply(then, client, &mut self.engine, &mut out) {
-                    self.write(out);
+            while let Some(then) = client.next_answer() {
+                if let Some(end) = apply(then, &mut self.engine, &mut out) {
+                    write(&self.core, out);
                     return self.ended(end);
                 }
             }
             self.core.outbox.append(|buf| buf.tail().extend_from_slice(&out));
             client.deliver(&mut self.engine);
-            if !client.has_arrivals(&self.engine) || !self.core.outbox.has_room() || !client.may_be_traced() {
+            if !self.core.outbox.has_room() || !client.has_deliverable(&self.engine) {
                 break;
             }
         }
@@ -268,7 +178,7 @@ impl MqttConnection {
     /// Sets whether the client is read.
     fn set_intent(&mut self) {
         let MqttPhase::Open(client) = &self.phase else { return };
-        let reads = client.room.is_there() && self.blocked.is_none() && client.waiting.len() < MAX_WAITING;
+        let reads = client.has_room() && self.blocked.is_none();
         self.intent = if reads { Intent::Run } else { Intent::Pause };
     }
 
@@ -286,7 +196,7 @@ impl MqttConnection {
     fn fail(&mut self, fault: MqttFault) {
         let mut out = Vec::new();
         let end = self.engine.fail(fault, &mut out);
-        self.write(out);
+        write(&self.core, out);
         if let Some(end) = end {
             self.ended(end);
         }
@@ -296,7 +206,7 @@ impl MqttConnection {
     fn disconnect(&mut self, reason: ReasonCode) {
         let mut out = Vec::new();
         let end = self.engine.disconnect(reason, &mut out);
-        self.write(out);
+        write(&self.core, out);
         if let Some(end) = end {
             self.ended(end);
         }
@@ -306,13 +216,13 @@ impl MqttConnection {
     fn ended(&mut self, end: MqttEnd) {
         let (ending, reason) = describe(&end, self.core.shared.is_draining());
         self.core.ends(ending, || reason);
-        self.leave_claim_or_session(Some(end));
+        self.leave(Some(end));
         self.finish();
     }
 
-    fn leave_claim_or_session(&mut self, end: Option<MqttEnd>) {
-        if let MqttPhase::Claiming(_) = &self.phase {
-            self.leave_claim();
+    fn leave(&mut self, end: Option<MqttEnd>) {
+        if let MqttPhase::Admitting(_) = &self.phase {
+            self.leave_admission();
         }
         if let MqttPhase::Open(_) = &self.phase
             && let MqttPhase::Open(client) = std::mem::replace(&mut self.phase, MqttPhase::Over)
@@ -332,12 +242,6 @@ impl MqttConnection {
         self.blocked = None;
     }
 
-    fn write(&self, out: Vec<u8>) {
-        if !out.is_empty() {
-            self.core.outbox.append(|buf| buf.push(out.into()));
-        }
-    }
-
     /// While the server drains: disconnects an open client once its publishes are acknowledged or the time
     /// limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
@@ -355,7 +259,7 @@ impl MqttConnection {
 /// The action for an event, which is borrowed and has to be released first.
 enum Next {
     Nothing,
-    Connect(Box<Result<MqttLogin, login::MqttRefused>>),
+    Connect(Box<Result<MqttLogin, MqttRefused>>),
     Published,
     Refused { packet_id: u16, refusal: Refusal },
     Subscribe { packet_id: u16, requests: Vec<Request> },
@@ -364,25 +268,23 @@ enum Next {
 }
 
 impl Next {
-    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase, compatibility: Compatibility) -> Self {
+    fn of(event: MqttEvent<'_>, phase: &mut MqttPhase, mapping: impl FnOnce() -> MessageMapping) -> Self {
         match (event, phase) {
-            (MqttEvent::Connect(connect), _) => {
-                Self::Connect(Box::new(MqttLogin::of(&connect, compatibility)))
-            }
+            (MqttEvent::Connect(connect), _) => Self::Connect(Box::new(MqttLogin::of(&connect, mapping()))),
             (MqttEvent::Ended(end), _) => Self::Ended(Box::new(end)),
-            (event, MqttPhase::Open(client)) => Self::of_open(event, client),
+            (event, MqttPhase::Open(client)) => Self::of_open(event, &mut **client),
             _ => Self::Nothing,
         }
     }
 
-    fn of_open(event: MqttEvent<'_>, client: &mut MqttClient) -> Self {
+    fn of_open(event: MqttEvent<'_>, client: &mut dyn MqttSession) -> Self {
         match event {
             MqttEvent::Publish(publish) => return Self::of_publish(&publish, client),
             MqttEvent::Released { packet_id } => client.released(packet_id),
             MqttEvent::Delivered { tag, packet_id, to_be_released, .. } => {
                 client.delivered(tag, packet_id, to_be_released);
             }
-            MqttEvent::Completed { .. } => client.changed = true,
+            MqttEvent::Completed { .. } => client.completed(),
             MqttEvent::Subscribe(event) => {
                 return Self::Subscribe { packet_id: event.packet_id(), requests: Request::all(&event) };
             }
@@ -394,7 +296,7 @@ impl Next {
         Self::Nothing
     }
 
-    fn of_publish(publish: &packet::PublishPacket<'_>, client: &mut MqttClient) -> Self {
+    fn of_publish(publish: &packet::PublishPacket<'_>, client: &mut dyn MqttSession) -> Self {
         match client.publish(publish) {
             Ok(()) => Self::Published,
             Err(refusal) => Self::Refused { packet_id: publish.packet_id, refusal },
@@ -402,19 +304,24 @@ impl Next {
     }
 }
 
-/// Performs an action that has waited for the disk. Some of them end the connection.
-fn apply(then: Then, client: &mut MqttClient, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
+/// Performs an action whose time has come. Some of them end the connection.
+fn apply(then: Then, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
     match then {
-        Then::Accept { packet_id, matched } => {
-            client.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1);
-            engine.accepted(packet_id, matched, out);
-        }
+        Then::Accept { packet_id, matched } => engine.accepted(packet_id, matched, out),
         Then::Refuse { packet_id, reason, text } => {
             return engine.refuse_publish(packet_id, reason, text, out);
         }
         Then::Release { packet_id } => engine.release(packet_id, out),
         Then::Complete { packet_id } => engine.complete(packet_id, out),
-        Then::Subscribed { packet_id, reasons } => engine.subscribed(packet_id, reasons, out),
+        Then::Subscribed { packet_id, reasons } => {
+            // MQTT 3.1 has no code for a failure.
+            if engine.version() == mqtt::MqttVersion::V31
+                && let Some(reason) = reasons.iter().find(|reason| reason.is_error())
+            {
+                return engine.fail(MqttFault::new(*reason, "subscription refused"), out);
+            }
+            engine.subscribed(packet_id, reasons, out);
+        }
         Then::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
         Then::Send { bytes } => out.extend_from_slice(&bytes),
     }
@@ -442,9 +349,9 @@ impl ProtocolState for MqttConnection {
     /// # Panics
     /// Panics if the server has not [started](crate::Server::start_mqtt) MQTT.
     fn new(core: ConnectionCore, _now: Instant) -> Self {
-        let hub = Arc::clone(core.shared.mqtt().expect("MQTT is started before anybody listens for it"));
-        let engine = Engine::new(Arc::clone(&hub.config.settings));
-        Self { core, hub, engine, phase: MqttPhase::Start, intent: Intent::Run, blocked: None }
+        let backend = core.shared.mqtt().expect("MQTT is started before anybody listens for it").clone();
+        let engine = Engine::new(Arc::clone(&backend.config().settings));
+        Self { core, backend, engine, phase: MqttPhase::Start, intent: Intent::Run, blocked: None }
     }
 
     fn core(&self) -> &ConnectionCore {
@@ -467,16 +374,15 @@ impl ProtocolState for MqttConnection {
         while self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over() {
             work::charge(PACKET, 1);
             let mut out = Vec::new();
-            let compatibility = self.hub.broker().compatibility();
-            let Self { engine, phase, .. } = self;
+            let Self { engine, phase, backend, core, .. } = self;
             let step = engine.handle_input(&input[taken..], now, &mut out);
             let has_event = step.event.is_some();
             let next = match step.event {
                 None => Next::Nothing,
-                Some(event) => Next::of(event, phase, compatibility),
+                Some(event) => Next::of(event, phase, || backend.mapping(&core.shared)),
             };
             let step_taken = step.taken;
-            self.write(out);
+            write(&self.core, out);
             taken += step_taken;
             self.act(next, now);
             if step_taken == 0 && !has_event {
@@ -503,22 +409,18 @@ impl ProtocolState for MqttConnection {
     fn handle_nudge(&mut self, now: Instant) {
         if self.core.shared.is_draining() && !self.is_open() && !matches!(self.phase, MqttPhase::Over) {
             self.core.ends(Ending::Shutdown, || "server is shutting down".to_owned());
-            self.leave_claim();
+            self.leave_admission();
             return self.finish();
         }
-        self.claimed(now);
+        self.advance(now);
         let MqttPhase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
-        if client.claim().is_superseded() && !client.vhost().is_gone() {
-            return self.disconnect(ReasonCode::SessionTakenOver);
+        if let Some(reason) = client.handle_nudge(&mut self.engine, now) {
+            return self.disconnect(reason);
         }
-        if self.core.take_close_reason().is_some()
-            || client.has_lost_a_queue()
-            || client.claim().is_superseded()
-        {
+        if self.core.take_close_reason().is_some() {
             return self.disconnect(ReasonCode::AdministrativeAction);
         }
-        client.room.resume(client.vhost());
         if !self.core.shared.alarms.stand() {
             self.blocked = None;
         }
@@ -535,7 +437,7 @@ impl ProtocolState for MqttConnection {
     fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
         if !self.is_open() && self.core.is_late(now) {
             self.core.ends(Ending::Refused, || "handshake timed out".to_owned());
-            self.leave_claim();
+            self.leave_admission();
             return self.finish();
         }
         if let MqttPhase::Open(client) = &mut self.phase {
@@ -548,12 +450,21 @@ impl ProtocolState for MqttConnection {
         let engine = &mut self.engine;
         let ended = self.core.outbox.append(|buf| engine.handle_deadline(now, &mut Out(buf)));
         if let Some(end) = ended.flatten() {
-            self.ended(end);
+            return self.ended(end);
+        }
+        if let MqttPhase::Open(client) = &self.phase
+            && client.next_deadline().is_some_and(|deadline| deadline <= now)
+        {
+            self.handle_nudge(now);
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.engine.next_deadline()
+        let of_session = match &self.phase {
+            MqttPhase::Open(client) => client.next_deadline(),
+            _ => None,
+        };
+        [self.engine.next_deadline(), of_session].into_iter().flatten().min()
     }
 
     fn intent(&self) -> Intent {
@@ -566,7 +477,7 @@ impl ProtocolState for MqttConnection {
         }
         if !matches!(self.phase, MqttPhase::Over) {
             let end = self.engine.handle_eof();
-            self.leave_claim_or_session(end);
+            self.leave(end);
         }
     }
 }

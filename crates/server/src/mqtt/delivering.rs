@@ -5,10 +5,10 @@ use std::sync::Arc;
 use amqp::Properties;
 use broker::{ConsumerId, Delivery, DiskPoint, Lsn, Queue, Returned, TracedConnection};
 use bytes::Bytes;
+use mqtt::QoS;
 use mqtt::server::{Output, ServerConnection as Engine, Undeliverable};
 use mqtt::session::{OutgoingMessage, Stage, Subscription};
-use mqtt::topic::{merged, routing_key_to_topic};
-use mqtt::{Property, PropertyList, QoS};
+use mqtt::topic::merged;
 use sync::work;
 use transport::OutBuf;
 
@@ -16,10 +16,10 @@ use super::client::MqttClient;
 use super::detached::UnackedDelivery;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
-use super::message::{self, left, payload_of, to_mqtt};
+use super::message::{self, Addressed, MessageMapping, left, payload_of};
 use super::native::StoredForm;
+use super::session::Then;
 use super::subscriptions::{Class, Match, Verdict};
-use super::waiting::Then;
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -261,12 +261,10 @@ impl MqttClient {
         let amqp = delivery.message();
         let properties = Properties::decode(amqp.properties()).ok()?;
         let form = StoredForm::of(amqp, self.vhost().compatibility());
+        let mapping = MessageMapping { form, ..self.mapping() };
         let is_merged = kind == SourceKind::Own(Class::Qos1) && delivery.position() < self.merged_below;
-        let topic = if is_merged {
-            merged(amqp.routing_key()).into()
-        } else {
-            routing_key_to_topic(amqp.routing_key())
-        };
+        let topic =
+            if is_merged { merged(amqp.routing_key()).into() } else { mapping.topic(amqp.routing_key()) };
         let Some(outgoing) = message::outgoing(topic, &properties, form) else {
             tracing::debug!(
                 key = amqp.routing_key(),
@@ -290,19 +288,15 @@ impl MqttClient {
         if expires.is_some_and(|at| at <= self.now) {
             return None;
         }
-        let mut list = PropertyList::new();
-        if engine.version().is_5() {
-            list = to_mqtt(&properties, form, left(expires, self.now));
-            verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
-        }
-        Some(OutgoingMessage {
-            topic: outgoing.topic.into(),
-            qos: outgoing.qos.min(verdict.qos),
-            retain: outgoing.retain && verdict.retain_as_published,
+        let addressed = Addressed {
+            outgoing,
+            properties: &properties,
+            mapping,
+            left: left(expires, self.now),
             redelivered: delivery.redelivered(),
-            properties: list,
             payload: payload_of(amqp.body()),
-        })
+        };
+        Some(addressed.into_message(&verdict, engine.version().is_5()))
     }
 
     fn match_topic(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {

@@ -8,6 +8,7 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
+use super::claims::Detached;
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
 
@@ -68,6 +69,17 @@ pub(super) struct PendingWill {
 /// Tags from here on are the session's own numbers; lower ones are positions in the client's queue.
 pub(super) const OWN_TAGS: u64 = 1 << 63;
 
+impl Detached for DetachedSession {
+    fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// When its will or its end is due.
+    fn due(&self) -> Option<Timestamp> {
+        self.will.as_ref().map(|will| will.due).into_iter().chain(self.ends()).min()
+    }
+}
+
 impl DetachedSession {
     /// A new session.
     pub(super) fn new() -> Self {
@@ -102,11 +114,6 @@ impl DetachedSession {
     /// Whether it has expired by `now`, even if it has not been ended yet.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.ends().is_some_and(|end| end <= now)
-    }
-
-    /// The next time at which its will or its end is due.
-    pub(super) fn due(&self) -> Option<Timestamp> {
-        self.will.as_ref().map(|will| will.due).into_iter().chain(self.ends()).min()
     }
 
     /// Decodes the output of [`Written::encode`]; `None` if malformed. A session whose connection was open when

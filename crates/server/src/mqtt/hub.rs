@@ -1,16 +1,13 @@
-//! The sessions of all MQTT clients: their connections, the connections that wait for them, and detached sessions.
+//! The sessions of all MQTT clients of the embedded broker: their connections, and detached sessions.
 //!
-//! A session belongs to one connection or is detached. A connection [claims](Hub::claim) it by the client's
-//! name; if another connection has it, that one is asked to close, and hands it over when it does
-//! ([`Hub::release`]). A detached session is kept until it expires ([`Hub::expire`]). A session belongs to a
-//! user: another user who connects with the same client name is refused, and the connection that has the
+//! Connections [claim](super::claims) sessions. A detached session is kept until it expires ([`Hub::expire`]). A session
+//! belongs to a user: another user who connects with the same client name is refused, and the connection that has the
 //! session goes on.
 //!
 //! A deleted virtual host takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its
 //! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
 //! mean, and operations on one that is gone have no effect.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,13 +20,13 @@ use hashbrown::HashMap;
 use mqtt::server::StoredWill;
 use sync::{Mutex, Rank, RwLock};
 use tokio::sync::Notify;
-use transport::Outbox;
 
 use super::MqttConfig;
+use super::claims::{Claim, Claims, Owner, SessionHolder};
 use super::detached::{DetachedSession, PendingWill, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
-use super::message::{Incoming, lasting, routing_key, to_amqp};
+use super::message::{Incoming, MessageMapping, lasting, to_amqp};
 use super::native;
 use super::pending_retained;
 use super::received::{self, AfterCrash, Note};
@@ -43,12 +40,8 @@ pub(super) const EXCHANGE: &str = "amq.topic";
 /// The hub's own session id, which no connection has: those are numbered from 1.
 pub(super) const NOBODY: SessionId = SessionId(0);
 
-/// The identity of a session.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Owner {
-    pub(super) vhost: Arc<str>,
-    pub(super) client_id: Box<str>,
-}
+/// A connection's claim to a session of the embedded broker.
+pub(super) type BrokerClaim = Claim<DetachedSession>;
 
 /// All sessions, and the retained messages.
 pub(crate) struct Hub {
@@ -63,85 +56,14 @@ pub(crate) struct Hub {
 
 #[derive(Default)]
 struct Sessions {
-    slots: HashMap<Arc<Owner>, Slot>,
-    /// The deadlines of detached sessions.
-    due: BTreeSet<(Timestamp, Arc<Owner>)>,
+    claims: Claims<DetachedSession>,
     /// The number of sessions that share each queue of a shared subscription.
     groups: HashMap<(Arc<str>, Box<str>), usize>,
-}
-
-enum Slot {
-    /// A connection has it; another one may wait for it.
-    Taken { by: Arc<Claim>, next: Option<Arc<Claim>> },
-    /// The session is detached.
-    Kept(Box<DetachedSession>),
-}
-
-/// One connection's claim to a session.
-pub(super) struct Claim {
-    outbox: Arc<Outbox>,
-    /// The claiming user; `None` while a session without a recorded user is being ended.
-    user: Option<Box<str>>,
-    state: Mutex<ClaimState, { Rank::Leaf as u8 }>,
-}
-
-#[derive(Default)]
-struct ClaimState {
-    granted: Option<Option<Box<DetachedSession>>>,
-    /// Another connection of the same client has claimed the session.
-    superseded: bool,
-}
-
-impl Claim {
-    pub(super) fn new(outbox: &Arc<Outbox>, user: Option<Box<str>>) -> Arc<Self> {
-        Arc::new(Self { outbox: Arc::clone(outbox), user, state: Mutex::default() })
-    }
-
-    /// The granted claim, once granted, with the detached session if there was one.
-    pub(super) fn take_granted(&self) -> Option<Option<Box<DetachedSession>>> {
-        self.state.lock().granted.take()
-    }
-
-    /// Whether the connection has to close.
-    pub(super) fn is_superseded(&self) -> bool {
-        self.state.lock().superseded
-    }
-
-    fn grant(&self, kept: Option<Box<DetachedSession>>) {
-        self.state.lock().granted = Some(kept);
-        self.outbox.nudge();
-    }
-
-    fn supersede(&self) {
-        self.state.lock().superseded = true;
-        self.outbox.nudge();
-    }
 }
 
 /// The session belongs to another user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignSession;
-
-/// The user that a session belongs to.
-#[derive(PartialEq, Eq)]
-enum Holder {
-    /// There is no session.
-    None,
-    /// An earlier version did not record the user.
-    Unknown,
-    User(Box<str>),
-}
-
-impl Sessions {
-    fn holder(&self, owner: &Owner) -> Holder {
-        let user = match self.slots.get(owner) {
-            None => return Holder::None,
-            Some(Slot::Taken { by, .. }) => &by.user,
-            Some(Slot::Kept(kept)) => &kept.user,
-        };
-        user.clone().map_or(Holder::Unknown, Holder::User)
-    }
-}
 
 impl Hub {
     pub(super) fn new(broker: Arc<Broker>, config: MqttConfig, clock: Clock) -> Arc<Self> {
@@ -160,16 +82,10 @@ impl Hub {
     /// Removes the sessions and retained messages of a deleted virtual host, whose records on disk are gone.
     fn forget_vhost(&self, vhost: &str) {
         let mut sessions = self.sessions.lock();
-        sessions.due.retain(|(_, owner)| *owner.vhost != *vhost);
         sessions.groups.retain(|(of, _), _| **of != *vhost);
-        let gone: Vec<_> = sessions.slots.extract_if(|owner, _| *owner.vhost == *vhost).collect();
+        let (claims, _detached) = sessions.claims.remove_vhost(vhost);
         drop(sessions);
-        for (_, slot) in gone {
-            if let Slot::Taken { by, next } = slot {
-                by.supersede();
-                next.iter().for_each(|next| next.supersede());
-            }
-        }
+        claims.iter().for_each(|claim| claim.supersede());
         self.retained.write().remove(vhost);
     }
 
@@ -207,18 +123,18 @@ impl Hub {
         &self,
         owner: &Arc<Owner>,
         vhost: &VirtualHost,
-        claim: &Arc<Claim>,
+        claim: &Arc<BrokerClaim>,
         may_adopt: impl Fn() -> bool,
     ) -> Result<(), ForeignSession> {
         let is_foreign =
-            |holder: &Holder| matches!(holder, Holder::User(user) if claim.user.as_ref() != Some(user));
+            |holder: &SessionHolder| matches!(holder, SessionHolder::User(user) if claim.is_foreign_to(user));
         // Users and permissions are checked before the list of sessions is locked (ARCHITECTURE.md, "Lock order").
-        let holder = self.sessions.lock().holder(owner);
+        let holder = self.sessions.lock().claims.holder(owner);
         match &holder {
-            Holder::User(user) if is_foreign(&holder) && self.broker.has_user(user) => {
+            SessionHolder::User(user) if is_foreign(&holder) && self.broker.has_user(user) => {
                 return Err(ForeignSession);
             }
-            Holder::Unknown if !may_adopt() => return Err(ForeignSession),
+            SessionHolder::Unknown if !may_adopt() => return Err(ForeignSession),
             _ => {}
         }
         let mut sessions = self.sessions.lock();
@@ -226,83 +142,43 @@ impl Hub {
             claim.supersede();
             return Ok(());
         }
-        let current = sessions.holder(owner);
+        let current = sessions.claims.holder(owner);
         if current != holder && is_foreign(&current) {
             return Err(ForeignSession);
         }
-        let slot = sessions.slots.remove(owner);
-        let slot = match slot {
-            Some(Slot::Taken { by, next }) => {
-                by.supersede();
-                next.iter().for_each(|earlier| earlier.supersede());
-                Slot::Taken { by, next: Some(Arc::clone(claim)) }
-            }
-            kept => {
-                let kept = match kept {
-                    Some(Slot::Kept(kept)) => Some(kept),
-                    _ => None,
-                };
-                if let Some(due) = kept.as_ref().and_then(|kept| kept.due()) {
-                    sessions.due.remove(&(due, Arc::clone(owner)));
-                }
-                claim.grant(kept);
-                Slot::Taken { by: Arc::clone(claim), next: None }
-            }
-        };
-        sessions.slots.insert(Arc::clone(owner), slot);
+        sessions.claims.claim(owner, claim);
         Ok(())
     }
 
     /// Called when a connection that has a session, or waits for it, has ended. The session in `left` is
     /// granted to the waiting connection or stays detached.
-    pub(super) fn release(&self, owner: &Arc<Owner>, claim: &Arc<Claim>, left: Option<Box<DetachedSession>>) {
-        let mut sessions = self.sessions.lock();
-        match sessions.slots.remove(owner) {
-            Some(Slot::Taken { by, next }) if Arc::ptr_eq(&by, claim) => {
-                if let Some(next) = next {
-                    next.grant(left);
-                    sessions.slots.insert(Arc::clone(owner), Slot::Taken { by: next, next: None });
-                } else if let Some(kept) = left {
-                    self.keep(&mut sessions, owner, kept);
-                }
-            }
-            Some(Slot::Taken { by, next }) => {
-                let next = next.filter(|next| !Arc::ptr_eq(next, claim));
-                sessions.slots.insert(Arc::clone(owner), Slot::Taken { by, next });
-            }
-            Some(slot) => drop(sessions.slots.insert(Arc::clone(owner), slot)),
-            None => {}
-        }
-    }
-
-    fn keep(&self, sessions: &mut Sessions, owner: &Arc<Owner>, kept: Box<DetachedSession>) {
-        if let Some(due) = kept.due() {
-            sessions.due.insert((due, Arc::clone(owner)));
+    pub(super) fn release(
+        &self,
+        owner: &Arc<Owner>,
+        claim: &Arc<BrokerClaim>,
+        left: Option<Box<DetachedSession>>,
+    ) {
+        let has_deadline = self.sessions.lock().claims.release(owner, claim, left);
+        if has_deadline {
             self.changed.notify_one();
         }
-        sessions.slots.insert(Arc::clone(owner), Slot::Kept(kept));
     }
 
     /// The next time at which to call [`Hub::expire`].
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
-        self.sessions.lock().due.first().map(|(due, _)| *due)
+        self.sessions.lock().claims.next_deadline()
     }
 
     /// Publishes due wills and ends expired sessions.
     pub(super) fn expire(&self, now: Timestamp) {
         loop {
             let mut sessions = self.sessions.lock();
-            let Some((_, owner)) = sessions.due.first().filter(|(due, _)| *due <= now).cloned() else {
-                return;
-            };
-            sessions.due.pop_first();
-            let Some(Slot::Kept(mut kept)) = sessions.slots.remove(&owner) else { continue };
+            let Some((owner, mut kept)) = sessions.claims.take_due(now) else { return };
             // No other virtual host has its name while one of its sessions is listed.
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             if kept.ends().is_some_and(|end| end <= now) {
                 // A client that connects meanwhile waits, lest its queue be deleted.
-                let by = Claim::new(&Arc::new(Outbox::new(0)), kept.user.clone());
-                sessions.slots.insert(Arc::clone(&owner), Slot::Taken { by: Arc::clone(&by), next: None });
+                let by = sessions.claims.ending(&owner, kept.user.clone());
                 drop(sessions);
                 self.end(&owner, &vhost, *kept, now);
                 self.release(&owner, &by, None);
@@ -310,7 +186,7 @@ impl Hub {
             }
             let will = kept.will.take();
             self.write_down(&owner, &vhost, &kept);
-            self.keep(&mut sessions, &owner, kept);
+            sessions.claims.keep(&owner, kept);
             drop(sessions);
             if let Some(will) = will {
                 self.publish_will(&owner, &vhost, &will.user, &will.will, None, now);
@@ -442,8 +318,9 @@ impl Hub {
         let properties = will.properties.as_properties();
         let message =
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
-        let key = routing_key(&will.topic).map_err(WillError::Untold)?;
-        let amqp = to_amqp(&message, vhost.compatibility(), now).map_err(WillError::Untold)?;
+        let mapping = MessageMapping::of_broker(vhost.compatibility());
+        let key = mapping.routing_key(&will.topic).map_err(WillError::Untold)?;
+        let amqp = to_amqp(&message, mapping, now).map_err(WillError::Untold)?;
         let mut publisher = native::publisher(vhost, &identity);
         if let Some(view) = view {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
@@ -546,7 +423,7 @@ impl Hub {
             for queue in &kept.groups {
                 *sessions.groups.entry((Arc::clone(&owner.vhost), queue.clone())).or_default() += 1;
             }
-            self.keep(&mut sessions, &Arc::new(owner), Box::new(kept));
+            sessions.claims.keep(&Arc::new(owner), Box::new(kept));
         }
         drop(sessions);
         // Before any client connects that could resume an expired session.

@@ -1,22 +1,20 @@
 //! CONNECT: the client's identity, its virtual host, and its session's lifetime.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use broker::{AuthorisedSession, BrokerError, Compatibility, LoginRefused, Timestamp, VirtualHost};
-use mqtt::ReasonCode;
+use broker::Timestamp;
 use mqtt::packet::{ConnectPacket, Will};
 use mqtt::server::split_user_name;
-use transport::Peer;
+use mqtt::{MqttVersion, ReasonCode};
 
 use super::MqttConfig;
-use super::hub::{Hub, Owner, QUEUE_PREFIX, queue_name};
-use super::message::{Incoming, MAX_SHORT, Untold, routing_key, to_amqp};
+use super::claims::Owner;
+use super::hub::QUEUE_PREFIX;
+use super::message::{Incoming, MAX_SHORT, MessageMapping, Untold, to_amqp};
+use crate::client::{ConnectionCore, Ending};
 
 /// Bytes of the longest client identifier: with prefix and suffix it becomes the name of a queue.
 const MAX_CLIENT_ID: usize = MAX_SHORT - QUEUE_PREFIX.len() - "qos0".len();
 
-/// A CONNECT and the outcome of its validation.
+/// A CONNECT.
 pub(super) struct MqttLogin {
     user: Option<Box<str>>,
     password: Option<Box<[u8]>>,
@@ -25,8 +23,17 @@ pub(super) struct MqttLogin {
     is_assigned: bool,
     expiry: u32,
     pub(super) is_bridge: bool,
-    authorised: Option<AuthorisedSession>,
-    vhost: Box<str>,
+}
+
+/// The way in which a client proves who it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LoginAs<'a> {
+    Password {
+        user: &'a str,
+        password: &'a [u8],
+    },
+    /// By a certificate that was verified, or by the operator's setting for clients without credentials.
+    Identity(&'a str),
 }
 
 /// Why a client is refused.
@@ -43,6 +50,29 @@ impl MqttRefused {
     pub(super) fn new(reason: ReasonCode, why: String) -> Self {
         Self { reason, why, reported: "" }
     }
+
+    /// The session belongs to another user. Older clients get the code that RabbitMQ sends if the user may not have the
+    /// session's queue (return code 3).
+    pub(super) fn foreign(version: MqttVersion, why: String) -> Self {
+        let reason = match version {
+            MqttVersion::V5 => ReasonCode::NotAuthorized,
+            MqttVersion::V31 | MqttVersion::V311 => ReasonCode::ServerUnavailable,
+        };
+        Self { reason, why, reported: "client identifier in use by another user" }
+    }
+}
+
+/// Notes who has logged in, and counts the client against its user's limits.
+///
+/// # Errors
+/// A limit is reached.
+pub(super) fn enter(core: &mut ConnectionCore, user: &str, vhost: &str) -> Result<(), MqttRefused> {
+    core.logs_in(user);
+    core.enters(vhost);
+    core.lease.log_in(user).map_err(|limit| {
+        core.ends(Ending::Limit, || limit.to_string());
+        MqttRefused::new(ReasonCode::QuotaExceeded, limit.to_string())
+    })
 }
 
 impl MqttLogin {
@@ -50,7 +80,7 @@ impl MqttLogin {
     ///
     /// # Errors
     /// Fails for a client identifier that cannot be part of a queue's name.
-    pub(super) fn of(connect: &ConnectPacket<'_>, compatibility: Compatibility) -> Result<Self, MqttRefused> {
+    pub(super) fn of(connect: &ConnectPacket<'_>, mapping: MessageMapping) -> Result<Self, MqttRefused> {
         let is_assigned = connect.client_id.is_empty();
         let client_id =
             if is_assigned { broker::generated_name("leveret-") } else { connect.client_id.to_owned() };
@@ -63,7 +93,7 @@ impl MqttLogin {
             });
         }
         if let Some(Err(Untold { reason, text })) =
-            connect.will.as_ref().map(|will| check_will(will, compatibility))
+            connect.will.as_ref().map(|will| check_will(will, mapping))
         {
             // It could not be reported to the client later.
             return Err(MqttRefused { reason, why: format!("will: {text}"), reported: text });
@@ -85,37 +115,28 @@ impl MqttLogin {
             is_assigned,
             expiry,
             is_bridge: connect.is_bridge,
-            authorised: None,
-            vhost: Box::default(),
         })
     }
 
-    /// Authenticates the user, and opens the virtual host.
+    /// The virtual host, and how the client proves who it is. `external` is the user of its certificate.
     ///
     /// # Errors
-    /// Returns why the client is refused.
-    pub(super) fn validate(
-        mut self,
-        hub: &Hub,
-        peer: Peer,
-        external: Option<&str>,
-    ) -> Result<Self, MqttRefused> {
-        let config = &hub.config;
-        let broker = hub.broker();
+    /// The client has no complete credentials.
+    pub(super) fn credentials<'a>(
+        &'a self,
+        config: &'a MqttConfig,
+        external: Option<&'a str>,
+    ) -> Result<(&'a str, LoginAs<'a>), MqttRefused> {
         let (vhost, name) = match &self.user {
             Some(user) => split_user_name(user),
             None => (None, ""),
         };
-        let vhost = vhost.unwrap_or(&config.vhost).to_owned();
-        let loopback = peer.is_loopback();
-        let validated = match (&self.user, &self.password) {
-            (Some(_), Some(password)) => {
-                broker.authenticate_from(name, password, peer.ip(), loopback, Instant::now())
-            }
+        let login_as = match (&self.user, &self.password) {
+            (Some(_), Some(password)) => LoginAs::Password { user: name, password },
             (Some(_), None) => return Err(bad_credentials("user without a password")),
             // A client without credentials is identified by its certificate or by the operator's setting.
             (None, None) => match external.or(config.anonymous_user.as_deref()) {
-                Some(user) => broker.authenticate_external(user, loopback),
+                Some(user) => LoginAs::Identity(user),
                 None => {
                     let why = "no user name, and anonymous clients are not let in (mqtt_anonymous_user)";
                     return Err(bad_credentials(why));
@@ -123,57 +144,21 @@ impl MqttLogin {
             },
             (None, Some(_)) => return Err(bad_credentials("password without a user")),
         };
-        let identity = validated.map_err(|why| match why {
-            LoginRefused::LoopbackOnly => {
-                MqttRefused::new(ReasonCode::NotAuthorized, format!("{name}: {why}"))
-            }
-            why => bad_credentials(&format!("{name}: {why}")),
-        })?;
-        // Topic permissions may refer to the client identifier.
-        let identity = identity.as_client(&self.client_id);
-        let authorised = broker.authorised(&identity, &vhost);
-        let authorised = authorised.map_err(|error| match error {
-            // As in RabbitMQ: the virtual host in front of the user name is wrong.
-            BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
-            error => MqttRefused::new(ReasonCode::NotAuthorized, error.to_string()),
-        })?;
-        (self.user, self.vhost) = (Some(identity.user().into()), vhost.into());
-        self.password = None;
-        self.authorised = Some(authorised);
-        Ok(self)
+        Ok((vhost.unwrap_or(&config.vhost), login_as))
     }
 
-    /// The user, once known.
-    pub(super) fn user(&self) -> &str {
+    /// The user name as the client sent it, for the log.
+    pub(super) fn claimed_user(&self) -> &str {
         self.user.as_deref().unwrap_or_default()
     }
 
-    /// The name of the virtual host, once the login was accepted.
-    pub(super) fn vhost_name(&self) -> &str {
-        &self.vhost
+    pub(super) fn client_id(&self) -> &str {
+        &self.client_id
     }
 
     /// The identity of the session.
-    pub(super) fn owner(&self) -> Owner {
-        Owner { vhost: (*self.vhost).into(), client_id: self.client_id.clone() }
-    }
-
-    /// The virtual host, once the login was accepted.
-    pub(super) fn vhost(&self) -> Option<&Arc<VirtualHost>> {
-        self.authorised.as_ref().map(AuthorisedSession::vhost)
-    }
-
-    /// Whether the user may adopt this client's session of an earlier version, which recorded no user: requires
-    /// the permissions to delete its queue and to read from it.
-    pub(super) fn may_adopt(&self) -> bool {
-        let queue = queue_name(&self.client_id, 1);
-        self.authorised.as_ref().is_some_and(|authorised| {
-            authorised.check_delete_queue(&queue).is_ok() && authorised.check_read_queue(&queue).is_ok()
-        })
-    }
-
-    pub(super) fn take_authorised(&mut self) -> Option<AuthorisedSession> {
-        self.authorised.take()
+    pub(super) fn owner(&self, vhost: &str) -> Owner {
+        Owner { vhost: vhost.into(), client_id: self.client_id.clone() }
     }
 
     /// The client identifier that the server has assigned, if it did.
@@ -188,13 +173,13 @@ impl MqttLogin {
 }
 
 /// Returns an error if a will cannot be published.
-fn check_will(will: &Will<'_>, compatibility: Compatibility) -> Result<(), Untold> {
+fn check_will(will: &Will<'_>, mapping: MessageMapping) -> Result<(), Untold> {
     let Will { qos, retain, properties, .. } = *will;
-    routing_key(will.topic)?;
+    mapping.routing_key(will.topic)?;
     let message = Incoming { qos, dup: false, retain, properties, client_id: None };
-    to_amqp(&message, compatibility, Timestamp::default()).map(drop)
+    to_amqp(&message, mapping, Timestamp::default()).map(drop)
 }
 
-fn bad_credentials(why: &str) -> MqttRefused {
+pub(super) fn bad_credentials(why: &str) -> MqttRefused {
     MqttRefused::new(ReasonCode::BadUserNameOrPassword, why.to_owned())
 }

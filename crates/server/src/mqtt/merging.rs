@@ -13,8 +13,9 @@ use hashbrown::{HashMap, HashSet};
 use mqtt::QoS;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
+use super::claims::Owner;
 use super::detached::DetachedSession;
-use super::hub::{EXCHANGE, Hub, NOBODY, Owner, group_queue, queue_name};
+use super::hub::{EXCHANGE, Hub, NOBODY, group_queue, queue_name};
 
 use std::sync::Arc;
 

@@ -24,10 +24,12 @@ use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{BodyView, Compatibility, Timestamp};
 use bytes::Bytes;
-use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
+use mqtt::session::OutgoingMessage;
+use mqtt::topic::{check_name, merged, routing_key_to_topic, topic_to_routing_key};
 use mqtt::{Property, PropertyList, QoS, ReasonCode};
 
 use super::native::{self, StoredForm};
+use super::subscriptions::Verdict;
 
 /// Headers that RabbitMQ's plug-in sets, too.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
@@ -79,15 +81,49 @@ pub(super) struct Outgoing {
     pub(super) client_id: Option<Box<str>>,
 }
 
-/// The routing key of a topic name.
-///
-/// # Errors
-/// Fails if it is too long for AMQP.
-pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
-    if topic.len() > MAX_SHORT {
-        return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 bytes" });
+/// How messages of MQTT clients appear to AMQP clients of a backend, and the other way round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MessageMapping {
+    /// The form of published messages.
+    pub(super) form: StoredForm,
+    /// Whether a dot in a topic is the same as a slash, as in RabbitMQ.
+    pub(super) merges_dots: bool,
+}
+
+impl MessageMapping {
+    /// That of the embedded broker.
+    pub(super) fn of_broker(compatibility: Compatibility) -> Self {
+        let form = if compatibility.annotates_mqtt() { StoredForm::Annotation } else { StoredForm::Headers };
+        Self { form, merges_dots: false }
     }
-    Ok(topic_to_routing_key(topic))
+
+    /// That of RabbitMQ's own MQTT plug-in, whose clients exchange messages with those in front of it.
+    pub(super) fn of_upstream(compatibility: Compatibility) -> Self {
+        let form =
+            if compatibility.annotates_mqtt() { StoredForm::AnnotationHeader } else { StoredForm::Headers };
+        Self { form, merges_dots: true }
+    }
+
+    /// The routing key of a topic, or the binding key of a filter without `$share/group/`.
+    pub(super) fn key(self, topic: &str) -> String {
+        if self.merges_dots { topic_to_routing_key(&merged(topic)) } else { topic_to_routing_key(topic) }
+    }
+
+    /// The topic of a routing key.
+    pub(super) fn topic(self, key: &str) -> String {
+        if self.merges_dots { merged(key).into_owned() } else { routing_key_to_topic(key) }
+    }
+
+    /// The routing key of a topic name.
+    ///
+    /// # Errors
+    /// Fails if it is too long for AMQP.
+    pub(super) fn routing_key(self, topic: &str) -> Result<String, Untold> {
+        if topic.len() > MAX_SHORT {
+            return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 bytes" });
+        }
+        Ok(self.key(topic))
+    }
 }
 
 /// Encodes the AMQP properties (flags and list).
@@ -96,14 +132,19 @@ pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
 /// Fails for a property that is too long for AMQP, unless only MQTT clients are to see it.
 pub(super) fn to_amqp(
     message: &Incoming<'_>,
-    compatibility: Compatibility,
+    mapping: MessageMapping,
     now: Timestamp,
 ) -> Result<Vec<u8>, Untold> {
-    if compatibility.annotates_mqtt() { Ok(native::to_amqp(message, now)) } else { with_headers(message) }
+    match mapping.form {
+        StoredForm::Headers => with_headers(message, mapping),
+        StoredForm::Plain | StoredForm::Annotation | StoredForm::AnnotationHeader => {
+            Ok(native::to_amqp(message, mapping, now))
+        }
+    }
 }
 
 /// Properties with all that AMQP does not know in headers.
-fn with_headers(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
+fn with_headers(message: &Incoming<'_>, mapping: MessageMapping) -> Result<Vec<u8>, Untold> {
     let mut headers = FieldTable::new();
     headers.insert(PUBLISH_QOS, FieldValue::I8(level(message.qos)));
     headers.insert(DUP, FieldValue::Boolean(message.dup));
@@ -124,7 +165,7 @@ fn with_headers(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
     let expiration = expiry.map(|seconds| (u64::from(seconds) * 1000).to_string());
     amqp.expiration = expiration.as_deref();
     amqp.content_type = properties.content_type();
-    let reply_to = properties.response_topic().map(topic_to_routing_key);
+    let reply_to = properties.response_topic().map(|topic| mapping.key(topic));
     amqp.reply_to = reply_to.as_deref();
     amqp.correlation_id = properties.correlation_data().map(ShortBytes);
     for len in [
@@ -185,9 +226,13 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredF
 }
 
 /// The properties for a client of 5.0. `left` is the time until the message expires.
-pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Option<Duration>) -> PropertyList {
-    if form != StoredForm::Headers {
-        return native::to_mqtt(properties, form, left);
+pub(super) fn to_mqtt(
+    properties: &Properties<'_>,
+    mapping: MessageMapping,
+    left: Option<Duration>,
+) -> PropertyList {
+    if mapping.form != StoredForm::Headers {
+        return native::to_mqtt(properties, mapping, left);
     }
     let mut list = PropertyList::new();
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
@@ -196,7 +241,7 @@ pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Optio
     }
     push_expiry(&mut list, left);
     push_content_type(&mut list, properties);
-    let reply_to = properties.reply_to.map(routing_key_to_topic);
+    let reply_to = properties.reply_to.map(|key| mapping.topic(key));
     if let Some(topic) = reply_to.as_deref().filter(|topic| is_text(topic) && check_name(topic).is_ok()) {
         list.push(Property::ResponseTopic(topic));
     }
@@ -214,6 +259,36 @@ pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Optio
         }
     }
     list
+}
+
+/// A message on its way to a client.
+pub(super) struct Addressed<'m> {
+    pub(super) outgoing: Outgoing,
+    pub(super) properties: &'m Properties<'m>,
+    pub(super) mapping: MessageMapping,
+    /// The time until it expires.
+    pub(super) left: Option<Duration>,
+    pub(super) redelivered: bool,
+    pub(super) payload: Bytes,
+}
+
+impl Addressed<'_> {
+    /// The message as sent for subscriptions with this verdict.
+    pub(super) fn into_message(self, verdict: &Verdict, is_5: bool) -> OutgoingMessage {
+        let mut list = PropertyList::new();
+        if is_5 {
+            list = to_mqtt(self.properties, self.mapping, self.left);
+            verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
+        }
+        OutgoingMessage {
+            topic: self.outgoing.topic.into(),
+            qos: self.outgoing.qos.min(verdict.qos),
+            retain: self.outgoing.retain && verdict.retain_as_published,
+            redelivered: self.redelivered,
+            properties: list,
+            payload: self.payload,
+        }
+    }
 }
 
 /// The properties of a message that are of use after its publish packet.
@@ -285,8 +360,10 @@ pub(super) fn payload_of(body: BodyView<'_>) -> Bytes {
 mod tests {
     use super::*;
 
+    const HEADERS: MessageMapping = MessageMapping { form: StoredForm::Headers, merges_dots: false };
+
     fn encoded(message: &Incoming<'_>) -> Vec<u8> {
-        to_amqp(message, Compatibility::V3_10, Timestamp::default()).unwrap()
+        to_amqp(message, HEADERS, Timestamp::default()).unwrap()
     }
 
     fn there_and_back(list: &PropertyList, left: Option<Duration>) -> PropertyList {
@@ -298,7 +375,7 @@ mod tests {
         let outgoing = outgoing("a/b".to_owned(), &amqp, StoredForm::Headers).unwrap();
         assert_eq!((outgoing.topic.as_str(), outgoing.qos, outgoing.retain), ("a/b", QoS::ExactlyOnce, true));
         assert_eq!(outgoing.client_id.as_deref(), Some("me"));
-        to_mqtt(&amqp, StoredForm::Headers, left)
+        to_mqtt(&amqp, HEADERS, left)
     }
 
     #[test]
@@ -373,7 +450,7 @@ mod tests {
     #[test]
     fn what_amqp_cannot_hold_is_refused() {
         let long = "x".repeat(256);
-        assert_eq!(routing_key(&long).unwrap_err().reason, ReasonCode::TopicNameInvalid);
+        assert_eq!(HEADERS.routing_key(&long).unwrap_err().reason, ReasonCode::TopicNameInvalid);
         for property in [
             Property::ContentType(&long),
             Property::ResponseTopic(&long),
@@ -384,7 +461,7 @@ mod tests {
             assert!(
                 to_amqp(
                     &Incoming { qos, dup: false, retain: false, properties, client_id: None },
-                    Compatibility::V3_10,
+                    HEADERS,
                     Timestamp::default(),
                 )
                 .is_err()
@@ -409,7 +486,7 @@ mod tests {
             .with(Property::UserProperty("text", "t"))
             .with(Property::UserProperty("number", "-5"))
             .with(Property::UserProperty("flag", "true"));
-        assert_eq!(to_mqtt(&properties, StoredForm::Headers, None), expected);
+        assert_eq!(to_mqtt(&properties, HEADERS, None), expected);
     }
 
     #[test]

@@ -1,19 +1,27 @@
-//! MQTT clients on the embedded broker, as with RabbitMQ's plug-in: subscriptions are queues bound to
-//! amq.topic, so that MQTT and AMQP clients can exchange messages.
+//! MQTT clients, as with RabbitMQ's plug-in: subscriptions are queues bound to amq.topic, so that MQTT and AMQP clients can
+//! exchange messages.
 //!
-//! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
-//! - [`client`]: its state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`], [`subscriptions`],
+//! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
+//!   from there to its session; [`session`]: that as the connection sees it; [`claims`]: which connection has each session.
+//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
+//!   that a message belongs to.
+//! - [`upstream`]: sessions in front of an upstream.
+//!
+//! Sessions on the embedded broker:
+//! - [`broker_admission`]; [`client`]: a client's state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`],
 //!   [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
 //!   earlier versions stored.
-//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`retained`]: retained
-//!   messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2 that clients have not
-//!   released.
+//! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
+//!   that clients have not released.
 //! - [`error`]: the errors of restoring sessions and of wills.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
 //! its queue, and here only up to a limit.
 
+mod admission;
+mod broker_admission;
+mod claims;
 mod client;
 mod connection;
 mod delivering;
@@ -30,8 +38,10 @@ mod pending_delivery;
 mod pending_retained;
 mod received;
 mod retained;
+mod session;
 mod subscribing;
 mod subscriptions;
+mod upstream;
 mod waiting;
 
 #[cfg(test)]
@@ -40,13 +50,22 @@ mod simulation;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ::mqtt::MqttVersion;
 use ::mqtt::server::MqttSettings;
 use broker::Broker;
 pub(crate) use connection::MqttConnection;
 pub use error::MqttRestoreError;
-pub(crate) use hub::Hub;
 
+use self::admission::Admission;
+use self::broker_admission::BrokerAdmission;
+use self::hub::Hub;
+use self::login::{MqttLogin, MqttRefused};
+use self::message::MessageMapping;
+use self::upstream::UpstreamAdmission;
+pub(crate) use self::upstream::UpstreamHub;
 use crate::backend::Clock;
+use crate::client::ConnectionCore;
+use crate::server::Shared;
 
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]
@@ -59,7 +78,45 @@ pub struct MqttConfig {
     pub settings: Arc<MqttSettings>,
 }
 
-/// Restores the sessions and starts their expiry. Must be called within a runtime.
+/// The sessions of all MQTT clients.
+#[derive(Clone)]
+pub(crate) enum MqttBackend {
+    /// On the embedded broker.
+    Broker(Arc<Hub>),
+    /// In front of an upstream.
+    Upstream(Arc<UpstreamHub>),
+}
+
+impl MqttBackend {
+    fn config(&self) -> &MqttConfig {
+        match self {
+            Self::Broker(hub) => &hub.config,
+            Self::Upstream(hub) => &hub.config,
+        }
+    }
+
+    fn mapping(&self, shared: &Shared) -> MessageMapping {
+        match self {
+            Self::Broker(hub) => MessageMapping::of_broker(hub.broker().compatibility()),
+            Self::Upstream(_) => MessageMapping::of_upstream(shared.backend.compatibility()),
+        }
+    }
+
+    /// Starts the admission of a client that has sent CONNECT.
+    fn admit(
+        &self,
+        login: MqttLogin,
+        core: &mut ConnectionCore,
+        version: MqttVersion,
+    ) -> Result<Box<dyn Admission>, MqttRefused> {
+        match self {
+            Self::Broker(hub) => Ok(Box::new(BrokerAdmission::new(hub, login, core, version)?)),
+            Self::Upstream(hub) => Ok(Box::new(UpstreamAdmission::new(hub, login, core, version)?)),
+        }
+    }
+}
+
+/// Restores the sessions of the embedded broker's clients and starts their expiry. Must be called within a runtime.
 ///
 /// # Errors
 /// Stored state cannot be read.
@@ -67,9 +124,9 @@ pub(crate) fn start(
     broker: &Arc<Broker>,
     config: MqttConfig,
     clock: Clock,
-) -> Result<Arc<Hub>, MqttRestoreError> {
+) -> Result<MqttBackend, MqttRestoreError> {
     let hub = Hub::new(Arc::clone(broker), config, clock);
     hub.load(clock.timestamp(Instant::now()))?;
     tokio::spawn(Arc::clone(&hub).keep_time());
-    Ok(hub)
+    Ok(MqttBackend::Broker(hub))
 }

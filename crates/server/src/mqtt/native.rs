@@ -20,10 +20,13 @@ use std::time::Duration;
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{ANNOTATION, Compatibility, FrontEnd, Identity, Message, Publisher, Timestamp, VirtualHost};
-use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
+use mqtt::topic::check_name;
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
-use super::message::{self, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, Outgoing, TRANSIENT};
+use super::message::{self, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, MessageMapping, Outgoing, TRANSIENT};
+
+/// The annotation of a message that nobody hides from AMQP clients. RabbitMQ makes no User Property of an array of bytes.
+const ANNOTATION_HEADER: &str = "x-leveret-mqtt";
 
 const REPLY_TO_TOPIC: &str = "x-reply-to-topic";
 const CORRELATION: &str = "x-correlation-id";
@@ -37,6 +40,8 @@ pub(super) enum StoredForm {
     Plain,
     /// In an annotation.
     Annotation,
+    /// As AMQP clients see it, with the rest in a header that means nothing to others.
+    AnnotationHeader,
 }
 
 impl StoredForm {
@@ -56,14 +61,20 @@ pub(super) fn publisher(vhost: &Arc<VirtualHost>, identity: &Identity) -> Publis
 }
 
 /// Encodes the AMQP properties (flags and list).
-pub(super) fn to_amqp(message: &Incoming<'_>, now: Timestamp) -> Vec<u8> {
+pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Timestamp) -> Vec<u8> {
     let properties = &message.properties;
     let mut headers = FieldTable::new();
-    if let Some(annotation) = annotation(message) {
-        headers.insert(ANNOTATION, FieldValue::LongString(annotation));
+    match (mapping.form, annotation(message)) {
+        (StoredForm::Annotation, Some(annotation)) => {
+            headers.insert(ANNOTATION, FieldValue::LongString(annotation));
+        }
+        (StoredForm::AnnotationHeader, Some(annotation)) if !is_told_whole(message) => {
+            headers.insert(ANNOTATION_HEADER, FieldValue::ByteArray(annotation));
+        }
+        _ => {}
     }
     if let Some(topic) = properties.response_topic() {
-        headers.insert(REPLY_TO_TOPIC, FieldValue::text(topic_to_routing_key(topic)));
+        headers.insert(REPLY_TO_TOPIC, FieldValue::text(mapping.key(topic)));
     }
     let correlation = properties.correlation_data();
     let short = correlation.filter(|data| data.len() <= MAX_SHORT && std::str::from_utf8(data).is_ok());
@@ -89,6 +100,19 @@ pub(super) fn to_amqp(message: &Incoming<'_>, now: Timestamp) -> Vec<u8> {
     let mut bytes = Vec::new();
     amqp.encode(&mut bytes);
     bytes
+}
+
+/// Whether the properties and headers tell all of a message. Brokers may sort headers.
+fn is_told_whole(message: &Incoming<'_>) -> bool {
+    let properties = &message.properties;
+    let names = || properties.user_properties().map(|(name, _)| name);
+    message.qos != QoS::ExactlyOnce
+        && !message.retain
+        && message.client_id.is_none()
+        && properties.payload_format_indicator().is_none()
+        && properties.content_type().is_none_or(|kind| kind.len() <= MAX_SHORT)
+        && names().all(|name| name.len() <= MAX_SHORT && !matches!(name, "CC" | "BCC" | ""))
+        && names().zip(names().skip(1)).all(|(before, name)| before < name)
 }
 
 /// The annotation of a message; `None` if AMQP clients see all of it.
@@ -129,8 +153,18 @@ struct Annotated<'a> {
 }
 
 impl<'a> Annotated<'a> {
-    fn read(headers: &'a FieldTable) -> Option<Self> {
-        let Some(FieldValue::LongString(bytes)) = headers.get(ANNOTATION) else { return None };
+    fn read(headers: &'a FieldTable, form: StoredForm) -> Option<Self> {
+        let bytes = match form {
+            StoredForm::Headers | StoredForm::Plain => return None,
+            StoredForm::Annotation => match headers.get(ANNOTATION)? {
+                FieldValue::LongString(bytes) => bytes,
+                _ => return None,
+            },
+            StoredForm::AnnotationHeader => match headers.get(ANNOTATION_HEADER)? {
+                FieldValue::ByteArray(bytes) => bytes,
+                _ => return None,
+            },
+        };
         let (&[marks], mut rest) = bytes.split_first_chunk()?;
         let mut client_id = None;
         if marks & FROM_CLIENT != 0 {
@@ -155,9 +189,9 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredF
     let is_persistent = properties.delivery_mode == Some(PERSISTENT);
     let qos = if is_persistent { QoS::AtLeastOnce } else { QoS::AtMostOnce };
     let mut outgoing = Outgoing { topic, qos, retain: false, client_id: None };
-    if form == StoredForm::Annotation {
+    if form != StoredForm::Plain {
         let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
-        if let Some(annotated) = Annotated::read(&headers) {
+        if let Some(annotated) = Annotated::read(&headers, form) {
             (outgoing.qos, outgoing.retain) = (annotated.qos, annotated.retain);
             outgoing.client_id = annotated.client_id.map(Into::into);
         }
@@ -166,22 +200,28 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredF
 }
 
 /// The properties for a client of 5.0. `left` is the time until the message expires.
-pub(super) fn to_mqtt(properties: &Properties<'_>, form: StoredForm, left: Option<Duration>) -> PropertyList {
+pub(super) fn to_mqtt(
+    properties: &Properties<'_>,
+    mapping: MessageMapping,
+    left: Option<Duration>,
+) -> PropertyList {
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
     let mut list = PropertyList::new();
     message::push_expiry(&mut list, left);
-    let annotated = Some(&headers).filter(|_| form == StoredForm::Annotation).and_then(Annotated::read);
-    if let Some(annotated) = annotated {
+    if let Some(annotated) = Annotated::read(&headers, mapping.form) {
         return annotated.properties.iter().fold(list, PropertyList::with);
     }
     message::push_content_type(&mut list, properties);
-    let reply_to = headers.get(REPLY_TO_TOPIC).and_then(FieldValue::as_text).map(routing_key_to_topic);
+    let reply_to = headers.get(REPLY_TO_TOPIC).and_then(FieldValue::as_text);
+    let reply_to = reply_to.map(|key| mapping.topic(key));
     let reply_to = reply_to.filter(|topic| !topic.contains('\0') && check_name(topic).is_ok());
     if let Some(topic) = &reply_to {
         list.push(Property::ResponseTopic(topic));
     }
-    let long = headers.get(CORRELATION).and_then(FieldValue::as_text);
-    let long = long.filter(|_| properties.correlation_id.is_none()).map(str::as_bytes);
+    let long = match headers.get(CORRELATION) {
+        Some(FieldValue::LongString(bytes)) if properties.correlation_id.is_none() => Some(&**bytes),
+        _ => None,
+    };
     if let Some(data) = properties.correlation_id.map(|id| id.0).or(long) {
         list.push(Property::CorrelationData(data));
     }
@@ -204,6 +244,8 @@ mod tests {
     use super::*;
 
     const NOW: Timestamp = Timestamp(7_000);
+    const ANNOTATED: MessageMapping = MessageMapping { form: StoredForm::Annotation, merges_dots: false };
+    const PLAIN: MessageMapping = MessageMapping { form: StoredForm::Plain, merges_dots: true };
 
     fn incoming<'m>(qos: QoS, properties: PacketProperties<'m>) -> Incoming<'m> {
         Incoming { qos, dup: false, retain: false, properties, client_id: None }
@@ -212,7 +254,7 @@ mod tests {
     #[test]
     fn a_plain_message_needs_no_header() {
         for (qos, delivery_mode) in [(QoS::AtMostOnce, 1), (QoS::AtLeastOnce, 2)] {
-            let bytes = to_amqp(&incoming(qos, PacketProperties::NONE), NOW);
+            let bytes = to_amqp(&incoming(qos, PacketProperties::NONE), ANNOTATED, NOW);
             let amqp = Properties::decode(&bytes).unwrap();
             assert_eq!(amqp, Properties::default().with_delivery_mode(delivery_mode));
             assert_eq!(outgoing("t".to_owned(), &amqp, StoredForm::Plain).qos, qos);
@@ -234,11 +276,11 @@ mod tests {
         let properties = list.as_properties();
         let message =
             Incoming { retain: true, client_id: Some("me"), ..incoming(QoS::ExactlyOnce, properties) };
-        let bytes = to_amqp(&message, NOW);
+        let bytes = to_amqp(&message, ANNOTATED, NOW);
         let amqp = Properties::decode(&bytes).unwrap();
         let read = outgoing("t".to_owned(), &amqp, StoredForm::Annotation);
         assert_eq!((read.qos, read.retain, read.client_id.as_deref()), (QoS::ExactlyOnce, true, Some("me")));
-        assert_eq!(to_mqtt(&amqp, StoredForm::Annotation, None), list);
+        assert_eq!(to_mqtt(&amqp, ANNOTATED, None), list);
     }
 
     #[test]
@@ -251,7 +293,7 @@ mod tests {
             .with(Property::UserProperty("b", "1"))
             .with(Property::UserProperty("b", "3"))
             .with(Property::UserProperty("CC", "4"));
-        let bytes = to_amqp(&incoming(QoS::AtLeastOnce, list.as_properties()), NOW);
+        let bytes = to_amqp(&incoming(QoS::AtLeastOnce, list.as_properties()), ANNOTATED, NOW);
         let amqp = Properties::decode(&bytes).unwrap();
         assert_eq!((amqp.content_type, amqp.reply_to), (Some("text/plain"), None));
         assert_eq!((amqp.expiration, amqp.timestamp), (Some("60000"), Some(7)));
@@ -285,10 +327,10 @@ mod tests {
             .with(Property::CorrelationData(b"c"))
             .with(Property::UserProperty("nothing", ""))
             .with(Property::UserProperty("x-mqtt-dup", "true"));
-        assert_eq!(to_mqtt(&amqp, StoredForm::Plain, None), expected);
+        assert_eq!(to_mqtt(&amqp, PLAIN, None), expected);
         // correlation_id is the message's own.
         let both = amqp.with_correlation_id(ShortBytes(b"d"));
-        let list = to_mqtt(&both, StoredForm::Plain, None);
+        let list = to_mqtt(&both, PLAIN, None);
         assert_eq!(list.as_properties().correlation_data(), Some(&b"d"[..]));
         assert!(list.as_properties().user_properties().any(|pair| pair == (CORRELATION, "c")));
     }

@@ -15,8 +15,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::claims::Owner;
 use super::disk;
-use super::hub::Owner;
 
 /// The pending retained messages of one client.
 #[derive(Default)]

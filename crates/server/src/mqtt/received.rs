@@ -45,8 +45,8 @@
 use broker::Share;
 use hashbrown::HashMap;
 
+use super::claims::Owner;
 use super::disk;
-use super::hub::Owner;
 
 /// The stored record of one message.
 #[derive(Debug, PartialEq, Eq)]

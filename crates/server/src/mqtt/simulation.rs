@@ -25,7 +25,7 @@ use store::{Rounds, Store};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::Hub;
-use super::{MqttConfig, MqttConnection};
+use super::{MqttBackend, MqttConfig, MqttConnection};
 use crate::backend::Clock;
 use crate::client::ClientConnection;
 use crate::server::Shared;
@@ -71,7 +71,7 @@ impl World {
         let hub = Hub::new(broker, config, clock);
         hub.load(clock.timestamp(Instant::now())).unwrap();
         let shared = server.shared();
-        shared.set_mqtt(Arc::clone(&hub));
+        shared.set_mqtt(MqttBackend::Broker(Arc::clone(&hub)));
         Self { shared, hub, rounds, next_id: 1 }
     }
 

@@ -6,58 +6,27 @@ use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue, RawTable};
 use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, QueueKind, Section, Ticket};
-use mqtt::packet::SubscribeOptions;
-use mqtt::server::{ServerConnection as Engine, SubscribeEvent};
+use mqtt::server::ServerConnection as Engine;
 use mqtt::session::Subscription;
 use mqtt::topic::{TopicFilter, filter_to_binding_key};
 use mqtt::{QoS, ReasonCode};
 
-use super::client::{MqttClient, Refusal};
+use super::client::MqttClient;
 use super::delivering::{ConsumedQueue, SourceKind};
 use super::detached::lease;
 use super::hub::{EXCHANGE, group_queue, queue_name};
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
+use super::session::{Refusal, Request, Then, granted};
 use super::subscriptions::Class;
-use super::waiting::Then;
 
 /// The type of the queue of QoS 0 that goes with its connection, by RabbitMQ's name. Here it is a classic queue.
 const QOS0_QUEUE: &str = "rabbit_mqtt_qos0_queue";
 
-/// An entry of a SUBSCRIBE, to be answered.
-pub(super) struct Request {
-    text: Box<str>,
-    /// Why the entry is invalid, if it is.
-    fault: Option<ReasonCode>,
-    options: SubscribeOptions,
-    wants_retained: bool,
-    identifier: Option<u32>,
-}
-
-impl Request {
-    /// The entries of a SUBSCRIBE.
-    pub(super) fn all(event: &SubscribeEvent<'_>) -> Vec<Self> {
-        let identifier = event.identifier();
-        let requests = event.requests().map(|request| Self {
-            text: request.text.into(),
-            fault: request.filter.err(),
-            options: request.options,
-            wants_retained: request.wants_retained,
-            identifier,
-        });
-        requests.collect()
-    }
-}
-
 impl MqttClient {
-    /// Subscribes, and answers once that is on disk. Returns a reason code for each entry.
-    pub(super) fn subscribe(
-        &mut self,
-        engine: &mut Engine,
-        packet_id: u16,
-        requests: Vec<Request>,
-    ) -> Vec<ReasonCode> {
+    /// Subscribes, and answers once that is on disk.
+    pub(super) fn subscribe_all(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
         let mut ticket = None;
         let mut reasons = Vec::with_capacity(requests.len());
         for request in requests {
@@ -77,15 +46,11 @@ impl MqttClient {
             }
         }
         let ticket = ticket.max(self.write_down(engine.session()));
-        self.wait(Then::Subscribed { packet_id, reasons: reasons.clone() }, ticket.into());
-        reasons
+        self.wait(Then::Subscribed { packet_id, reasons }, ticket.into());
     }
 
     fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) -> Result<Option<Ticket>, Refusal> {
-        let mut options = request.options;
-        if self.is_bridge {
-            (options.no_local, options.retain_as_published) = (true, true);
-        }
+        let options = request.options(self.is_bridge);
         let subscription = Subscription { options, identifier: request.identifier };
         let ticket = self.establish(&request.text, subscription, engine)?;
         let is_shared = is_shared(&request.text, engine);
@@ -259,7 +224,7 @@ impl MqttClient {
     }
 
     /// Unsubscribes, and answers once that is on disk.
-    pub(super) fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
+    pub(super) fn unsubscribe_all(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
         let mut reasons = Vec::with_capacity(filters.len());
         let mut ticket = None;
         for filter in filters {
@@ -282,7 +247,7 @@ impl MqttClient {
 
     /// Unbinds the filter of a removed subscription, unless another one needs the same binding.
     fn unbind(&self, filter: &str, class: Class) -> Option<Ticket> {
-        if self.subscriptions.binds(filter, class) {
+        if self.subscriptions.binds(filter, self.mapping(), |qos| Class::of(qos) == class) {
             return None;
         }
         let (name, key) = (self.queue_of(class), filter_to_binding_key(filter));
@@ -379,12 +344,4 @@ fn lasts(queue: &Queue, kind: SourceKind) -> bool {
 /// Whether a filter is that of a shared subscription, which exist since 5.0.
 fn is_shared(filter: &str, engine: &Engine) -> bool {
     TopicFilter::parse(filter, engine.version().is_5()).is_ok_and(|filter| filter.group().is_some())
-}
-
-fn granted(qos: QoS) -> ReasonCode {
-    match qos {
-        QoS::AtMostOnce => ReasonCode::Success,
-        QoS::AtLeastOnce => ReasonCode::GrantedQos1,
-        QoS::ExactlyOnce => ReasonCode::GrantedQos2,
-    }
 }

@@ -3,7 +3,9 @@
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
-use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
+use mqtt::topic::{TopicFilter, merged};
+
+use super::message::MessageMapping;
 
 /// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
 /// lookup, the others by one lookup per shape, of which clients have few however many filters they have.
@@ -17,6 +19,8 @@ pub(super) struct Subscriptions {
     no_local: usize,
     /// Number of filters with a level `*`, a plain character in MQTT and a wildcard in AMQP.
     stars: usize,
+    /// Number of filters with a dot, which RabbitMQ takes for a slash.
+    dots: usize,
 }
 
 /// Which of a client's two queues a subscription uses, as in RabbitMQ.
@@ -76,6 +80,7 @@ impl Subscriptions {
         }
         self.no_local += usize::from(subscription.options.no_local);
         self.stars += usize::from(has_star(filter));
+        self.dots += usize::from(filter.contains('.'));
         self.entries.insert(filter.into(), subscription);
     }
 
@@ -83,6 +88,7 @@ impl Subscriptions {
         let Some(removed) = self.entries.remove(filter) else { return };
         self.no_local -= usize::from(removed.options.no_local);
         self.stars -= usize::from(has_star(filter));
+        self.dots -= usize::from(filter.contains('.'));
         let Some(shape) = shape(filter) else { return };
         let Some(count) = self.shapes.get_mut(shape.as_str()) else { return };
         *count -= 1;
@@ -97,14 +103,20 @@ impl Subscriptions {
     }
 
     /// Whether a subscription of a class has the same binding key as this filter.
-    pub(super) fn binds(&self, filter: &str, class: Class) -> bool {
-        let is_of = |subscription: &Subscription| Class::of(subscription.options.qos) == class;
-        if self.stars == 0 && !has_star(filter) {
+    pub(super) fn binds(
+        &self,
+        filter: &str,
+        mapping: MessageMapping,
+        is_of_class: impl Fn(QoS) -> bool,
+    ) -> bool {
+        let is_of = |subscription: &Subscription| is_of_class(subscription.options.qos);
+        let is_merged = mapping.merges_dots && (self.dots > 0 || filter.contains('.'));
+        if self.stars == 0 && !has_star(filter) && !is_merged {
             // No other filter has the same key.
             return self.entries.get(filter).is_some_and(is_of);
         }
-        let key = filter_to_binding_key(filter);
-        self.entries.iter().any(|(other, one)| is_of(one) && filter_to_binding_key(other) == key)
+        let key = mapping.key(filter);
+        self.entries.iter().any(|(other, one)| is_of(one) && mapping.key(other) == key)
     }
 
     /// Whether any of them has No Local.
@@ -128,6 +140,15 @@ impl Subscriptions {
             }
         }
         judging.finish()
+    }
+
+    /// Matches a message whose topic is that of RabbitMQ, with slashes in place of dots.
+    pub(super) fn match_as_rabbitmq(&self, topic: &str, class: Class, is_own: bool) -> Match {
+        if self.dots == 0 {
+            self.match_topic(topic, class, is_own)
+        } else {
+            self.match_merged(topic, class, is_own)
+        }
     }
 
     /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
@@ -241,6 +262,7 @@ mod tests {
     use mqtt::packet::SubscribeOptions;
 
     use super::*;
+    use crate::mqtt::native::StoredForm;
 
     fn subscribe(subscriptions: &mut Subscriptions, filter: &str, qos: QoS, identifier: u32) {
         let options = SubscribeOptions::of_qos(qos);
@@ -340,7 +362,11 @@ mod tests {
         subscribe(&mut all, "a/*", QoS::AtMostOnce, 1);
         assert_eq!(all.match_topic("a/*", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
         assert_eq!(all.match_topic("a/b", Class::Qos0, false), Match::None, "though AMQP brings it");
-        assert!(all.binds("a/+", Class::Qos0));
+        let exact = MessageMapping { form: StoredForm::Headers, merges_dots: false };
+        assert!(all.binds("a/+", exact, |qos| qos == QoS::AtMostOnce));
+        assert!(!all.binds("a.+", exact, |qos| qos == QoS::AtMostOnce));
+        let merged = MessageMapping { merges_dots: true, ..exact };
+        assert!(all.binds("a.+", merged, |qos| qos == QoS::AtMostOnce));
     }
 
     #[test]

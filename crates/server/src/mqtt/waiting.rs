@@ -3,25 +3,8 @@
 use std::sync::Arc;
 
 use broker::{AnswerQueue, DiskPoint, Store, Waiter};
-use mqtt::ReasonCode;
 
-/// The action that follows once everything it waits for is on disk.
-pub(super) enum Then {
-    /// Sends PUBACK or PUBREC.
-    Accept { packet_id: u16, matched: bool },
-    /// Sends PUBACK or PUBREC with a failure.
-    Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
-    /// Sends PUBREL.
-    Release { packet_id: u16 },
-    /// Sends PUBCOMP.
-    Complete { packet_id: u16 },
-    /// Sends SUBACK, which retained messages follow.
-    Subscribed { packet_id: u16, reasons: Vec<ReasonCode> },
-    /// Sends UNSUBACK.
-    Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
-    /// Sends messages to the client whose identifiers had to be recorded first.
-    Send { bytes: Vec<u8> },
-}
+use super::session::Then;
 
 /// The waiting actions of one client.
 #[derive(Default)]

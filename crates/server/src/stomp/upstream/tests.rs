@@ -3,21 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use amqp::handshake::{Negotiated, OpenRequest};
-use amqp::{Capabilities, Credentials, FieldTable};
+use amqp::Credentials;
 use broker::{Broker, BrokerConfig};
 use stomp::server::{StompEvent, StompServerConnection, StompSettings};
 use stomp::{StompDecoder, StompFault, StompVersion};
-use transport::{InnerOutbox, Outbox, Peer};
+use transport::Outbox;
 
 use super::UpstreamStompSession;
 use crate::backend::Clock;
-use crate::registry::{Arrival, OpenConnection, Opening};
 use crate::server::Shared;
-use crate::simulated::{self, FRAME_MAX};
+use crate::simulated;
 use crate::stomp::session::StompSession;
 use crate::upstream::OpenedUpstream;
-use crate::upstream::client::AmqpClient;
 
 /// Rounds in which everything that was sent is answered.
 const ROUNDS: usize = 8;
@@ -34,39 +31,13 @@ fn server() -> Arc<Shared> {
     simulated::server_of(Broker::new(BrokerConfig::default()), Clock::start(), 0).shared()
 }
 
-/// A client of the embedded broker within this process.
-fn amqp_client(shared: &Arc<Shared>, id: u64) -> AmqpClient {
-    let crate::backend::Backend::Broker(broker) = &shared.backend else { unreachable!() };
-    let identity = broker.authenticate_from("guest", b"guest", None, true, Instant::now()).unwrap();
-    let negotiated = Negotiated { channel_max: 2, frame_max: FRAME_MAX, heartbeat_secs: 0 };
-    let capabilities = Capabilities { consumer_cancel_notify: true, ..Capabilities::default() };
-    let client_properties = FieldTable::new();
-    let inner = InnerOutbox::new(1 << 20);
-    let view = OpenConnection::new(Opening {
-        id,
-        arrival: Arrival { peer: Peer::Unix, local: None, tls: false, websocket: false },
-        protocol: "STOMP 1.2",
-        user: "guest",
-        vhost: "/",
-        mechanism: "",
-        connected_at: 0,
-        negotiated,
-        client_properties: &client_properties,
-        outbox: inner.outbox(),
-    });
-    let request = OpenRequest { virtual_host: "/".into(), negotiated, client_properties, capabilities };
-    let outbox = Arc::clone(inner.outbox());
-    let session = shared.backend.open_broker(shared, identity, id, &request, (outbox, view)).unwrap();
-    AmqpClient::new(session, inner, FRAME_MAX)
-}
-
 impl Conversation {
     fn open(shared: &Arc<Shared>) -> Self {
         let now = Instant::now();
         let id = 1 + shared.metrics.connections_opened.get();
         shared.metrics.connections_opened.add(1);
         let outbox = Arc::new(Outbox::new(1 << 16));
-        let client = amqp_client(shared, id);
+        let client = simulated::amqp_client(shared, id, "guest");
         let credentials = Arc::new(Credentials::plain("guest", *b"guest"));
         let opened = OpenedUpstream { client, credentials };
         let session = UpstreamStompSession::new(shared, &outbox, opened, "/", StompVersion::V12);

@@ -36,10 +36,6 @@ impl BindingAnswers {
     pub(super) fn add_refused(&mut self, id: BindingId, binding: SharedBinding, fault: Fault) {
         self.answers.push_back(BindingAnswer { id, slot: 0, refused: Some((binding, fault)) });
     }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.answers.is_empty()
-    }
 }
 
 impl SharedState {

@@ -13,6 +13,7 @@ use super::fan_out::FanOut;
 use super::inbox::SharedMessage;
 use super::queue::{EXCHANGE, SharedQueue};
 use super::requests::{KeyRequest, Unasked};
+use super::task::{UpstreamLink, UpstreamLinked};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 
 /// Most messages that the upstream sends before they are acknowledged. They are acknowledged when they are in the inboxes,
@@ -29,7 +30,7 @@ const BINDING: u16 = 2;
 const METHOD: u32 = 200;
 
 /// An upstream connection that is declaring the queue, or delivers from it.
-pub(super) struct SharedLink {
+pub(crate) struct SharedLink {
     client: AmqpClient,
     conversation: Conversation,
 }
@@ -54,7 +55,7 @@ struct Conversation {
 
 /// How a turn has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LinkStep {
+pub(crate) enum LinkStep {
     /// It waits for its waker or its deadline.
     Idle,
     /// It has more to do than fits into one turn.
@@ -63,7 +64,7 @@ pub(super) enum LinkStep {
 
 /// Why a connection is of no more use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum LinkEnd {
+pub(crate) enum LinkEnd {
     /// Another one may do.
     Lost(Fault),
     /// The upstream refuses the queue, and would refuse it again.
@@ -94,12 +95,10 @@ impl SharedLink {
         client.send(BINDING, channel::Open { reserved_1: "" });
         link
     }
+}
 
-    /// Does what is to be done now, within one turn. `waker` is woken when there is more.
-    ///
-    /// # Errors
-    /// The connection is of no more use.
-    pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
+impl UpstreamLink for SharedLink {
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
         let Self { client, conversation } = self;
         conversation.now = now;
         conversation.queue.expire(now);
@@ -121,14 +120,11 @@ impl SharedLink {
         }
     }
 
-    /// When to call [`Self::take_turn`] at the latest.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
+    fn next_deadline(&self) -> Option<Instant> {
         self.client.next_deadline().into_iter().chain(self.conversation.queue.next_deadline()).min()
     }
 
-    /// Closes the connection; what still comes is discarded. Returns true if that is done or has failed; otherwise `waker` is
-    /// woken when it is to be called again.
-    pub(super) fn close(&mut self, waker: &Waker, now: Instant) -> bool {
+    fn close(&mut self, waker: &Waker, now: Instant) -> bool {
         let client = &mut self.client;
         let has_failed = client.handle_nudge(waker, now).is_err();
         let mut received = client.take_received();
@@ -272,7 +268,7 @@ fn send(client: &mut AmqpClient, queue: &str, request: &KeyRequest) {
 }
 
 /// The fault with which the upstream has closed a channel. Its text begins with the name of the code.
-fn announced(close: &channel::Close<'_>) -> Fault {
+pub(crate) fn announced(close: &channel::Close<'_>) -> Fault {
     let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
     let text = close.reply_text;
     let bare = text.strip_prefix(code.name()).map_or(text, |rest| rest.strip_prefix(" - ").unwrap_or(rest));

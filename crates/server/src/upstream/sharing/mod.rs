@@ -22,24 +22,26 @@
 //!   received, as with a broker whose client connects again.
 //! - A turn of the queue's task ends when its work is used up, however many subscribers a message has.
 //!
+//! [`task`] runs other queues of a login as well: those of MQTT's takeovers.
+//!
 //! Clients that share a queue have the same permissions, which the upstream checks when a key is bound: whoever subscribes
 //! to a key that is bound already is not checked again. Permissions that depend on a client's id do not apply.
 
 mod answers;
 mod fan_out;
 mod inbox;
-mod link;
+pub(crate) mod link;
 mod queue;
 mod requests;
 mod state;
 mod subscriptions;
-mod task;
+pub(crate) mod task;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use inbox::{Copies, InboxLimits, SharedEvent, SharedInbox, SharedMessage};
 pub use queue::SharedQueueStatus;
 pub(crate) use queue::{SharedLogin, SharedSubscriber};
 pub use state::SharedCounts;
-pub(crate) use subscriptions::SharedSubscriptions;
 pub use subscriptions::SharedTotals;
+pub(crate) use subscriptions::{LoginKey, PoolUpstream, SharedSubscriptions};

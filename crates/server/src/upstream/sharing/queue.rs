@@ -8,8 +8,11 @@ use sync::{AtomicWaker, Mutex, Rank, work};
 
 use super::fan_out::{FanOut, MatchedBindings};
 use super::inbox::SharedInbox;
+use super::link::SharedLink;
 use super::requests::{KeyRequest, Unasked};
 use super::state::{SharedCounts, SharedState, SubscriberId};
+use super::task::UpstreamLinked;
+use crate::upstream::client::AmqpClient;
 
 /// Subscribers that are looked at before the queue's lock is released for a moment: some tens of microseconds.
 pub(super) const SLOTS_AT_ONCE: usize = 128;
@@ -33,7 +36,7 @@ pub(crate) struct SharedQueue {
     login: SharedLogin,
     state: Mutex<SharedState, { Rank::SharedQueue as u8 }>,
     /// Wakes the queue's task.
-    pub(super) waker: AtomicWaker,
+    waker: AtomicWaker,
 }
 
 /// A shared queue as operators see it.
@@ -63,10 +66,6 @@ impl SharedQueue {
     pub(super) fn new(login: SharedLogin) -> Arc<Self> {
         let state = Mutex::new(SharedState::new(transport::now()));
         Arc::new(Self { login, state, waker: AtomicWaker::new() })
-    }
-
-    pub(super) fn login(&self) -> &SharedLogin {
-        &self.login
     }
 
     /// Adds a subscriber. Returns `None` if the queue has ended, and another one is to be used.
@@ -106,11 +105,6 @@ impl SharedQueue {
     /// As [`SharedState::handle_declared`].
     pub(super) fn handle_declared(&self, name: &Arc<str>) {
         self.state.lock().handle_declared(name);
-    }
-
-    /// As [`SharedState::handle_lost`].
-    pub(super) fn handle_lost(&self) {
-        self.state.lock().handle_lost();
     }
 
     /// As [`SharedState::handle_bound`].
@@ -164,21 +158,6 @@ impl SharedQueue {
         }
     }
 
-    /// Has keys unbound that nobody has needed for a while.
-    pub(super) fn expire(&self, now: Instant) {
-        self.state.lock().expire(now);
-    }
-
-    /// Whether the queue is given up, by now because nobody has needed it for a while.
-    pub(super) fn end_if_unused(&self, now: Instant) -> bool {
-        self.state.lock().end_if_unused(now)
-    }
-
-    /// As [`SharedState::next_deadline`].
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.state.lock().next_deadline()
-    }
-
     /// Gives the queue up. Returns the inboxes of its subscribers, which are to be told.
     pub(super) fn end(&self) -> Vec<Arc<SharedInbox>> {
         self.state.lock().end()
@@ -195,6 +174,40 @@ impl SharedQueue {
             self.waker.wake();
         }
         result
+    }
+}
+
+impl UpstreamLinked for SharedQueue {
+    type Link = SharedLink;
+    const NAME: &'static str = "shared subscriptions";
+
+    fn login(&self) -> &SharedLogin {
+        &self.login
+    }
+
+    fn waker(&self) -> &AtomicWaker {
+        &self.waker
+    }
+
+    fn link(self: &Arc<Self>, client: AmqpClient, now: Instant) -> SharedLink {
+        SharedLink::new(self, client, now)
+    }
+
+    fn handle_lost(&self) {
+        self.state.lock().handle_lost();
+    }
+
+    /// Has keys unbound that nobody has needed for a while.
+    fn expire(&self, now: Instant) {
+        self.state.lock().expire(now);
+    }
+
+    fn end_if_unused(&self, now: Instant) -> bool {
+        self.state.lock().end_if_unused(now)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.state.lock().next_deadline()
     }
 }
 

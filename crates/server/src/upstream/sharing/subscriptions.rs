@@ -14,7 +14,7 @@ use transport::InnerOutbox;
 use super::inbox::SharedInbox;
 use super::queue::{SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
 use super::state::SharedCounts;
-use super::task::{self, OpenError, OpenUpstream};
+use super::task::{self, OpenError, OpenUpstream, UpstreamLinked};
 use crate::upstream::client::AmqpClient;
 
 /// Bytes of the largest frame within the process: RabbitMQ's default.
@@ -23,7 +23,7 @@ const FRAME_MAX: u32 = 128 * 1024;
 /// Bytes of deliveries that may wait for the queue's task before the upstream is not read: some turns' worth.
 const MAX_BACKLOG: usize = 1024 * 1024;
 
-/// Channels that a shared queue needs.
+/// Channels that a shared queue needs, or one by which processes tell each other of takeovers.
 const CHANNELS: u16 = 2;
 
 /// The queues that live subscriptions share upstream, one for each login, virtual host and protocol.
@@ -58,7 +58,7 @@ pub struct SharedTotals {
 }
 
 /// A login, compared by all its parts: permissions may depend on the secret, as with tokens.
-struct LoginKey(SharedLogin);
+pub(crate) struct LoginKey(pub(crate) SharedLogin);
 
 impl SharedSubscriptions {
     /// Adds a subscriber, whose events go to `inbox`. The login must have been accepted by the upstream. Must be called within
@@ -69,7 +69,7 @@ impl SharedSubscriptions {
         login: &SharedLogin,
         inbox: &Arc<SharedInbox>,
     ) -> SharedSubscriber {
-        let upstream = || PoolUpstream { pool: Arc::clone(pool), login: login.clone() };
+        let upstream = || PoolUpstream::new(pool, login);
         self.join_by(login, inbox, upstream)
     }
 
@@ -190,9 +190,15 @@ impl PartialEq for LoginKey {
 impl Eq for LoginKey {}
 
 /// Connections through the pool.
-struct PoolUpstream {
+pub(crate) struct PoolUpstream {
     pool: Arc<Pool>,
     login: SharedLogin,
+}
+
+impl PoolUpstream {
+    pub(crate) fn new(pool: &Arc<Pool>, login: &SharedLogin) -> Self {
+        Self { pool: Arc::clone(pool), login: login.clone() }
+    }
 }
 
 impl OpenUpstream for PoolUpstream {

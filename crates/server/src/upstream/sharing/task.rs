@@ -1,18 +1,19 @@
 //! The task of a shared queue: opens its connection, again when it is lost, and closes it when nobody needs it.
+//! [`UpstreamLinked`] is all that it knows of the queue.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use amqp::{Fault, ReplyCode};
-use sync::work;
+use sync::{AtomicWaker, work};
 use tokio::time::Sleep;
 
 use super::inbox::SharedInbox;
-use super::link::{LinkEnd, LinkStep, SharedLink};
-use super::queue::{SLOTS_AT_ONCE, SharedQueue};
+use super::link::{LinkEnd, LinkStep};
+use super::queue::{SLOTS_AT_ONCE, SharedLogin, SharedQueue};
 use crate::upstream::client::AmqpClient;
 
 /// First pause before a lost connection is opened again. The pool itself waits for an upstream that does not answer.
@@ -25,18 +26,53 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens upstream connections for one shared queue.
-pub(super) trait OpenUpstream: Send + Sync + 'static {
+pub(crate) trait OpenUpstream: Send + Sync + 'static {
     /// A client that is logged in, in the virtual host of the queue.
     fn open(&self) -> impl Future<Output = Result<AmqpClient, OpenError>> + Send;
 }
 
 /// Why a connection could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum OpenError {
+pub(crate) enum OpenError {
     /// It is worth trying again.
     Unreachable(Fault),
     /// The upstream refuses the login or the virtual host.
     Refused(Fault),
+}
+
+/// A queue that has an upstream connection of its own while somebody needs it.
+pub(crate) trait UpstreamLinked: Send + Sync + 'static {
+    type Link: UpstreamLink;
+    /// Its name in the log.
+    const NAME: &'static str;
+
+    fn login(&self) -> &SharedLogin;
+    /// Wakes the task when one of the following is worth another call.
+    fn waker(&self) -> &AtomicWaker;
+    /// A conversation on a connection that has been opened.
+    fn link(self: &Arc<Self>, client: AmqpClient, now: Instant) -> Self::Link;
+    /// The connection is lost.
+    fn handle_lost(&self);
+    /// Does what is due by `now`, with or without a connection.
+    fn expire(&self, now: Instant);
+    /// Whether it is given up, by now because nobody has needed it for a while.
+    fn end_if_unused(&self, now: Instant) -> bool;
+    /// The next time for the two before.
+    fn next_deadline(&self) -> Option<Instant>;
+}
+
+/// The conversation on an upstream connection.
+pub(crate) trait UpstreamLink: Send {
+    /// Does what is to be done now, within one turn. `waker` is woken when there is more.
+    ///
+    /// # Errors
+    /// The connection is of no more use.
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd>;
+    /// When to call [`Self::take_turn`] at the latest.
+    fn next_deadline(&self) -> Option<Instant>;
+    /// Closes the connection; what still comes is discarded. Returns true if that is done or has failed; otherwise `waker` is
+    /// woken when it is to be called again.
+    fn close(&mut self, waker: &Waker, now: Instant) -> bool;
 }
 
 /// Runs a shared queue until nobody needs it, or the upstream refuses it.
@@ -44,22 +80,22 @@ pub(super) async fn run(queue: Arc<SharedQueue>, upstream: impl OpenUpstream) {
     let mut guard = EndGuard(Some(Arc::clone(&queue)));
     if let Some(fault) = serve(&queue, &upstream).await {
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
-        tracing::warn!(user, %vhost, %fault, "shared subscriptions refused by the upstream");
+        tracing::warn!(user, %vhost, %fault, "{} refused by the upstream", SharedQueue::NAME);
         tell_ended(queue.end(), &fault).await;
     }
     guard.0 = None;
 }
 
-/// Opens connections until the queue is given up. Returns the fault that its subscribers are to be told.
-async fn serve(queue: &Arc<SharedQueue>, upstream: &impl OpenUpstream) -> Option<Fault> {
+/// Opens connections until `queue` is given up. Returns the fault with which the upstream has refused it.
+pub(crate) async fn serve<Q: UpstreamLinked>(queue: &Arc<Q>, upstream: &impl OpenUpstream) -> Option<Fault> {
     let mut pause = MIN_PAUSE;
     loop {
-        let opened = unless_unused(queue, upstream.open()).await?;
+        let opened = unless_unused(&**queue, upstream.open()).await?;
         let fault = match opened {
             Ok(client) => {
                 let opened_at = transport::now();
-                let mut link = SharedLink::new(queue, client, opened_at);
-                let end = drive(queue, &mut link).await;
+                let mut link = queue.link(client, opened_at);
+                let end = drive(&**queue, &mut link).await;
                 let Some(end) = end else {
                     close(&mut link).await;
                     return None;
@@ -77,14 +113,14 @@ async fn serve(queue: &Arc<SharedQueue>, upstream: &impl OpenUpstream) -> Option
             Err(OpenError::Unreachable(fault)) => fault,
         };
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
-        tracing::info!(user, %vhost, %fault, "shared subscriptions have no upstream connection");
-        unless_unused(queue, tokio::time::sleep(pause)).await?;
+        tracing::info!(user, %vhost, %fault, "{} have no upstream connection", Q::NAME);
+        unless_unused(&**queue, tokio::time::sleep(pause)).await?;
         pause = MAX_PAUSE.min(2 * pause);
     }
 }
 
 /// Runs a connection until it is of no more use. Returns `None` if nobody needs it.
-async fn drive(queue: &SharedQueue, link: &mut SharedLink) -> Option<LinkEnd> {
+async fn drive<Q: UpstreamLinked>(queue: &Q, link: &mut Q::Link) -> Option<LinkEnd> {
     let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
     let mut busy_turn = None;
     loop {
@@ -102,15 +138,15 @@ async fn drive(queue: &SharedQueue, link: &mut SharedLink) -> Option<LinkEnd> {
 }
 
 /// Takes a turn; ready with `Idle` if the queue is given up.
-fn poll_link(
-    queue: &SharedQueue,
-    link: &mut SharedLink,
+fn poll_link<Q: UpstreamLinked>(
+    queue: &Q,
+    link: &mut Q::Link,
     mut timer: Pin<&mut Sleep>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<LinkStep, LinkEnd>> {
     loop {
         // Registered before the state is looked at, so that no change in between is missed.
-        queue.waker.register(cx.waker());
+        queue.waker().register(cx.waker());
         let now = transport::now();
         if queue.end_if_unused(now) {
             return Poll::Ready(Ok(LinkStep::Idle));
@@ -130,7 +166,10 @@ fn poll_link(
 }
 
 /// Waits for `future`, but no longer than the queue is needed.
-async fn unless_unused<R>(queue: &SharedQueue, future: impl Future<Output = R>) -> Option<R> {
+pub(crate) async fn unless_unused<R>(
+    queue: &impl UpstreamLinked,
+    future: impl Future<Output = R>,
+) -> Option<R> {
     // Boxed: a handshake is large, and rare.
     let mut future = Box::pin(future);
     let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
@@ -139,7 +178,7 @@ async fn unless_unused<R>(queue: &SharedQueue, future: impl Future<Output = R>) 
             return Poll::Ready(Some(result));
         }
         loop {
-            queue.waker.register(cx.waker());
+            queue.waker().register(cx.waker());
             let now = transport::now();
             if queue.end_if_unused(now) {
                 return Poll::Ready(None);
@@ -156,7 +195,7 @@ async fn unless_unused<R>(queue: &SharedQueue, future: impl Future<Output = R>) 
 }
 
 /// Closes a connection that nobody needs.
-async fn close(link: &mut SharedLink) {
+async fn close(link: &mut impl UpstreamLink) {
     let closed =
         poll_fn(|cx| if link.close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
     // Past the limit it is given up.

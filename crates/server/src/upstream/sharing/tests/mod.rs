@@ -31,28 +31,28 @@ use crate::simulated::{self, FRAME_MAX};
 use crate::upstream::client::AmqpClient;
 
 /// The user whose clients subscribe. It may bind `private.#` nowhere.
-const USER: &str = "subscriber";
+pub(crate) const USER: &str = "subscriber";
 
 /// The embedded broker as an upstream that can be lost.
 #[derive(Clone)]
-struct Upstream {
+pub(crate) struct Upstream {
     shared: Arc<Shared>,
     /// The connections of shared queues that are open.
     open: Arc<Mutex<Vec<FlakyLink>>>,
     /// Returned instead of a connection.
-    refusal: Arc<Mutex<Option<OpenError>>>,
+    pub(crate) refusal: Arc<Mutex<Option<OpenError>>>,
     /// Number of connections asked for.
     attempts: Arc<AtomicU64>,
     next_session: Arc<AtomicU64>,
 }
 
-struct FlakyLink {
+pub(crate) struct FlakyLink {
     is_lost: Arc<AtomicBool>,
     outbox: Arc<Outbox>,
 }
 
 impl Upstream {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let broker = Broker::new(BrokerConfig::default());
         broker.put_user(UserSpec { name: USER.to_owned(), ..UserSpec::guest() });
         let vhost = broker.vhost("/").unwrap();
@@ -73,12 +73,12 @@ impl Upstream {
         broker
     }
 
-    fn vhost(&self) -> Arc<VirtualHost> {
+    pub(crate) fn vhost(&self) -> Arc<VirtualHost> {
         self.broker().vhost("/").unwrap()
     }
 
     /// A client of the broker, and its outbox.
-    fn client(&self, user: &str) -> (AmqpClient, FlakyLink) {
+    pub(crate) fn client(&self, user: &str) -> (AmqpClient, FlakyLink) {
         let inner = InnerOutbox::new(1 << 20);
         let outbox = Arc::clone(inner.outbox());
         let negotiated = Negotiated { channel_max: 0, frame_max: FRAME_MAX, heartbeat_secs: 0 };
@@ -110,7 +110,7 @@ impl Upstream {
     }
 
     /// Loses the connections of all shared queues.
-    fn lose(&self) {
+    pub(crate) fn lose(&self) {
         for link in self.open.lock().drain(..) {
             link.is_lost.store(true, Ordering::Relaxed);
             link.outbox.nudge();
@@ -118,7 +118,7 @@ impl Upstream {
     }
 
     /// The shared queues that the broker has.
-    fn queues(&self) -> Vec<Arc<Queue>> {
+    pub(crate) fn queues(&self) -> Vec<Arc<Queue>> {
         self.vhost().all_queues()
     }
 
@@ -321,6 +321,6 @@ fn describe(event: &SharedEvent) -> String {
 }
 
 /// Waits until no task has anything to do: only then the paused clock goes on.
-async fn settle() {
+pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

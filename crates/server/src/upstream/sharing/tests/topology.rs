@@ -4,6 +4,7 @@ use super::*;
 use crate::upstream::sharing::queue::SharedQueue;
 use crate::upstream::sharing::requests::{KeyRequest, MAX_IDLE};
 use crate::upstream::sharing::state::{IDLE_TIME, MAX_REQUESTED};
+use crate::upstream::sharing::task::UpstreamLinked;
 use crate::upstream::sharing::{SharedCounts, SharedTotals};
 
 #[tokio::test(start_paused = true)]

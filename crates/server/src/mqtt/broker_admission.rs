@@ -1,0 +1,166 @@
+//! Admission to the embedded broker: the login, and the claim to the session.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use broker::{AuthorisedSession, BrokerError, LoginRefused};
+use mqtt::{MqttVersion, ReasonCode};
+
+use super::admission::{Admission, Admitting, Entering, write};
+use super::claims::{Claim, Owner};
+use super::client::{Admitted, MqttClient};
+use super::detached::DetachedSession;
+use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
+use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
+use super::session::MqttSession;
+use crate::client::ConnectionCore;
+
+/// A client whose login was accepted, and which is admitted as soon as it has its session.
+pub(super) struct BrokerAdmission {
+    hub: Arc<Hub>,
+    login: MqttLogin,
+    user: Box<str>,
+    /// Taken when the session is made.
+    authorised: Option<AuthorisedSession>,
+    owner: Arc<Owner>,
+    /// `None` once the claim is the session's, or was released.
+    claim: Option<Arc<BrokerClaim>>,
+}
+
+impl BrokerAdmission {
+    /// Authenticates the client, checks limits, and claims its session.
+    ///
+    /// # Errors
+    /// Returns why the client is refused.
+    pub(super) fn new(
+        hub: &Arc<Hub>,
+        login: MqttLogin,
+        core: &mut ConnectionCore,
+        version: MqttVersion,
+    ) -> Result<Self, MqttRefused> {
+        let authorised = validate(hub, &login, core)
+            .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+        let user: Box<str> = authorised.identity().user().into();
+        login::enter(core, &user, authorised.vhost().name())?;
+        let owner = Arc::new(login.owner(authorised.vhost().name()));
+        let claim = Claim::new(&core.outbox, Some(user.clone()));
+        // Permissions that are needed to adopt a session of an earlier version, which recorded no user: those to delete
+        // its queue and to read from it.
+        let may_adopt = || {
+            let queue = queue_name(&owner.client_id, 1);
+            authorised.check_delete_queue(&queue).is_ok() && authorised.check_read_queue(&queue).is_ok()
+        };
+        if let Err(foreign) = hub.claim(&owner, authorised.vhost(), &claim, may_adopt) {
+            return Err(refuse_foreign(foreign, &owner, &user, core, version));
+        }
+        let (hub, authorised, claim) = (Arc::clone(hub), Some(authorised), Some(claim));
+        Ok(Self { hub, login, user, authorised, owner, claim })
+    }
+
+    /// Makes the session of the client, which has `kept` from before.
+    fn admit(
+        &mut self,
+        kept: Option<Box<DetachedSession>>,
+        claim: Arc<BrokerClaim>,
+        authorised: AuthorisedSession,
+        entering: &mut Entering<'_>,
+    ) -> Admitting {
+        let Self { hub, login, owner, user, .. } = self;
+        let Entering { core, engine, now } = entering;
+        let expiry = login.session_expiry(&hub.config);
+        let admitted = Admitted {
+            owner: Arc::clone(owner),
+            claim,
+            authorised,
+            connection: core.id,
+            expiry,
+            is_bridge: login.is_bridge,
+        };
+        let at = core.shared.clock.timestamp(*now);
+        let mut client = Box::new(MqttClient::new(&core.shared, hub, &core.outbox, admitted, at));
+        let mut session = None;
+        match kept {
+            // The session of a deleted user is ended, and so is one that has expired together with its queue.
+            Some(kept) if engine.wants_session() && kept.belongs_to(user) && !kept.is_over(at) => {
+                session = Some(client.adopt(*kept));
+            }
+            Some(kept) => hub.end(owner, client.vhost(), *kept, at),
+            None => {}
+        }
+        let is_resumed = session.is_some();
+        let mut out = Vec::new();
+        let dropped = engine.accept(session, login.assigned(), *now, &mut out);
+        write(core, out);
+        dropped.into_iter().for_each(|tag| MqttSession::delivered(&mut *client, tag, 0, false));
+        if let Err(refusal) = client.resume(engine) {
+            return Admitting::NotResumed(client, refusal);
+        }
+        client.own_session();
+        if client.outlives() {
+            client.write_down(engine.session());
+        } else if is_resumed {
+            client.write_down_mortal(engine.session());
+        }
+        Admitting::Admitted(client)
+    }
+}
+
+impl Admission for BrokerAdmission {
+    fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
+        let Some(claim) = self.claim.clone() else { return Admitting::Waits };
+        if claim.is_superseded() {
+            self.leave();
+            let why = "another connection has come".into();
+            return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
+        }
+        let Some(kept) = claim.take_granted() else { return Admitting::Waits };
+        let Some(authorised) = self.authorised.take() else { return Admitting::Waits };
+        self.claim = None;
+        self.admit(kept, claim, authorised, entering)
+    }
+
+    fn leave(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            let left = claim.take_granted().flatten();
+            self.hub.release(&self.owner, &claim, left);
+        }
+    }
+}
+
+/// Authenticates the user, and opens the virtual host.
+fn validate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<AuthorisedSession, MqttRefused> {
+    let (broker, peer) = (hub.broker(), core.peer);
+    let loopback = peer.is_loopback();
+    let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref())?;
+    let (name, validated) = match login_as {
+        LoginAs::Password { user, password } => {
+            (user, broker.authenticate_from(user, password, peer.ip(), loopback, Instant::now()))
+        }
+        LoginAs::Identity(user) => ("", broker.authenticate_external(user, loopback)),
+    };
+    let identity = validated.map_err(|why| match why {
+        LoginRefused::LoopbackOnly => MqttRefused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),
+        why => bad_credentials(&format!("{name}: {why}")),
+    })?;
+    // Topic permissions may refer to the client identifier.
+    let identity = identity.as_client(login.client_id());
+    broker.authorised(&identity, vhost).map_err(|error| match error {
+        // As in RabbitMQ: the virtual host in front of the user name is wrong.
+        BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
+        error => MqttRefused::new(ReasonCode::NotAuthorized, error.to_string()),
+    })
+}
+
+/// The session belongs to another user. Older clients get the code that RabbitMQ sends if the user may not
+/// have the session's queue (return code 3).
+fn refuse_foreign(
+    _: ForeignSession,
+    owner: &Owner,
+    user: &str,
+    core: &ConnectionCore,
+    version: MqttVersion,
+) -> MqttRefused {
+    let why = format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
+    core.login_refused(user, &why);
+    MqttRefused::foreign(version, why)
+}

@@ -1,0 +1,147 @@
+//! A client's session on a backend, as its connection sees it: on the embedded broker or in front of an upstream.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mqtt::packet::{PublishPacket, SubscribeOptions};
+use mqtt::server::{MqttEnd, ServerConnection as Engine, SubscribeEvent};
+use mqtt::session::Session;
+use mqtt::{QoS, ReasonCode};
+
+use crate::registry::OpenConnection;
+
+/// An admitted client's state on its backend. It writes the messages for the client to the connection's outbox itself.
+///
+/// Each round of the connection: the client's requests, [`MqttSession::flush`], and [`MqttSession::next_answer`] and
+/// [`MqttSession::deliver`] until nothing is left.
+pub(super) trait MqttSession: Send {
+    /// The names by which operators know the client.
+    fn identity(&self) -> ClientIdentity<'_>;
+    /// Called when the connection is open and visible to operators.
+    fn opened(&mut self, view: &Arc<OpenConnection>);
+    /// Called before everything that happens at `now`.
+    fn set_time(&mut self, now: Instant);
+    /// Publishes a message. At QoS 1 and 2 it is answered later.
+    ///
+    /// # Errors
+    /// The message is refused, and has to be answered by [`MqttSession::refuse`].
+    fn publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), Refusal>;
+    /// Refuses a message of QoS 1 or 2. Acknowledgements are sent in the order of their messages (MQTT-4.6.0-2).
+    fn refuse(&mut self, packet_id: u16, refusal: Refusal);
+    /// Called when the client has released a message of QoS 2.
+    fn released(&mut self, packet_id: u16);
+    /// Called when the client has a message.
+    fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool);
+    /// Called when a message of QoS 2 to the client is complete.
+    fn completed(&mut self);
+    /// Subscribes; the answer has a reason code for each request.
+    fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>);
+    /// Unsubscribes; the answer has a reason code for each filter.
+    fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>);
+    /// Called at the end of a batch of input. Publishes that do not fit into the turn follow in the next, before the client
+    /// is read again.
+    fn flush(&mut self, engine: &mut Engine);
+    /// The next answer that is due.
+    fn next_answer(&mut self) -> Option<Then>;
+    /// Sends the messages that the client can take now.
+    fn deliver(&mut self, engine: &mut Engine);
+    /// Whether there are messages that can be delivered now, if the outbox has room, or answers that are due.
+    fn has_deliverable(&self, engine: &Engine) -> bool;
+    /// Whether the client may be read. If not, the outbox is nudged when it may.
+    fn has_room(&self) -> bool;
+    /// Whether everything that was asked has been answered.
+    fn is_settled(&self) -> bool;
+    /// Called after the outbox was nudged. Returns the reason if the connection has to end.
+    fn handle_nudge(&mut self, engine: &mut Engine, now: Instant) -> Option<ReasonCode>;
+    /// The latest time at which to call [`MqttSession::handle_nudge`], if nothing nudges the outbox before.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    /// Called when the connection has ended: detaches the session or ends it.
+    fn end(self: Box<Self>, session: Session, end: MqttEnd);
+}
+
+/// The names by which operators know a client.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClientIdentity<'a> {
+    pub(super) user: &'a str,
+    pub(super) vhost: &'a str,
+    pub(super) client_id: &'a str,
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) reason: ReasonCode,
+    pub(super) text: &'static str,
+}
+
+/// An action that follows once everything it waits for is done: on disk, or answered by the upstream.
+#[derive(Debug)]
+pub(super) enum Then {
+    /// Sends PUBACK or PUBREC.
+    Accept { packet_id: u16, matched: bool },
+    /// Sends PUBACK or PUBREC with a failure.
+    Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
+    /// Sends PUBREL.
+    Release { packet_id: u16 },
+    /// Sends PUBCOMP.
+    Complete { packet_id: u16 },
+    /// Sends SUBACK, which retained messages follow.
+    Subscribed { packet_id: u16, reasons: Vec<ReasonCode> },
+    /// Sends UNSUBACK.
+    Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
+    /// Sends messages to the client whose identifiers had to be recorded first.
+    Send { bytes: Vec<u8> },
+}
+
+impl Then {
+    /// Refuses a message that a full queue has refused.
+    pub(super) fn refused_by_queue(packet_id: u16) -> Self {
+        Self::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
+    }
+}
+
+/// An entry of a SUBSCRIBE, to be answered.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) text: Box<str>,
+    /// Why the entry is invalid, if it is.
+    pub(super) fault: Option<ReasonCode>,
+    pub(super) options: SubscribeOptions,
+    pub(super) wants_retained: bool,
+    pub(super) identifier: Option<u32>,
+}
+
+impl Request {
+    /// The entries of a SUBSCRIBE.
+    pub(super) fn all(event: &SubscribeEvent<'_>) -> Vec<Self> {
+        let identifier = event.identifier();
+        let requests = event.requests().map(|request| Self {
+            text: request.text.into(),
+            fault: request.filter.err(),
+            options: request.options,
+            wants_retained: request.wants_retained,
+            identifier,
+        });
+        requests.collect()
+    }
+
+    /// The options of the subscription. A bridge gets RETAIN as published, and none of its own messages.
+    pub(super) fn options(&self, is_bridge: bool) -> SubscribeOptions {
+        let mut options = self.options;
+        if is_bridge {
+            (options.no_local, options.retain_as_published) = (true, true);
+        }
+        options
+    }
+}
+
+/// The reason code of a granted subscription.
+pub(super) fn granted(qos: QoS) -> ReasonCode {
+    match qos {
+        QoS::AtMostOnce => ReasonCode::Success,
+        QoS::AtLeastOnce => ReasonCode::GrantedQos1,
+        QoS::ExactlyOnce => ReasonCode::GrantedQos2,
+    }
+}

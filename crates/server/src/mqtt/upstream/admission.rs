@@ -1,0 +1,350 @@
+//! Admission in front of an upstream: the login there, the claim to the session, and the session's queue.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::{Credentials, Fault, FieldTable, FieldValue, ReplyCode};
+use broker::Compatibility;
+use mqtt::session::Session;
+use mqtt::{MqttVersion, ReasonCode};
+use transport::Outbox;
+
+use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
+use super::queue_requests::QueueRequest;
+use super::session::{AdmittedUpstream, UpstreamSession};
+use super::takeover::{EarlierConsumer, Watched, Watcher};
+use super::uplink::{Uplink, UplinkEvent};
+use crate::backend::{Backend, LoginError, LoginRequest};
+use crate::client::{BackendRequest, ConnectionCore, Ending};
+use crate::mqtt::admission::{Admission, Admitting, Entering, write};
+use crate::mqtt::claims::{Claim, Owner};
+use crate::mqtt::hub::queue_name;
+use crate::mqtt::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
+use crate::mqtt::message::MessageMapping;
+use crate::upstream::sharing::SharedLogin;
+use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
+
+/// The beginning of the names of shared queues, which is also that of the queues of sessions.
+const SHARED_PREFIX: &str = "mqtt-subscription-";
+
+/// The request for the session's queue, and that before it, whose answer does not matter.
+const PROBE: u64 = 0;
+const BEFORE: u64 = 1;
+
+/// A client that has sent CONNECT.
+pub(crate) struct UpstreamAdmission {
+    hub: Arc<UpstreamHub>,
+    login: MqttLogin,
+    owner: Arc<Owner>,
+    user: Box<str>,
+    version: MqttVersion,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The upstream is asked whether it accepts the login.
+    Asking(BackendRequest<Result<OpenedUpstream, LoginError>>),
+    /// The client waits for its session.
+    Claiming(Box<Claiming>),
+    /// The upstream is asked whether the session's queue is there, or to delete it; the flag tells which.
+    Probing(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
+    Over,
+}
+
+struct Claiming {
+    claim: Arc<UpstreamClaim>,
+    uplink: Uplink,
+    shared_login: SharedLogin,
+    /// Its announcement to other servers, unless its identifier is a new one.
+    watched: Option<Watched>,
+    /// The wait for the client's connection to another server.
+    earlier: EarlierConsumer,
+}
+
+impl UpstreamAdmission {
+    /// Asks the upstream whether it accepts the client.
+    ///
+    /// # Errors
+    /// The client has no complete credentials.
+    pub(crate) fn new(
+        hub: &Arc<UpstreamHub>,
+        login: MqttLogin,
+        core: &mut ConnectionCore,
+        version: MqttVersion,
+    ) -> Result<Self, MqttRefused> {
+        let external = core.external.clone();
+        let (vhost, login_as) = login
+            .credentials(&hub.config, external.as_deref())
+            .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+        let (user, credentials) = match login_as {
+            LoginAs::Password { user, password } => (user, Credentials::plain(user, password)),
+            // The pool has other credentials for it, or refuses it.
+            LoginAs::Identity(user) => {
+                (user, Credentials { username: user.to_owned(), ..Credentials::external(None) })
+            }
+        };
+        core.logs_in(user);
+        let request = UpstreamRequest {
+            credentials,
+            vhost: vhost.into(),
+            client: LoginRequest { id: core.id, peer: core.peer },
+            client_properties: client_properties(login.client_id()),
+        };
+        let shared = Arc::clone(&core.shared);
+        let asked = BackendRequest::new(&core.outbox, async move { upstream::open(&shared, request).await });
+        let (owner, user) = (Arc::new(login.owner(vhost)), user.into());
+        Ok(Self { hub: Arc::clone(hub), login, owner, user, version, stage: Stage::Asking(asked) })
+    }
+
+    /// Claims the session for a client that the upstream has accepted.
+    fn accepted(&mut self, opened: OpenedUpstream, entering: &mut Entering<'_>) -> Result<(), MqttRefused> {
+        let Entering { core, engine, now } = entering;
+        login::enter(core, &self.user, &self.owner.vhost)?;
+        let claim = Claim::new(&core.outbox, Some(self.user.clone()));
+        if self.hub.claim(&self.owner, &claim).is_err() {
+            let (client_id, user) = (&self.owner.client_id, &self.user);
+            let why = format!("the session of client identifier '{client_id}' is not that of user '{user}'");
+            return Err(self.foreign(core, why));
+        }
+        let OpenedUpstream { client, credentials } = opened;
+        let vhost = (*self.owner.vhost).into();
+        let shared_login = SharedLogin { prefix: SHARED_PREFIX, credentials, vhost };
+        let watched = match &core.shared.backend {
+            Backend::Upstream(pool) if self.login.assigned().is_none() => {
+                let watcher = Watcher {
+                    owner: Arc::clone(&self.owner),
+                    claim: Arc::clone(&claim),
+                    outbox: Arc::clone(&core.outbox),
+                    resumes: engine.wants_session(),
+                    at: self.hub.clock.timestamp(*now).0,
+                };
+                Some(self.hub.takeovers.announce(&self.hub.weak, pool, &shared_login, watcher))
+            }
+            _ => None,
+        };
+        let (uplink, earlier) = (Uplink::new(client), EarlierConsumer::default());
+        let claiming = Claiming { claim, uplink, shared_login, watched, earlier };
+        self.stage = Stage::Claiming(Box::new(claiming));
+        Ok(())
+    }
+
+    /// Asks about the session's queue once the client is announced and the claim is granted: a client that wants no earlier
+    /// session has it deleted. Returns false if that is not so yet.
+    fn probe(&mut self, wants_session: bool, compatibility: Compatibility, now: Instant) -> bool {
+        let Stage::Claiming(claiming) = &self.stage else { return false };
+        if claiming.watched.as_ref().is_some_and(|watched| !watched.is_answered()) {
+            return false;
+        }
+        let Some(kept) = claiming.claim.take_granted() else { return false };
+        let Stage::Claiming(mut claiming) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return false;
+        };
+        let queue = queue_name(&self.owner.client_id, 1).into();
+        let is_over = kept.as_ref().is_some_and(|kept| kept.is_over(self.hub.clock.timestamp(now)));
+        if wants_session && !is_over {
+            claiming.uplink.request(PROBE, QueueRequest::Find { queue });
+        } else if self.login.assigned().is_none() {
+            if compatibility == Compatibility::V4 {
+                // RabbitMQ 4 has one for messages of QoS 0, too.
+                let queue = queue_name(&self.owner.client_id, 0).into();
+                claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
+            }
+            claiming.uplink.request(PROBE, claiming.delete(queue));
+        }
+        self.stage = Stage::Probing(claiming, kept, wants_session && !is_over);
+        true
+    }
+
+    /// Whether the session's queue was found; `None` while the upstream has not answered.
+    fn probed(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
+        let Stage::Probing(claiming, _, is_asked) = &mut self.stage else { return None };
+        let waker = entering.core.outbox.nudging_waker();
+        if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
+            return Some(Err(unavailable(entering.core, &fault)));
+        }
+        if claiming.uplink.is_settled() && self.login.assigned().is_some() && !entering.engine.wants_session()
+        {
+            return Some(Ok(false));
+        }
+        if claiming.earlier.has_paused() {
+            let queue = queue_name(&self.owner.client_id, 1).into();
+            let request = if *is_asked { QueueRequest::Find { queue } } else { claiming.delete(queue) };
+            claiming.uplink.request(PROBE, request);
+            if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
+                return Some(Err(unavailable(entering.core, &fault)));
+            }
+        }
+        while let Some(event) = claiming.uplink.next_event() {
+            let UplinkEvent::Answered(PROBE, answer) = event else { continue };
+            if claiming.waits(&answer, &entering.core.outbox) {
+                return None;
+            }
+            return Some(match answer {
+                Ok(()) => Ok(*is_asked),
+                // A client without permission for its queue may still publish.
+                Err(fault) if matches!(fault.code, ReplyCode::NotFound | ReplyCode::AccessRefused) => {
+                    Ok(false)
+                }
+                // The queue of a session that goes with its connection, which is open on another server.
+                Err(fault) if fault.code == ReplyCode::ResourceLocked => {
+                    Err(self.foreign(entering.core, fault.to_string()))
+                }
+                Err(fault) => Err(unavailable(entering.core, &fault)),
+            });
+        }
+        None
+    }
+
+    fn foreign(&self, core: &ConnectionCore, why: String) -> MqttRefused {
+        core.login_refused(&self.user, &why);
+        MqttRefused::foreign(self.version, why)
+    }
+
+    /// Makes the session. `is_found` tells that its queue is there.
+    fn admit(&mut self, is_found: bool, entering: &mut Entering<'_>) -> Admitting {
+        let Stage::Probing(claiming, kept, _) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return Admitting::Waits;
+        };
+        let Claiming { claim, uplink, shared_login, watched, .. } = *claiming;
+        let Entering { core, engine, now } = entering;
+        let at = self.hub.clock.timestamp(*now);
+        let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
+        let mut session = is_found.then(Session::new);
+        match kept {
+            Some(kept) if engine.wants_session() && is_there(&kept) => session = Some(kept.session),
+            Some(kept) => kept.end(),
+            None => {}
+        }
+        let expiry = self.login.session_expiry(&self.hub.config);
+        let compatibility = core.shared.backend.compatibility();
+        if engine.version().is_5() {
+            engine.set_settings(Arc::clone(self.hub.settings(compatibility, expiry > 0)));
+        }
+        let mut out = Vec::new();
+        engine.accept(session, self.login.assigned(), *now, &mut out);
+        write(core, out);
+        let admitted = AdmittedUpstream {
+            owner: Arc::clone(&self.owner),
+            claim,
+            watched,
+            user: self.user.clone(),
+            uplink,
+            shared_login,
+            mapping: MessageMapping::of_upstream(compatibility),
+            has_queue: is_found,
+            expiry,
+            is_bridge: self.login.is_bridge,
+        };
+        let mut client =
+            Box::new(UpstreamSession::new(&core.shared, &self.hub, &core.outbox, admitted, *now));
+        client.resume(engine);
+        Admitting::Admitted(client)
+    }
+}
+
+impl Claiming {
+    /// The request that deletes the session's queue. Other servers that were told of the client stop consuming from it first.
+    fn delete(&self, queue: Box<str>) -> QueueRequest {
+        match &self.watched {
+            Some(watched) if watched.is_announced() && self.earlier.may_pause() => {
+                QueueRequest::DeleteUnused { queue }
+            }
+            _ => QueueRequest::Delete { queue },
+        }
+    }
+
+    /// Whether the queue still has a consumer, and the request for it is to be made again after a pause.
+    fn waits(&mut self, answer: &Result<(), Fault>, outbox: &Arc<Outbox>) -> bool {
+        let is_announced = self.watched.as_ref().is_some_and(Watched::is_announced);
+        let is_used = match answer {
+            Ok(()) => self.uplink.consumers() > 0,
+            // It is to be deleted if it has no consumer.
+            Err(fault) => fault.code == ReplyCode::PreconditionFailed,
+        };
+        is_announced && self.earlier.pause(is_used, outbox)
+    }
+}
+
+impl Admission for UpstreamAdmission {
+    fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
+        if let Stage::Asking(request) = &self.stage {
+            let Some(answer) = request.take_answer() else { return Admitting::Waits };
+            let answered = match answer {
+                Ok(opened) => self.accepted(opened, entering),
+                Err(error) => Err(refused(entering.core, &self.user, error)),
+            };
+            if let Err(refused) = answered {
+                return Admitting::Refused(refused);
+            }
+        }
+        if let Stage::Claiming(claiming) | Stage::Probing(claiming, ..) = &self.stage
+            && claiming.claim.is_superseded()
+        {
+            self.leave();
+            let why = "another connection has come".into();
+            return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
+        }
+        if let Stage::Claiming(_) = &self.stage
+            && !self.probe(
+                entering.engine.wants_session(),
+                entering.core.shared.backend.compatibility(),
+                entering.now,
+            )
+        {
+            return Admitting::Waits;
+        }
+        match self.probed(entering) {
+            None => Admitting::Waits,
+            Some(Ok(is_found)) => self.admit(is_found, entering),
+            Some(Err(refused)) => {
+                self.leave();
+                Admitting::Refused(refused)
+            }
+        }
+    }
+
+    fn leave(&mut self) {
+        let (claiming, kept) = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Claiming(claiming) => {
+                let kept = claiming.claim.take_granted().flatten();
+                (claiming, kept)
+            }
+            Stage::Probing(claiming, kept, _) => (claiming, kept),
+            Stage::Asking(_) | Stage::Over => return,
+        };
+        self.hub.release(&self.owner, &claiming.claim, kept);
+    }
+}
+
+/// The properties by which operators of the upstream know the client.
+fn client_properties(client_id: &str) -> FieldTable {
+    [("product", FieldValue::text("MQTT client")), ("client_id", FieldValue::text(client_id))]
+        .into_iter()
+        .collect()
+}
+
+/// Why a client is refused that the upstream has not accepted.
+fn refused(core: &mut ConnectionCore, user: &str, error: LoginError) -> MqttRefused {
+    let refused = match error {
+        LoginError::Refused { why, .. } => bad_credentials(&format!("{user}: {why}")),
+        LoginError::Failed(fault) => match fault.code {
+            // As in RabbitMQ: the virtual host in front of the user name is wrong.
+            ReplyCode::NotAllowed if fault.text.ends_with("not found") => bad_credentials(&fault.to_string()),
+            ReplyCode::NotAllowed if fault.text.contains("limit") => {
+                MqttRefused::new(ReasonCode::QuotaExceeded, fault.to_string())
+            }
+            ReplyCode::NotAllowed | ReplyCode::AccessRefused => {
+                MqttRefused::new(ReasonCode::NotAuthorized, fault.to_string())
+            }
+            _ => return unavailable(core, &fault),
+        },
+    };
+    core.login_refused(user, &refused.why);
+    refused
+}
+
+/// The upstream cannot be asked.
+fn unavailable(core: &mut ConnectionCore, fault: &Fault) -> MqttRefused {
+    core.ends(Ending::Failed, || format!("upstream unavailable: {fault}"));
+    MqttRefused::new(ReasonCode::ServerUnavailable, fault.to_string())
+}

@@ -1,0 +1,156 @@
+//! Messages for a client in front of an upstream: live ones from the shared queue, and those of the session's queue.
+
+use std::time::Duration;
+
+use amqp::{Fault, Properties, ReplyCode};
+use bytes::Bytes;
+use mqtt::QoS;
+use mqtt::ReasonCode;
+use mqtt::server::{ServerConnection as Engine, Undeliverable};
+use mqtt::session::OutgoingMessage;
+use sync::work;
+
+use super::live::LiveEvent;
+use super::queue_consumer::QueuedMessage;
+use super::session::{UpstreamSession, of_fault};
+use crate::mqtt::delivering::Out;
+use crate::mqtt::hub::EXCHANGE;
+use crate::mqtt::message::{self, Addressed, Outgoing};
+use crate::mqtt::native::StoredForm;
+use crate::mqtt::subscriptions::{Class, Match, Verdict};
+use crate::upstream::sharing::SharedMessage;
+
+/// Cost of a message for one client, in nanoseconds.
+const MESSAGE: u32 = 1_500;
+
+impl UpstreamSession {
+    /// Sends the messages that the client can take now.
+    pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
+        self.deliver_live(engine);
+        if self.deliver_queued(engine) {
+            // Some need no answer of the client, and are acknowledged upstream.
+            self.take_turn(engine);
+        }
+        if work::is_turn_over() {
+            self.outbox.nudge();
+        }
+    }
+
+    /// Takes answers and messages from the shared queue.
+    fn deliver_live(&mut self, engine: &mut Engine) {
+        while self.is_open() && !work::is_turn_over() {
+            let has_room = self.outbox.has_room();
+            match self.live.take(has_room) {
+                None => return,
+                Some(LiveEvent::Answered(number, answer)) => self.answered(number, answer, engine),
+                Some(LiveEvent::Message(message)) => {
+                    if !self.send_live(&message, engine) {
+                        self.live.hold(message);
+                    }
+                }
+                Some(LiveEvent::Overflowed) => {
+                    let fault = Fault::new(ReplyCode::ResourceError, "the client does not take its messages");
+                    return self.fail(ReasonCode::QuotaExceeded, &fault);
+                }
+                Some(LiveEvent::Ended(fault)) => return self.fail(of_fault(&fault), &fault),
+            }
+        }
+    }
+
+    /// Sends a message of the shared queue, if the client is to have it. Returns false if there is no window for it.
+    fn send_live(&mut self, shared: &SharedMessage, engine: &mut Engine) -> bool {
+        work::charge(MESSAGE, 1);
+        let Ok(properties) = Properties::decode(&shared.properties) else { return true };
+        let Some(outgoing) = self.outgoing(&shared.routing_key, &properties) else { return true };
+        // Without a queue of the session, messages of all qualities come by this way.
+        let class = if self.uses_queue() { Class::Qos0 } else { Class::Qos1 };
+        let Match::Send(verdict) = self.match_topic(&outgoing, class) else { return true };
+        if outgoing.qos.min(verdict.qos) != QoS::AtMostOnce && engine.room() == 0 {
+            return false;
+        }
+        let payload = shared.body.clone();
+        let message = self.address(outgoing, &properties, shared.redelivered, payload, &verdict, engine);
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        // A message that is too large for the client counts as sent.
+        let _ = self.send(message, tag, engine);
+        true
+    }
+
+    /// Sends messages of the session's queue. Returns whether some are to be acknowledged upstream.
+    fn deliver_queued(&mut self, engine: &mut Engine) -> bool {
+        let mut is_settled = false;
+        while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
+            let Some(message) = self.uplink.consumer().take() else { break };
+            let delivery_tag = message.delivery_tag;
+            if !self.send_queued(message, engine) {
+                self.uplink.acknowledge(delivery_tag);
+                is_settled = true;
+            }
+        }
+        is_settled
+    }
+
+    /// Sends a message of the session's queue. Returns whether the client is to acknowledge it.
+    fn send_queued(&mut self, queued: QueuedMessage, engine: &mut Engine) -> bool {
+        work::charge(MESSAGE, 1);
+        let QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body } = queued;
+        let Ok(properties) = Properties::decode(&properties) else { return false };
+        let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
+        let verdict = match self.match_topic(&outgoing, Class::Qos1) {
+            Match::Send(verdict) => verdict,
+            Match::Drop if &*exchange == EXCHANGE => return false,
+            // By a binding that another server has made for the client, or that was removed after the message had come.
+            Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },
+        };
+        let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
+        let is_answered = message.qos != QoS::AtMostOnce;
+        self.send(message, delivery_tag, engine).is_ok() && is_answered
+    }
+
+    /// The part of an AMQP message that matters to MQTT clients; `None` if it has no topic.
+    fn outgoing(&self, routing_key: &str, properties: &Properties<'_>) -> Option<Outgoing> {
+        message::outgoing(self.mapping.topic(routing_key), properties, self.mapping.form)
+    }
+
+    fn match_topic(&self, outgoing: &Outgoing, class: Class) -> Match {
+        let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
+        self.subscriptions.match_as_rabbitmq(&outgoing.topic, class, is_own)
+    }
+
+    /// The message as the client gets it.
+    fn address(
+        &self,
+        outgoing: Outgoing,
+        properties: &Properties<'_>,
+        redelivered: bool,
+        payload: Bytes,
+        verdict: &Verdict,
+        engine: &Engine,
+    ) -> OutgoingMessage {
+        let (mapping, left) = (self.mapping, self.time_left(properties));
+        let addressed = Addressed { outgoing, properties, mapping, left, redelivered, payload };
+        addressed.into_message(verdict, engine.version().is_5())
+    }
+
+    /// The time until a message expires: RabbitMQ tells when it was published, if it is a message of its release 4.
+    fn time_left(&self, properties: &Properties<'_>) -> Option<Duration> {
+        let expiration: u64 = properties.expiration?.parse().ok()?;
+        let published = properties.timestamp.filter(|_| self.mapping.form != StoredForm::Headers);
+        let since = published.map_or(0, |seconds| self.now.0.saturating_sub(seconds.saturating_mul(1000)));
+        Some(Duration::from_millis(expiration.saturating_sub(since)))
+    }
+
+    fn send(&self, message: OutgoingMessage, tag: u64, engine: &mut Engine) -> Result<(), Undeliverable> {
+        let sent = self.outbox.append(|buf| {
+            if message.qos == QoS::AtMostOnce {
+                let properties = message.properties.as_properties();
+                let (topic, retain, payload) = (&*message.topic, message.retain, &message.payload);
+                engine.deliver_at_most_once(topic, retain, properties, payload, &mut Out(buf))
+            } else {
+                engine.deliver(message, tag, &mut Out(buf)).map(drop)
+            }
+        });
+        sent.unwrap_or(Err(Undeliverable::NoRoom))
+    }
+}

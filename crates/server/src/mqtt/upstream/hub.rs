@@ -1,0 +1,204 @@
+//! The sessions of all MQTT clients in front of an upstream: which connection has each, and what is known of those that are
+//! detached.
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use broker::{Compatibility, Timestamp};
+use mqtt::QoS;
+use mqtt::server::MqttSettings;
+use mqtt::session::Session;
+use sync::{Mutex, Rank};
+use tokio::sync::oneshot;
+
+use super::takeover::{TakenBy, Takeovers};
+use crate::backend::Clock;
+use crate::mqtt::MqttConfig;
+use crate::mqtt::claims::{Claim, Claims, Detached, Owner, SessionHolder};
+use crate::mqtt::detached::lease;
+use crate::mqtt::hub::ForeignSession;
+
+/// A connection's claim to a session upstream.
+pub(super) type UpstreamClaim = Claim<DetachedUpstream>;
+
+/// All sessions of this process.
+pub(crate) struct UpstreamHub {
+    pub(crate) config: MqttConfig,
+    /// The settings of clients of 5.0, in front of RabbitMQ 3.10 and 4; in each the second is of clients whose session
+    /// outlives the connection.
+    settings: [[Arc<MqttSettings>; 2]; 2],
+    pub(super) clock: Clock,
+    sessions: Mutex<Claims<DetachedUpstream>, { Rank::MqttSessions as u8 }>,
+    pub(super) takeovers: Arc<Takeovers>,
+    /// Itself.
+    pub(super) weak: Weak<Self>,
+}
+
+/// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
+pub(super) struct DetachedUpstream {
+    pub(super) user: Box<str>,
+    /// Its subscriptions, and the messages of QoS 2 that the client has not released.
+    pub(super) session: Session,
+    /// Whether it has a queue upstream: a session without one is known here alone.
+    pub(super) has_queue: bool,
+    /// Seconds that it outlives its connection; `u32::MAX` for ever.
+    pub(super) expiry: u32,
+    /// When the connection ended.
+    pub(super) since: Timestamp,
+    /// A will whose delay has not passed. It is discarded when this is dropped, and published at once by a message.
+    pub(super) will: Option<oneshot::Sender<()>>,
+}
+
+impl DetachedUpstream {
+    /// When the session expires, if ever.
+    fn ends(&self) -> Option<Timestamp> {
+        lease(self.expiry).map(|lease| self.since.after(lease))
+    }
+
+    /// Whether it has expired by `now`.
+    pub(super) fn is_over(&self, now: Timestamp) -> bool {
+        self.ends().is_some_and(|end| end <= now)
+    }
+
+    /// Another server has the session now, or has ended it, so that its will is due.
+    pub(super) fn taken(self, by: TakenBy) {
+        match by {
+            TakenBy::Resuming => drop(self),
+            TakenBy::Clean => self.end(),
+        }
+    }
+
+    /// Ends the session: its will is due.
+    pub(super) fn end(mut self) {
+        if let Some(will) = self.will.take() {
+            // If nobody receives this, the will has been published.
+            let _ = will.send(());
+        }
+    }
+}
+
+impl Detached for DetachedUpstream {
+    fn user(&self) -> Option<&str> {
+        Some(&self.user)
+    }
+
+    fn due(&self) -> Option<Timestamp> {
+        self.ends()
+    }
+}
+
+impl UpstreamHub {
+    /// Without sessions.
+    pub(crate) fn new(config: MqttConfig, clock: Clock) -> Arc<Self> {
+        let settings = [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
+            // The list of messages of QoS 2 that a client has not released is in memory only.
+            [config.settings.maximum_qos, QoS::AtLeastOnce].map(|maximum_qos| {
+                let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
+                Arc::new(MqttSettings { maximum_qos, tells_session_expiry, ..(*config.settings).clone() })
+            })
+        });
+        let (sessions, takeovers) = (Mutex::default(), Takeovers::new());
+        Arc::new_cyclic(|hub| {
+            let weak = Weak::clone(hub);
+            Self { config, settings, clock, sessions, takeovers, weak }
+        })
+    }
+
+    /// The settings of a client of 5.0.
+    pub(super) fn settings(&self, compatibility: Compatibility, is_lasting: bool) -> &Arc<MqttSettings> {
+        &self.settings[usize::from(compatibility == Compatibility::V4)][usize::from(is_lasting)]
+    }
+
+    /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one.
+    ///
+    /// # Errors
+    /// Fails if the session belongs to another user.
+    pub(super) fn claim(&self, owner: &Arc<Owner>, claim: &Arc<UpstreamClaim>) -> Result<(), ForeignSession> {
+        let mut sessions = self.sessions.lock();
+        if matches!(sessions.holder(owner), SessionHolder::User(user) if claim.is_foreign_to(&user)) {
+            return Err(ForeignSession);
+        }
+        sessions.claim(owner, claim);
+        Ok(())
+    }
+
+    /// The client of a detached session has connected to another server: what is known of the session here is of the past.
+    pub(super) fn forget(&self, owner: &Owner, user: &str, by: TakenBy) {
+        let kept = self.sessions.lock().take_detached(owner, user);
+        if let Some(kept) = kept {
+            kept.taken(by);
+        }
+    }
+
+    /// From now on what is shared upstream ends with the last client.
+    pub(crate) fn drain(&self) {
+        self.takeovers.drain();
+    }
+
+    /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are
+    /// forgotten as well: their queues expire upstream.
+    pub(super) fn release(
+        &self,
+        owner: &Arc<Owner>,
+        claim: &Arc<UpstreamClaim>,
+        left: Option<Box<DetachedUpstream>>,
+    ) {
+        let now = self.clock.timestamp(Instant::now());
+        let mut sessions = self.sessions.lock();
+        sessions.release(owner, claim, left);
+        let expired: Vec<_> = std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED).collect();
+        drop(sessions);
+        expired.into_iter().for_each(|(_, kept)| kept.end());
+    }
+}
+
+/// Expired sessions that are forgotten at once: more than come at a time.
+const MAX_EXPIRED: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use transport::Outbox;
+
+    use super::*;
+
+    fn hub() -> Arc<UpstreamHub> {
+        let settings = Arc::new(MqttSettings::default());
+        let config = MqttConfig { vhost: "/".to_owned(), anonymous_user: None, settings };
+        UpstreamHub::new(config, Clock::start())
+    }
+
+    fn claim(hub: &UpstreamHub, owner: &Arc<Owner>, user: &str) -> Option<Arc<UpstreamClaim>> {
+        let claim = Claim::new(&Arc::new(Outbox::new(1)), Some(user.into()));
+        hub.claim(owner, &claim).ok().map(|()| claim)
+    }
+
+    #[test]
+    fn a_session_is_its_users_and_is_forgotten_when_it_has_expired() {
+        let hub = hub();
+        let owner = |name: &str| Arc::new(Owner { vhost: "/".into(), client_id: name.into() });
+        let (mine, other) = (owner("mine"), owner("other"));
+        let first = claim(&hub, &mine, "me").unwrap();
+        assert!(first.take_granted().unwrap().is_none());
+        let (will, mut published) = oneshot::channel();
+        let since = hub.clock.timestamp(Instant::now());
+        let kept = |expiry, will| {
+            let (user, session) = ("me".into(), Session::new());
+            Some(Box::new(DetachedUpstream { user, session, has_queue: true, expiry, since, will }))
+        };
+        hub.release(&mine, &first, kept(60, Some(will)));
+        assert!(claim(&hub, &mine, "you").is_none());
+        let second = claim(&hub, &mine, "me").unwrap();
+        assert!(second.take_granted().flatten().is_some_and(|kept| !kept.is_over(since)));
+        assert!(
+            published.try_recv() == Err(oneshot::error::TryRecvError::Closed),
+            "its client has come back"
+        );
+        // Time zero has passed.
+        let (will, mut published) = oneshot::channel();
+        hub.release(&mine, &second, kept(0, Some(will)));
+        let others = claim(&hub, &other, "you").unwrap();
+        hub.release(&other, &others, None);
+        assert_eq!(published.try_recv(), Ok(()));
+        assert!(claim(&hub, &mine, "you").is_some(), "it is nobody's");
+    }
+}

@@ -1,0 +1,146 @@
+//! The consumer of a session's own queue.
+
+use std::collections::VecDeque;
+
+use amqp::method::{basic, channel};
+use amqp::{Fault, Method};
+
+use crate::upstream::client::{AmqpClient, ContentMethod, ReceivedMessage};
+
+/// The channel's number.
+pub(super) const CONSUMING: u16 = 2;
+
+/// RabbitMQ's name for the consumers of its MQTT clients.
+const TAG: &str = "mqtt";
+
+/// A message from the session's queue.
+#[derive(Debug)]
+pub(super) struct QueuedMessage {
+    pub(super) delivery_tag: u64,
+    pub(super) redelivered: bool,
+    pub(super) exchange: Box<str>,
+    pub(super) routing_key: Box<str>,
+    /// Flags and list, not validated.
+    pub(super) properties: Box<[u8]>,
+    pub(super) body: Vec<u8>,
+}
+
+/// The consumer, whose window bounds the messages that wait here and those that the client has not acknowledged.
+#[derive(Default)]
+pub(super) struct SessionConsumer {
+    state: ConsumerState,
+    /// Messages that were not sent to the client yet.
+    arrived: VecDeque<QueuedMessage>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum ConsumerState {
+    #[default]
+    None,
+    Consuming,
+    /// basic.cancel was sent: messages are discarded.
+    Cancelling,
+    /// basic.recover is to be sent.
+    Cancelled,
+    /// basic.recover was sent: all unacknowledged messages return to the queue.
+    Returning,
+}
+
+impl SessionConsumer {
+    /// Starts consuming, with at most `window` unacknowledged messages.
+    pub(super) fn start(&mut self, client: &mut AmqpClient, queue: &str, window: u16) {
+        if self.state == ConsumerState::None {
+            client.send(CONSUMING, channel::Open { reserved_1: "" });
+            client.send(CONSUMING, basic::Qos { prefetch_size: 0, prefetch_count: window, global: false });
+            client.send(CONSUMING, basic::Consume { queue, consumer_tag: TAG, ..Default::default() });
+            self.state = ConsumerState::Consuming;
+        }
+    }
+
+    /// Stops, and returns all messages that are not acknowledged to the queue. They are there, in their order, when
+    /// [`Self::is_stopped`].
+    pub(super) fn stop(&mut self, client: &mut AmqpClient) {
+        self.arrived = VecDeque::new();
+        if self.state == ConsumerState::Consuming {
+            client.send(CONSUMING, basic::Cancel { consumer_tag: TAG, no_wait: false });
+            self.state = ConsumerState::Cancelling;
+        }
+    }
+
+    /// Sends what is to be sent next.
+    pub(super) fn send(&mut self, client: &mut AmqpClient) {
+        if self.state == ConsumerState::Cancelled {
+            client.send(CONSUMING, basic::Recover { requeue: true });
+            self.state = ConsumerState::Returning;
+        }
+    }
+
+    /// Whether there is no consumer, and no unacknowledged message.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state == ConsumerState::None
+    }
+
+    /// Acknowledges a message upstream.
+    pub(super) fn acknowledge(&self, client: &mut AmqpClient, delivery_tag: u64) {
+        if self.state == ConsumerState::Consuming {
+            client.send(CONSUMING, basic::Ack { delivery_tag, multiple: false });
+        }
+    }
+
+    /// The next message for the client.
+    pub(super) fn take(&mut self) -> Option<QueuedMessage> {
+        let message = self.arrived.pop_front()?;
+        if self.arrived.is_empty() {
+            self.arrived = VecDeque::new();
+        }
+        Some(message)
+    }
+
+    /// Whether messages for the client wait here.
+    pub(super) fn has_messages(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
+    /// Handles a message of the upstream.
+    pub(super) fn handle_message(&mut self, message: ReceivedMessage<'_>) {
+        let ReceivedMessage { method, properties, body } = message;
+        if let ContentMethod::Deliver { delivery_tag, redelivered, exchange, routing_key, .. } = method
+            && self.state == ConsumerState::Consuming
+        {
+            let (properties, body) = (properties.into(), body.into_owned());
+            self.arrived.push_back(QueuedMessage {
+                delivery_tag,
+                redelivered,
+                exchange,
+                routing_key,
+                properties,
+                body,
+            });
+        }
+    }
+
+    /// Handles a method of the upstream on this channel. Returns the fault that has ended the consumer.
+    pub(super) fn handle(&mut self, method: &Method<'_>) -> Option<Fault> {
+        match method {
+            Method::BasicCancelOk(_) => {
+                self.state = ConsumerState::Cancelled;
+                None
+            }
+            Method::BasicRecoverOk(_) => {
+                self.state = ConsumerState::None;
+                None
+            }
+            Method::BasicCancel(_) => {
+                let is_lost = self.state == ConsumerState::Consuming;
+                *self = Self::default();
+                is_lost.then(|| Fault::new(amqp::ReplyCode::NotFound, "the session's queue was deleted"))
+            }
+            Method::ChannelClose(close) => {
+                let is_lost = self.state == ConsumerState::Consuming;
+                *self = Self::default();
+                is_lost.then(|| super::uplink::announced(close))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Requests about the queue of a session, on a channel that is open only while some wait for their answers.
+
+use std::collections::VecDeque;
+
+use amqp::method::{channel, queue};
+use amqp::{Fault, FieldTable, FieldValue, Method, RawTable};
+
+use crate::mqtt::hub::EXCHANGE;
+use crate::upstream::client::AmqpClient;
+
+/// The channel's number.
+pub(super) const REQUESTING: u16 = 3;
+
+/// A request to the upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum QueueRequest {
+    /// Whether there is a queue.
+    Find {
+        queue: Box<str>,
+    },
+    /// Deletes a queue, if there is one.
+    Delete {
+        queue: Box<str>,
+    },
+    /// Deletes a queue that has no consumer, if there is one.
+    DeleteUnused {
+        queue: Box<str>,
+    },
+    /// Declares a durable queue. `expires` is its time without a consumer, in milliseconds.
+    Declare {
+        queue: Box<str>,
+        expires: Option<u64>,
+    },
+    Bind {
+        queue: Box<str>,
+        key: Box<str>,
+    },
+    Unbind {
+        queue: Box<str>,
+        key: Box<str>,
+    },
+}
+
+/// The requests of one client, which are answered in their order. One that is refused costs the channel, and those behind
+/// it are sent again on the next.
+#[derive(Default)]
+pub(super) struct QueueRequests {
+    /// With the number by which the answer is known.
+    waiting: VecDeque<(u64, QueueRequest)>,
+    /// How many of them were sent on the open channel.
+    sent: usize,
+    channel: RequestChannel,
+    /// The number of consumers that the last answer has told.
+    consumers: u32,
+}
+
+#[derive(Default, PartialEq, Eq)]
+enum RequestChannel {
+    #[default]
+    Closed,
+    Open,
+    /// Until channel.close-ok.
+    Closing,
+}
+
+impl QueueRequests {
+    /// Adds a request. It is sent by [`Self::send`].
+    pub(super) fn push(&mut self, number: u64, request: QueueRequest) {
+        self.waiting.push_back((number, request));
+    }
+
+    /// Number of requests without an answer.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The number of consumers of the queue that was found or declared last.
+    pub(super) fn consumers(&self) -> u32 {
+        self.consumers
+    }
+
+    /// Sends what can be sent now.
+    pub(super) fn send(&mut self, client: &mut AmqpClient) {
+        match self.channel {
+            RequestChannel::Open if self.waiting.is_empty() => {
+                let reply_code = amqp::ReplyCode::Success.code();
+                client.send(
+                    REQUESTING,
+                    channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 },
+                );
+                self.channel = RequestChannel::Closing;
+                return;
+            }
+            RequestChannel::Closed if !self.waiting.is_empty() => {
+                client.send(REQUESTING, channel::Open { reserved_1: "" });
+                self.channel = RequestChannel::Open;
+            }
+            RequestChannel::Open => {}
+            RequestChannel::Closed | RequestChannel::Closing => return,
+        }
+        while self.sent < self.waiting.len() && client.has_room() {
+            send(client, &self.waiting[self.sent].1);
+            self.sent += 1;
+        }
+    }
+
+    /// Handles a method of the upstream on this channel. Returns the number of the request that it answers.
+    pub(super) fn handle(&mut self, method: &Method<'_>) -> Option<(u64, Result<(), Fault>)> {
+        let answer = match method {
+            Method::QueueDeclareOk(declared) => {
+                self.consumers = declared.consumer_count;
+                Ok(())
+            }
+            Method::QueueDeleteOk(_) | Method::QueueBindOk(_) | Method::QueueUnbindOk(_) => Ok(()),
+            Method::ChannelClose(close) => {
+                // Those behind it are sent again.
+                (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
+                Err(super::uplink::announced(close))
+            }
+            Method::ChannelCloseOk(_) => {
+                self.channel = RequestChannel::Closed;
+                return None;
+            }
+            _ => return None,
+        };
+        let (number, _) = self.waiting.pop_front()?;
+        self.sent = self.sent.saturating_sub(1);
+        Some((number, answer))
+    }
+}
+
+fn send(client: &mut AmqpClient, request: &QueueRequest) {
+    let exchange = EXCHANGE;
+    match request {
+        QueueRequest::Find { queue } => {
+            client.send(REQUESTING, queue::Declare { queue, passive: true, ..Default::default() });
+        }
+        QueueRequest::Delete { queue } => {
+            client.send(REQUESTING, queue::Delete { queue, ..Default::default() });
+        }
+        QueueRequest::DeleteUnused { queue } => {
+            client.send(REQUESTING, queue::Delete { queue, if_unused: true, ..Default::default() });
+        }
+        QueueRequest::Declare { queue, expires } => {
+            let expires = expires.and_then(|expires| i64::try_from(expires).ok());
+            let arguments: FieldTable =
+                expires.map(|expires| ("x-expires", FieldValue::I64(expires))).into_iter().collect();
+            let arguments = arguments.encode();
+            let arguments = RawTable::check(&arguments).unwrap_or_default();
+            client.send(REQUESTING, queue::Declare { queue, durable: true, arguments, ..Default::default() });
+        }
+        QueueRequest::Bind { queue, key } => {
+            client.send(REQUESTING, queue::Bind { queue, exchange, routing_key: key, ..Default::default() });
+        }
+        QueueRequest::Unbind { queue, key } => {
+            client
+                .send(REQUESTING, queue::Unbind { queue, exchange, routing_key: key, ..Default::default() });
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! An open connection's session in front of an upstream: its publishes, its answers, and its end.
+//!
+//! Subscriptions are in [`super::subscribing`], messages for the client in [`super::delivering`].
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use amqp::{Fault, ReplyCode};
+use broker::{FrontEnd, Timestamp};
+use mqtt::packet::PublishPacket;
+use mqtt::server::{MqttEnd, ServerConnection as Engine};
+use mqtt::session::Session;
+use mqtt::{QoS, ReasonCode};
+use sync::work;
+use tokio::sync::oneshot;
+use transport::Outbox;
+
+use super::farewell::{DelayedWill, Farewell, publish_will};
+use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
+use super::live::LiveFilters;
+use super::publishing::Unconfirmed;
+use super::subscribing::PendingSubscribes;
+use super::takeover::{TakenBy, Watched};
+use super::uplink::{Uplink, UplinkEvent};
+use crate::mqtt::claims::Owner;
+use crate::mqtt::hub::queue_name;
+use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
+use crate::mqtt::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
+use crate::mqtt::subscriptions::Subscriptions;
+use crate::registry::OpenConnection;
+use crate::server::Shared;
+use crate::upstream::sharing::SharedLogin;
+
+/// A client's session in front of an upstream.
+pub(super) struct UpstreamSession {
+    pub(super) shared: Arc<Shared>,
+    pub(super) hub: Arc<UpstreamHub>,
+    pub(super) owner: Arc<Owner>,
+    claim: Arc<UpstreamClaim>,
+    /// By which other servers take the client over, if its identifier is its own.
+    watched: Option<Watched>,
+    user: Box<str>,
+    pub(super) outbox: Arc<Outbox>,
+    /// Nudges the connection's outbox.
+    waker: Waker,
+    pub(super) uplink: Uplink,
+    pub(super) live: LiveFilters,
+    pub(super) subscriptions: Subscriptions,
+    /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
+    pub(super) pending: PendingSubscribes,
+    /// The session's queue for messages of QoS 1.
+    pub(super) queue: SessionQueue,
+    /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
+    uses_queue: bool,
+    /// Answers that are due.
+    pub(super) answers: VecDeque<Then>,
+    pub(super) mapping: MessageMapping,
+    /// Seconds that the session outlives the connection; 0 if it ends with it.
+    expiry: u32,
+    pub(super) is_bridge: bool,
+    /// The next tag of a message that is not from the session's queue.
+    pub(super) next_tag: u64,
+    /// Why the connection has to end, if it has.
+    end: Option<ReasonCode>,
+    pub(super) now: Timestamp,
+    at: Instant,
+}
+
+/// The queue of a session.
+pub(super) struct SessionQueue {
+    pub(super) name: Box<str>,
+    pub(super) state: QueueState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueueState {
+    Absent,
+    /// By the request with this number.
+    Declared(u64),
+    There,
+}
+
+impl SessionQueue {
+    pub(super) fn is_there(&self) -> bool {
+        self.state == QueueState::There
+    }
+}
+
+/// The parameters of a client that was admitted.
+pub(super) struct AdmittedUpstream {
+    pub(super) owner: Arc<Owner>,
+    pub(super) claim: Arc<UpstreamClaim>,
+    pub(super) watched: Option<Watched>,
+    pub(super) user: Box<str>,
+    pub(super) uplink: Uplink,
+    pub(super) shared_login: SharedLogin,
+    pub(super) mapping: MessageMapping,
+    /// Whether the session's queue is there.
+    pub(super) has_queue: bool,
+    pub(super) expiry: u32,
+    pub(super) is_bridge: bool,
+}
+
+impl UpstreamSession {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        hub: &Arc<UpstreamHub>,
+        outbox: &Arc<Outbox>,
+        admitted: AdmittedUpstream,
+        now: Instant,
+    ) -> Self {
+        let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, .. } = admitted;
+        let name = queue_name(&owner.client_id, 1).into();
+        let state = if admitted.has_queue { QueueState::There } else { QueueState::Absent };
+        Self {
+            shared: Arc::clone(shared),
+            hub: Arc::clone(hub),
+            owner,
+            claim,
+            watched,
+            user,
+            outbox: Arc::clone(outbox),
+            waker: outbox.nudging_waker(),
+            uplink,
+            live: LiveFilters::new(shared_login),
+            subscriptions: Subscriptions::default(),
+            pending: PendingSubscribes::default(),
+            queue: SessionQueue { name, state },
+            uses_queue: admitted.has_queue || admitted.expiry > 0,
+            answers: VecDeque::new(),
+            mapping: admitted.mapping,
+            expiry: admitted.expiry,
+            is_bridge: admitted.is_bridge,
+            next_tag: LIVE_TAGS,
+            end: None,
+            now: hub.clock.timestamp(now),
+            at: now,
+        }
+    }
+
+    /// Whether subscriptions of QoS 1 are those of the session's queue.
+    pub(super) fn uses_queue(&self) -> bool {
+        self.uses_queue
+    }
+
+    /// Whether the connection goes on.
+    pub(super) fn is_open(&self) -> bool {
+        self.end.is_none()
+    }
+
+    /// Milliseconds after which the session's queue expires; `None` for never.
+    pub(super) fn queue_expires(&self) -> Option<u64> {
+        crate::mqtt::detached::lease(self.expiry)
+    }
+
+    /// The window of messages that the client has not acknowledged.
+    pub(super) fn window(&self) -> u16 {
+        self.hub.config.settings.in_flight
+    }
+
+    /// Ends the connection for a reason, unless it ends already.
+    pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
+        if self.end.is_none() {
+            tracing::debug!(client = &*self.owner.client_id, user = &*self.user, %reason, %why, "session ends");
+            self.end = Some(reason);
+            self.outbox.nudge();
+        }
+    }
+
+    /// Sends requests, and acts on what the upstream has answered.
+    pub(super) fn take_turn(&mut self, engine: &mut Engine) {
+        if !self.is_open() {
+            return;
+        }
+        if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
+            return self.fail(ReasonCode::ServerUnavailable, &fault);
+        }
+        while let Some(event) = self.uplink.next_event() {
+            match event {
+                UplinkEvent::Published(then) => self.answers.push_back(then),
+                UplinkEvent::PublishRefused(fault, unconfirmed) => self.publish_refused(&fault, &unconfirmed),
+                UplinkEvent::Answered(number, answer) => self.answered(number, answer, engine),
+                UplinkEvent::ConsumerLost(fault) if fault.code == ReplyCode::NotFound => {
+                    self.fail(ReasonCode::AdministrativeAction, &fault);
+                }
+                UplinkEvent::ConsumerLost(fault) => self.fail(of_fault(&fault), &fault),
+            }
+        }
+    }
+
+    /// The upstream has refused a message: the client learns that from its answer, if it is known which message it was.
+    fn publish_refused(&mut self, fault: &Fault, unconfirmed: &Unconfirmed) {
+        let reason = of_fault(fault);
+        match unconfirmed {
+            Unconfirmed::One(packet_id) if *packet_id != 0 => {
+                let text = "refused by the upstream";
+                self.answers.push_back(Then::Refuse { packet_id: *packet_id, reason, text });
+            }
+            Unconfirmed::None => {}
+            Unconfirmed::One(_) | Unconfirmed::Several => self.fail(reason, fault),
+        }
+    }
+}
+
+impl MqttSession for UpstreamSession {
+    fn identity(&self) -> ClientIdentity<'_> {
+        ClientIdentity { user: &self.user, vhost: &self.owner.vhost, client_id: &self.owner.client_id }
+    }
+
+    fn opened(&mut self, _view: &Arc<OpenConnection>) {}
+
+    fn set_time(&mut self, now: Instant) {
+        self.at = now;
+        self.now = self.hub.clock.timestamp(now);
+    }
+
+    fn publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), Refusal> {
+        let message = Incoming {
+            qos: publish.qos,
+            dup: publish.dup,
+            retain: publish.retain,
+            properties: publish.properties,
+            client_id: self.subscriptions.any_no_local().then_some(&*self.owner.client_id),
+        };
+        let key = self.mapping.routing_key(publish.topic)?;
+        let properties = to_amqp(&message, self.mapping, self.now)?;
+        if publish.qos != QoS::AtMostOnce {
+            self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
+        }
+        let body = publish.payload.to_bytes();
+        self.uplink.publish(publish.packet_id, &key, &properties, &body, self.at);
+        Ok(())
+    }
+
+    fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
+        let Refusal { reason, text } = refusal;
+        self.uplink.refuse(Then::Refuse { packet_id, reason, text });
+    }
+
+    fn released(&mut self, packet_id: u16) {
+        self.answers.push_back(Then::Complete { packet_id });
+    }
+
+    fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
+        if tag < LIVE_TAGS {
+            self.uplink.acknowledge(tag);
+        }
+        if to_be_released {
+            self.answers.push_back(Then::Release { packet_id });
+        }
+    }
+
+    fn completed(&mut self) {}
+
+    fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
+        self.subscribe_all(engine, packet_id, requests);
+    }
+
+    fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
+        self.unsubscribe_all(engine, packet_id, filters);
+    }
+
+    fn flush(&mut self, engine: &mut Engine) {
+        self.take_turn(engine);
+    }
+
+    fn next_answer(&mut self) -> Option<Then> {
+        let then = self.answers.pop_front().or_else(|| self.pending.next_answer());
+        match then {
+            Some(Then::Accept { .. }) => self.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1),
+            None => self.answers = VecDeque::new(),
+            _ => {}
+        }
+        then
+    }
+
+    fn deliver(&mut self, engine: &mut Engine) {
+        self.deliver_all(engine);
+    }
+
+    fn has_deliverable(&self, engine: &Engine) -> bool {
+        let is_due = !self.answers.is_empty() || self.pending.is_due();
+        let has_messages = engine.room() > 0 && (self.uplink.has_messages() || self.live.holds());
+        self.is_open() && (is_due || has_messages) && !work::is_turn_over()
+    }
+
+    fn has_room(&self) -> bool {
+        self.end.is_none() && self.uplink.has_room() && self.live.has_room() && self.pending.has_room()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.end.is_some() || (self.uplink.is_settled() && self.pending.is_empty() && self.answers.is_empty())
+    }
+
+    fn handle_nudge(&mut self, engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
+        if self.claim.is_superseded() {
+            return Some(ReasonCode::SessionTakenOver);
+        }
+        self.take_turn(engine);
+        self.end
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.uplink.next_deadline()
+    }
+
+    fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
+        let Self { hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
+        drop(live);
+        // They are being published, and must not be published again.
+        for packet_id in uplink.unconfirmed_ids() {
+            session.accepted(packet_id);
+        }
+        // Messages in flight return to the session's queue.
+        let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
+        in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
+        uplink.stop_consuming();
+        let taken = watched.as_ref().and_then(Watched::taken);
+        let delay = match taken {
+            // The session has ended.
+            Some(TakenBy::Clean) => Duration::ZERO,
+            _ => end.will_delay().unwrap_or_default(),
+        };
+        let mut will = end.will;
+        if delay.is_zero()
+            && let Some(will) = will.take()
+        {
+            publish_will(&mut uplink, mapping, &will, now);
+        }
+        let expiry = end.session_expiry;
+        let has_queue = queue.state != QueueState::Absent;
+        // Another server has the queue if it has the client.
+        let deletes = (expiry == 0 && has_queue && taken.is_none()).then_some(queue.name);
+        let (later, published) = match will {
+            // The client has come back in time.
+            Some(_) if taken.is_some() => (None, None),
+            Some(will) => {
+                let (publish_now, fate) = oneshot::channel();
+                (Some(DelayedWill { due: at + delay, fate, will, mapping }), Some(publish_now))
+            }
+            None => (None, None),
+        };
+        let left = (expiry > 0).then(|| {
+            Box::new(DetachedUpstream { user, session, has_queue, expiry, since: now, will: published })
+        });
+        Farewell { hub, owner, claim, uplink, deletes, left, will: later, watched }.say(at);
+    }
+}
+
+/// The reason code for a fault of the upstream.
+pub(super) fn of_fault(fault: &Fault) -> ReasonCode {
+    match fault.code {
+        ReplyCode::AccessRefused => ReasonCode::NotAuthorized,
+        ReplyCode::ConnectionForced => ReasonCode::ServerUnavailable,
+        _ => ReasonCode::ImplementationSpecificError,
+    }
+}
+
+/// Tags from here on are of messages that are in no queue of the session; lower ones are delivery tags.
+const LIVE_TAGS: u64 = 1 << 63;

@@ -1,0 +1,80 @@
+//! The wait for the consumer of a client's connection to another server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use transport::Outbox;
+
+use crate::client::BackendRequest;
+
+/// Time between two looks at the queue: some round trips to an upstream nearby.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Most pauses, a second together: the other connection may be one that is not told, such as to RabbitMQ's own listener, or
+/// to a server that is cut off.
+const MAX_PAUSES: u32 = 50;
+
+/// Waits until the connection that has the session's queue has gone, so that its messages are in the queue in their order.
+#[derive(Default)]
+pub(in super::super) struct EarlierConsumer {
+    pauses: u32,
+    pause: Option<BackendRequest<()>>,
+    /// Whether the consumer had gone at the last look.
+    has_gone: bool,
+}
+
+impl EarlierConsumer {
+    /// Whether there may be another pause.
+    pub(in super::super) fn may_pause(&self) -> bool {
+        self.pauses < MAX_PAUSES
+    }
+
+    /// Begins a pause if the queue has a consumer. When that has gone, its messages return to the queue a moment later, which
+    /// takes one more pause. Returns false if there is nothing to wait for. `outbox` is nudged when the pause is over.
+    pub(in super::super) fn pause(&mut self, is_used: bool, outbox: &Arc<Outbox>) -> bool {
+        let has_waited = self.pauses > 0 && !self.has_gone;
+        self.has_gone = !is_used;
+        let pauses = (is_used || has_waited) && self.may_pause();
+        if pauses {
+            self.pauses += 1;
+            self.pause = Some(BackendRequest::new(outbox, tokio::time::sleep(PAUSE)));
+        }
+        pauses
+    }
+
+    /// Whether a pause is over: the queue is to be looked at again.
+    pub(in super::super) fn has_paused(&mut self) -> bool {
+        let is_over = self.pause.as_ref().is_some_and(|pause| pause.take_answer().is_some());
+        if is_over {
+            self.pause = None;
+        }
+        is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_queue_is_looked_at_until_its_consumer_has_gone_and_once_more() {
+        let outbox = Arc::new(Outbox::new(1));
+        let mut earlier = EarlierConsumer::default();
+        assert!(!earlier.pause(false, &outbox), "nobody had it");
+        for _ in 0..3 {
+            assert!(earlier.pause(true, &outbox) && !earlier.has_paused());
+            tokio::time::sleep(2 * PAUSE).await;
+            assert!(earlier.has_paused() && !earlier.has_paused());
+        }
+        assert!(earlier.pause(false, &outbox));
+        assert!(!earlier.pause(false, &outbox));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_consumer_that_stays_is_waited_for_a_second() {
+        let outbox = Arc::new(Outbox::new(1));
+        let mut earlier = EarlierConsumer::default();
+        assert_eq!((0..1000).take_while(|_| earlier.pause(true, &outbox)).count() as u32, MAX_PAUSES);
+        assert!(!earlier.may_pause());
+    }
+}

@@ -1,0 +1,186 @@
+//! A client's channels with the embedded broker as its upstream, stepped without sockets.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::ReplyCode;
+use broker::{Broker, BrokerConfig, SessionId, TopicPermissions};
+use mqtt::ReasonCode;
+
+use super::publishing::Unconfirmed;
+use super::queue_requests::QueueRequest;
+use super::uplink::{Uplink, UplinkEvent};
+use crate::backend::{Backend, Clock};
+use crate::mqtt::session::Then;
+use crate::server::Shared;
+use crate::simulated;
+
+const QUEUE: &str = "mqtt-subscription-meqos1";
+/// Flags and list of no properties.
+const PLAIN: [u8; 2] = [0; 2];
+const WINDOW: u16 = 2;
+
+struct World {
+    shared: Arc<Shared>,
+    clients: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let broker = Broker::new(BrokerConfig::default());
+        Self { shared: simulated::server_of(broker, Clock::start(), 0).shared(), clients: 0 }
+    }
+
+    fn broker(&self) -> &Arc<Broker> {
+        let Backend::Broker(broker) = &self.shared.backend else { unreachable!() };
+        broker
+    }
+
+    fn uplink(&mut self) -> Uplink {
+        self.clients += 1;
+        Uplink::new(simulated::amqp_client(&self.shared, self.clients, "guest"))
+    }
+
+    /// The number of ready and of unacknowledged messages in the session's queue; `None` if there is none.
+    fn counts(&self) -> Option<(u64, u64)> {
+        let queue = self.broker().vhost("/").unwrap().queue(SessionId(0), QUEUE).ok()?;
+        Some((queue.message_count(), queue.unacked_count()))
+    }
+}
+
+/// Lets both sides go on until there is nothing to do. Returns what has happened.
+fn settle(uplink: &mut Uplink) -> Vec<String> {
+    // More than an answer of the broker's takes.
+    for _ in 0..8 {
+        uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
+    }
+    std::iter::from_fn(|| uplink.next_event()).map(told).collect()
+}
+
+fn told(event: UplinkEvent) -> String {
+    match event {
+        UplinkEvent::Published(Then::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
+        UplinkEvent::Published(Then::Refuse { packet_id, reason, .. }) => format!("{packet_id} {reason}"),
+        UplinkEvent::PublishRefused(fault, Unconfirmed::One(packet_id)) => {
+            format!("{packet_id} refused with {}", fault.code.code())
+        }
+        UplinkEvent::Answered(number, Ok(())) => format!("{number} done"),
+        UplinkEvent::Answered(number, Err(fault)) => format!("{number} {}", fault.code.code()),
+        other => format!("{other:?}"),
+    }
+}
+
+fn declare(uplink: &mut Uplink) {
+    uplink.request(1, QueueRequest::Declare { queue: QUEUE.into(), expires: Some(60_000) });
+    uplink.request(2, QueueRequest::Bind { queue: QUEUE.into(), key: "a.#".into() });
+    assert_eq!(settle(uplink), ["1 done", "2 done"]);
+}
+
+fn bodies(uplink: &mut Uplink) -> Vec<(u64, bool, String)> {
+    std::iter::from_fn(|| uplink.consumer().take())
+        .map(|message| (message.delivery_tag, message.redelivered, message.body.escape_ascii().to_string()))
+        .collect()
+}
+
+#[test]
+fn messages_are_answered_in_their_order_when_they_are_confirmed() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    uplink.publish(7, "a", &PLAIN, b"1", Instant::now());
+    uplink.publish(0, "a", &PLAIN, b"2", Instant::now());
+    uplink.refuse(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.publish(9, "a", &PLAIN, b"3", Instant::now());
+    assert!(!uplink.is_settled());
+    assert_eq!(settle(&mut uplink), ["7 accepted", "8 0x90 Topic Name invalid", "9 accepted"]);
+    assert!(uplink.is_settled());
+    uplink.refuse(Then::Refuse { packet_id: 10, reason: ReasonCode::TopicNameInvalid, text: "" });
+    assert_eq!(settle(&mut uplink), ["10 0x90 Topic Name invalid"]);
+}
+
+#[test]
+fn a_channel_without_messages_is_closed_and_opened_again() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    for packet_id in 1..4 {
+        uplink.publish(packet_id, "a", &PLAIN, b"x", Instant::now());
+        assert_eq!(settle(&mut uplink), [format!("{packet_id} accepted")]);
+        let idle = uplink.next_deadline().unwrap();
+        uplink.take_turn(Waker::noop(), idle).unwrap();
+        assert!(settle(&mut uplink).is_empty());
+        assert_ne!(uplink.next_deadline(), Some(idle));
+    }
+}
+
+#[test]
+fn a_message_that_may_not_be_published_is_refused_and_the_next_is_published() {
+    let mut world = World::new();
+    let permissions =
+        TopicPermissions { exchange: "amq.topic".to_owned(), write: "^ok".to_owned(), read: ".*".to_owned() };
+    world.broker().vhost("/").unwrap().set_topic_permissions("guest", &permissions).unwrap();
+    let mut uplink = world.uplink();
+    uplink.publish(7, "no", &PLAIN, b"1", Instant::now());
+    assert_eq!(settle(&mut uplink), ["7 refused with 403"]);
+    uplink.publish(8, "ok", &PLAIN, b"2", Instant::now());
+    assert_eq!(settle(&mut uplink), ["8 accepted"]);
+}
+
+#[test]
+fn a_request_that_is_refused_costs_no_other_its_answer() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    let queue = || QUEUE.into();
+    uplink.request(1, QueueRequest::Find { queue: queue() });
+    uplink.request(2, QueueRequest::Declare { queue: queue(), expires: None });
+    uplink.request(3, QueueRequest::Bind { queue: "none".into(), key: "k".into() });
+    uplink.request(4, QueueRequest::Bind { queue: queue(), key: "k".into() });
+    let expected = ["1 404", "2 done", "3 404", "4 done"];
+    assert_eq!(settle(&mut uplink), expected);
+    // The channel was given back, and is opened again.
+    uplink.request(5, QueueRequest::Find { queue: queue() });
+    uplink.request(6, QueueRequest::Unbind { queue: queue(), key: "k".into() });
+    uplink.request(7, QueueRequest::Delete { queue: queue() });
+    uplink.request(8, QueueRequest::Delete { queue: queue() });
+    assert_eq!(settle(&mut uplink), ["5 done", "6 done", "7 done", "8 done"]);
+    assert_eq!(world.counts(), None);
+}
+
+#[test]
+fn messages_that_the_client_has_not_acknowledged_return_to_their_queue_in_their_order() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    declare(&mut uplink);
+    for (packet_id, body) in [(1, "1"), (2, "2"), (3, "3")] {
+        uplink.publish(packet_id, "a.b", &PLAIN, body.as_bytes(), Instant::now());
+    }
+    uplink.consume(QUEUE, WINDOW);
+    settle(&mut uplink);
+    assert_eq!(bodies(&mut uplink), [(1, false, "1".to_owned()), (2, false, "2".to_owned())]);
+    uplink.acknowledge(1);
+    settle(&mut uplink);
+    assert_eq!(bodies(&mut uplink), [(3, false, "3".to_owned())]);
+    assert_eq!(world.counts(), Some((0, 2)));
+    uplink.stop_consuming();
+    assert!(!uplink.is_stopped());
+    settle(&mut uplink);
+    assert!(uplink.is_stopped());
+    assert_eq!(world.counts(), Some((2, 0)));
+    let mut next = world.uplink();
+    next.consume(QUEUE, WINDOW);
+    settle(&mut next);
+    assert_eq!(bodies(&mut next), [(1, true, "2".to_owned()), (2, true, "3".to_owned())]);
+}
+
+#[test]
+fn a_session_learns_that_its_queue_was_deleted() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    declare(&mut uplink);
+    uplink.consume(QUEUE, WINDOW);
+    settle(&mut uplink);
+    let vhost = world.broker().vhost("/").unwrap();
+    vhost.delete_queue(SessionId(0), QUEUE, false, false).unwrap();
+    uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
+    let lost = uplink.next_event();
+    assert!(matches!(lost, Some(UplinkEvent::ConsumerLost(fault)) if fault.code == ReplyCode::NotFound));
+}

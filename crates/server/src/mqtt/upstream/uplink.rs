@@ -1,0 +1,229 @@
+//! A client's AMQP connection upstream: its channels, and what the upstream answers on them.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use amqp::method::channel;
+use amqp::{Fault, ReplyCode};
+use sync::work;
+
+use super::publishing::{PUBLISHING, PublishingChannel, Unconfirmed};
+use super::queue_consumer::{CONSUMING, SessionConsumer};
+use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
+use crate::mqtt::session::Then;
+use crate::upstream::client::{AmqpClient, ClientEvent};
+
+/// Messages and requests that the upstream has not answered at which the client is no longer read.
+const MAX_UNANSWERED: usize = 1024;
+
+/// Cost of a method of the upstream, in nanoseconds.
+const METHOD: u32 = 300;
+
+/// A client's channels upstream, each of which is open only while it is needed.
+pub(super) struct Uplink {
+    client: AmqpClient,
+    channels: UplinkChannels,
+}
+
+#[derive(Default)]
+struct UplinkChannels {
+    publishing: PublishingChannel,
+    consumer: SessionConsumer,
+    requests: QueueRequests,
+    /// Events that were not taken yet.
+    events: VecDeque<UplinkEvent>,
+}
+
+/// An event for the session.
+#[derive(Debug)]
+pub(super) enum UplinkEvent {
+    /// The answer to a message.
+    Published(Then),
+    /// The upstream has closed the channel for publishing.
+    PublishRefused(Fault, Unconfirmed),
+    /// The answer to the request with this number.
+    Answered(u64, Result<(), Fault>),
+    /// The session's queue is not consumed any more.
+    ConsumerLost(Fault),
+}
+
+impl Uplink {
+    pub(super) fn new(client: AmqpClient) -> Self {
+        Self { client, channels: UplinkChannels::default() }
+    }
+
+    /// Publishes a message. `properties` are flags and list as they are on the wire.
+    pub(super) fn publish(
+        &mut self,
+        packet_id: u16,
+        routing_key: &str,
+        properties: &[u8],
+        body: &[u8],
+        now: Instant,
+    ) {
+        let Self { client, channels } = self;
+        channels.publishing.publish(client, packet_id, routing_key, properties, body, now);
+    }
+
+    /// Answers a message that is not published, behind those before it.
+    pub(super) fn refuse(&mut self, then: Then) {
+        let UplinkChannels { publishing, events, .. } = &mut self.channels;
+        publishing.refuse(then, |then| events.push_back(UplinkEvent::Published(then)));
+    }
+
+    /// Makes a request, whose answer has this number.
+    pub(super) fn request(&mut self, number: u64, request: QueueRequest) {
+        self.channels.requests.push(number, request);
+    }
+
+    /// The number of consumers of the queue that was found last.
+    pub(super) fn consumers(&self) -> u32 {
+        self.channels.requests.consumers()
+    }
+
+    /// Starts to consume from the session's queue.
+    pub(super) fn consume(&mut self, queue: &str, window: u16) {
+        self.channels.consumer.start(&mut self.client, queue, window);
+    }
+
+    /// Acknowledges a message from the session's queue.
+    pub(super) fn acknowledge(&mut self, delivery_tag: u64) {
+        self.channels.consumer.acknowledge(&mut self.client, delivery_tag);
+    }
+
+    /// The consumer of the session's queue.
+    pub(super) fn consumer(&mut self) -> &mut SessionConsumer {
+        &mut self.channels.consumer
+    }
+
+    /// Whether messages of the session's queue wait for the client.
+    pub(super) fn has_messages(&self) -> bool {
+        self.channels.consumer.has_messages()
+    }
+
+    /// Whether nothing is consumed, and no message is unacknowledged.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.channels.consumer.is_stopped()
+    }
+
+    /// Stops consuming; see [`SessionConsumer::stop`].
+    pub(super) fn stop_consuming(&mut self) {
+        self.channels.consumer.stop(&mut self.client);
+    }
+
+    /// Sends what is to be sent, and takes what the upstream has answered. `waker` is woken when that is due again.
+    ///
+    /// # Errors
+    /// The fault that ends the connection upstream.
+    pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
+        self.client.handle_nudge(waker, now)?;
+        self.channels.publishing.rest(&mut self.client, now);
+        loop {
+            self.channels.requests.send(&mut self.client);
+            self.channels.consumer.send(&mut self.client);
+            self.client.flush(now)?;
+            if !self.client.has_received() {
+                return Ok(());
+            }
+            let mut received = self.client.take_received();
+            while let Some(event) = received.next(&mut self.client)? {
+                work::charge(METHOD, 1);
+                self.channels.handle(event);
+            }
+            self.client.put_back(received);
+        }
+    }
+
+    /// The next event.
+    pub(super) fn next_event(&mut self) -> Option<UplinkEvent> {
+        let event = self.channels.events.pop_front();
+        if self.channels.events.is_empty() {
+            self.channels.events = VecDeque::new();
+        }
+        event
+    }
+
+    /// Whether the client may be read. If not, the waker is woken when it is worth asking again.
+    pub(super) fn has_room(&self) -> bool {
+        self.client.has_room()
+            && self.channels.publishing.unconfirmed() + self.channels.requests.len() < MAX_UNANSWERED
+    }
+
+    /// Whether everything has been answered.
+    pub(super) fn is_settled(&self) -> bool {
+        self.channels.publishing.unconfirmed() == 0 && self.channels.requests.len() == 0
+    }
+
+    /// The packet identifiers of unconfirmed messages of QoS 1 and 2.
+    pub(super) fn unconfirmed_ids(&self) -> impl Iterator<Item = u16> {
+        self.channels.publishing.unconfirmed_ids()
+    }
+
+    /// The latest time for [`Self::take_turn`].
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        [self.client.next_deadline(), self.channels.publishing.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Waits until everything has been answered and nothing is consumed.
+    ///
+    /// # Errors
+    /// The fault that ends the connection upstream.
+    pub(super) async fn settle(&mut self) -> Result<(), Fault> {
+        poll_fn(|context| {
+            let turn = self.take_turn(context.waker(), transport::now());
+            self.channels.events.clear();
+            match turn {
+                Ok(()) if self.is_settled() && self.is_stopped() => Poll::Ready(Ok(())),
+                Ok(()) => Poll::Pending,
+                Err(fault) => Poll::Ready(Err(fault)),
+            }
+        })
+        .await
+    }
+
+    /// Ends the connection upstream: what was published is still passed on.
+    pub(super) fn end(&mut self, now: Instant) {
+        self.channels.requests.send(&mut self.client);
+        self.client.end(now);
+    }
+}
+
+impl UplinkChannels {
+    fn handle(&mut self, event: ClientEvent<'_>) {
+        let Self { publishing, consumer, requests, events } = self;
+        match event {
+            ClientEvent::Message(CONSUMING, message) => consumer.handle_message(message),
+            ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
+                let closed =
+                    publishing.handle(number, &method, |then| events.push_back(UplinkEvent::Published(then)));
+                events.extend(
+                    closed.map(|(fault, unconfirmed)| UplinkEvent::PublishRefused(fault, unconfirmed)),
+                );
+            }
+            ClientEvent::Method(CONSUMING, method) => {
+                events.extend(consumer.handle(&method).map(UplinkEvent::ConsumerLost));
+            }
+            ClientEvent::Method(REQUESTING, method) => {
+                let answered = requests.handle(&method);
+                events.extend(answered.map(|(number, answer)| UplinkEvent::Answered(number, answer)));
+            }
+            ClientEvent::Message(..) | ClientEvent::Method(..) => {}
+        }
+    }
+}
+
+impl Drop for Uplink {
+    fn drop(&mut self) {
+        self.client.end(transport::now());
+    }
+}
+
+/// The fault with which the upstream has closed a channel. Its text begins with the name of the code.
+pub(super) fn announced(close: &channel::Close<'_>) -> Fault {
+    let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
+    let text = close.reply_text;
+    let bare = text.strip_prefix(code.name()).map_or(text, |rest| rest.strip_prefix(" - ").unwrap_or(rest));
+    Fault::new(code, bare.to_owned()).caused_by((close.class_id, close.method_id))
+}

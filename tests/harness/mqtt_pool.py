@@ -1,0 +1,57 @@
+"""Leveret with MQTT in front of a RabbitMQ, whose own MQTT clients are on the same topics and sessions."""
+
+import contextlib
+import os
+
+import pika
+import pytest
+
+from harness.leveret import Leveret
+from harness.mqtt_broker import ANY, listening
+from harness.mqtt_client import V311, MqttClient
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
+
+PLUGINS = "rabbitmq_mqtt"
+# A build with the feature mqtt-upstream (crates/server/src/mqtt/upstream/UNFINISHED.md).
+IS_SERVED = "LEVERET_MQTT_UPSTREAM" in os.environ
+NOT_SERVED = "MQTT in front of an upstream is not finished"
+
+
+class MqttPool:
+    """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's own. `version` is that of RabbitMQ."""
+
+    def __init__(self, version, folder, *flags):
+        if not IS_SERVED:
+            pytest.skip(NOT_SERVED)
+        self.kind, self.version, self.folder, self.flags = f"pool-{version}", version, folder, flags
+        (self.native,) = free_ports(1)
+        settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}"]
+        self.rabbitmq = RabbitMq(folder / "rabbitmq", *settings, plugins=PLUGINS, version=version)
+        try:
+            self.server = self.another()
+        except BaseException:
+            self.rabbitmq.stop()
+            raise
+        self.mqtt = listening(self.server, "mqtt", "mqtt")
+        self.web = listening(self.server, "web-mqtt", "ws")
+
+    def another(self, name="leveret"):
+        """One more Leveret in front of the same RabbitMQ."""
+        flags = ("--upstream", f"amqp://127.0.0.1:{self.rabbitmq.port}", "--mqtt", ANY, "--web-mqtt", ANY, *self.flags)
+        return Leveret(self.folder / name, *flags)
+
+    def client(self, name, version=V311, **options):
+        return MqttClient(self.mqtt, name, version, **options)
+
+    @contextlib.contextmanager
+    def channel(self):
+        """An AMQP channel of RabbitMQ's, for the length of a `with`."""
+        with pika.BlockingConnection(pika.URLParameters(self.rabbitmq.uri)) as connection:
+            yield connection.channel()
+
+    def stop(self):
+        try:
+            self.server.stop()
+        finally:
+            self.rabbitmq.stop()
