@@ -25,6 +25,15 @@ pub(crate) const STYLE: &str = "@media screen and (prefers-color-scheme:dark){\
     [fill=\"#222223\"]{fill:#d8dce2}[stroke=\"#222223\"]{stroke:#d8dce2}\
     [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}";
 
+/// An SVG without attributes that repeat a default or its parent's: a page of all studies has thousands of elements.
+fn shortened(svg: &str) -> String {
+    let family = r#" font-family="sans-serif""#;
+    let short = [r#" opacity="1""#, r#" stroke-width="1""#, family]
+        .iter()
+        .fold(svg.to_owned(), |svg, repeated| svg.replace(repeated, ""));
+    short.replacen("<svg", &format!("<svg{family}"), 1)
+}
+
 /// An error of the plotting library; none is expected.
 pub(crate) type DrawError = DrawingAreaErrorKind<io::Error>;
 
@@ -35,7 +44,7 @@ impl Chart {
     pub(crate) fn svg(&self) -> Result<String, DrawError> {
         let mut out = String::new();
         self.draw(&mut out)?;
-        Ok(out)
+        Ok(shortened(&out))
     }
 
     /// Draws the chart as a separate file, with its style sheet.

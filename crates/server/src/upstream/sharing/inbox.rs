@@ -72,7 +72,6 @@ pub(crate) enum Copies {
     /// Once for each of them, one number at a time (STOMP).
     PerSubscription,
     /// Once, with all their numbers (MQTT's subscription identifiers).
-    #[cfg_attr(not(test), allow(dead_code, reason = "MQTT is to use it next"))]
     PerClient,
 }
 
