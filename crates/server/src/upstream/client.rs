@@ -291,7 +291,7 @@ impl AmqpClient {
         self.session.is_closed()
     }
 
-    /// Ends the session in whatever state it is. What it has been given is still published, unless it has failed.
+    /// Ends the session in whatever state it is. Messages that it has been given are still published, unless it has failed.
     pub(crate) fn end(&mut self, now: Instant) {
         // A fault has ended the session by itself.
         let _ = self.flush(now);

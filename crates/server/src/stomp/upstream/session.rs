@@ -179,7 +179,7 @@ impl UpstreamStompSession {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
         let received = self.receive(&mut cancelled).and_then(|()| self.receive_live());
-        // What the client has got must not be delivered again, however this ends.
+        // Messages that the client has got must not be delivered again, however this ends.
         self.acknowledge_done();
         received?;
         self.go_on_with_deferred()?;
@@ -465,8 +465,8 @@ impl StompSession for UpstreamStompSession {
     }
 
     fn has_room(&self) -> bool {
-        // Whatever would cancel a consumer that is being made, or have the pool move it to another connection, waits: its
-        // answer could be lost, and RabbitMQ 3.10 loses the channel of one that is cancelled before.
+        // While a consumer is being made, nothing may cancel it or have the pool move it to another connection: its answer
+        // could be lost, and RabbitMQ 3.10 loses the channel of one that is cancelled before.
         self.deferred.is_none()
             && !self.awaited.has_consumers()
             && self.awaited.len() < MAX_AWAITED

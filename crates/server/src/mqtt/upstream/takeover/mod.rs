@@ -6,7 +6,7 @@
 //! upstream has confirmed that: the announcement then is in the queues of all processes.
 //!
 //! - [`table`]: the queues of this process ([`Takeovers`]).
-//! - [`watch`]: one of them with its clients ([`Watch`]), and a client's entry there ([`Watched`]).
+//! - [`watch`]: one of them with its clients ([`watch::Watch`]), and a client's entry there ([`watch::Watched`]).
 //! - [`link`]: the conversation with the upstream, which [`crate::upstream::sharing::task`] runs.
 //! - [`announcement`]: the message. [`earlier`]: the wait for the other connection's consumer.
 //!
