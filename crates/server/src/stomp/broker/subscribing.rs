@@ -54,8 +54,8 @@ impl Subscription {
 }
 
 impl BrokerStompSession {
-    /// Adds a subscription, which is yet to be [started](crate::stomp::session::StompSession::start). Returns the changes to wait
-    /// for.
+    /// Adds a subscription, which is yet to be [started](crate::stomp::session::StompSession::start). Returns the changes
+    /// to wait for.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscriptionRequest,
