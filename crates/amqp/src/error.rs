@@ -78,6 +78,18 @@ impl Fault {
         Self { code, text: text.into(), method: (0, 0), on_connection: code.is_hard() }
     }
 
+    /// The fault that a server announced in a close method: its text begins with the code's name, which
+    /// [`Self::reply_text`] adds again. An unknown code counts as 541 INTERNAL_ERROR.
+    pub fn announced(code: u16, text: &str, method: (u16, u16)) -> Self {
+        let code = ReplyCode::from_code(code).unwrap_or(ReplyCode::InternalError);
+        let bare = match text.strip_prefix(code.name()) {
+            Some("") => "",
+            Some(rest) => rest.strip_prefix(" - ").unwrap_or(text),
+            None => text,
+        };
+        Self::new(code, bare.to_owned()).caused_by(method)
+    }
+
     /// Names the offending method.
     #[must_use]
     pub fn caused_by(mut self, method: (u16, u16)) -> Self {

@@ -50,16 +50,9 @@ impl Refusal {
     }
 }
 
-/// The fault that a broker announced in a close method: its text starts with the code's name, which
-/// [`Fault::reply_text`] adds again.
+/// The fault that a broker announced in a close method, as one of the connection.
 pub(crate) fn announced_fault(code: u16, text: &str, method: (u16, u16)) -> Fault {
-    let code = ReplyCode::from_code(code).unwrap_or(ReplyCode::InternalError);
-    let bare = match text.strip_prefix(code.name()) {
-        Some("") => "",
-        Some(rest) => rest.strip_prefix(" - ").unwrap_or(text),
-        None => text,
-    };
-    Fault::new(code, bare.to_owned()).caused_by(method).on_connection()
+    Fault::announced(code, text, method).on_connection()
 }
 
 /// Like [`announced_fault`], from the payload of a broker's `connection.close`, if it is one. The text need

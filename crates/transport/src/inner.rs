@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
 
 /// The reading end of an [`Outbox`] that belongs to no socket.
@@ -45,13 +44,7 @@ impl InnerOutbox {
     /// Appends everything that waits to `bytes`; returns whether there was anything.
     pub fn read(&self, bytes: &mut Vec<u8>) -> bool {
         let before = bytes.len();
-        let mut taken = OutBuf::default();
-        while self.outbox.take(&mut taken) {
-            let len = taken.len();
-            taken.copy_to(bytes);
-            taken = OutBuf::default();
-            self.outbox.written(len);
-        }
+        self.outbox.read_into(bytes);
         bytes.len() > before
     }
 }

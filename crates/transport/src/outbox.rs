@@ -140,15 +140,20 @@ impl Outbox {
 
     /// Takes all gathered bytes, as a peer that reads at once would, for sessions that are driven without a socket.
     pub fn read_all(&self) -> Vec<u8> {
-        let mut taken = OutBuf::default();
         let mut bytes = Vec::new();
+        self.read_into(&mut bytes);
+        bytes
+    }
+
+    /// As [`Self::read_all`], appending to `bytes`.
+    pub(crate) fn read_into(&self, bytes: &mut Vec<u8>) {
+        let mut taken = OutBuf::default();
         while self.take(&mut taken) {
             let len = taken.len();
-            taken.copy_to(&mut bytes);
+            taken.copy_to(bytes);
             taken = OutBuf::default();
             self.written(len);
         }
-        bytes
     }
 
     pub(crate) fn take_nudge(&self) -> bool {

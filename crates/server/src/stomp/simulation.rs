@@ -80,29 +80,31 @@ impl Conversation {
 
     /// Returns the frames received, each with its command, distinguishing headers, and body.
     fn received(&mut self) -> Vec<String> {
-        let bytes = self.outbox.read_all();
-        let mut decoder = StompDecoder::of_servers(1 << 20);
-        decoder.set_version(self.version);
-        let mut frames = Vec::new();
-        let mut rest = &bytes[..];
-        loop {
-            let step = decoder.decode(rest).unwrap();
-            if let Some(frame) = &step.frame {
-                let view = ["receipt-id", "subscription", "message", "redelivered"];
-                let headers: Vec<&str> =
-                    view.into_iter().filter_map(|name| frame.headers.get(name)).collect();
-                let body = String::from_utf8_lossy(frame.body.bytes());
-                frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
-            }
-            if step.taken == 0 {
-                return frames;
-            }
-            rest = &rest[step.taken..];
-        }
+        frames_in(&self.outbox.read_all(), self.version)
     }
 }
 
 /// A SEND with a receipt.
 fn send(destination: &str, receipt: &str, body: &str) -> String {
     format!("SEND\ndestination:{destination}\npersistent:true\nreceipt:{receipt}\n\n{body}")
+}
+
+/// The server's frames in these bytes, each with its command, distinguishing headers, and body.
+pub(super) fn frames_in(mut rest: &[u8], version: StompVersion) -> Vec<String> {
+    let mut decoder = StompDecoder::of_servers(1 << 20);
+    decoder.set_version(version);
+    let mut frames = Vec::new();
+    loop {
+        let step = decoder.decode(rest).unwrap();
+        if let Some(frame) = &step.frame {
+            let view = ["receipt-id", "subscription", "message", "redelivered"];
+            let headers: Vec<&str> = view.into_iter().filter_map(|name| frame.headers.get(name)).collect();
+            let body = String::from_utf8_lossy(frame.body.bytes());
+            frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
+        }
+        if step.taken == 0 {
+            return frames;
+        }
+        rest = &rest[step.taken..];
+    }
 }

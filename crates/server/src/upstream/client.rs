@@ -286,6 +286,16 @@ impl AmqpClient {
         self.session.close(now)
     }
 
+    /// Closes the connection; what still comes is discarded. Returns true if that is done or has failed; otherwise `waker` is
+    /// woken when it is to be called again.
+    pub(crate) fn close_unread(&mut self, waker: &Waker, now: Instant) -> bool {
+        let has_failed = self.handle_nudge(waker, now).is_err();
+        let mut received = self.take_received();
+        while let Ok(Some(_)) = received.next(self) {}
+        self.put_back(received);
+        has_failed || self.close(now) || self.is_closed()
+    }
+
     /// Whether [`Self::close`] has finished.
     pub(crate) fn is_closed(&self) -> bool {
         self.session.is_closed()
@@ -301,6 +311,11 @@ impl AmqpClient {
 
 /// Class and method id of basic.deliver.
 const DELIVER: (u16, u16) = (60, 60);
+
+/// The fault with which the server has closed a channel.
+pub(crate) fn announced(close: &channel::Close<'_>) -> Fault {
+    Fault::announced(close.reply_code, close.reply_text, (close.class_id, close.method_id))
+}
 
 impl ContentMethod {
     /// The basic.deliver in the payload of a method frame, with U+FFFD in place of what is not UTF-8: to brokers, the names of

@@ -8,7 +8,7 @@ use amqp::{Fault, Method};
 
 use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::session::Then;
-use crate::upstream::client::AmqpClient;
+use crate::upstream::client::{AmqpClient, announced};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 
 /// The channel's numbers, of which it has one at a time: another is opened while the earlier one is being closed.
@@ -107,7 +107,7 @@ impl PublishingChannel {
             Method::BasicAck(ack) => (ack.delivery_tag, ack.multiple, Confirmed::Acked),
             Method::BasicNack(nack) => (nack.delivery_tag, nack.multiple, Confirmed::Nacked),
             Method::ChannelClose(close) if number_of == PUBLISHING[self.current] => {
-                return Some((super::uplink::announced(close), self.closed()));
+                return Some((announced(close), self.closed()));
             }
             // Both sides close it.
             Method::ChannelCloseOk(_) | Method::ChannelClose(_) => {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use amqp::method::{basic, channel};
 use amqp::{Fault, Method};
 
-use crate::upstream::client::{AmqpClient, ContentMethod, ReceivedMessage};
+use crate::upstream::client::{AmqpClient, ContentMethod, ReceivedMessage, announced};
 
 /// The channel's number.
 pub(super) const CONSUMING: u16 = 2;
@@ -138,7 +138,7 @@ impl SessionConsumer {
             Method::ChannelClose(close) => {
                 let is_lost = self.state == ConsumerState::Consuming;
                 *self = Self::default();
-                is_lost.then(|| super::uplink::announced(close))
+                is_lost.then(|| announced(close))
             }
             _ => None,
         }

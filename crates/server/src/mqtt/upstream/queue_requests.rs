@@ -6,7 +6,7 @@ use amqp::method::{channel, queue};
 use amqp::{Fault, FieldTable, FieldValue, Method, RawTable};
 
 use crate::mqtt::hub::EXCHANGE;
-use crate::upstream::client::AmqpClient;
+use crate::upstream::client::{AmqpClient, announced};
 
 /// The channel's number.
 pub(super) const REQUESTING: u16 = 3;
@@ -115,7 +115,7 @@ impl QueueRequests {
             Method::ChannelClose(close) => {
                 // Those behind it are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
-                Err(super::uplink::announced(close))
+                Err(announced(close))
             }
             Method::ChannelCloseOk(_) => {
                 self.channel = RequestChannel::Closed;

@@ -5,8 +5,7 @@ use std::future::poll_fn;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use amqp::method::channel;
-use amqp::{Fault, ReplyCode};
+use amqp::Fault;
 use sync::work;
 
 use super::publishing::{PUBLISHING, PublishingChannel, Unconfirmed};
@@ -218,12 +217,4 @@ impl Drop for Uplink {
     fn drop(&mut self) {
         self.client.end(transport::now());
     }
-}
-
-/// The fault with which the upstream has closed a channel. Its text begins with the name of the code.
-pub(super) fn announced(close: &channel::Close<'_>) -> Fault {
-    let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
-    let text = close.reply_text;
-    let bare = text.strip_prefix(code.name()).map_or(text, |rest| rest.strip_prefix(" - ").unwrap_or(rest));
-    Fault::new(code, bare.to_owned()).caused_by((close.class_id, close.method_id))
 }

@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 
-use stomp::StompFault;
 use stomp::server::{Settle, TransactionId};
 
 use super::receipts::Until;
@@ -25,10 +24,7 @@ pub(super) enum DeferredRequest {
 
 impl UpstreamStompSession {
     /// Goes on with the deferred request, as far as that is possible.
-    ///
-    /// # Errors
-    /// A fault that ends the connection.
-    pub(super) fn go_on_with_deferred(&mut self) -> Result<(), StompFault> {
+    pub(super) fn go_on_with_deferred(&mut self) {
         match self.deferred.take() {
             Some(DeferredRequest::Commit { mut messages, settlements, receipt }) => {
                 while self.client.has_room()
@@ -46,7 +42,6 @@ impl UpstreamStompSession {
             }
             other => self.deferred = other,
         }
-        Ok(())
     }
 
     /// Whether the deferred request can go on without an answer of the upstream.

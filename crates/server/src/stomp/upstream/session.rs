@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use amqp::method::{basic, channel};
-use amqp::{Fault, Method, Properties, ReplyCode};
+use amqp::{Method, Properties};
 use broker::{Compatibility, FrontEnd};
 use hashbrown::{HashMap, HashSet};
 use stomp::destination::PublishedTo;
@@ -25,7 +25,7 @@ use crate::server::Shared;
 use crate::stomp::properties::write_headers;
 use crate::stomp::session::{Receipt, StompSession, of_fault};
 use crate::upstream::OpenedUpstream;
-use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 
 /// The connection's only channel.
@@ -182,7 +182,7 @@ impl UpstreamStompSession {
         // Messages that the client has got must not be delivered again, however this ends.
         self.acknowledge_done();
         received?;
-        self.go_on_with_deferred()?;
+        self.go_on_with_deferred();
         self.consume_next();
         self.client.flush(now).map_err(of_fault)?;
         if self.leaving == Leaving::Closing && self.client.is_closed() {
@@ -234,10 +234,7 @@ impl UpstreamStompSession {
                 cancelled.extend(self.cancelled(cancel.consumer_tag));
             }
             ClientEvent::Method(_, Method::ChannelClose(close)) => {
-                let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
-                let text =
-                    close.reply_text.strip_prefix(code.name()).and_then(|text| text.strip_prefix(" - "));
-                return Err(of_fault(Fault::new(code, text.unwrap_or(close.reply_text).to_owned())));
+                return Err(of_fault(announced(&close)));
             }
             ClientEvent::Method(_, Method::ChannelFlow(flow)) => {
                 self.client.send(CHANNEL, channel::FlowOk { active: flow.active });
@@ -381,7 +378,10 @@ impl StompSession for UpstreamStompSession {
                 self.transactions.insert(*transaction, UpstreamTransaction::default());
                 self.all_answered()
             }
-            EventKind::Commit(transaction) => return self.commit(*transaction, receipt),
+            EventKind::Commit(transaction) => {
+                self.commit(*transaction, receipt);
+                return Ok(());
+            }
             EventKind::Abort(transaction) => {
                 self.abort(*transaction);
                 self.all_answered()

@@ -6,7 +6,7 @@ use std::time::Instant;
 use amqp::Credentials;
 use broker::{Broker, BrokerConfig};
 use stomp::server::{StompEvent, StompServerConnection, StompSettings};
-use stomp::{StompDecoder, StompFault, StompVersion};
+use stomp::{StompFault, StompVersion};
 use transport::Outbox;
 
 use super::UpstreamStompSession;
@@ -14,6 +14,7 @@ use crate::backend::Clock;
 use crate::server::Shared;
 use crate::simulated;
 use crate::stomp::session::StompSession;
+use crate::stomp::simulation::frames_in;
 use crate::upstream::OpenedUpstream;
 
 /// Rounds in which everything that was sent is answered.
@@ -108,25 +109,7 @@ impl Conversation {
 
     /// The frames received, each with its command, distinguishing headers, and body.
     fn received(&mut self) -> Vec<String> {
-        let bytes = self.outbox.read_all();
-        let mut decoder = StompDecoder::of_servers(1 << 20);
-        decoder.set_version(StompVersion::V12);
-        let mut frames = Vec::new();
-        let mut rest = &bytes[..];
-        loop {
-            let step = decoder.decode(rest).unwrap();
-            if let Some(frame) = &step.frame {
-                let view = ["receipt-id", "subscription", "message", "redelivered"];
-                let headers: Vec<&str> =
-                    view.into_iter().filter_map(|name| frame.headers.get(name)).collect();
-                let body = String::from_utf8_lossy(frame.body.bytes());
-                frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
-            }
-            if step.taken == 0 {
-                return frames;
-            }
-            rest = &rest[step.taken..];
-        }
+        frames_in(&self.outbox.read_all(), StompVersion::V12)
     }
 
     fn ack(&mut self, delivery_tag: u64, more: &str) -> Vec<String> {

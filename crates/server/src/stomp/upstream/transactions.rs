@@ -38,18 +38,17 @@ impl UpstreamStompSession {
     }
 
     /// Commits a transaction: publishes its messages, as far as there is room at a time. With a receipt they are confirmed.
-    pub(super) fn commit(&mut self, id: TransactionId, receipt: Option<&str>) -> Result<(), StompFault> {
+    pub(super) fn commit(&mut self, id: TransactionId, receipt: Option<&str>) {
         let UpstreamTransaction { messages, settlements } = self.take_transaction(id).unwrap_or_default();
         if receipt.is_some() && !messages.is_empty() {
             self.select_confirms();
         }
         let (messages, receipt) = (messages.into(), receipt.map(Into::into));
         self.deferred = Some(DeferredRequest::Commit { messages, settlements, receipt });
-        self.go_on_with_deferred()?;
+        self.go_on_with_deferred();
         if self.deferred.is_some() {
             self.outbox.nudge();
         }
-        Ok(())
     }
 
     /// Aborts a transaction: its deliveries are as before.

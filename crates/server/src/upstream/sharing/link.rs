@@ -14,7 +14,7 @@ use super::inbox::SharedMessage;
 use super::queue::{EXCHANGE, SharedQueue};
 use super::requests::{KeyRequest, Unasked};
 use super::task::{UpstreamLink, UpstreamLinked};
-use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced};
 
 /// Most messages that the upstream sends before they are acknowledged. They are acknowledged when they are in the inboxes,
 /// so that an upstream 20 ms away still sends 50,000 a second.
@@ -125,12 +125,7 @@ impl UpstreamLink for SharedLink {
     }
 
     fn close(&mut self, waker: &Waker, now: Instant) -> bool {
-        let client = &mut self.client;
-        let has_failed = client.handle_nudge(waker, now).is_err();
-        let mut received = client.take_received();
-        while let Ok(Some(_)) = received.next(client) {}
-        client.put_back(received);
-        has_failed || client.close(now) || client.is_closed()
+        self.client.close_unread(waker, now)
     }
 }
 
@@ -265,12 +260,4 @@ fn send(client: &mut AmqpClient, queue: &str, request: &KeyRequest) {
             client.send(BINDING, queue::Unbind { queue, exchange, routing_key: key, ..Default::default() });
         }
     }
-}
-
-/// The fault with which the upstream has closed a channel. Its text begins with the name of the code.
-pub(crate) fn announced(close: &channel::Close<'_>) -> Fault {
-    let code = ReplyCode::from_code(close.reply_code).unwrap_or(ReplyCode::InternalError);
-    let text = close.reply_text;
-    let bare = text.strip_prefix(code.name()).map_or(text, |rest| rest.strip_prefix(" - ").unwrap_or(rest));
-    Fault::new(code, bare.to_owned()).caused_by((close.class_id, close.method_id))
 }

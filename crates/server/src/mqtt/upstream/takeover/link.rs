@@ -13,9 +13,10 @@ use sync::work;
 use super::EXCHANGE;
 use super::announcement::Announcement;
 use super::watch::Watch;
+use crate::upstream::client::announced;
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
-use crate::upstream::sharing::link::{LinkEnd, LinkStep, announced};
+use crate::upstream::sharing::link::{LinkEnd, LinkStep};
 use crate::upstream::sharing::task::{UpstreamLink, UpstreamLinked};
 
 /// Announcements that wait in the queue. Past that many the upstream drops the oldest, so that they cost it little memory
@@ -113,12 +114,7 @@ impl UpstreamLink for TakeoverLink {
     }
 
     fn close(&mut self, waker: &Waker, now: Instant) -> bool {
-        let client = &mut self.client;
-        let has_failed = client.handle_nudge(waker, now).is_err();
-        let mut received = client.take_received();
-        while let Ok(Some(_)) = received.next(client) {}
-        client.put_back(received);
-        has_failed || client.close(now) || client.is_closed()
+        self.client.close_unread(waker, now)
     }
 }
 
