@@ -3,13 +3,12 @@
 import pytest
 
 from blackbox import mqtt_beside_rabbitmq4 as beside
-from blackbox.mqtt_beside_rabbitmq4 import *  # noqa: F403
 from harness.beside import both, same
-from harness.mqtt_pool import IS_SERVED, NOT_SERVED
 
 # Fixtures of these tests.
-__all__ = ["same", "sides"]
-pytestmark = [beside.pytestmark, pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)]
+__all__ = ["same"]
+pytestmark = beside.pytestmark
+globals().update({name: test for name, test in vars(beside).items() if name.startswith("test_")})
 
 # Different on purpose (docs/compatibility.md).
 EXCEPTIONS = {

@@ -192,13 +192,7 @@ def test_a_will_is_the_clients_too(restricted):
     heir.close()
 
 
-def test_without_the_upstreams_port_mqtt_is_refused_at_start(tmp_path):
-    authority = Authority(tmp_path)
-    certificate, key = authority.issue("server")
-    for listener in ("mqtt", "mqtts", "web-mqtt", "web-mqtts"):
-        flags = ["--upstream", "amqp://127.0.0.1:1", f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key]
-        code, _, told = run("serve", *flags)
-        assert code == 2 and f"--{listener}: needs upstream_mqtt" in told, told
+def test_the_upstreams_port_has_no_effect_without_an_upstream():
     code, _, told = run("serve", "--upstream-mqtt", "tcp://127.0.0.1:1", "--mqtt", ANY)
     assert code == 2 and "has no effect without an upstream" in told, told
 

@@ -1,10 +1,8 @@
 """Leveret with MQTT in front of a RabbitMQ, whose own MQTT clients are on the same topics and sessions."""
 
 import contextlib
-import os
 
 import pika
-import pytest
 
 from harness.leveret import Leveret
 from harness.mqtt_broker import ANY, listening
@@ -13,17 +11,12 @@ from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
 PLUGINS = "rabbitmq_mqtt"
-# A build with the feature mqtt-upstream (crates/server/src/mqtt/upstream/UNFINISHED.md).
-IS_SERVED = "LEVERET_MQTT_UPSTREAM" in os.environ
-NOT_SERVED = "MQTT in front of an upstream is not finished"
 
 
 class MqttPool:
     """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's own. `version` is that of RabbitMQ."""
 
     def __init__(self, version, folder, *flags):
-        if not IS_SERVED:
-            pytest.skip(NOT_SERVED)
         self.kind, self.version, self.folder, self.flags = f"pool-{version}", version, folder, flags
         (self.native,) = free_ports(1)
         settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}"]
