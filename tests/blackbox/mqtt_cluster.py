@@ -136,17 +136,17 @@ class Story:
                 self.kill_leveret(index)
 
     def kill_node(self, node):
-        with self.fleet.trouble():
+        with self.fleet.trouble("a node was killed"):
             node.end(signal.SIGKILL)
         # The others alone: two of three are a majority.
         self.fleet.go_on()
-        with self.fleet.trouble():
+        with self.fleet.trouble("a node came back"):
             node.start()
             wait_until(lambda: all(metric(server, "leveret_upstream_addresses_down") == 0 for server in self.leverets.servers))
         self.fleet.go_on()
 
     def kill_leveret(self, index):
-        with self.fleet.trouble():
+        with self.fleet.trouble("a Leveret was killed"):
             self.leverets.servers[index].kill()
         # All clients are at the other one.
         self.fleet.go_on()
@@ -176,9 +176,9 @@ def story(tmp_path_factory):
     if release().name != "4":
         pytest.skip("RabbitMQ 3.10 has no virtual hosts whose queues are quorum queues by default")
     story = Story(tmp_path_factory.mktemp("story"))
-    fleet = story.fleet
-    repeated = sum(count - 1 for body, count in story.seen.items() if body in fleet.acknowledged)
-    print(f"acknowledged: {len(fleet.acknowledged)}, confirmed: {len(story.sender.confirmed)}, published again: {repeated}")
+    repeated = [body for body, count in story.seen.items() if count > 1 and body in story.fleet.acknowledged]
+    again = collections.Counter((body[-4:].decode(), story.fleet.excused.get(body, "no trouble")) for body in repeated)
+    print(f"acknowledged: {len(story.fleet.acknowledged)}, confirmed: {len(story.sender.confirmed)}, published again: {dict(again)}")
     return story
 
 

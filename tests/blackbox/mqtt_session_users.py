@@ -9,12 +9,6 @@ from harness.targets import POOL
 
 REFUSED = {V311: 0x88, V5: 0x87}
 USERS = ("alice", "bob")
-# Those of a RabbitMQ are in all of its virtual hosts.
-ADD_USER = """
-    rabbit_auth_backend_internal:exists(<<"{0}">>) orelse rabbit_auth_backend_internal:add_user(<<"{0}">>, <<"{0}">>, <<"tests">>),
-    rabbit_auth_backend_internal:set_permissions(<<"{0}">>, <<"{1}">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>).
-"""
-
 # In front of an upstream (docs/compatibility.md).
 EXCEPTIONS = {"test_": "once restarted a server does not know whose a session is, and as with RabbitMQ it is of all who may configure its queue"}
 
@@ -24,7 +18,7 @@ def server(request, tmp_path, targets):
     server = KilledServer(tmp_path, kind=request.param, targets=targets)
     for user in USERS:
         if server.kind in POOL:
-            targets[POOL[server.kind]].control("eval", ADD_USER.format(user, server.vhost))
+            targets[POOL[server.kind]].add_user(user, server.vhost)
         else:
             ctl = Ctl(server.server.http)
             ctl("add_user", user, LEVERET_CTL_NEW_PASSWORD=user)

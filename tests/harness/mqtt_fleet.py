@@ -45,11 +45,13 @@ class Fleet:
 
     def __init__(self, ports, count):
         self.ports = ports
-        self.troubled = False
+        # What goes on, if something does.
+        self.troubled = None
         # Set when a trouble may begin, after so many acknowledgements more.
         self.under_way, self.until_under_way = threading.Event(), 0
-        # Bodies that were acknowledged, those that may have arrived twice, and what clients were told against the rules.
-        self.acknowledged, self.excused, self.faults = {}, set(), []
+        # Bodies that were acknowledged, with whom they are for; those that may have arrived twice, with the trouble that they were
+        # under way in; and what clients were told against the rules.
+        self.acknowledged, self.excused, self.faults = {}, {}, []
         self.clients = [FleetClient(self, number, V5 if number % 2 else V311) for number in range(count)]
         self.loop, self.tasks = asyncio.new_event_loop(), []
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -72,22 +74,27 @@ class Fleet:
             client.wake.set()
 
     @contextlib.contextmanager
-    def trouble(self):
+    def trouble(self, name):
         """While it lasts, and until what was under way is acknowledged, messages may arrive twice. It begins in the middle of work."""
         self.under_way.clear()
-        self.call(self.begin_trouble)
+        self.call(self.begin_trouble, name)
         assert self.under_way.wait(PATIENCE), self.faults
         yield
         self.go_on()
         self.call(self.end_trouble)
 
-    def begin_trouble(self):
-        self.troubled = True
+    def begin_trouble(self, name):
+        self.troubled = name
         for client in self.clients:
-            self.excused.update(sent.body for sent in client.unacknowledged.values())
+            for sent in client.unacknowledged.values():
+                self.excuse(sent.body)
         self.add_work(WORK)
         # When half of it is acknowledged.
         self.until_under_way = WORK * len(self.clients) // 2
+
+    def excuse(self, body):
+        if self.troubled:
+            self.excused[body] = self.troubled
 
     def acknowledge(self, body, number):
         self.acknowledged[body] = number
@@ -96,7 +103,7 @@ class Fleet:
             self.under_way.set()
 
     def end_trouble(self):
-        self.troubled = False
+        self.troubled = None
 
     def received(self):
         """Bodies by the number of the client that they have come to, each with how often it came, and how often without DUP."""
@@ -225,8 +232,7 @@ class FleetClient:
                 sent = Sent(b"mqtt %d %d at %d" % (self.number, self.published, qos), qos)
                 packet_id = self.free_ids.popleft()
                 self.unacknowledged[packet_id] = sent
-                if self.fleet.troubled:
-                    self.fleet.excused.add(sent.body)
+                self.fleet.excuse(sent.body)
                 writer.write(self.publish(packet_id, sent))
             await writer.drain()
             await self.wake.wait()
@@ -264,14 +270,18 @@ class FleetClient:
             self.fault(f"{kind} for {packet_id}, which is free")
             return
         if reason >= FAILURE and not (kind == PUBCOMP and reason == UNKNOWN_ID and sent.again):
-            self.fault(f"{kind} with {reason:#x} for {sent.body}")
+            # RabbitMQ refuses what it cannot store while a queue has no leader; another message is published instead.
+            if sent.body not in self.fleet.excused:
+                self.fault(f"{kind} with {reason:#x} for {sent.body}")
+            self.work += 1
         elif kind == PUBREC:
             sent.released = True
             writer.write(encoded(PUBREL, number(packet_id)))
             return
-        elif (kind == PUBACK) != (sent.qos == 1):
-            self.fault(f"{kind} for a message of QoS {sent.qos}")
-        self.fleet.acknowledge(sent.body, (self.number + 1) % len(self.fleet.clients))
+        else:
+            if (kind == PUBACK) != (sent.qos == 1):
+                self.fault(f"{kind} for a message of QoS {sent.qos}")
+            self.fleet.acknowledge(sent.body, (self.number + 1) % len(self.fleet.clients))
         del self.unacknowledged[packet_id]
         self.free_ids.append(packet_id)
         self.wake.set()
