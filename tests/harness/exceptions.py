@@ -12,7 +12,7 @@ import pytest
 from harness.targets import POOL
 
 # What a test waits for in vain, it does not wait for long.
-IMPATIENCE = 5
+IMPATIENCE = 2
 # By the name of a table, whether its tests must fail.
 TABLES = {"EXCEPTIONS": True, "SOMETIMES": False}
 

@@ -12,7 +12,8 @@ import threading
 from dataclasses import dataclass
 
 from harness import mqtt5_wire
-from harness.mqtt_wire import CONNACK, CONNECT, FLAGS, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, SUBSCRIBE, WITH_LOGIN, text, varint
+from harness.mqtt_wire import CONNACK, CONNECT, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, SUBSCRIBE, WITH_LOGIN
+from harness.mqtt_wire import encoded, text, varint
 from harness.patience import PATIENCE
 
 # Protocol levels.
@@ -300,10 +301,6 @@ async def packet(reader):
         shift += 7
         if byte < 128:
             return head >> 4, head & 15, await reader.readexactly(size)
-
-
-def encoded(kind, body, flags=None):
-    return bytes([kind << 4 | (FLAGS.get(kind, 0) if flags is None else flags)]) + varint(len(body)) + body
 
 
 def number(value):
