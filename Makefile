@@ -80,10 +80,11 @@ differential: setup leveret
 	    || exit 1; \
 	done
 
-# A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn.
+# A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn; with a thousand MQTT
+# sessions at two Leverets, each of these as well.
 ROUNDS ?= 1
 cluster: setup leveret
-	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py $(ARGS)'
+	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py blackbox/mqtt_cluster.py $(ARGS)'
 
 # Hostile clients of ten kinds, so many of each at a time, in front of the broker and of the proxy.
 HOSTILE ?= 15000

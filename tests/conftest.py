@@ -5,7 +5,7 @@ import pytest
 from harness.drivers import COMMANDS, Drivers
 from harness.targets import NAMES, Targets, lacking
 
-pytest_plugins = ["harness.failures", "harness.longest_first"]
+pytest_plugins = ["harness.exceptions", "harness.failures", "harness.longest_first"]
 
 
 def pytest_addoption(parser):

@@ -9,16 +9,28 @@ import pytest
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import run
-from harness.mqtt_broker import ANY, listening
+from harness.mqtt_broker import ANY, SERVED, listening, shared
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.mqtt_wire import CONNACK, MqttWire
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.targets import POOL
 
 # "test12", salted and hashed as in RabbitMQ's documentation.
 TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
 AFAR = "192.0.2.1"
+
+CLIENT_ID = "an AMQP login does not tell the client identifier"
+# In front of an upstream (docs/compatibility.md).
+EXCEPTIONS = {
+    "a_load_balancer_tells": "the upstream, which knows who may come from where, sees this server's address",
+    "speak_of_user_client_and_virtual_host[proxy-sensors/ann/c1/x]": CLIENT_ID,
+    "speak_of_user_client_and_virtual_host[proxy4-sensors/ann/c1/x]": CLIENT_ID,
+    "sensors/ann/{client_id}/x": CLIENT_ID,
+    "a_client_of_5_0_hears_that_it_may_not": CLIENT_ID,
+    "a_will_is_the_clients_too": CLIENT_ID,
+}
 
 
 def port(server, name="mqtt", scheme="mqtt"):
@@ -43,12 +55,18 @@ def definitions(folder, *users, vhost="/", topics=()):
     return str(file)
 
 
+@pytest.fixture(params=SERVED)
+def upstream_flags(request, targets):
+    """None for the embedded broker."""
+    return [] if request.param == "leveret" else shared(request.param, targets)[0]
+
+
 @pytest.mark.parametrize("listener", ["mqtts", "web-mqtts"])
 @pytest.mark.parametrize("version", [V311, V5])
-def test_mqtt_is_spoken_over_tls(tmp_path, listener, version):
+def test_mqtt_is_spoken_over_tls(tmp_path, upstream_flags, listener, version):
     authority = Authority(tmp_path / "tls")
     certificate, key = authority.issue("server")
-    with leveret(tmp_path, f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
+    with leveret(tmp_path, *upstream_flags, f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
         web = listener == "web-mqtts"
         where = port(server, listener, "wss" if web else "mqtts")
         context = ssl.create_default_context(cafile=str(authority.file))
@@ -83,8 +101,9 @@ def test_a_certificate_is_a_login(tmp_path):
 
 
 @pytest.mark.parametrize("header", ["v1", "v2"])
-def test_a_load_balancer_tells_where_a_client_comes_from(tmp_path, header):
-    with leveret(tmp_path, "--mqtt", ANY, "--proxy-protocol", header, "--trusted-proxies", "127.0.0.1") as server:
+def test_a_load_balancer_tells_where_a_client_comes_from(tmp_path, upstream_flags, header):
+    flags = ["--proxy-protocol", header, "--trusted-proxies", "127.0.0.1"]
+    with leveret(tmp_path, *upstream_flags, "--mqtt", ANY, *flags) as server:
         for source, let_in in [("127.0.0.1", True), (AFAR, False)]:
             wire = MqttWire(port(server))
             # Guest comes from this machine only.
@@ -110,15 +129,32 @@ def proxy_header(version, source):
 TOPICS = "^sensors\\.{username}\\.{client_id}\\..*|^in\\.{vhost}\\."
 
 
+# In the virtual host that is named first.
+RESTRICTED_USERS = """
+    [begin
+        ok = rabbit_auth_backend_internal:add_user(User, <<"test12">>, <<"tests">>),
+        ok = rabbit_auth_backend_internal:set_permissions(User, <<"{0}">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>)
+    end || User <- [<<"ann">>, <<"bob">>]],
+    Topics = <<"{1}">>,
+    ok = rabbit_auth_backend_internal:set_topic_permissions(<<"ann">>, <<"{0}">>, <<"amq.topic">>, Topics, Topics, <<"tests">>).
+"""
+
+
 class Restricted:
     """A server where `ann` may use topics of her own and of her client's alone, and `bob` all; Leveret or RabbitMQ."""
 
-    def __init__(self, kind, folder):
-        self.kind = kind
+    def __init__(self, kind, folder, targets):
+        self.kind, self.vhost = kind, "plant"
         if kind == "leveret":
             topic = {"user": "ann", "write": TOPICS, "read": TOPICS}
             file = definitions(folder, ("ann", TEST12), ("bob", TEST12), vhost="plant", topics=[topic])
             self.context = leveret(folder / "leveret", "--mqtt", ANY, "--definitions", file)
+            self.server = self.context.__enter__()
+            self.mqtt = port(self.server)
+        elif kind in POOL:
+            flags, self.vhost = shared(kind, targets)
+            targets[POOL[kind]].control("eval", RESTRICTED_USERS.format(self.vhost, TOPICS.replace("\\", "\\\\")))
+            self.context = leveret(folder / "leveret", "--mqtt", ANY, *flags)
             self.server = self.context.__enter__()
             self.mqtt = port(self.server)
         else:
@@ -131,7 +167,7 @@ class Restricted:
             self.server.control("set_topic_permissions", "-p", "plant", "ann", "amq.topic", TOPICS, TOPICS)
 
     def client(self, name, version=V311, user="ann", **options):
-        return MqttClient(self.mqtt, name, version, user=f"plant:{user}", password="test12", **options)
+        return MqttClient(self.mqtt, name, version, user=f"{self.vhost}:{user}", password="test12", **options)
 
     def refuses(self, name, topic):
         """Whether a client is not allowed to subscribe: before 5.0 SUBACK says so, with RabbitMQ the end of the connection."""
@@ -142,15 +178,16 @@ class Restricted:
             return [reason.value for reason in client.answers.get(timeout=PATIENCE)] == [0x80]
 
 
-@pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
-def restricted(request, tmp_path_factory):
-    restricted = Restricted(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module", params=["rabbitmq", *SERVED])
+def restricted(request, tmp_path_factory, targets):
+    restricted = Restricted(request.param, tmp_path_factory.mktemp(request.param), targets)
     yield restricted
     restricted.server.stop()
 
 
-@pytest.mark.parametrize("topic", ["sensors/ann/c1/x", "in/plant/x"])
+@pytest.mark.parametrize("topic", ["sensors/ann/c1/x", "in/VHOST/x"])
 def test_topic_permissions_speak_of_user_client_and_virtual_host(restricted, topic):
+    topic = topic.replace("VHOST", restricted.vhost)
     with restricted.client("c1") as client:
         assert client.subscribe(topic, 1) == [1]
         client.publish(topic, b"own")
@@ -168,8 +205,9 @@ def test_others_topics_are_refused(restricted, topic):
     assert restricted.refuses("c3", "sensors/ann/c1/x")
 
 
-def test_a_client_of_5_0_hears_that_it_may_not(tmp_path):
-    restricted = Restricted("leveret", tmp_path)
+def test_a_client_of_5_0_hears_that_it_may_not(restricted):
+    if restricted.kind == "rabbitmq":
+        pytest.skip("this RabbitMQ speaks no MQTT 5")
     with restricted.client("c1", V5) as client:
         reasons = []
         client.client.on_publish = lambda _c, _u, _mid, reason, _p: reasons.append(reason.value)
@@ -178,7 +216,6 @@ def test_a_client_of_5_0_hears_that_it_may_not(tmp_path):
         # 135: not authorized; 16: nobody has subscribed.
         assert reasons == [135, 16]
         assert client.subscribe("sensors/ann/c2/x", 1) == [135]
-    restricted.server.stop()
 
 
 def test_a_will_is_the_clients_too(restricted):
@@ -311,7 +348,7 @@ def test_while_the_upstream_is_down_clients_are_let_go_and_then_come_in_again(tm
         rabbitmq.stop()
 
 
-def test_who_connects_and_says_nothing_is_let_go(tmp_path):
-    with leveret(tmp_path, "--mqtt", ANY, "--handshake-timeout", "1s") as server:
+def test_who_connects_and_says_nothing_is_let_go(tmp_path, upstream_flags):
+    with leveret(tmp_path, *upstream_flags, "--mqtt", ANY, "--handshake-timeout", "1s") as server:
         assert MqttWire(port(server)).packet() is None
         server.stop()

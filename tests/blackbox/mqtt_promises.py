@@ -5,18 +5,25 @@ import subprocess
 import pytest
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from harness.instances import leveret as instance
 from harness.leveret import ROOT
-from harness.mqtt_broker import Broker, KilledServer, listening
+from harness.mqtt_broker import SERVED, Broker, KilledServer
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.patience import PATIENCE
 
 BURST = 5000
 
+# In front of an upstream (docs/compatibility.md).
+EXCEPTIONS = {
+    "dots_and_slashes_stay_apart": "topics are RabbitMQ's, where they are the same",
+    "plain_topics_as_with_rabbitmq_and_dots_as_slashes": "topics are RabbitMQ's, where they are the same",
+    "is_sent_the_retained_message": "nothing is retained",
+}
+SOMETIMES = {"burst": "for now: a publisher that is ahead of its confirms by 1,024 messages may not be read any more"}
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = Broker("leveret", tmp_path_factory.mktemp("leveret"))
+
+@pytest.fixture(scope="module", params=SERVED)
+def broker(request, tmp_path_factory, targets):
+    broker = Broker(request.param, tmp_path_factory.mktemp(request.param), targets=targets)
     yield broker
     broker.stop()
 
@@ -80,9 +87,10 @@ def test_each_filter_of_one_subscribe_is_sent_the_retained_message(broker):
         ]
 
 
+@pytest.mark.parametrize("kind", SERVED)
 @pytest.mark.parametrize("version", [V311, V5])
-def test_what_is_sent_again_after_a_restart_says_so(tmp_path, version):
-    server = KilledServer(tmp_path)
+def test_what_is_sent_again_after_a_restart_says_so(tmp_path, targets, version, kind):
+    server = KilledServer(tmp_path, kind=kind, targets=targets)
     options = {"keep": True, "manual_ack": True, "expiry": 3600 if version == V5 else None}
     try:
         with MqttClient(server.port, "reader", version, **options) as reader, MqttClient(server.port, "writer") as writer:
@@ -103,16 +111,19 @@ def test_what_is_sent_again_after_a_restart_says_so(tmp_path, version):
         server.stop()
 
 
-def test_the_server_sets_the_keep_alive_of_those_that_ask_for_more(tmp_path):
-    with instance(tmp_path, "--mqtt", "127.0.0.1:0", "--mqtt-keep-alive-max", "7s") as server:
-        with MqttClient(listening(server, "mqtt", "mqtt"), "quiet", V5) as client:
+@pytest.mark.parametrize("kind", SERVED)
+def test_the_server_sets_the_keep_alive_of_those_that_ask_for_more(tmp_path, targets, kind):
+    server = KilledServer(tmp_path, "--mqtt-keep-alive-max", "7s", kind=kind, targets=targets)
+    try:
+        with MqttClient(server.port, "quiet", V5) as client:
             assert client.properties.ServerKeepAlive == 7
+    finally:
         server.stop()
 
 
-@pytest.mark.parametrize("kind", ["leveret", "rabbitmq"])
-def test_the_queue_of_a_session_expires_with_it(tmp_path, kind):
-    broker = Broker(kind, tmp_path)
+@pytest.mark.parametrize("kind", ["rabbitmq", *SERVED])
+def test_the_queue_of_a_session_expires_with_it(tmp_path, targets, kind):
+    broker = Broker(kind, tmp_path, targets=targets)
     try:
         with MqttClient(broker.mqtt, "away", keep=True) as client:
             client.subscribe("t", 1)

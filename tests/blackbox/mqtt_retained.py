@@ -4,12 +4,15 @@ import queue
 
 import pytest
 
-from harness.mqtt_broker import KilledServer
+from harness.mqtt_broker import SERVED, KilledServer
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.patience import PATIENCE
 
 # Several windows of a client.
 TOPICS = {f"r/{number:03}" for number in range(200)}
+
+# In front of an upstream (docs/compatibility.md).
+EXCEPTIONS = {"test_": "nothing is retained"}
 
 
 class Server(KilledServer):
@@ -24,9 +27,9 @@ class Server(KilledServer):
                 info.wait_for_publish(PATIENCE)
 
 
-@pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path)
+@pytest.fixture(params=SERVED)
+def server(request, tmp_path, targets):
+    server = Server(tmp_path, kind=request.param, targets=targets)
     yield server
     server.stop()
 

@@ -1,7 +1,8 @@
-"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket; and the pool in front of RabbitMQ with those that it serves."""
+"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket; and the pool in front of a RabbitMQ without these plug-ins."""
 
 import contextlib
 import os
+import secrets
 import signal
 
 import pika
@@ -12,32 +13,45 @@ from harness.leveret import Leveret
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 from harness.releases import TAKEN_AFTER, missing
-from harness.targets import POOL, RABBITMQ
+from harness.targets import POOL, RABBITMQ, lacking
 
 ANY = "127.0.0.1:0"
 FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
-# The protocols whose sessions end at the pool.
-POOL_FLAGS = ("--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
+# The embedded broker, and Leveret in front of each RabbitMQ.
+SERVED = ["leveret", *POOL]
 PLUGINS = "rabbitmq_mqtt,rabbitmq_web_mqtt,rabbitmq_stomp,rabbitmq_web_stomp"
+# Made at once, as a command of rabbitmqctl takes a second.
+VHOSTS = 10
+MAKE_VHOSTS = """
+    [begin
+        rabbit_vhost:add(Name, <<"tests">>),
+        rabbit_auth_backend_internal:set_permissions(<<"guest">>, Name, <<".*">>, <<".*">>, <<".*">>, <<"tests">>)
+    end || Name <- [%s]].
+"""
+UNUSED_VHOSTS = {}
+"""By node."""
 
 
 class Broker:
-    """A server that speaks everything: `kind` is leveret, rabbitmq, or one of the pools in front of a RabbitMQ without plug-ins."""
+    """A server that speaks everything: `kind` is leveret, rabbitmq, or one of the pools. With `targets` a pool is in front of a
+    RabbitMQ that others share, and its MQTT clients have a virtual host of their own there; otherwise it has a RabbitMQ of its own."""
 
-    def __init__(self, kind, folder, *flags):
-        self.kind = kind
+    def __init__(self, kind, folder, *flags, targets=None):
+        self.kind, self.folder = kind, folder
         self.upstream = None
+        self.vhost = "/"
         if kind == "leveret":
-            self.server = Leveret(folder, *FLAGS, *flags)
-            self.mqtt, self.stomp = self.port("mqtt", "mqtt"), self.port("stomp", "stomp")
-            self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
+            self.start(*flags)
         elif kind in POOL:
-            version = RABBITMQ[POOL[kind]]
-            if reason := missing(version):
-                pytest.skip(reason)
-            self.upstream = RabbitMq(folder / "upstream", version=version)
-            self.server = Leveret(folder, "--upstream", f"amqp://127.0.0.1:{self.upstream.port}", *POOL_FLAGS, *flags)
-            self.stomp, self.web_stomp = self.port("stomp", "stomp"), self.port("web-stomp", "ws")
+            if targets is None:
+                version = RABBITMQ[POOL[kind]]
+                if reason := missing(version):
+                    pytest.skip(reason)
+                self.upstream = RabbitMq(folder / "upstream", version=version)
+                upstream = ["--upstream", f"amqp://127.0.0.1:{self.upstream.port}"]
+            else:
+                upstream, self.vhost = shared(kind, targets)
+            self.start(*upstream, *flags)
         else:
             self.mqtt, self.web_mqtt, self.stomp, self.web_stomp = free_ports(4)
             settings = [
@@ -50,17 +64,56 @@ class Broker:
             ]
             self.server = RabbitMq(folder, *settings, plugins=PLUGINS, version=TAKEN_AFTER)
 
+    def start(self, *flags):
+        self.flags = flags
+        self.server = Leveret(self.folder, *FLAGS, *flags)
+        self.mqtt, self.stomp = self.port("mqtt", "mqtt"), self.port("stomp", "stomp")
+        self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
+
+    def kill(self):
+        """Kills Leveret, and starts it again."""
+        self.server.kill()
+        self.start(*self.flags)
+
     def port(self, name, scheme):
         """Where a listener of Leveret's is."""
         return listening(self.server, name, scheme)
 
+    @property
+    def uri(self):
+        """Of AMQP, in the virtual host of MQTT clients."""
+        return in_vhost(self.server.uri, self.vhost)
+
     def channel(self):
-        return channel_of(self.server)
+        return channel_of(self)
 
     def stop(self):
         self.server.stop()
         if self.upstream:
             self.upstream.stop()
+
+
+def shared(kind, targets):
+    """Flags of a pool in front of the RabbitMQ that tests share, and the virtual host there of its MQTT clients."""
+    if reason := lacking(kind):
+        pytest.skip(reason)
+    rabbitmq = targets[POOL[kind]]
+    vhost = new_vhost(rabbitmq)
+    return ["--upstream", f"amqp://127.0.0.1:{rabbitmq.port}", "--mqtt-vhost", vhost], vhost
+
+
+def new_vhost(rabbitmq):
+    """A virtual host that nobody has used."""
+    unused = UNUSED_VHOSTS.setdefault(rabbitmq.node, [])
+    if not unused:
+        unused += [f"mqtt-{rabbitmq.node}-{secrets.token_hex(4)}" for _ in range(VHOSTS)]
+        names = ",".join(f'<<"{name}">>' for name in unused)
+        rabbitmq.control("eval", MAKE_VHOSTS % names)
+    return unused.pop()
+
+
+def in_vhost(uri, vhost):
+    return uri if vhost == "/" else f"{uri}/{vhost}"
 
 
 @contextlib.contextmanager
@@ -77,16 +130,25 @@ def listening(server, name, scheme):
 
 
 class KilledServer:
-    """A server with MQTT on a data folder, which can be killed and started again."""
+    """A server with MQTT on a data folder, which can be killed and started again: the embedded broker, or a pool in front of a
+    RabbitMQ that others share."""
 
-    def __init__(self, folder, *flags):
-        self.folder, self.flags = folder, flags
+    def __init__(self, folder, *flags, kind="leveret", targets=None):
+        self.kind, self.folder, self.flags, self.vhost = kind, folder, flags, "/"
+        if kind in POOL:
+            upstream, self.vhost = shared(kind, targets)
+            self.flags = (*upstream, *flags)
         self.start()
 
     def start(self):
         self.context = leveret(self.folder, "--mqtt", ANY, *self.flags)
         self.server = self.context.__enter__()
         self.port = listening(self.server, "mqtt", "mqtt")
+
+    @property
+    def uri(self):
+        """Of AMQP, in the virtual host of MQTT clients."""
+        return in_vhost(self.server.uri, self.vhost)
 
     def kill(self):
         os.kill(self.server.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V311, MqttClient
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.targets import POOL, release_of
 
 PLUGINS = "rabbitmq_mqtt"
 
@@ -17,7 +18,8 @@ class MqttPool:
     """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's own. `version` is that of RabbitMQ."""
 
     def __init__(self, version, folder, *flags):
-        self.kind, self.version, self.folder, self.flags = f"pool-{version}", version, folder, flags
+        self.version, self.folder, self.flags = version, folder, flags
+        self.kind = next(kind for kind in POOL if release_of(kind) == version)
         (self.native,) = free_ports(1)
         settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}"]
         self.rabbitmq = RabbitMq(folder / "rabbitmq", *settings, plugins=PLUGINS, version=version)

@@ -52,9 +52,19 @@ MQTT_5 = {
     "assigned_name": {"given": True},
 }
 
+# By scenario, why a pool does otherwise (docs/compatibility.md).
+IN_FRONT_OF_AN_UPSTREAM = {
+    "retained": "nothing is retained",
+    "subscription_options": "nothing is retained",
+    "shared_subscriptions": "missing",
+    "reason_codes": "a client is not told whether anybody has subscribed",
+    "order_and_size": "a subscriber of QoS 1 stops after a full window",
+    "receive_maximum": "a subscriber of QoS 1 stops after a full window",
+}
+
 
 def of_311(kind, transport="tcp"):
     """What MQTT 3.1.1 clients see of a kind of server."""
-    if kind == "leveret":
+    if kind != "rabbitmq":
         return MQTT_311
     return {**MQTT_311, **RABBITMQ_311, **(RABBITMQ_311_WEB if transport == "web" else {})}

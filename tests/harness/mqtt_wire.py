@@ -23,7 +23,7 @@ class MqttWire:
         self.socket.sendall(data)
 
     def send_packet(self, kind, body, flags=None):
-        self.send(bytes([kind << 4 | (FLAGS.get(kind, 0) if flags is None else flags)]) + varint(len(body)) + body)
+        self.send(encoded(kind, body, flags))
 
     def connect(self, name, clean=True, user="guest", password="guest"):
         flags = WITH_LOGIN | (CLEAN if clean else 0)
@@ -79,6 +79,11 @@ class MqttWire:
 
     def close(self):
         self.socket.close()
+
+
+def encoded(kind, body, flags=None):
+    """A packet; flags are those that its kind always has, unless others are given."""
+    return bytes([kind << 4 | (FLAGS.get(kind, 0) if flags is None else flags)]) + varint(len(body)) + body
 
 
 def of_publish(body):

@@ -18,6 +18,10 @@ START_SECONDS = CONTROL_SECONDS = 2 * PATIENCE
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
 PLUGINS = "rabbitmq_consistent_hash_exchange"
+ADD_USER = """
+    rabbit_auth_backend_internal:exists(<<"{0}">>) orelse rabbit_auth_backend_internal:add_user(<<"{0}">>, <<"{0}">>, <<"tests">>),
+    rabbit_auth_backend_internal:set_permissions(<<"{0}">>, <<"{1}">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>).
+"""
 # Behind "Starting broker... ", unless something else was printed in between.
 READY = r"completed with \d+ plugins"
 
@@ -88,6 +92,10 @@ class RabbitMq:
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def add_user(self, name, vhost="/"):
+        """A user who may do everything in this virtual host, and whose password is the name; in one command, since each takes a second."""
+        self.control("eval", ADD_USER.format(name, vhost))
 
     @property
     def uri(self):

@@ -1,10 +1,18 @@
-// mqtt.js in Node: `node mqtt_client.mjs MODULE URL PREFIX` runs the scenarios of a module; prints what they saw as JSON.
-const [module, url, prefix] = process.argv.slice(2);
+// mqtt.js in Node: `node mqtt_client.mjs MODULE URL PREFIX EXCEPTION…` runs the scenarios of a module; prints what they saw as
+// JSON. Exceptions are those that are known to wait in vain, which they then do not do for long.
+import { setPatience } from "./mqtt_peer.mjs";
+
+const [module, url, prefix, ...exceptions] = process.argv.slice(2);
+const [PATIENT_MS, IMPATIENT_MS] = [60_000, 1_000];
 
 const seen = {};
 for (const [name, scenario] of Object.entries(await import(module))) {
+  const milliseconds = exceptions.includes(name) ? IMPATIENT_MS : PATIENT_MS;
+  setPatience(milliseconds);
+  // Also of what mqtt.js never answers.
+  const late = new Promise((_, reject) => setTimeout(() => reject(new Error("too late")), 2 * milliseconds));
   try {
-    seen[name] = await scenario(url, `${prefix}-${name}`);
+    seen[name] = await Promise.race([scenario(url, `${prefix}-${name}`), late]);
   } catch (error) {
     seen[name] = { failed: String(error.stack ?? error) };
   }

@@ -2,7 +2,10 @@
 import mqtt from "mqtt";
 
 // So that a machine that is busy does not fail a test.
-const PATIENCE_MS = 60_000;
+let patience_ms = 60_000;
+
+// For what is known to wait in vain.
+export const setPatience = (milliseconds) => (patience_ms = milliseconds);
 
 export const bytes = (text) => new TextEncoder().encode(text);
 export const text = (payload) => new TextDecoder().decode(payload);
@@ -22,7 +25,7 @@ class Arrivals {
   next(what) {
     if (this.things.length) return Promise.resolve(this.things.shift());
     return new Promise((resolve, reject) => {
-      const timer = setTimeout(() => reject(new Error(`waited in vain for ${what}`)), PATIENCE_MS);
+      const timer = setTimeout(() => reject(new Error(`waited in vain for ${what}`)), patience_ms);
       this.waiting.push((thing) => {
         clearTimeout(timer);
         resolve(thing);
@@ -40,7 +43,7 @@ export class Peer {
       username: "guest",
       password: "guest",
       reconnectPeriod: 0,
-      connectTimeout: PATIENCE_MS,
+      connectTimeout: patience_ms,
       ...options,
     });
     peer.messages = new Arrivals();

@@ -1,0 +1,206 @@
+"""Lasting MQTT sessions in front of a cluster of three RabbitMQ nodes, at two Leverets, each of which may be killed: nothing that was
+acknowledged is lost, between MQTT clients, from MQTT to AMQP, and from AMQP to MQTT; and QoS 2 is published once."""
+
+import collections
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pika
+import pytest
+
+from harness.leveret import Leveret
+from harness.metrics import metric, wait_until
+from harness.mqtt_fleet import Fleet
+from harness.patience import PATIENCE, TEST_SECONDS
+from harness.ports import free_ports
+from harness.rabbitmq import Cluster
+from harness.releases import release
+
+# `make cluster` kills each of them in turn, so many times, and has as many sessions as were asked for; the suite one of each kind.
+ROUNDS = int(os.environ.get("LEVERET_CLUSTER_ROUNDS", "0"))
+SESSIONS = 1000 if ROUNDS else 40
+pytestmark = pytest.mark.timeout(0 if ROUNDS else 2 * TEST_SECONDS)
+EXCHANGE, WITNESS, END = "amq.topic", "witness", b"end"
+# Queues of one node are away with it, and RabbitMQ's own MQTT has that limit: so this virtual host's are quorum queues.
+VHOST = "fleet"
+
+
+class Leverets:
+    """Two, each on ports that it keeps when it is killed and started again."""
+
+    def __init__(self, folder, nodes):
+        self.folder, self.starts = folder, collections.Counter()
+        self.upstreams = [flag for node in nodes for flag in ("--upstream", f"amqp://127.0.0.1:{node.port}")]
+        self.amqp, self.mqtt = free_ports(2), free_ports(2)
+        self.servers = [self.start(0), self.start(1)]
+
+    def start(self, index):
+        # What it writes to the disk stays; its output has a folder for each start.
+        folder = self.folder / f"leveret-{index}"
+        flags = ["--amqp", f"127.0.0.1:{self.amqp[index]}", "--mqtt", f"127.0.0.1:{self.mqtt[index]}", "--mqtt-vhost", VHOST]
+        self.starts[index] += 1
+        environment = {"STATE_DIRECTORY": str(folder / "state")}
+        server = Leveret(folder / f"start-{self.starts[index]}", *self.upstreams, *flags, env=environment)
+        server.child.wait_line(r"^mqtt +listening on")
+        return server
+
+    def restart(self, index):
+        self.servers[index] = self.start(index)
+
+    def stop(self):
+        with contextlib.ExitStack() as stack:
+            for server in self.servers:
+                stack.callback(server.child.kill)
+            for server in self.servers:
+                server.stop()
+
+
+class Sender:
+    """Publishes persistent messages to the topics of a fleet, over AMQP at one Leveret or the other, with confirms."""
+
+    def __init__(self, fleet, ports):
+        self.fleet, self.ports = fleet, ports
+        self.confirmed = {}
+        self.ending = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        number = turn = 0
+        while not self.ending.is_set():
+            try:
+                with connected(self.ports[turn % len(self.ports)]) as channel:
+                    channel.confirm_delivery()
+                    while not self.ending.is_set():
+                        body = b"amqp %d" % number
+                        key = self.fleet.topic(number).replace("/", ".")
+                        channel.basic_publish(EXCHANGE, key, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+                        self.confirmed[body] = number % len(self.fleet.clients)
+                        number += 1
+            except (pika.exceptions.AMQPError, OSError):
+                # It is sent again, to the other one.
+                turn += 1
+                time.sleep(0.2)
+
+    def stop(self):
+        self.ending.set()
+        self.thread.join(PATIENCE)
+
+
+@contextlib.contextmanager
+def connected(port):
+    """A channel in the virtual host of the fleet; a connection that is gone is not closed."""
+    parameters = pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{port}/{VHOST}")
+    parameters.blocked_connection_timeout = PATIENCE
+    connection = pika.BlockingConnection(parameters)
+    try:
+        yield connection.channel()
+    finally:
+        with contextlib.suppress(pika.exceptions.AMQPError, OSError):
+            connection.close()
+
+
+class Story:
+    """The load, what is killed meanwhile, and the accounts of it."""
+
+    def __init__(self, folder):
+        self.cluster = Cluster(folder / "nodes")
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.cluster.stop)
+            first = self.cluster.nodes[0]
+            first.control("add_vhost", VHOST, "--default-queue-type", "quorum")
+            first.control("set_permissions", "-p", VHOST, "guest", ".*", ".*", ".*")
+            self.leverets = Leverets(folder, self.cluster.nodes)
+            stack.callback(self.leverets.stop)
+            with connected(first.port) as channel:
+                channel.queue_declare(WITNESS, durable=True)
+                channel.queue_bind(WITNESS, EXCHANGE, "fleet.#")
+            self.fleet = Fleet(self.leverets.mqtt, SESSIONS)
+            stack.callback(self.fleet.finish)
+            self.sender = Sender(self.fleet, self.leverets.amqp)
+            stack.callback(self.sender.stop)
+            self.fleet.go_on()
+            self.run()
+            self.sender.stop()
+            self.settle()
+
+    def run(self):
+        nodes, leverets = ([self.cluster.nodes[0]], [0]) if ROUNDS == 0 else (self.cluster.nodes, [0, 1])
+        for _ in range(max(ROUNDS, 1)):
+            for node in nodes:
+                self.kill_node(node)
+            for index in leverets:
+                self.kill_leveret(index)
+
+    def kill_node(self, node):
+        with self.fleet.trouble("a node was killed"):
+            node.end(signal.SIGKILL)
+        # The others alone: two of three are a majority.
+        self.fleet.go_on()
+        with self.fleet.trouble("a node came back"):
+            node.start()
+            wait_until(lambda: all(metric(server, "leveret_upstream_addresses_down") == 0 for server in self.leverets.servers))
+        self.fleet.go_on()
+
+    def kill_leveret(self, index):
+        with self.fleet.trouble("a Leveret was killed"):
+            self.leverets.servers[index].kill()
+        # All clients are at the other one.
+        self.fleet.go_on()
+        self.leverets.restart(index)
+        self.fleet.go_on()
+
+    def settle(self):
+        """Waits for what was promised, and reads what the cluster has seen."""
+        promised = self.fleet.acknowledged | self.sender.confirmed
+        self.expected = collections.defaultdict(set)
+        for body, number in promised.items():
+            self.expected[number].add(body)
+        self.fleet.wait_for(self.expected)
+        self.seen = collections.Counter()
+        with connected(self.leverets.amqp[0]) as channel:
+            channel.confirm_delivery()
+            channel.basic_publish(EXCHANGE, "fleet.end", END)
+            for _, _, body in channel.consume(WITNESS, auto_ack=True, inactivity_timeout=PATIENCE):
+                assert body is not None, "the end has not arrived"
+                if body == END:
+                    break
+                self.seen[body] += 1
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    if release().name != "4":
+        pytest.skip("RabbitMQ 3.10 has no virtual hosts whose queues are quorum queues by default")
+    story = Story(tmp_path_factory.mktemp("story"))
+    repeated = [body for body, count in story.seen.items() if count > 1 and body in story.fleet.acknowledged]
+    again = collections.Counter((body[-4:].decode(), story.fleet.excused.get(body, "no trouble")) for body in repeated)
+    print(f"acknowledged: {len(story.fleet.acknowledged)}, confirmed: {len(story.sender.confirmed)}, published again: {dict(again)}")
+    return story
+
+
+def test_clients_are_told_nothing_but_what_is_true(story):
+    assert story.fleet.faults == []
+
+
+def test_whatever_was_acknowledged_has_reached_the_cluster(story):
+    assert [body for body in story.fleet.acknowledged if not story.seen[body]] == []
+    assert [body for body in story.sender.confirmed if not story.seen[body]] == []
+
+
+def test_whatever_was_acknowledged_has_reached_its_session(story):
+    missing = {client.number: story.expected[client.number] - client.came.keys() for client in story.fleet.clients}
+    assert {number: bodies for number, bodies in missing.items() if bodies} == {}
+
+
+def test_nothing_of_quality_2_was_published_twice_unless_it_was_under_way_while_a_server_was_lost(story):
+    twice = [body for body, count in story.seen.items() if count > 1 and body.endswith(b"at 2")]
+    assert [body for body in twice if body not in story.fleet.excused] == []
+
+
+def test_what_a_session_gets_again_says_so(story):
+    fresh = [(body, count) for client in story.fleet.clients for body, count in client.came_new.items() if count > story.seen[body]]
+    assert fresh == []
