@@ -8,7 +8,7 @@ use std::time::Instant;
 use amqp::Fault;
 use sync::work;
 
-use super::publishing::{PUBLISHING, PublishingChannel, Unconfirmed};
+use super::publishing::{PUBLISHING, PublishingChannel, PublishingClosed, Unconfirmed};
 use super::queue_consumer::{CONSUMING, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use crate::mqtt::session::Then;
@@ -197,9 +197,10 @@ impl UplinkChannels {
             ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
                 let closed =
                     publishing.handle(number, &method, |then| events.push_back(UplinkEvent::Published(then)));
-                events.extend(
-                    closed.map(|(fault, unconfirmed)| UplinkEvent::PublishRefused(fault, unconfirmed)),
-                );
+                if let Some(PublishingClosed { fault, unconfirmed, refused }) = closed {
+                    events.push_back(UplinkEvent::PublishRefused(fault, unconfirmed));
+                    events.extend(refused.into_iter().map(UplinkEvent::Published));
+                }
             }
             ClientEvent::Method(CONSUMING, method) => {
                 events.extend(consumer.handle(&method).map(UplinkEvent::ConsumerLost));
