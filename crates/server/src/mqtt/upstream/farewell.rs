@@ -1,23 +1,26 @@
-//! The rest of a session's work when its connection has ended: messages in flight return to their queue, the queue of a
-//! session that has ended is deleted, and a will with a delay is published.
+//! The rest of a session's work when its connection has ended: messages in flight return to their queue, the upstream's
+//! answers to the client's messages are awaited, the queue of a session that has ended is deleted, and a will with a delay is
+//! published.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::Timestamp;
 use mqtt::server::StoredWill;
+use mqtt::session::Session;
 use tokio::sync::oneshot;
 
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::takeover::Watched;
-use super::uplink::Uplink;
+use super::uplink::{Uplink, UplinkEvent};
 use crate::mqtt::claims::Owner;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
+use crate::mqtt::session::Then;
 
 /// Time limit for the upstream to answer: a client that comes back waits for it, and one that meets an upstream without
 /// answers is not to wait for longer than for its own login.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The work that is left.
 pub(super) struct Farewell {
@@ -46,9 +49,15 @@ pub(super) struct DelayedWill {
 
 impl Farewell {
     /// Does everything: at once if the upstream is not to answer, otherwise in a task of its own. The session is released
-    /// when its messages are back in their queue, so that another connection finds them in their order.
+    /// when its messages are back in their queue, so that another connection finds them in their order, and when it is known
+    /// which messages of QoS 2 it has received.
     pub(super) fn say(mut self, now: Instant) {
-        let waits = !self.uplink.is_stopped() || self.deletes.is_some() || self.will.is_some();
+        while let Some(event) = self.uplink.next_event() {
+            note(&mut self.left, event);
+        }
+        let is_unconfirmed = self.left.is_some() && !self.uplink.is_settled();
+        let waits =
+            is_unconfirmed || !self.uplink.is_stopped() || self.deletes.is_some() || self.will.is_some();
         if let Some(queue) = self.deletes.take() {
             self.uplink.request(0, QueueRequest::Delete { queue });
         }
@@ -61,9 +70,11 @@ impl Farewell {
     }
 
     async fn run(self) {
-        let Self { hub, owner, claim, mut uplink, left, will, watched, .. } = self;
-        // Without an answer, the end of the connection upstream does the same a moment later.
-        let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await;
+        let Self { hub, owner, claim, mut uplink, mut left, will, watched, .. } = self;
+        let settled = uplink.settle(|event| note(&mut left, event));
+        // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
+        // has not confirmed are published again by their client.
+        let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
         release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
         let is_due = tokio::select! {
@@ -71,8 +82,8 @@ impl Farewell {
             fate = fate => fate.is_ok(),
         };
         if is_due {
-            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(Instant::now()));
-            if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await, Ok(Ok(()))) {
+            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(transport::now()));
+            if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle(drop)).await, Ok(Ok(()))) {
                 tracing::warn!(
                     vhost = &*owner.vhost,
                     client = &*owner.client_id,
@@ -80,6 +91,20 @@ impl Farewell {
                 );
             }
         }
+    }
+}
+
+fn note(left: &mut Option<Box<DetachedUpstream>>, event: UplinkEvent) {
+    if let (UplinkEvent::Published(then), Some(left)) = (event, left) {
+        note_accepted(&mut left.session, &then);
+    }
+}
+
+/// Notes that the upstream has confirmed a message, if that is what `then` would tell the client: one of QoS 2 is then not to
+/// be published again.
+pub(super) fn note_accepted(session: &mut Session, then: &Then) {
+    if let Then::Accept { packet_id, .. } = then {
+        session.accepted(*packet_id);
     }
 }
 

@@ -143,7 +143,7 @@ impl UpstreamHub {
         claim: &Arc<UpstreamClaim>,
         left: Option<Box<DetachedUpstream>>,
     ) {
-        let now = self.clock.timestamp(Instant::now());
+        let now = self.clock.timestamp(transport::now());
         let mut sessions = self.sessions.lock();
         sessions.release(owner, claim, left);
         let expired: Vec<_> = std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED).collect();

@@ -24,6 +24,8 @@ mod publishing;
 mod queue_consumer;
 mod queue_requests;
 mod session;
+#[cfg(test)]
+mod simulation;
 mod subscribing;
 mod takeover;
 #[cfg(test)]

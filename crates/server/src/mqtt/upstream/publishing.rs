@@ -159,9 +159,4 @@ impl PublishingChannel {
     pub(super) fn unconfirmed(&self) -> usize {
         self.unconfirmed.len()
     }
-
-    /// The packet identifiers of unconfirmed messages of QoS 1 and 2.
-    pub(super) fn unconfirmed_ids(&self) -> impl Iterator<Item = u16> {
-        self.unconfirmed.iter().copied().filter(|packet_id| *packet_id != 0)
-    }
 }

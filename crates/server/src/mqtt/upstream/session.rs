@@ -17,7 +17,7 @@ use sync::work;
 use tokio::sync::oneshot;
 use transport::Outbox;
 
-use super::farewell::{DelayedWill, Farewell, publish_will};
+use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::publishing::Unconfirmed;
@@ -307,12 +307,11 @@ impl MqttSession for UpstreamSession {
     }
 
     fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
-        let Self { hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
+        let Self {
+            hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, answers, ..
+        } = *self;
         drop(live);
-        // They are being published, and must not be published again.
-        for packet_id in uplink.unconfirmed_ids() {
-            session.accepted(packet_id);
-        }
+        answers.iter().for_each(|then| note_accepted(&mut session, then));
         // Messages in flight return to the session's queue.
         let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));

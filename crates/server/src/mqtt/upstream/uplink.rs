@@ -155,24 +155,19 @@ impl Uplink {
         self.channels.publishing.unconfirmed() == 0 && self.channels.requests.len() == 0
     }
 
-    /// The packet identifiers of unconfirmed messages of QoS 1 and 2.
-    pub(super) fn unconfirmed_ids(&self) -> impl Iterator<Item = u16> {
-        self.channels.publishing.unconfirmed_ids()
-    }
-
     /// The latest time for [`Self::take_turn`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         [self.client.next_deadline(), self.channels.publishing.next_deadline()].into_iter().flatten().min()
     }
 
-    /// Waits until everything has been answered and nothing is consumed.
+    /// Waits until everything has been answered and nothing is consumed. Events are passed to `each`.
     ///
     /// # Errors
     /// The fault that ends the connection upstream.
-    pub(super) async fn settle(&mut self) -> Result<(), Fault> {
+    pub(super) async fn settle(&mut self, mut each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
         poll_fn(|context| {
             let turn = self.take_turn(context.waker(), transport::now());
-            self.channels.events.clear();
+            std::iter::from_fn(|| self.next_event()).for_each(&mut each);
             match turn {
                 Ok(()) if self.is_settled() && self.is_stopped() => Poll::Ready(Ok(())),
                 Ok(()) => Poll::Pending,
