@@ -18,8 +18,8 @@ use crate::mqtt::claims::Owner;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::session::Then;
 
-/// Time limit for the upstream to answer: a client that comes back waits for it, and one that meets an upstream without
-/// answers is not to wait for longer than for its own login.
+/// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it, and
+/// one that meets an upstream without answers is not to wait for longer than for its own login.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The work that is left.
@@ -56,11 +56,11 @@ impl Farewell {
             note(&mut self.left, event);
         }
         let is_unconfirmed = self.left.is_some() && !self.uplink.is_settled();
-        let waits =
-            is_unconfirmed || !self.uplink.is_stopped() || self.deletes.is_some() || self.will.is_some();
-        if let Some(queue) = self.deletes.take() {
-            self.uplink.request(0, QueueRequest::Delete { queue });
-        }
+        let waits = is_unconfirmed
+            || self.uplink.has_requests()
+            || !self.uplink.is_stopped()
+            || self.deletes.is_some()
+            || self.will.is_some();
         if waits {
             tokio::spawn(self.run());
         } else {
@@ -70,11 +70,20 @@ impl Farewell {
     }
 
     async fn run(self) {
-        let Self { hub, owner, claim, mut uplink, mut left, will, watched, .. } = self;
+        let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched } = self;
         let settled = uplink.settle(|event| note(&mut left, event));
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
         // has not confirmed are published again by their client.
         let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
+        if let Some(queue) = deletes
+            && watched.as_ref().and_then(Watched::taken).is_none()
+        {
+            // If it has a consumer by now, that is the client's connection elsewhere.
+            uplink.request(0, QueueRequest::DeleteUnused { queue });
+        }
+        // A deletion that is on its way must not hit the queue of the next connection, however late it is carried out. Without
+        // an answer, the pool notices that the upstream is lost.
+        let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
         let is_due = tokio::select! {

@@ -155,6 +155,11 @@ impl Uplink {
         self.channels.publishing.unconfirmed() == 0 && self.channels.requests.len() == 0
     }
 
+    /// Whether requests have no answer.
+    pub(super) fn has_requests(&self) -> bool {
+        self.channels.requests.len() > 0
+    }
+
     /// The latest time for [`Self::take_turn`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         [self.client.next_deadline(), self.channels.publishing.next_deadline()].into_iter().flatten().min()
@@ -164,12 +169,28 @@ impl Uplink {
     ///
     /// # Errors
     /// The fault that ends the connection upstream.
-    pub(super) async fn settle(&mut self, mut each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
+    pub(super) async fn settle(&mut self, each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
+        self.until(|uplink| uplink.is_settled() && uplink.is_stopped(), each).await
+    }
+
+    /// Waits until all requests have been answered.
+    ///
+    /// # Errors
+    /// As [`Self::settle`].
+    pub(super) async fn settle_requests(&mut self, each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
+        self.until(|uplink| !uplink.has_requests(), each).await
+    }
+
+    async fn until(
+        &mut self,
+        is_done: impl Fn(&Self) -> bool,
+        mut each: impl FnMut(UplinkEvent),
+    ) -> Result<(), Fault> {
         poll_fn(|context| {
             let turn = self.take_turn(context.waker(), transport::now());
             std::iter::from_fn(|| self.next_event()).for_each(&mut each);
             match turn {
-                Ok(()) if self.is_settled() && self.is_stopped() => Poll::Ready(Ok(())),
+                Ok(()) if is_done(self) => Poll::Ready(Ok(())),
                 Ok(()) => Poll::Pending,
                 Err(fault) => Poll::Ready(Err(fault)),
             }

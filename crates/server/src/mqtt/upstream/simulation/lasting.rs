@@ -1,6 +1,8 @@
 //! What a session that outlives its connection knows when its client comes back.
 
 use super::*;
+use crate::mqtt::claims::{Claim, Owner};
+use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
 
 const NOTHING: [&str; 0] = [];
 
@@ -67,10 +69,61 @@ async fn an_upstream_that_does_not_answer_is_not_waited_for_without_an_end() {
     client.publish("a", QoS::ExactlyOnce, 7, false);
     assert_eq!(client.answers().await, NOTHING);
     drop(client);
-    tokio::time::sleep(super::super::farewell::SETTLE_TIMEOUT).await;
+    tokio::time::sleep(SETTLE_TIMEOUT).await;
     world.let_answers_through(true);
     let (mut client, answer) = world.resume("me").await;
     assert_eq!(answer, ["connack Success present"]);
     client.publish("a", QoS::ExactlyOnce, 7, true);
     assert_eq!(client.answers().await, ["pubrec 7 success"], "it is published again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_used_elsewhere_is_there_when_its_time_is_over_here() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", false, 60).await;
+    client.subscribe("a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    // The broker's clock stands, as if somebody had consumed from the queue meanwhile.
+    assert!(world.queue("me").is_some());
+    let (_, answer) = world.connect("me", false, 60).await;
+    assert_eq!(answer, ["connack Success present"]);
+    assert!(world.queue("me").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_without_a_queue_is_over_when_its_time_is() {
+    let mut world = World::new();
+    for (seconds, expected) in [(59, "connack Success present"), (60, "connack Success")] {
+        let (client, _) = world.connect("me", true, 60).await;
+        drop(client);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        assert_eq!(world.connect("me", false, 60).await.1, [expected]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_taken_over_while_its_queue_is_deleted_does_not_delete_the_next_ones() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", false, 60).await;
+    client.subscribe("a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
+    drop(client);
+    tokio::time::sleep(SOON).await;
+    world.let_answers_through(false);
+    let mut second = world.client(V5);
+    second.connect("me", true, 60);
+    while world.queue("me").is_some() {
+        assert_eq!(second.answers().await, NOTHING);
+    }
+    let owner = Arc::new(Owner { vhost: "/".into(), client_id: "me".into() });
+    let third = Claim::new(&Arc::new(Outbox::new(1)), Some("guest".into()));
+    assert!(world.hub.claim(&owner, &third).is_ok());
+    assert_eq!(second.answers().await, ["connack Session taken over"]);
+    tokio::time::sleep(2 * SETTLE_TIMEOUT).await;
+    assert!(third.take_granted().is_none(), "the deletion may still be carried out");
+    world.let_answers_through(true);
+    tokio::time::sleep(SOON).await;
+    assert!(third.take_granted().is_some());
 }
