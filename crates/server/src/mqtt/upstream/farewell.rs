@@ -10,6 +10,7 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use tokio::sync::oneshot;
 
+use super::delayed_wills::{UnfinishedWork, WillShare};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::takeover::Watched;
@@ -45,6 +46,7 @@ pub(super) struct DelayedWill {
     pub(super) fate: oneshot::Receiver<()>,
     pub(super) will: StoredWill,
     pub(super) mapping: MessageMapping,
+    pub(super) share: WillShare,
 }
 
 impl Farewell {
@@ -62,14 +64,15 @@ impl Farewell {
             || self.deletes.is_some()
             || self.will.is_some();
         if waits {
-            tokio::spawn(self.run());
+            let unfinished = self.hub.wills.begin();
+            tokio::spawn(self.run(unfinished));
         } else {
             self.uplink.end(now);
             release(&self.hub, &self.owner, &self.claim, (self.left, self.watched));
         }
     }
 
-    async fn run(self) {
+    async fn run(self, _unfinished: UnfinishedWork) {
         let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched } = self;
         let settled = uplink.settle(|event| note(&mut left, event));
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
@@ -85,10 +88,13 @@ impl Farewell {
         // an answer, the pool notices that the upstream is lost.
         let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         release(&hub, &owner, &claim, (left, watched));
-        let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
+        let Some(DelayedWill { due, fate, will, mapping, share: _share }) = will else { return };
         let is_due = tokio::select! {
-            () = tokio::time::sleep_until(due.into()) => true,
+            biased;
             fate = fate => fate.is_ok(),
+            () = tokio::time::sleep_until(due.into()) => true,
+            // It is known to this process alone.
+            () = hub.wills.draining() => true,
         };
         if is_due {
             publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(transport::now()));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ::mqtt::packet::{
     Ack, AckKind, ConnectPacket, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions,
-    SubscribeRequest,
+    SubscribeRequest, Will,
 };
 use ::mqtt::server::MqttSettings;
 use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
@@ -172,6 +172,18 @@ struct Client {
 impl Client {
     /// Sends CONNECT.
     fn connect(&mut self, client_id: &str, clean_start: bool, expiry: u32) {
+        self.connect_as(client_id, clean_start, expiry, None);
+    }
+
+    /// Sends CONNECT, with a will on `topic` that is delayed by these seconds.
+    fn connect_with_will(&mut self, client_id: &str, topic: &str, delay: u32) {
+        let list = PropertyList::new().with(Property::WillDelayInterval(delay));
+        let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
+        let will = Will { topic, qos, retain: false, properties, payload: b"gone" };
+        self.connect_as(client_id, true, u32::MAX, Some(will));
+    }
+
+    fn connect_as(&mut self, client_id: &str, clean_start: bool, expiry: u32, will: Option<Will<'_>>) {
         let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
         let properties = if self.version.is_5() { list.as_properties() } else { PacketProperties::NONE };
         self.send(Packet::Connect(Box::new(ConnectPacket {
@@ -179,6 +191,7 @@ impl Client {
             user_name: Some("guest"),
             password: Some(b"guest"),
             properties,
+            will,
             ..ConnectPacket::new(self.version, client_id)
         })));
     }

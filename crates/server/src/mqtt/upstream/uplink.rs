@@ -24,6 +24,8 @@ const METHOD: u32 = 300;
 pub(super) struct Uplink {
     client: AmqpClient,
     channels: UplinkChannels,
+    /// Whether the last turn has left messages unread because too many wait.
+    is_paused: bool,
 }
 
 #[derive(Default)]
@@ -50,7 +52,7 @@ pub(super) enum UplinkEvent {
 
 impl Uplink {
     pub(super) fn new(client: AmqpClient) -> Self {
-        Self { client, channels: UplinkChannels::default() }
+        Self { client, channels: UplinkChannels::default(), is_paused: false }
     }
 
     /// Publishes a message. `properties` are flags and list as they are on the wire.
@@ -62,7 +64,7 @@ impl Uplink {
         body: &[u8],
         now: Instant,
     ) {
-        let Self { client, channels } = self;
+        let Self { client, channels, .. } = self;
         channels.publishing.publish(client, packet_id, routing_key, properties, body, now);
     }
 
@@ -126,13 +128,30 @@ impl Uplink {
             if !self.client.has_received() {
                 return Ok(());
             }
+            self.is_paused = !self.is_reading();
+            if self.is_paused {
+                return Ok(());
+            }
             let mut received = self.client.take_received();
-            while let Some(event) = received.next(&mut self.client)? {
+            while self.is_reading()
+                && let Some(event) = received.next(&mut self.client)?
+            {
                 work::charge(METHOD, 1);
                 self.channels.handle(event);
             }
             self.client.put_back(received);
         }
+    }
+
+    /// Whether the upstream is read. The answers that the client waits for come behind messages: it may not take these before
+    /// it has those.
+    fn is_reading(&self) -> bool {
+        !self.channels.consumer.is_full() || !self.is_settled()
+    }
+
+    /// Whether another turn reads what the last one has left.
+    pub(super) fn can_resume(&self) -> bool {
+        self.is_paused && self.is_reading()
     }
 
     /// The next event.

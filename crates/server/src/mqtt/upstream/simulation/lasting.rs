@@ -127,3 +127,25 @@ async fn a_client_that_is_taken_over_while_its_queue_is_deleted_does_not_delete_
     tokio::time::sleep(SOON).await;
     assert!(third.take_granted().is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_delayed_will_is_published_when_the_server_shuts_down() {
+    let mut world = World::new();
+    let listener = world.listen("w");
+    let mut client = world.client(V5);
+    client.connect_with_will("me", "w", 3600);
+    assert_eq!(client.answers().await, ["connack Success"]);
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (0, 1));
+    world.hub.drain();
+    tokio::time::timeout(SOON, world.hub.finished()).await.unwrap();
+    assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (1, 0));
+    // One that ends while the server shuts down does not begin to wait.
+    let mut client = world.client(V5);
+    client.connect_with_will("you", "w", 3600);
+    client.answers().await;
+    drop(client);
+    tokio::time::sleep(SOON).await;
+    assert_eq!(listener.message_count(), 2);
+}
