@@ -149,3 +149,26 @@ async fn a_delayed_will_is_published_when_the_server_shuts_down() {
     tokio::time::sleep(SOON).await;
     assert_eq!(listener.message_count(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_session_cannot_be_resumed_is_told_and_keeps_it() {
+    let mut world = World::new();
+    let read = |read: &str| {
+        let (exchange, write, read) = (EXCHANGE.to_owned(), ".*".to_owned(), read.to_owned());
+        TopicPermissions { exchange, write, read }
+    };
+    let (mut client, _) = world.connect("me", true, 3600).await;
+    client.subscribe("a", QoS::AtMostOnce);
+    assert_eq!(client.answers().await, ["suback Success"]);
+    drop(client);
+    // Nobody has the binding any more.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.vhost().set_topic_permissions("guest", &read("^b$")).unwrap();
+    let (_, answer) = world.connect("me", false, 3600).await;
+    assert_eq!(answer, ["connack Success present", "disconnect Not authorized"]);
+    world.vhost().set_topic_permissions("guest", &read(".*")).unwrap();
+    let (mut client, answer) = world.connect("me", false, 3600).await;
+    assert_eq!(answer, ["connack Success present"]);
+    client.publish("a", QoS::AtMostOnce, 0, false);
+    assert_eq!(client.answers().await, ["publish a AtMostOnce 0"]);
+}
