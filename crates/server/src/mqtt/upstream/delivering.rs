@@ -27,8 +27,8 @@ impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
         self.deliver_live(engine);
-        if self.deliver_queued(engine) {
-            // Some need no answer of the client, and are acknowledged upstream.
+        if self.deliver_queued(engine) || self.uplink.can_resume() {
+            // Some need no answer of the client, and are acknowledged upstream; or there is room for more.
             self.take_turn(engine);
         }
         if work::is_turn_over() {

@@ -5,7 +5,8 @@
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
-//! - [`farewell`]: the rest of a session's work when its connection has ended.
+//! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
+//!   [`delayed_wills`], [`detached_ages`].
 //!
 //! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
 //! gives it. The queue is the session: it exists for as long as the queue does, and a client finds it on any Leveret, and on
@@ -16,7 +17,9 @@
 //! the upstream has confirmed it, and to the upstream once its receiver has acknowledged it.
 
 mod admission;
+mod delayed_wills;
 mod delivering;
+mod detached_ages;
 mod farewell;
 mod hub;
 mod live;
@@ -24,6 +27,8 @@ mod publishing;
 mod queue_consumer;
 mod queue_requests;
 mod session;
+#[cfg(test)]
+mod simulation;
 mod subscribing;
 mod takeover;
 #[cfg(test)]

@@ -17,7 +17,7 @@ use sync::work;
 use tokio::sync::oneshot;
 use transport::Outbox;
 
-use super::farewell::{DelayedWill, Farewell, publish_will};
+use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::publishing::Unconfirmed;
@@ -307,12 +307,11 @@ impl MqttSession for UpstreamSession {
     }
 
     fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
-        let Self { hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
+        let Self {
+            hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, answers, ..
+        } = *self;
         drop(live);
-        // They are being published, and must not be published again.
-        for packet_id in uplink.unconfirmed_ids() {
-            session.accepted(packet_id);
-        }
+        answers.iter().for_each(|then| note_accepted(&mut session, then));
         // Messages in flight return to the session's queue.
         let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
@@ -324,7 +323,9 @@ impl MqttSession for UpstreamSession {
             _ => end.will_delay().unwrap_or_default(),
         };
         let mut will = end.will;
-        if delay.is_zero()
+        // Without room for it, the will does not wait.
+        let share = will.as_ref().filter(|_| !delay.is_zero()).and_then(|will| hub.wills.add(will));
+        if share.is_none()
             && let Some(will) = will.take()
         {
             publish_will(&mut uplink, mapping, &will, now);
@@ -333,17 +334,25 @@ impl MqttSession for UpstreamSession {
         let has_queue = queue.state != QueueState::Absent;
         // Another server has the queue if it has the client.
         let deletes = (expiry == 0 && has_queue && taken.is_none()).then_some(queue.name);
-        let (later, published) = match will {
+        let (later, published) = match will.zip(share) {
             // The client has come back in time.
             Some(_) if taken.is_some() => (None, None),
-            Some(will) => {
+            Some((will, share)) => {
                 let (publish_now, fate) = oneshot::channel();
-                (Some(DelayedWill { due: at + delay, fate, will, mapping }), Some(publish_now))
+                (Some(DelayedWill { due: at + delay, fate, will, mapping, share }), Some(publish_now))
             }
             None => (None, None),
         };
         let left = (expiry > 0).then(|| {
-            Box::new(DetachedUpstream { user, session, has_queue, expiry, since: now, will: published })
+            Box::new(DetachedUpstream {
+                user,
+                session,
+                has_queue,
+                expiry,
+                since: now,
+                will: published,
+                age: None,
+            })
         });
         Farewell { hub, owner, claim, uplink, deletes, left, will: later, watched }.say(at);
     }

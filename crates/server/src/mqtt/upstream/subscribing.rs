@@ -23,6 +23,8 @@ pub(super) struct PendingSubscribes {
     packets: VecDeque<PendingPacket>,
     /// Number of the last request; requests about the queue and live subscriptions are numbered together.
     last: u64,
+    /// Number of the last request that restored a subscription, which no packet waits for.
+    last_restored: u64,
 }
 
 /// A SUBSCRIBE or UNSUBSCRIBE.
@@ -225,6 +227,10 @@ impl UpstreamSession {
     pub(super) fn answered(&mut self, number: u64, answer: Result<(), Fault>, engine: &mut Engine) {
         let refused = answer.err().and_then(|fault| {
             tracing::debug!(client = &*self.owner.client_id, %fault, "refused by the upstream");
+            if number <= self.pending.last_restored {
+                // The session stays for when the client has permission again, as on the embedded broker.
+                self.fail(of_fault(&fault), &fault);
+            }
             // A queue that another server has declared otherwise is used as it is.
             (fault.code != ReplyCode::PreconditionFailed).then(|| of_fault(&fault))
         });
@@ -261,6 +267,7 @@ impl UpstreamSession {
                 self.live.subscribe(&self.shared, &self.outbox, &key, number);
             }
         }
+        self.pending.last_restored = self.pending.last;
         self.consume();
     }
 }
