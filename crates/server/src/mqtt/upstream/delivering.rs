@@ -39,7 +39,8 @@ impl UpstreamSession {
     /// Takes answers and messages from the shared queue.
     fn deliver_live(&mut self, engine: &mut Engine) {
         while self.is_open() && !work::is_turn_over() {
-            let has_room = self.outbox.has_room();
+            // A message that waits for the window holds up those behind it.
+            let has_room = self.outbox.has_room() && (engine.room() > 0 || !self.live.holds());
             match self.live.take(has_room) {
                 None => return,
                 Some(LiveEvent::Answered(number, answer)) => self.answered(number, answer, engine),
