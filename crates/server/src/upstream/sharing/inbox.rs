@@ -287,7 +287,10 @@ mod tests {
         push(&inbox, &[1], b"a");
         inbox.push(SharedEvent::Subscribed(2));
         assert!(matches!(inbox.take(false), Some(SharedEvent::Subscribed(1))));
-        assert!(matches!(inbox.take(false), Some(SharedEvent::Subscribed(2))), "it does not wait for the message");
+        assert!(
+            matches!(inbox.take(false), Some(SharedEvent::Subscribed(2))),
+            "it does not wait for the message"
+        );
         assert!(inbox.take(false).is_none());
         outer.take_nudge();
         push(&inbox, &[1], b"b");
