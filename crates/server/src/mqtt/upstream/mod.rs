@@ -1,7 +1,8 @@
 //! MQTT clients in front of an upstream: what RabbitMQ's plug-in does there, as AMQP through the pool.
 //!
 //! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
-//! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions; [`delivering`]: messages for the client.
+//! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they
+//!   are answered; [`delivering`]: messages for the client, and [`ways`]: how they come.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
@@ -23,6 +24,7 @@ mod detached_ages;
 mod farewell;
 mod hub;
 mod live;
+mod pending;
 mod publishing;
 mod queue_consumer;
 mod queue_requests;
@@ -34,6 +36,7 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 mod uplink;
+mod ways;
 
 pub(super) use admission::UpstreamAdmission;
 pub(crate) use hub::UpstreamHub;

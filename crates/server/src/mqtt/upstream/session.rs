@@ -20,10 +20,11 @@ use transport::Outbox;
 use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
+use super::pending::{PendingEntries, PendingSubscribes};
 use super::publishing::Unconfirmed;
-use super::subscribing::PendingSubscribes;
 use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
+use super::ways::Ways;
 use crate::mqtt::claims::Owner;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
@@ -50,6 +51,7 @@ pub(super) struct UpstreamSession {
     pub(super) subscriptions: Subscriptions,
     /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
     pub(super) pending: PendingSubscribes,
+    pub(super) ways: Ways,
     /// The session's queue for messages of QoS 1.
     pub(super) queue: SessionQueue,
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
@@ -65,7 +67,7 @@ pub(super) struct UpstreamSession {
     /// Why the connection has to end, if it has.
     end: Option<ReasonCode>,
     pub(super) now: Timestamp,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 /// The queue of a session.
@@ -127,6 +129,7 @@ impl UpstreamSession {
             live: LiveFilters::new(shared_login),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
+            ways: Ways::default(),
             queue: SessionQueue { name, state },
             uses_queue: admitted.has_queue || admitted.expiry > 0,
             answers: VecDeque::new(),
@@ -174,9 +177,19 @@ impl UpstreamSession {
         if !self.is_open() {
             return;
         }
-        if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
-            return self.fail(ReasonCode::ServerUnavailable, &fault);
+        self.end_lingering();
+        loop {
+            if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
+                return self.fail(ReasonCode::ServerUnavailable, &fault);
+            }
+            self.handle_events(engine);
+            if !self.handle_entries(engine) {
+                return;
+            }
         }
+    }
+
+    fn handle_events(&mut self, engine: &mut Engine) {
         while let Some(event) = self.uplink.next_event() {
             match event {
                 UplinkEvent::Published(then) => self.answers.push_back(then),
@@ -255,11 +268,13 @@ impl MqttSession for UpstreamSession {
     fn completed(&mut self) {}
 
     fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
-        self.subscribe_all(engine, packet_id, requests);
+        self.pending.push(packet_id, PendingEntries::Subscribe(requests.into_iter()));
+        self.handle_entries(engine);
     }
 
     fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
-        self.unsubscribe_all(engine, packet_id, filters);
+        self.pending.push(packet_id, PendingEntries::Unsubscribe(filters.into_iter()));
+        self.handle_entries(engine);
     }
 
     fn flush(&mut self, engine: &mut Engine) {
@@ -303,7 +318,9 @@ impl MqttSession for UpstreamSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.uplink.next_deadline()
+        // Without room, nothing is sent by then.
+        let ways = self.ways.next_deadline().filter(|_| self.outbox.has_room());
+        self.uplink.next_deadline().into_iter().chain(ways).min()
     }
 
     fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
