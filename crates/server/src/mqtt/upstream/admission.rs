@@ -149,7 +149,9 @@ impl UpstreamAdmission {
                 let queue = queue_name(&self.owner.client_id, 0).into();
                 claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
             }
-            claiming.uplink.request(PROBE, claiming.delete(queue));
+            // Not only if it has no consumer, for which the pool would need a connection of the client's own. One on another
+            // server loses its consumer, and hears of this connection.
+            claiming.uplink.request(PROBE, QueueRequest::Delete { queue });
         }
         self.stage = Stage::Probing(claiming, kept, wants_session);
         true
@@ -168,8 +170,7 @@ impl UpstreamAdmission {
         }
         if claiming.earlier.has_paused() {
             let queue = queue_name(&self.owner.client_id, 1).into();
-            let request = if *is_asked { QueueRequest::Find { queue } } else { claiming.delete(queue) };
-            claiming.uplink.request(PROBE, request);
+            claiming.uplink.request(PROBE, QueueRequest::Find { queue });
             if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
                 return Some(Err(unavailable(entering.core, &fault)));
             }
@@ -243,24 +244,10 @@ impl UpstreamAdmission {
 }
 
 impl Claiming {
-    /// The request that deletes the session's queue. Other servers that were told of the client stop consuming from it first.
-    fn delete(&self, queue: Box<str>) -> QueueRequest {
-        match &self.watched {
-            Some(watched) if watched.is_announced() && self.earlier.may_pause() => {
-                QueueRequest::DeleteUnused { queue }
-            }
-            _ => QueueRequest::Delete { queue },
-        }
-    }
-
     /// Whether the queue still has a consumer, and the request for it is to be made again after a pause.
     fn waits(&mut self, answer: &Result<(), Fault>, outbox: &Arc<Outbox>) -> bool {
         let is_announced = self.watched.as_ref().is_some_and(Watched::is_announced);
-        let is_used = match answer {
-            Ok(()) => self.uplink.consumers() > 0,
-            // It is to be deleted if it has no consumer.
-            Err(fault) => fault.code == ReplyCode::PreconditionFailed,
-        };
+        let is_used = answer.is_ok() && self.uplink.consumers() > 0;
         is_announced && self.earlier.pause(is_used, outbox)
     }
 }
