@@ -28,6 +28,8 @@ pub(super) struct Farewell {
     pub(super) uplink: Uplink,
     /// The queue of a session that has ended.
     pub(super) deletes: Option<Box<str>>,
+    /// Requests about groups that it leaves.
+    pub(super) leaves: Vec<QueueRequest>,
     /// The session, if it outlives its connection.
     pub(super) left: Option<Box<DetachedUpstream>>,
     pub(super) will: Option<DelayedWill>,
@@ -48,9 +50,13 @@ impl Farewell {
     /// Does everything: at once if the upstream is not to answer, otherwise in a task of its own. The session is released
     /// when its messages are back in their queue, so that another connection finds them in their order.
     pub(super) fn say(mut self, now: Instant) {
-        let waits = !self.uplink.is_stopped() || self.deletes.is_some() || self.will.is_some();
+        let has_requests = self.deletes.is_some() || !self.leaves.is_empty();
+        let waits = !self.uplink.is_stopped() || has_requests || self.will.is_some();
         if let Some(queue) = self.deletes.take() {
             self.uplink.request(0, QueueRequest::Delete { queue });
+        }
+        for request in std::mem::take(&mut self.leaves) {
+            self.uplink.request(0, request);
         }
         if waits {
             tokio::spawn(self.run());

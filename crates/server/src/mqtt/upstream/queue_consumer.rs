@@ -25,6 +25,18 @@ pub(super) struct QueuedMessage {
     pub(super) body: Vec<u8>,
 }
 
+impl QueuedMessage {
+    /// The message that was delivered to a consumer.
+    pub(super) fn of(message: ReceivedMessage<'_>) -> Option<Self> {
+        let ReceivedMessage { method, properties, body } = message;
+        let ContentMethod::Deliver { delivery_tag, redelivered, exchange, routing_key, .. } = method else {
+            return None;
+        };
+        let (properties, body) = (properties.into(), body.into_owned());
+        Some(Self { delivery_tag, redelivered, exchange, routing_key, properties, body })
+    }
+}
+
 /// The consumer, whose window bounds the messages that wait here and those that the client has not acknowledged.
 #[derive(Default)]
 pub(super) struct SessionConsumer {
@@ -103,19 +115,8 @@ impl SessionConsumer {
 
     /// Handles a message of the upstream.
     pub(super) fn handle_message(&mut self, message: ReceivedMessage<'_>) {
-        let ReceivedMessage { method, properties, body } = message;
-        if let ContentMethod::Deliver { delivery_tag, redelivered, exchange, routing_key, .. } = method
-            && self.state == ConsumerState::Consuming
-        {
-            let (properties, body) = (properties.into(), body.into_owned());
-            self.arrived.push_back(QueuedMessage {
-                delivery_tag,
-                redelivered,
-                exchange,
-                routing_key,
-                properties,
-                body,
-            });
+        if self.state == ConsumerState::Consuming {
+            self.arrived.extend(QueuedMessage::of(message));
         }
     }
 
