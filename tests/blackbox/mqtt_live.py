@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from harness.mqtt5_wire import UNSUBSCRIBE, Mqtt5Wire
+from harness.mqtt5_wire import Mqtt5Wire, packets
 from harness.mqtt_client import MqttClient
 from harness.mqtt_pool import MqttPool
-from harness.mqtt_wire import PUBACK, PUBLISH, SUBACK, SUBSCRIBE, MqttWire, text
+from harness.mqtt_wire import PUBACK, PUBLISH, SUBACK, MqttWire
 from harness.releases import RELEASES, missing
 
 
@@ -44,26 +44,6 @@ def test_a_subscriber_that_acknowledges_late_gets_all_in_order(pool, window):
             while unacknowledged:
                 slow.ack(PUBACK, unacknowledged.pop(0))
         assert came == list(range(count))
-
-
-def packets(*requests):
-    """SUBSCRIBEs, each with its options, and UNSUBSCRIBEs, of one filter or several, numbered from 1, as one write."""
-    sent = b""
-    for number, (names, options) in enumerate(requests, 1):
-        names = [names] if isinstance(names, str) else names
-        kind = UNSUBSCRIBE if options is None else SUBSCRIBE
-        tail = b"" if options is None else bytes([options])
-        body = struct.pack(">HB", number, 0) + b"".join(text(name) + tail for name in names)
-        sent += bytes([kind << 4 | 2]) + length(len(body)) + body
-    return sent
-
-
-def length(number):
-    data = b""
-    while number >= 128:
-        data += bytes([number & 127 | 128])
-        number >>= 7
-    return data + bytes([number])
 
 
 @pytest.mark.parametrize("lasts", [False, True])

@@ -6,7 +6,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from harness import mqtt_wire
-from harness.mqtt_wire import CONNACK, CONNECT, PUBACK, PUBCOMP, PUBLISH, SUBACK, SUBSCRIBE, MqttWire, text
+from harness.mqtt_wire import CONNACK, CONNECT, PUBACK, PUBCOMP, PUBLISH, SUBACK, SUBSCRIBE, MqttWire, text, varint
 
 UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = range(10, 15)
 # Of CONNECT.
@@ -68,6 +68,18 @@ class Mqtt5Wire(MqttWire):
             return None
         self.unread = head + self.unread
         return decoded(*self.packet(), head[0] & 15)
+
+
+def packets(*requests):
+    """SUBSCRIBEs, each with its options, and UNSUBSCRIBEs, of one filter or several, numbered from 1, as one write."""
+    sent = b""
+    for number, (names, options) in enumerate(requests, 1):
+        names = [names] if isinstance(names, str) else names
+        kind = UNSUBSCRIBE if options is None else SUBSCRIBE
+        tail = b"" if options is None else bytes([options])
+        body = struct.pack(">HB", number, 0) + b"".join(text(name) + tail for name in names)
+        sent += bytes([kind << 4 | 2]) + varint(len(body)) + body
+    return sent
 
 
 def decoded(kind, body, flags):

@@ -303,6 +303,7 @@ impl Admission for UpstreamAdmission {
             claim,
             uplink,
             deletes: None,
+            leaves: Vec::new(),
             left: kept,
             will: None,
             watched,

@@ -29,7 +29,7 @@ impl UpstreamSession {
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
         self.deliver_live(engine);
         self.deliver_deferred(engine);
-        let is_settled = self.deliver_queued(engine);
+        let is_settled = self.deliver_queued(engine) | self.deliver_shared(engine);
         // Answers may have made room for further entries.
         if self.handle_entries(engine) || is_settled || self.uplink.can_resume() {
             // Some messages need no answer of the client, and are acknowledged upstream; or there is room for more.
@@ -140,6 +140,38 @@ impl UpstreamSession {
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         self.send(message, delivery_tag, engine).is_ok() && is_answered
+    }
+
+    /// Sends messages of shared subscriptions. Returns whether some are to be acknowledged upstream.
+    fn deliver_shared(&mut self, engine: &mut Engine) -> bool {
+        let mut is_settled = false;
+        while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
+            let Some((consumer, message)) = self.uplink.take_shared() else { break };
+            let delivery_tag = message.delivery_tag;
+            if !self.send_shared(consumer, message, engine) {
+                self.uplink.acknowledge_shared(consumer, delivery_tag);
+                is_settled = true;
+            }
+        }
+        is_settled
+    }
+
+    /// Sends a message of a shared subscription. Returns whether the client is to acknowledge it.
+    fn send_shared(&mut self, consumer: usize, queued: QueuedMessage, engine: &mut Engine) -> bool {
+        work::charge(MESSAGE, 1);
+        let QueuedMessage { delivery_tag, redelivered, routing_key, properties, body, .. } = queued;
+        let Some(verdict) = self.groups.verdict(consumer) else { return false };
+        let Ok(properties) = Properties::decode(&properties) else { return false };
+        let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
+        let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
+        let is_answered = message.qos != QoS::AtMostOnce;
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let is_sent = self.send(message, tag, engine).is_ok() && is_answered;
+        if is_sent {
+            self.groups.sent(tag, consumer, delivery_tag);
+        }
+        is_sent
     }
 
     /// The part of an AMQP message that matters to MQTT clients; `None` if it has no topic.

@@ -32,6 +32,8 @@ pub(super) struct Farewell {
     pub(super) uplink: Uplink,
     /// The queue of a session that has ended.
     pub(super) deletes: Option<Box<str>>,
+    /// Requests about groups that it leaves.
+    pub(super) leaves: Vec<QueueRequest>,
     /// The session, if it outlives its connection.
     pub(super) left: Option<Box<DetachedUpstream>>,
     pub(super) will: Option<DelayedWill>,
@@ -57,6 +59,9 @@ impl Farewell {
         while let Some(event) = self.uplink.next_event() {
             note(&mut self.left, event);
         }
+        for request in std::mem::take(&mut self.leaves) {
+            self.uplink.request(0, request);
+        }
         let is_unconfirmed = self.left.is_some() && !self.uplink.is_settled();
         let waits = is_unconfirmed
             || self.uplink.has_requests()
@@ -73,7 +78,7 @@ impl Farewell {
     }
 
     async fn run(self, _unfinished: UnfinishedWork) {
-        let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched } = self;
+        let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched, .. } = self;
         let settled = uplink.settle(|event| note(&mut left, event));
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
         // has not confirmed are published again by their client.

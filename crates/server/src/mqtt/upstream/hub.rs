@@ -120,6 +120,11 @@ impl UpstreamHub {
         &self.settings[usize::from(compatibility == Compatibility::V4)][usize::from(is_lasting)]
     }
 
+    /// The longest time that a session outlives its connection, in milliseconds.
+    pub(super) fn longest_lease(&self) -> u64 {
+        u64::from(self.config.settings.session_expiry_maximum) * 1000
+    }
+
     /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one.
     ///
     /// # Errors

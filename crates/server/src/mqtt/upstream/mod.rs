@@ -5,6 +5,7 @@
 //!   are answered; [`delivering`]: messages for the client, and [`ways`]: how they come.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
+//! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
 //!   [`delayed_wills`], [`detached_ages`].
@@ -22,6 +23,8 @@ mod delayed_wills;
 mod delivering;
 mod detached_ages;
 mod farewell;
+mod group_consumers;
+mod groups;
 mod hub;
 mod live;
 mod pending;

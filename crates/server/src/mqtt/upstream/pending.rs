@@ -15,8 +15,8 @@ const MAX_PACKETS: usize = 1024;
 /// Requests upstream without an answer at which the entries of further packets, which may be very many, wait.
 const MAX_WAITING: usize = 1024;
 
-/// Packets that wait for the upstream, answered in their order. Their entries are handled one by one, as the turn and the upstream
-/// have room for them.
+/// Packets that wait for the upstream, answered in their order. Their entries are handled one by one, as the turn and the
+/// upstream have room for them.
 #[derive(Default)]
 pub(super) struct PendingSubscribes {
     packets: VecDeque<PendingPacket>,
@@ -237,5 +237,104 @@ impl PendingSubscribes {
             latest.settled = Some(subscribed.subscription);
         }
         Some(SubscribeOutcome::Granted(subscribed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqtt::QoS;
+    use mqtt::packet::SubscribeOptions;
+
+    use super::*;
+
+    const NO: ReasonCode = ReasonCode::NotAuthorized;
+
+    fn request(text: &str) -> Request {
+        let options = SubscribeOptions::of_qos(QoS::AtMostOnce);
+        Request { text: text.into(), fault: None, options, wants_retained: false, identifier: None }
+    }
+
+    fn subscribed(filter: &str) -> Subscribed {
+        let options = SubscribeOptions::of_qos(QoS::AtMostOnce);
+        Subscribed { filter: filter.into(), subscription: Subscription { options, identifier: None } }
+    }
+
+    /// Adds a SUBSCRIBE, whose entry is handled. Returns the number of its request.
+    fn subscribe(pending: &mut PendingSubscribes, packet_id: u16, settled: Option<Subscription>) -> u64 {
+        pending.push(packet_id, PendingEntries::Subscribe(vec![request("f")].into_iter()));
+        assert!(pending.next_entry().is_some());
+        let number = pending.next_number();
+        pending.begin("f", number, settled);
+        pending.resolve(ReasonCode::Success, &[number], Some(subscribed("f")));
+        number
+    }
+
+    fn answers(pending: &mut PendingSubscribes) -> Vec<(u16, Vec<ReasonCode>)> {
+        let answers = std::iter::from_fn(|| pending.next_answer());
+        answers
+            .filter_map(|then| match then {
+                Then::Subscribed { packet_id, reasons } | Then::Unsubscribed { packet_id, reasons } => {
+                    Some((packet_id, reasons))
+                }
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn packets_are_answered_in_their_order_whichever_request_is_first() {
+        let mut pending = PendingSubscribes::default();
+        let first = subscribe(&mut pending, 1, None);
+        pending.push(2, PendingEntries::Unsubscribe(vec!["x".into(), "y".into()].into_iter()));
+        assert!(pending.next_entry().is_some());
+        pending.resolve(ReasonCode::Success, &[], None);
+        assert!(!pending.has_room() && pending.next_entry().is_some());
+        pending.resolve(ReasonCode::NoSubscriptionExisted, &[], None);
+        assert!(pending.next_entry().is_none() && pending.has_room() && !pending.is_due());
+        assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted(_))));
+        assert!(pending.is_due());
+        let both = vec![ReasonCode::Success, ReasonCode::NoSubscriptionExisted];
+        assert_eq!(answers(&mut pending), [(1, vec![ReasonCode::Success]), (2, both)]);
+        assert!(pending.is_empty());
+        // The numbers of packets go on.
+        let next = subscribe(&mut pending, 3, None);
+        pending.answered(next, Some(NO));
+        assert_eq!(answers(&mut pending), [(3, vec![NO])]);
+    }
+
+    #[test]
+    fn a_refusal_leaves_the_subscription_that_was_there() {
+        let outcome = |pending: &mut PendingSubscribes, number| match pending.answered(number, Some(NO)) {
+            Some(SubscribeOutcome::Refused { settled, .. }) => settled,
+            _ => unreachable!(),
+        };
+        let before = Some(subscribed("f").subscription);
+        let mut pending = PendingSubscribes::default();
+        let (first, second) = (subscribe(&mut pending, 1, before), subscribe(&mut pending, 2, None));
+        assert!(outcome(&mut pending, first).is_none(), "the second decides");
+        assert_eq!(outcome(&mut pending, second), Some(before));
+        let (first, second) = (subscribe(&mut pending, 3, None), subscribe(&mut pending, 4, before));
+        assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted(_))));
+        assert_eq!(outcome(&mut pending, second), Some(before), "the first was granted");
+        let third = subscribe(&mut pending, 5, before);
+        pending.forget("f");
+        assert!(outcome(&mut pending, third).is_none(), "it was unsubscribed from");
+        assert!(pending.latest.is_empty() && pending.waiting.is_empty());
+    }
+
+    #[test]
+    fn entries_wait_while_very_many_requests_are_unanswered() {
+        let mut pending = PendingSubscribes::default();
+        let filters = vec!["f".into(); MAX_WAITING + 1];
+        pending.push(1, PendingEntries::Unsubscribe(filters.into_iter()));
+        let mut numbers = Vec::new();
+        while pending.next_entry().is_some() {
+            numbers.push(pending.next_number());
+            pending.resolve(ReasonCode::Success, &numbers[numbers.len() - 1..], None);
+        }
+        assert_eq!(numbers.len(), MAX_WAITING);
+        assert!(pending.has_entries() && !pending.has_room());
+        pending.answered(numbers[0], None);
+        assert!(pending.next_entry().is_some());
     }
 }

@@ -29,6 +29,22 @@ pub(super) struct QueuedMessage {
     pub(super) body: Vec<u8>,
 }
 
+impl QueuedMessage {
+    /// The message that was delivered to a consumer.
+    pub(super) fn of(message: ReceivedMessage<'_>) -> Option<Self> {
+        let ReceivedMessage { method, properties, body } = message;
+        let ContentMethod::Deliver { delivery_tag, redelivered, exchange, routing_key, .. } = method else {
+            return None;
+        };
+        let (properties, body) = (properties.into(), body.into_owned());
+        Some(Self { delivery_tag, redelivered, exchange, routing_key, properties, body })
+    }
+
+    fn bytes(&self) -> usize {
+        self.routing_key.len() + self.properties.len() + self.body.len()
+    }
+}
+
 /// The consumer, whose window bounds the messages that wait here and those that the client has not acknowledged.
 #[derive(Default)]
 pub(super) struct SessionConsumer {
@@ -37,12 +53,6 @@ pub(super) struct SessionConsumer {
     arrived: VecDeque<QueuedMessage>,
     /// Bytes of those.
     bytes: usize,
-}
-
-impl QueuedMessage {
-    fn bytes(&self) -> usize {
-        self.routing_key.len() + self.properties.len() + self.body.len()
-    }
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -121,13 +131,9 @@ impl SessionConsumer {
 
     /// Handles a message of the upstream.
     pub(super) fn handle_message(&mut self, message: ReceivedMessage<'_>) {
-        let ReceivedMessage { method, properties, body } = message;
-        if let ContentMethod::Deliver { delivery_tag, redelivered, exchange, routing_key, .. } = method
-            && self.state == ConsumerState::Consuming
+        if self.state == ConsumerState::Consuming
+            && let Some(message) = QueuedMessage::of(message)
         {
-            let (properties, body) = (properties.into(), body.into_owned());
-            let message =
-                QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body };
             self.bytes += message.bytes();
             self.arrived.push_back(message);
         }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use amqp::method::{channel, queue};
-use amqp::{Fault, FieldTable, FieldValue, Method, RawTable};
+use amqp::method::{channel, exchange, queue};
+use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
 
 use crate::mqtt::hub::EXCHANGE;
 use crate::upstream::client::{AmqpClient, announced};
@@ -38,6 +38,23 @@ pub(super) enum QueueRequest {
     Unbind {
         queue: Box<str>,
         key: Box<str>,
+    },
+    /// Declares an exchange that is there for as long as queues are bound to it.
+    DeclareMark {
+        mark: Box<str>,
+    },
+    BindMark {
+        queue: Box<str>,
+        mark: Box<str>,
+    },
+    UnbindMark {
+        queue: Box<str>,
+        mark: Box<str>,
+    },
+    /// Deletes a queue that has no consumer, if there is no such exchange.
+    LeaveGroup {
+        mark: Box<str>,
+        queue: Box<str>,
     },
 }
 
@@ -83,7 +100,7 @@ impl QueueRequests {
     pub(super) fn send(&mut self, client: &mut AmqpClient) {
         match self.channel {
             RequestChannel::Open if self.waiting.is_empty() => {
-                let reply_code = amqp::ReplyCode::Success.code();
+                let reply_code = ReplyCode::Success.code();
                 client.send(
                     REQUESTING,
                     channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 },
@@ -111,11 +128,18 @@ impl QueueRequests {
                 self.consumers = declared.consumer_count;
                 Ok(())
             }
-            Method::QueueDeleteOk(_) | Method::QueueBindOk(_) | Method::QueueUnbindOk(_) => Ok(()),
+            Method::QueueDeleteOk(_)
+            | Method::QueueBindOk(_)
+            | Method::QueueUnbindOk(_)
+            | Method::ExchangeDeclareOk(_) => Ok(()),
             Method::ChannelClose(close) => {
                 // Those behind it are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
-                Err(announced(close))
+                let fault = announced(close);
+                if fault.code == ReplyCode::NotFound && self.leaves_unmarked() {
+                    return None;
+                }
+                Err(fault)
             }
             Method::ChannelCloseOk(_) => {
                 self.channel = RequestChannel::Closed;
@@ -126,6 +150,15 @@ impl QueueRequests {
         let (number, _) = self.waiting.pop_front()?;
         self.sent = self.sent.saturating_sub(1);
         Some((number, answer))
+    }
+
+    /// If the first request was about a group whose exchange is not there, its queue is to be deleted.
+    fn leaves_unmarked(&mut self) -> bool {
+        let Some((_, request)) = self.waiting.front_mut() else { return false };
+        let QueueRequest::LeaveGroup { queue, .. } = request else { return false };
+        *request = QueueRequest::DeleteUnused { queue: std::mem::take(queue) };
+        self.sent = 0;
+        true
     }
 }
 
@@ -155,6 +188,30 @@ fn send(client: &mut AmqpClient, request: &QueueRequest) {
         QueueRequest::Unbind { queue, key } => {
             client
                 .send(REQUESTING, queue::Unbind { queue, exchange, routing_key: key, ..Default::default() });
+        }
+        QueueRequest::DeclareMark { mark } => {
+            let declare = exchange::Declare {
+                exchange: mark,
+                kind: "fanout",
+                durable: true,
+                auto_delete: true,
+                internal: true,
+                ..Default::default()
+            };
+            client.send(REQUESTING, declare);
+        }
+        QueueRequest::BindMark { queue, mark } => {
+            client.send(REQUESTING, queue::Bind { queue, exchange: mark, ..Default::default() });
+        }
+        QueueRequest::UnbindMark { queue, mark } => {
+            client.send(REQUESTING, queue::Unbind { queue, exchange: mark, ..Default::default() });
+        }
+        QueueRequest::LeaveGroup { mark, .. } => {
+            let kind = "fanout";
+            client.send(
+                REQUESTING,
+                exchange::Declare { exchange: mark, kind, passive: true, ..Default::default() },
+            );
         }
     }
 }

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use transport::Outbox;
 
 use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
+use super::groups::Groups;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::pending::{PendingEntries, PendingSubscribes};
@@ -52,6 +53,8 @@ pub(super) struct UpstreamSession {
     /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
     pub(super) pending: PendingSubscribes,
     pub(super) ways: Ways,
+    /// Its shared subscriptions.
+    pub(super) groups: Groups,
     /// The session's queue for messages of QoS 1.
     pub(super) queue: SessionQueue,
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
@@ -130,6 +133,7 @@ impl UpstreamSession {
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
             ways: Ways::default(),
+            groups: Groups::default(),
             queue: SessionQueue { name, state },
             uses_queue: admitted.has_queue || admitted.expiry > 0,
             answers: VecDeque::new(),
@@ -146,6 +150,11 @@ impl UpstreamSession {
     /// Whether subscriptions of QoS 1 are those of the session's queue.
     pub(super) fn uses_queue(&self) -> bool {
         self.uses_queue
+    }
+
+    /// Whether the session outlives its connection.
+    pub(super) fn lasts(&self) -> bool {
+        self.expiry > 0
     }
 
     /// Whether the connection goes on.
@@ -194,7 +203,11 @@ impl UpstreamSession {
             match event {
                 UplinkEvent::Published(then) => self.answers.push_back(then),
                 UplinkEvent::PublishRefused(fault, unconfirmed) => self.publish_refused(&fault, &unconfirmed),
-                UplinkEvent::Answered(number, answer) => self.answered(number, answer, engine),
+                UplinkEvent::Answered(number, answer) => {
+                    self.group_bound(number, &answer, engine);
+                    self.answered(number, answer, engine);
+                }
+                UplinkEvent::Group(consumer, event) => self.handle_group(consumer, event, engine),
                 UplinkEvent::ConsumerLost(fault) if fault.code == ReplyCode::NotFound => {
                     self.fail(ReasonCode::AdministrativeAction, &fault);
                 }
@@ -259,6 +272,8 @@ impl MqttSession for UpstreamSession {
     fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
         if tag < LIVE_TAGS {
             self.uplink.acknowledge(tag);
+        } else {
+            self.delivered_shared(tag);
         }
         if to_be_released {
             self.answers.push_back(Then::Release { packet_id });
@@ -325,7 +340,7 @@ impl MqttSession for UpstreamSession {
 
     fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
         let Self {
-            hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, answers, ..
+            hub, owner, claim, watched, user, mut uplink, live, queue, groups, mapping, now, at, answers, ..
         } = *self;
         drop(live);
         answers.iter().for_each(|then| note_accepted(&mut session, then));
@@ -334,6 +349,8 @@ impl MqttSession for UpstreamSession {
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
         uplink.stop_consuming();
         let taken = watched.as_ref().and_then(Watched::taken);
+        let (consumers, others) = groups.ends(end.session_expiry == 0 && taken.is_none());
+        consumers.into_iter().for_each(|(consumer, then)| uplink.stop_shared(consumer, then));
         let delay = match taken {
             // The session has ended.
             Some(TakenBy::Clean) => Duration::ZERO,
@@ -371,7 +388,7 @@ impl MqttSession for UpstreamSession {
                 age: None,
             })
         });
-        Farewell { hub, owner, claim, uplink, deletes, left, will: later, watched }.say(at);
+        Farewell { hub, owner, claim, uplink, deletes, leaves: others, left, will: later, watched }.say(at);
     }
 }
 

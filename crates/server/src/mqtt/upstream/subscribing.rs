@@ -19,8 +19,8 @@ use crate::mqtt::subscriptions::Class;
 const ENTRY: u32 = 2_000;
 
 impl UpstreamSession {
-    /// Handles entries of SUBSCRIBEs and UNSUBSCRIBEs while the turn lasts and the upstream has room. Returns whether there were
-    /// some. A packet is answered once the upstream has done all that its entries need.
+    /// Handles entries of SUBSCRIBEs and UNSUBSCRIBEs while the turn lasts and the upstream has room. Returns whether there
+    /// were some. A packet is answered once the upstream has done all that its entries need.
     pub(super) fn handle_entries(&mut self, engine: &mut Engine) -> bool {
         let mut has_handled = false;
         while self.is_open()
@@ -55,6 +55,9 @@ impl UpstreamSession {
             options.qos = options.qos.min(QoS::AtLeastOnce);
         }
         let subscription = Subscription { options, identifier: request.identifier };
+        if Self::is_shared(filter, engine) {
+            return self.share_one(engine, request, subscription);
+        }
         let before = engine.session().subscription(filter).copied();
         let class = self.class_of(options.qos);
         let (declared, number) = self.bind(class, &key);
@@ -96,16 +99,21 @@ impl UpstreamSession {
             self.live.subscribe(&self.shared, &self.outbox, key, number);
             return (None, number);
         }
-        let queue = self.queue.name.clone();
-        let declared = (self.queue.state == QueueState::Absent).then(|| {
-            let (number, expires) = (self.pending.next_number(), self.queue_expires());
-            self.uplink.request(number, QueueRequest::Declare { queue: queue.clone(), expires });
-            self.queue.state = QueueState::Declared(number);
-            number
-        });
+        let (queue, declared) = (self.queue.name.clone(), self.declare_queue());
         let number = self.pending.next_number();
         self.uplink.request(number, QueueRequest::Bind { queue, key: key.into() });
         (declared, number)
+    }
+
+    /// Has the session's queue declared, unless it is there. Returns the number of the request.
+    pub(super) fn declare_queue(&mut self) -> Option<u64> {
+        let queue = self.queue.name.clone();
+        (self.queue.state == QueueState::Absent).then(|| {
+            let (number, expires) = (self.pending.next_number(), self.queue_expires());
+            self.uplink.request(number, QueueRequest::Declare { queue, expires });
+            self.queue.state = QueueState::Declared(number);
+            number
+        })
     }
 
     /// A filter with this key does not need a way any more. Returns the number of the request if its binding is removed.
@@ -151,6 +159,11 @@ impl UpstreamSession {
         let before = engine.session_mut().unsubscribe(filter);
         let key = self.mapping.key(filter);
         self.pending.forget(filter);
+        if Self::is_shared(filter, engine) {
+            let number = self.leave_group(filter, engine);
+            let existed = before.map_or(ReasonCode::NoSubscriptionExisted, |_| ReasonCode::Success);
+            return self.pending.resolve(existed, number.as_slice(), None);
+        }
         let Some(before) = before else {
             // The queue of a session that another server has served may have the binding. No longer key can be bound.
             let is_bound =
@@ -199,7 +212,7 @@ impl UpstreamSession {
         engine.session_mut().subscribe(&filter, subscription);
         self.subscriptions.insert(&filter, subscription);
         if change.class == Class::Qos0 {
-            // What is in the queue is still sent.
+            // The messages in the queue are still sent.
             let key = self.mapping.key(&filter);
             self.end_way(&key, Class::Qos1);
         } else if let Some(over) = self.ways.linger(&filter, self.at) {
@@ -222,11 +235,17 @@ impl UpstreamSession {
         match settled {
             Some(Some(before)) => {
                 engine.session_mut().subscribe(filter, before);
+                if Self::is_shared(filter, engine) {
+                    return;
+                }
                 self.subscriptions.insert(filter, before);
             }
             Some(None) => {
                 self.subscriptions.remove(filter);
-                if let Some(removed) = engine.session_mut().unsubscribe(filter) {
+                let removed = engine.session_mut().unsubscribe(filter);
+                if Self::is_shared(filter, engine) {
+                    self.leave_group(filter, engine);
+                } else if let Some(removed) = removed {
                     self.end_way(&key, self.class_of(removed.options.qos));
                 }
             }
@@ -256,6 +275,10 @@ impl UpstreamSession {
         let all: Vec<(Box<str>, Subscription)> =
             engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
         for (filter, subscription) in all {
+            if Self::is_shared(&filter, engine) {
+                self.resume_group(&filter, subscription, engine);
+                continue;
+            }
             let Ok(key) = self.binding_key(&filter, engine) else { continue };
             self.subscriptions.insert(&filter, subscription);
             let class = self.class_of(subscription.options.qos);

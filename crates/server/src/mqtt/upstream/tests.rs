@@ -212,3 +212,93 @@ fn a_session_learns_that_its_queue_was_deleted() {
     let lost = uplink.next_event();
     assert!(matches!(lost, Some(UplinkEvent::ConsumerLost(fault)) if fault.code == ReplyCode::NotFound));
 }
+
+const GROUP: &str = "mqtt-subscription-g/a-shared";
+
+/// The bodies of messages of shared subscriptions, with their consumers and delivery tags.
+fn shared(uplink: &mut Uplink) -> Vec<(usize, u64, String)> {
+    std::iter::from_fn(|| uplink.take_shared())
+        .map(|(consumer, message)| (consumer, message.delivery_tag, message.body.escape_ascii().to_string()))
+        .collect()
+}
+
+/// Binds the queue of a group, and consumes from it. Returns the key of the consumer.
+fn join(uplink: &mut Uplink) -> usize {
+    uplink.request(1, QueueRequest::Declare { queue: GROUP.into(), expires: Some(60_000) });
+    uplink.request(2, QueueRequest::Bind { queue: GROUP.into(), key: "a".into() });
+    assert_eq!(settle(uplink), ["1 done", "2 done"]);
+    let consumer = uplink.consume_shared(GROUP, WINDOW);
+    assert_eq!(settle(uplink), [format!("Group({consumer}, Consuming)")]);
+    consumer
+}
+
+fn has_group(world: &World) -> bool {
+    world.broker().vhost("/").unwrap().queue(SessionId(0), GROUP).is_ok()
+}
+
+fn leave() -> QueueRequest {
+    QueueRequest::LeaveGroup { mark: GROUP.into(), queue: GROUP.into() }
+}
+
+#[test]
+fn a_member_that_leaves_keeps_the_messages_that_it_has_sent_and_returns_the_others() {
+    let mut world = World::new();
+    let (mut uplink, mut other) = (world.uplink(), world.uplink());
+    let consumer = join(&mut uplink);
+    for (packet_id, body) in [(1, "1"), (2, "2"), (3, "3")] {
+        uplink.publish(packet_id, "a", &PLAIN, body.as_bytes(), Instant::now());
+    }
+    settle(&mut uplink);
+    let (_, first) = uplink.take_shared().unwrap();
+    assert_eq!((first.delivery_tag, &*first.body), (1, &b"1"[..]));
+    uplink.cancel_shared(consumer);
+    assert!(settle(&mut uplink).contains(&format!("Group({consumer}, Cancelled)")));
+    assert!(!uplink.has_messages() && !uplink.is_stopped());
+    let heir = join(&mut other);
+    assert_eq!(shared(&mut other), [(heir, 1, "2".to_owned()), (heir, 2, "3".to_owned())]);
+    uplink.acknowledge_shared(consumer, 1);
+    uplink.stop_shared(consumer, vec![leave()]);
+    assert_eq!(settle(&mut uplink), [format!("Group({consumer}, Closed)"), "0 406".to_owned()]);
+    assert!(uplink.is_stopped() && has_group(&world), "the other one has it");
+    other.stop_shared(heir, vec![leave()]);
+    assert_eq!(settle(&mut other), [format!("Group({heir}, Closed)"), "0 done".to_owned()]);
+    assert!(!has_group(&world));
+}
+
+#[test]
+fn the_queue_of_a_group_stays_while_a_session_marks_it() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    declare(&mut uplink);
+    let mark = || GROUP.into();
+    uplink.request(3, QueueRequest::DeclareMark { mark: mark() });
+    uplink.request(4, QueueRequest::BindMark { queue: QUEUE.into(), mark: mark() });
+    assert_eq!(settle(&mut uplink), ["3 done", "4 done"]);
+    let consumer = join(&mut uplink);
+    uplink.stop_shared(consumer, vec![leave()]);
+    settle(&mut uplink);
+    assert!(has_group(&world));
+    // Its exchange goes with the session's queue.
+    uplink.request(5, QueueRequest::Delete { queue: QUEUE.into() });
+    uplink.request(6, leave());
+    assert_eq!(settle(&mut uplink), ["5 done", "6 done"]);
+    assert!(!has_group(&world));
+}
+
+#[test]
+fn a_consumer_that_is_refused_or_cancelled_costs_the_others_nothing() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    let consumer = join(&mut uplink);
+    let refused = uplink.consume_shared("none", WINDOW);
+    let events = settle(&mut uplink);
+    assert!(events[0].starts_with(&format!("Group({refused}, Lost(")), "{events:?}");
+    uplink.publish(1, "a", &PLAIN, b"1", Instant::now());
+    settle(&mut uplink);
+    assert_eq!(shared(&mut uplink), [(consumer, 1, "1".to_owned())]);
+    world.broker().vhost("/").unwrap().delete_queue(SessionId(0), GROUP, false, false).unwrap();
+    let events = settle(&mut uplink);
+    assert!(events[0].starts_with(&format!("Group({consumer}, Lost(")), "{events:?}");
+    settle(&mut uplink);
+    assert!(uplink.is_stopped());
+}

@@ -8,8 +8,9 @@ use std::time::Instant;
 use amqp::Fault;
 use sync::work;
 
+use super::group_consumers::{GROUPS, GroupConsumers, GroupEvent};
 use super::publishing::{PUBLISHING, PublishingChannel, PublishingClosed, Unconfirmed};
-use super::queue_consumer::{CONSUMING, SessionConsumer};
+use super::queue_consumer::{CONSUMING, QueuedMessage, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, ClientEvent};
@@ -32,6 +33,7 @@ pub(super) struct Uplink {
 struct UplinkChannels {
     publishing: PublishingChannel,
     consumer: SessionConsumer,
+    groups: GroupConsumers,
     requests: QueueRequests,
     /// Events that were not taken yet.
     events: VecDeque<UplinkEvent>,
@@ -48,6 +50,8 @@ pub(super) enum UplinkEvent {
     Answered(u64, Result<(), Fault>),
     /// The session's queue is not consumed any more.
     ConsumerLost(Fault),
+    /// An event of the consumer of a shared subscription with this key.
+    Group(usize, GroupEvent),
 }
 
 impl Uplink {
@@ -99,14 +103,39 @@ impl Uplink {
         &mut self.channels.consumer
     }
 
-    /// Whether messages of the session's queue wait for the client.
+    /// Starts to consume from the queue of a shared subscription. Returns the key of the consumer.
+    pub(super) fn consume_shared(&mut self, queue: &str, window: u16) -> usize {
+        self.channels.groups.start(&mut self.client, queue, window)
+    }
+
+    /// Ends a consumer of a shared subscription; see [`GroupConsumers::cancel`].
+    pub(super) fn cancel_shared(&mut self, consumer: usize) {
+        self.channels.groups.cancel(&mut self.client, consumer);
+    }
+
+    /// Stops a consumer of a shared subscription; see [`GroupConsumers::stop`].
+    pub(super) fn stop_shared(&mut self, consumer: usize, then: Vec<QueueRequest>) {
+        self.channels.groups.stop(&mut self.client, consumer, then);
+    }
+
+    /// The next message of a shared subscription, with the key of its consumer.
+    pub(super) fn take_shared(&mut self) -> Option<(usize, QueuedMessage)> {
+        self.channels.groups.take()
+    }
+
+    /// Acknowledges a message of a shared subscription.
+    pub(super) fn acknowledge_shared(&mut self, consumer: usize, delivery_tag: u64) {
+        self.channels.groups.acknowledge(&mut self.client, consumer, delivery_tag);
+    }
+
+    /// Whether messages of queues wait for the client.
     pub(super) fn has_messages(&self) -> bool {
-        self.channels.consumer.has_messages()
+        self.channels.consumer.has_messages() || self.channels.groups.has_messages()
     }
 
     /// Whether nothing is consumed, and no message is unacknowledged.
     pub(super) fn is_stopped(&self) -> bool {
-        self.channels.consumer.is_stopped()
+        self.channels.consumer.is_stopped() && self.channels.groups.is_empty()
     }
 
     /// Stops consuming; see [`SessionConsumer::stop`].
@@ -124,6 +153,7 @@ impl Uplink {
         loop {
             self.channels.requests.send(&mut self.client);
             self.channels.consumer.send(&mut self.client);
+            self.channels.groups.send(&mut self.client);
             self.client.flush(now)?;
             if !self.client.has_received() {
                 return Ok(());
@@ -226,7 +256,7 @@ impl Uplink {
 
 impl UplinkChannels {
     fn handle(&mut self, event: ClientEvent<'_>) {
-        let Self { publishing, consumer, requests, events } = self;
+        let Self { publishing, consumer, groups, requests, events } = self;
         match event {
             ClientEvent::Message(CONSUMING, message) => consumer.handle_message(message),
             ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
@@ -243,6 +273,13 @@ impl UplinkChannels {
             ClientEvent::Method(REQUESTING, method) => {
                 let answered = requests.handle(&method);
                 events.extend(answered.map(|(number, answer)| UplinkEvent::Answered(number, answer)));
+            }
+            ClientEvent::Message(number, message) if number >= GROUPS => {
+                groups.handle_message(number, message)
+            }
+            ClientEvent::Method(number, method) if number >= GROUPS => {
+                let event = groups.handle(number, &method, requests);
+                events.extend(event.map(|(consumer, event)| UplinkEvent::Group(consumer, event)));
             }
             ClientEvent::Message(..) | ClientEvent::Method(..) => {}
         }

@@ -1,5 +1,5 @@
-//! The ways by which a client's messages come, and changes from one to the other: the new one is bound before the old one ends, so
-//! that no message is missed.
+//! The ways by which a client's messages come, and changes from one to the other: the new one is bound before the old one ends,
+//! so that no message is missed.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -12,8 +12,8 @@ use mqtt::topic::TopicFilter;
 use crate::mqtt::subscriptions::Class;
 use crate::upstream::sharing::SharedMessage;
 
-/// The time that a live subscription goes on when the session's queue has been bound for it: what was published before may still
-/// be on its way through the shared queue.
+/// The time that a live subscription goes on when the session's queue has been bound for it: messages from before may still be
+/// on their way through the shared queue.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Most live subscriptions that linger; beyond that the oldest ends at once.
@@ -22,8 +22,8 @@ const MAX_LINGERING: usize = 64;
 /// The time that a live message waits for its copy in the session's queue, so that it does not come twice.
 const DEFERRAL: Duration = Duration::from_millis(500);
 
-/// Most messages that wait like this, and most of the queue's that are remembered: those of a window, several times. Messages beyond
-/// that may come twice.
+/// Most messages that wait like this, and most of the queue's that are remembered: those of a window, several times. Messages
+/// beyond that may come twice.
 const MAX_REMEMBERED: usize = 256;
 
 /// Most bytes of bodies that wait.

@@ -1,0 +1,235 @@
+//! The consumers of a client's shared subscriptions.
+
+use std::collections::VecDeque;
+
+use amqp::method::{basic, channel};
+use amqp::{Fault, Method, ReplyCode};
+use slab::Slab;
+
+use super::queue_consumer::QueuedMessage;
+use super::queue_requests::{QueueRequest, QueueRequests};
+use crate::upstream::client::{AmqpClient, ReceivedMessage, announced};
+
+/// The first of their channels' numbers.
+pub(super) const GROUPS: u16 = 5;
+
+/// Most shared subscriptions of a client: each has a channel upstream, of which RabbitMQ has 2,047 for a connection.
+pub(super) const MAX_GROUPS: u16 = 256;
+
+/// The consumers, each on a channel of its own, so that one that is refused or lost costs the others nothing, and so that
+/// closing the channel returns its messages to the group.
+#[derive(Default)]
+pub(super) struct GroupConsumers {
+    consumers: Slab<GroupConsumer>,
+    /// Where the search for the next message begins.
+    next: usize,
+    /// Number of messages in all of them.
+    arrived: usize,
+}
+
+struct GroupConsumer {
+    state: GroupConsumerState,
+    /// Messages that were not sent to the client yet.
+    arrived: VecDeque<QueuedMessage>,
+    /// The requests that follow once its messages are back in the queue.
+    then: Vec<QueueRequest>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GroupConsumerState {
+    /// Until basic.consume-ok.
+    Opening,
+    Consuming,
+    /// basic.cancel was sent: messages return to the queue, except for those that the client is to acknowledge.
+    Cancelling,
+    /// Until the client has acknowledged them.
+    Draining,
+    /// The upstream has cancelled it; its channel is to be closed.
+    Cancelled,
+    /// Until channel.close-ok.
+    Closing,
+}
+
+/// An event of a consumer.
+#[derive(Debug)]
+pub(super) enum GroupEvent {
+    Consuming,
+    /// No further message comes.
+    Cancelled,
+    /// The upstream has refused it, or ended it.
+    Lost(Fault),
+    /// Its messages are back in the queue.
+    Closed,
+}
+
+impl GroupConsumers {
+    /// Starts to consume from a queue. Returns the key of the consumer.
+    pub(super) fn start(&mut self, client: &mut AmqpClient, queue: &str, window: u16) -> usize {
+        let (arrived, then) = Default::default();
+        let key = self.consumers.insert(GroupConsumer { state: GroupConsumerState::Opening, arrived, then });
+        let channel = channel_of(key);
+        client.send(channel, channel::Open { reserved_1: "" });
+        client.send(channel, basic::Qos { prefetch_size: 0, prefetch_count: window, global: false });
+        client.send(channel, basic::Consume { queue, consumer_tag: TAG, ..Default::default() });
+        key
+    }
+
+    /// Ends a consumer, but for the messages that the client has: those that it has not return to the queue.
+    pub(super) fn cancel(&mut self, client: &mut AmqpClient, key: usize) {
+        let Some(consumer) = self.consumers.get_mut(key) else { return };
+        client.send(channel_of(key), basic::Cancel { consumer_tag: TAG, no_wait: false });
+        consumer.state = GroupConsumerState::Cancelling;
+        self.arrived -= consumer.arrived.len();
+        for QueuedMessage { delivery_tag, .. } in std::mem::take(&mut consumer.arrived) {
+            client.send(channel_of(key), give_back(delivery_tag));
+        }
+    }
+
+    /// Stops a consumer. Its messages return to the queue; `then` follows.
+    pub(super) fn stop(&mut self, client: &mut AmqpClient, key: usize, then: Vec<QueueRequest>) {
+        let Some(consumer) = self.consumers.get_mut(key) else { return };
+        self.arrived -= consumer.arrived.len();
+        consumer.arrived = VecDeque::new();
+        consumer.then = then;
+        close(client, key, consumer);
+    }
+
+    /// Closes the channels of those that the upstream has cancelled.
+    pub(super) fn send(&mut self, client: &mut AmqpClient) {
+        for (key, consumer) in &mut self.consumers {
+            match consumer.state {
+                GroupConsumerState::Cancelled => close(client, key, consumer),
+                GroupConsumerState::Cancelling | GroupConsumerState::Draining => {
+                    for QueuedMessage { delivery_tag, .. } in std::mem::take(&mut consumer.arrived) {
+                        self.arrived -= 1;
+                        client.send(channel_of(key), give_back(delivery_tag));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.consumers.is_empty()
+    }
+
+    /// Whether messages for the client wait here.
+    pub(super) fn has_messages(&self) -> bool {
+        self.arrived > 0
+    }
+
+    /// Acknowledges a message upstream.
+    pub(super) fn acknowledge(&self, client: &mut AmqpClient, key: usize, delivery_tag: u64) {
+        let is_open = |consumer: &GroupConsumer| {
+            !matches!(consumer.state, GroupConsumerState::Cancelled | GroupConsumerState::Closing)
+        };
+        if self.consumers.get(key).is_some_and(is_open) {
+            client.send(channel_of(key), basic::Ack { delivery_tag, multiple: false });
+        }
+    }
+
+    /// The next message for the client, of each consumer in turn, with the consumer's key.
+    pub(super) fn take(&mut self) -> Option<(usize, QueuedMessage)> {
+        if self.arrived == 0 {
+            return None;
+        }
+        let slots = self.consumers.capacity();
+        let mut keys = (0..slots).map(|at| (self.next + at) % slots);
+        let key = keys.find(|key| {
+            self.consumers.get(*key).is_some_and(|consumer| {
+                consumer.state == GroupConsumerState::Consuming && !consumer.arrived.is_empty()
+            })
+        })?;
+        self.next = key + 1;
+        let consumer = self.consumers.get_mut(key)?;
+        let message = consumer.arrived.pop_front()?;
+        if consumer.arrived.is_empty() {
+            consumer.arrived = VecDeque::new();
+        }
+        self.arrived -= 1;
+        Some((key, message))
+    }
+
+    /// Handles a message of the upstream.
+    pub(super) fn handle_message(&mut self, channel: u16, message: ReceivedMessage<'_>) {
+        let Some(consumer) = self.consumers.get_mut(key_of(channel)) else { return };
+        // One that comes while the consumer is being cancelled is given back.
+        let is_open = !matches!(consumer.state, GroupConsumerState::Cancelled | GroupConsumerState::Closing);
+        if is_open && let Some(message) = QueuedMessage::of(message) {
+            consumer.arrived.push_back(message);
+            self.arrived += 1;
+        }
+    }
+
+    /// Handles a method of the upstream on a channel of these. The requests that follow a consumer that has stopped are added
+    /// to `requests`. Returns the event with the consumer's key.
+    pub(super) fn handle(
+        &mut self,
+        channel: u16,
+        method: &Method<'_>,
+        requests: &mut QueueRequests,
+    ) -> Option<(usize, GroupEvent)> {
+        let key = key_of(channel);
+        let consumer = self.consumers.get_mut(key)?;
+        let is_closing = consumer.state == GroupConsumerState::Closing;
+        let event = match method {
+            Method::BasicConsumeOk(_) if consumer.state == GroupConsumerState::Opening => {
+                consumer.state = GroupConsumerState::Consuming;
+                return Some((key, GroupEvent::Consuming));
+            }
+            Method::BasicCancelOk(_) if consumer.state == GroupConsumerState::Cancelling => {
+                consumer.state = GroupConsumerState::Draining;
+                return Some((key, GroupEvent::Cancelled));
+            }
+            Method::BasicCancel(_) if !is_closing => {
+                consumer.state = GroupConsumerState::Cancelled;
+                self.arrived -= consumer.arrived.len();
+                consumer.arrived = VecDeque::new();
+                let fault = Fault::new(ReplyCode::NotFound, "the queue of a shared subscription was deleted");
+                return Some((key, GroupEvent::Lost(fault)));
+            }
+            Method::ChannelClose(close) if !is_closing => GroupEvent::Lost(announced(close)),
+            // Both sides may close it at the same moment.
+            Method::ChannelClose(_) | Method::ChannelCloseOk(_) => GroupEvent::Closed,
+            _ => return None,
+        };
+        let GroupConsumer { arrived, then, .. } = self.consumers.remove(key);
+        self.arrived -= arrived.len();
+        then.into_iter().for_each(|request| requests.push(UNANSWERED, request));
+        if self.consumers.is_empty() {
+            self.consumers = Slab::new();
+        }
+        Some((key, event))
+    }
+}
+
+fn close(client: &mut AmqpClient, key: usize, consumer: &mut GroupConsumer) {
+    if consumer.state != GroupConsumerState::Closing {
+        consumer.state = GroupConsumerState::Closing;
+        let reply_code = ReplyCode::Success.code();
+        let close = channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 };
+        client.send(channel_of(key), close);
+    }
+}
+
+/// The method that returns a message to its queue.
+fn give_back(delivery_tag: u64) -> basic::Nack {
+    basic::Nack { delivery_tag, multiple: false, requeue: true }
+}
+
+fn channel_of(key: usize) -> u16 {
+    // There are no more than `MAX_GROUPS`.
+    GROUPS + u16::try_from(key).unwrap_or(MAX_GROUPS)
+}
+
+fn key_of(channel: u16) -> usize {
+    usize::from(channel.saturating_sub(GROUPS))
+}
+
+/// RabbitMQ's name for the consumers of its MQTT clients.
+const TAG: &str = "mqtt";
+
+/// The number of requests whose answers do not matter.
+const UNANSWERED: u64 = 0;

@@ -1,0 +1,370 @@
+//! Shared subscriptions in front of an upstream: the members of a group compete on one queue there, whichever Leveret they are
+//! connected to.
+//!
+//! The queue is durable, and alike for all members, since its arguments cannot be changed: it expires once no member has
+//! consumed from it for as long as any session may last. A member whose session lasts binds its own queue to an exchange of
+//! the group (the *mark*), which is deleted by the upstream with the last queue bound to it. A member that leaves deletes the
+//! group's queue unless it has other consumers or a mark: so it ends with the last member, but not while a session that
+//! lasts is away. If servers end without a word, the queue expires.
+
+use amqp::{Fault, ReplyCode};
+use hashbrown::HashMap;
+use mqtt::ReasonCode;
+use mqtt::server::ServerConnection as Engine;
+use mqtt::session::Subscription;
+use mqtt::topic::TopicFilter;
+
+use super::group_consumers::{GroupEvent, MAX_GROUPS};
+use super::pending::Subscribed;
+use super::queue_requests::QueueRequest;
+use super::session::{UpstreamSession, of_fault};
+use crate::mqtt::hub::QUEUE_PREFIX;
+use crate::mqtt::message::MAX_SHORT;
+use crate::mqtt::session::{Refusal, Request, granted};
+use crate::mqtt::subscriptions::Verdict;
+
+/// The end of the names of groups' queues: those of sessions end in `qos0` or `qos1`, so that no client's identifier names one.
+const SUFFIX: &str = "-shared";
+
+/// The shortest expiry of a group's queue, in milliseconds, so that it outlasts a member that comes back at once.
+const MIN_EXPIRES: u64 = 60_000;
+
+/// How often a queue is declared again that is deleted before it is consumed from: by a member that leaves.
+const MAX_ATTEMPTS: u32 = 5;
+
+/// The groups of a client.
+#[derive(Default)]
+pub(super) struct Groups {
+    /// By the names of their queues.
+    groups: HashMap<Box<str>, Group>,
+    /// The names of those whose queues are being bound, by the numbers of the requests.
+    binding: HashMap<u64, Box<str>>,
+    /// The names of those with consumers, by the keys of these.
+    consumers: HashMap<usize, Box<str>>,
+    /// Ended consumers with messages that the client is to acknowledge yet, with the names of their queues.
+    draining: HashMap<usize, Box<str>>,
+    /// The consumer and the delivery tag of each message that the client has not acknowledged, by its tag.
+    in_flight: HashMap<u64, (usize, u64)>,
+}
+
+struct Group {
+    key: Box<str>,
+    /// Several if the upstream takes a dot for a slash. Without any, it is left.
+    filters: Vec<Box<str>>,
+    /// The subscription made last.
+    subscription: Subscription,
+    stage: GroupStage,
+    attempts: u32,
+    /// The requests that are answered when it is consumed from, and when it is left.
+    joining: Vec<u64>,
+    leaving: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GroupStage {
+    Binding,
+    /// Until the upstream delivers to the consumer with this key.
+    Opening(usize),
+    Consuming(usize),
+    /// Until no further message comes.
+    Cancelling(usize),
+}
+
+impl Groups {
+    /// The verdict for messages of a consumer.
+    pub(super) fn verdict(&self, consumer: usize) -> Option<Verdict> {
+        let group = self.groups.get(self.consumers.get(&consumer)?)?;
+        Some(Verdict::of(&group.subscription))
+    }
+
+    /// A message is sent that the client is to acknowledge.
+    pub(super) fn sent(&mut self, tag: u64, consumer: usize, delivery_tag: u64) {
+        self.in_flight.insert(tag, (consumer, delivery_tag));
+    }
+
+    /// The request that follows an ended consumer once the client has acknowledged all its messages: its queue is deleted if
+    /// nobody needs it.
+    fn drained(&mut self, consumer: usize) -> Option<QueueRequest> {
+        if self.in_flight.values().any(|(of, _)| *of == consumer) {
+            return None;
+        }
+        let queue = self.draining.remove(&consumer)?;
+        Some(QueueRequest::LeaveGroup { mark: queue.clone(), queue })
+    }
+
+    /// A consumer is lost. Its messages in flight are those of other members.
+    fn forget(&mut self, consumer: usize) -> Option<Box<str>> {
+        self.in_flight.retain(|_, (of, _)| *of != consumer);
+        self.consumers.remove(&consumer)
+    }
+}
+
+/// The queue of a group, and its binding key. `None` if the filter is not that of a shared subscription.
+fn group_of(filter: &str, engine: &Engine, key: impl FnOnce(&str) -> String) -> Option<(Box<str>, String)> {
+    let filter = TopicFilter::parse(filter, engine.version().is_5()).ok()?;
+    let (group, key) = (filter.group()?, key(filter.filter()));
+    Some((format!("{QUEUE_PREFIX}{group}/{key}{SUFFIX}").into(), key))
+}
+
+impl UpstreamSession {
+    /// Whether a filter is that of a shared subscription.
+    pub(super) fn is_shared(filter: &str, engine: &Engine) -> bool {
+        TopicFilter::parse(filter, engine.version().is_5()).is_ok_and(|filter| filter.group().is_some())
+    }
+
+    /// Subscribes to a shared filter. It is answered when the client's consumer is there.
+    pub(super) fn share_one(&mut self, engine: &mut Engine, request: &Request, subscription: Subscription) {
+        const TOO_LONG: Refusal =
+            Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 bytes" };
+        const TOO_MANY: Refusal =
+            Refusal { reason: ReasonCode::QuotaExceeded, text: "too many shared subscriptions" };
+        let filter = &*request.text;
+        let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) else { return };
+        let is_known = self.groups.groups.contains_key(&name);
+        let refused = match () {
+            () if name.len() > MAX_SHORT => Some(TOO_LONG),
+            () if !is_known && self.groups.groups.len() >= usize::from(MAX_GROUPS) => Some(TOO_MANY),
+            () => None,
+        };
+        if let Some(refusal) = refused {
+            return self.pending.resolve(refusal.reason, &[], None);
+        }
+        let number = self.pending.next_number();
+        let before = engine.session_mut().subscribe(filter, subscription);
+        self.pending.begin(filter, number, before);
+        let mut numbers = self.join(&name, &key, filter, subscription);
+        let qos = granted(subscription.options.qos);
+        match self.groups.groups.get_mut(&name) {
+            Some(group) if !matches!(group.stage, GroupStage::Consuming(_)) => {
+                group.joining.push(number);
+                numbers.push(number);
+                let subscribed = Subscribed { filter: filter.into(), subscription };
+                self.pending.resolve(qos, &numbers, Some(subscribed));
+            }
+            _ => {
+                self.pending.forget(filter);
+                self.pending.resolve(qos, &[], None);
+            }
+        }
+    }
+
+    /// Makes the client a member. Returns the numbers of the requests, except for that of the consumer.
+    fn join(&mut self, name: &str, key: &str, filter: &str, subscription: Subscription) -> Vec<u64> {
+        if let Some(group) = self.groups.groups.get_mut(name) {
+            group.subscription = subscription;
+            if !group.filters.iter().any(|other| **other == *filter) {
+                group.filters.push(filter.into());
+            }
+            return Vec::new();
+        }
+        let (joining, leaving) = Default::default();
+        let group = Group {
+            key: key.into(),
+            filters: vec![filter.into()],
+            subscription,
+            stage: GroupStage::Binding,
+            attempts: 0,
+            joining,
+            leaving,
+        };
+        self.groups.groups.insert(name.into(), group);
+        self.bind_group(name, key)
+    }
+
+    /// Has the queue of a group declared and bound, and marked by the queue of a session that lasts.
+    fn bind_group(&mut self, name: &str, key: &str) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        if self.lasts() {
+            numbers.extend(self.declare_queue());
+            let (mark, queue) = (name.into(), self.queue.name.clone());
+            numbers.push(self.request(QueueRequest::DeclareMark { mark }));
+            numbers.push(self.request(QueueRequest::BindMark { queue, mark: name.into() }));
+        }
+        let expires = Some(self.hub.longest_lease().max(MIN_EXPIRES));
+        numbers.push(self.request(QueueRequest::Declare { queue: name.into(), expires }));
+        let bound = self.request(QueueRequest::Bind { queue: name.into(), key: key.into() });
+        self.groups.binding.insert(bound, name.into());
+        numbers
+    }
+
+    fn request(&mut self, request: QueueRequest) -> u64 {
+        let number = self.pending.next_number();
+        self.uplink.request(number, request);
+        number
+    }
+
+    /// Handles the answer to a request if that has bound the queue of a group. The client then consumes from it.
+    pub(super) fn group_bound(&mut self, number: u64, answer: &Result<(), Fault>, engine: &mut Engine) {
+        let Some(name) = self.groups.binding.remove(&number) else { return };
+        if let Err(fault) = answer {
+            return self.group_refused(&name, fault, engine);
+        }
+        let window = self.window();
+        let Some(group) = self.groups.groups.get_mut(&name) else { return };
+        let consumer = self.uplink.consume_shared(&name, window);
+        group.stage = GroupStage::Opening(consumer);
+        self.groups.consumers.insert(consumer, name);
+        self.outbox.nudge();
+    }
+
+    /// Handles an event of a consumer.
+    pub(super) fn handle_group(&mut self, consumer: usize, event: GroupEvent, engine: &mut Engine) {
+        match event {
+            GroupEvent::Consuming => {
+                let Some(group) = self.group_mut(consumer) else { return };
+                (group.stage, group.attempts) = (GroupStage::Consuming(consumer), 0);
+                let (mut answered, is_left) = (std::mem::take(&mut group.joining), group.filters.is_empty());
+                if !is_left {
+                    // It was left and joined again meanwhile.
+                    answered.append(&mut group.leaving);
+                }
+                answered.into_iter().for_each(|number| self.answered(number, Ok(()), engine));
+                if is_left {
+                    self.close_group(consumer);
+                }
+            }
+            GroupEvent::Cancelled => {
+                let Some(name) = self.groups.consumers.remove(&consumer) else { return };
+                self.groups.draining.insert(consumer, name.clone());
+                self.drain_group(consumer);
+                self.group_left(&name, engine);
+            }
+            GroupEvent::Lost(fault) => {
+                let name = self.groups.forget(consumer);
+                if let Some(left) = self.groups.drained(consumer) {
+                    self.uplink.request(0, left);
+                }
+                if let Some(name) = name {
+                    self.group_lost(&name, &fault, engine);
+                }
+            }
+            GroupEvent::Closed => {}
+        }
+    }
+
+    /// The client has acknowledged a message that is not of the session's queue.
+    pub(super) fn delivered_shared(&mut self, tag: u64) {
+        let Some((consumer, delivery_tag)) = self.groups.in_flight.remove(&tag) else { return };
+        self.uplink.acknowledge_shared(consumer, delivery_tag);
+        self.drain_group(consumer);
+    }
+
+    /// Closes the channel of an ended consumer once the client has acknowledged all its messages.
+    fn drain_group(&mut self, consumer: usize) {
+        if let Some(left) = self.groups.drained(consumer) {
+            self.uplink.stop_shared(consumer, vec![left]);
+            self.outbox.nudge();
+        }
+    }
+
+    fn group_mut(&mut self, consumer: usize) -> Option<&mut Group> {
+        self.groups.groups.get_mut(self.groups.consumers.get(&consumer)?)
+    }
+
+    /// The upstream has ended a consumer, or refused it.
+    fn group_lost(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
+        let Some(group) = self.groups.groups.get_mut(name) else { return };
+        group.attempts += 1;
+        if group.filters.is_empty() {
+            return self.group_left(name, engine);
+        }
+        if fault.code != ReplyCode::NotFound || group.attempts > MAX_ATTEMPTS {
+            return self.group_refused(name, fault, engine);
+        }
+        // Another member has left, and deleted the queue, or an operator has.
+        group.stage = GroupStage::Binding;
+        let key = group.key.clone();
+        self.bind_group(name, &key);
+        self.outbox.nudge();
+    }
+
+    /// A group cannot be joined. A client that counts on it is disconnected.
+    fn group_refused(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
+        let Some(group) = self.groups.groups.remove(name) else { return };
+        if group.joining.is_empty() && !group.filters.is_empty() {
+            self.fail(of_fault(fault), fault);
+        }
+        // A refusal in any case: what is there already is of no use.
+        let fault = match fault.code {
+            ReplyCode::PreconditionFailed => Fault::new(ReplyCode::InternalError, fault.text.clone()),
+            _ => fault.clone(),
+        };
+        group.joining.into_iter().for_each(|number| self.answered(number, Err(fault.clone()), engine));
+        group.leaving.into_iter().for_each(|number| self.answered(number, Ok(()), engine));
+    }
+
+    /// A group has no consumer of the client any more. It joins it again if it has asked for that meanwhile.
+    fn group_left(&mut self, name: &str, engine: &mut Engine) {
+        let Some(group) = self.groups.groups.get_mut(name) else { return };
+        let (mut joined, leaving) = (Vec::new(), std::mem::take(&mut group.leaving));
+        if group.filters.is_empty() {
+            // It was joined and left again meanwhile.
+            joined = std::mem::take(&mut group.joining);
+            self.groups.groups.remove(name);
+        } else {
+            group.stage = GroupStage::Binding;
+            let key = group.key.clone();
+            self.bind_group(name, &key);
+            self.outbox.nudge();
+        }
+        joined.into_iter().chain(leaving).for_each(|number| self.answered(number, Ok(()), engine));
+    }
+
+    /// Ends a subscription to a shared filter. Returns the number by which that is answered, if it has to wait.
+    pub(super) fn leave_group(&mut self, filter: &str, engine: &Engine) -> Option<u64> {
+        let (name, _) = group_of(filter, engine, |filter| self.mapping.key(filter))?;
+        let group = self.groups.groups.get_mut(&name)?;
+        group.filters.retain(|other| **other != *filter);
+        if !group.filters.is_empty() {
+            return None;
+        }
+        let number = self.pending.next_number();
+        group.leaving.push(number);
+        if let GroupStage::Consuming(consumer) = group.stage {
+            self.close_group(consumer);
+        }
+        Some(number)
+    }
+
+    /// Leaves the group of a consumer.
+    fn close_group(&mut self, consumer: usize) {
+        let Some(name) = self.groups.consumers.get(&consumer).cloned() else { return };
+        if let Some(group) = self.groups.groups.get_mut(&name) {
+            group.stage = GroupStage::Cancelling(consumer);
+        }
+        self.uplink.cancel_shared(consumer);
+        if self.lasts() {
+            self.request(QueueRequest::UnbindMark { queue: self.queue.name.clone(), mark: name });
+        }
+        self.outbox.nudge();
+    }
+
+    /// The session goes on with a group.
+    pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription, engine: &Engine) {
+        if let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) {
+            self.join(&name, &key, filter, subscription);
+        }
+    }
+}
+
+impl Groups {
+    /// The connection has ended: the requests that follow each consumer, and those of groups without one. Groups are left
+    /// unless the session goes on.
+    pub(super) fn ends(self, is_left: bool) -> (Vec<(usize, Vec<QueueRequest>)>, Vec<QueueRequest>) {
+        let leave = |name: Box<str>| QueueRequest::LeaveGroup { mark: name.clone(), queue: name };
+        let mut consumers: Vec<_> =
+            self.draining.into_iter().map(|(consumer, name)| (consumer, vec![leave(name)])).collect();
+        let mut others = Vec::new();
+        for (name, group) in self.groups {
+            let is_left = is_left || group.filters.is_empty();
+            let then = if is_left { vec![leave(name)] } else { Vec::new() };
+            match group.stage {
+                GroupStage::Binding => others.extend(then),
+                GroupStage::Opening(consumer)
+                | GroupStage::Consuming(consumer)
+                | GroupStage::Cancelling(consumer) => consumers.push((consumer, then)),
+            }
+        }
+        (consumers, others)
+    }
+}
