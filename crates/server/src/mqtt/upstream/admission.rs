@@ -12,6 +12,7 @@ use transport::Outbox;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::session::{AdmittedUpstream, UpstreamSession};
+use super::state::{ReadState, StateEvent, StateReading, in_use};
 use super::takeover::{EarlierConsumer, Watched, Watcher};
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, LoginError, LoginRequest};
@@ -31,6 +32,9 @@ const SHARED_PREFIX: &str = "mqtt-subscription-";
 const PROBE: u64 = 0;
 const BEFORE: u64 = 1;
 
+/// The request that deletes the state queue.
+const DELETE_STATE: u64 = 2;
+
 /// A client that has sent CONNECT.
 pub(crate) struct UpstreamAdmission {
     hub: Arc<UpstreamHub>,
@@ -48,6 +52,8 @@ enum Stage {
     Claiming(Box<Claiming>),
     /// The upstream is asked whether the session's queue is there, or to delete it; the flag tells which.
     Probing(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
+    /// The state queue is read; the flag tells whether the session's queue was found.
+    Reading(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
     Over,
 }
 
@@ -59,6 +65,9 @@ struct Claiming {
     watched: Option<Watched>,
     /// The wait for the client's connection to another server.
     earlier: EarlierConsumer,
+    /// Whether the state queue could not be deleted yet, as a connection to another server consumes from it.
+    is_state_used: bool,
+    reading: StateReading,
 }
 
 impl UpstreamAdmission {
@@ -123,7 +132,8 @@ impl UpstreamAdmission {
             _ => None,
         };
         let (uplink, earlier) = (Uplink::new(client), EarlierConsumer::default());
-        let claiming = Claiming { claim, uplink, shared_login, watched, earlier };
+        let (is_state_used, reading) = Default::default();
+        let claiming = Claiming { claim, uplink, shared_login, watched, earlier, is_state_used, reading };
         self.stage = Stage::Claiming(Box::new(claiming));
         Ok(())
     }
@@ -143,13 +153,14 @@ impl UpstreamAdmission {
         let is_over = kept.as_ref().is_some_and(|kept| kept.is_over(self.hub.clock.timestamp(now)));
         if wants_session && !is_over {
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
+            claiming.uplink.state().find(&self.state_queue());
         } else if self.login.assigned().is_none() {
             if compatibility == Compatibility::V4 {
                 // RabbitMQ 4 has one for messages of QoS 0, too.
                 let queue = queue_name(&self.owner.client_id, 0).into();
                 claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
             }
-            claiming.uplink.request(PROBE, claiming.delete(queue));
+            claiming.delete_both(queue, self.state_queue().into());
         }
         self.stage = Stage::Probing(claiming, kept, wants_session && !is_over);
         true
@@ -168,14 +179,29 @@ impl UpstreamAdmission {
         }
         if claiming.earlier.has_paused() {
             let queue = queue_name(&self.owner.client_id, 1).into();
-            let request = if *is_asked { QueueRequest::Find { queue } } else { claiming.delete(queue) };
-            claiming.uplink.request(PROBE, request);
+            if *is_asked {
+                claiming.uplink.request(PROBE, QueueRequest::Find { queue });
+                claiming.uplink.state().find(&queue_name(&self.owner.client_id, 2));
+            } else {
+                claiming.delete_both(queue, queue_name(&self.owner.client_id, 2).into());
+            }
             if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
                 return Some(Err(unavailable(entering.core, &fault)));
             }
         }
         while let Some(event) = claiming.uplink.next_event() {
-            let UplinkEvent::Answered(PROBE, answer) = event else { continue };
+            let answer = match event {
+                UplinkEvent::Answered(PROBE, answer) => answer,
+                UplinkEvent::Answered(DELETE_STATE, answer) => {
+                    claiming.is_state_used =
+                        answer.is_err_and(|fault| fault.code == ReplyCode::PreconditionFailed);
+                    continue;
+                }
+                UplinkEvent::State(StateEvent::Lost(fault)) => {
+                    return Some(Err(unavailable(entering.core, &fault)));
+                }
+                _ => continue,
+            };
             if claiming.waits(&answer, &entering.core.outbox) {
                 return None;
             }
@@ -195,26 +221,62 @@ impl UpstreamAdmission {
         None
     }
 
+    /// Reads the state queue; `None` while the upstream has not answered. Otherwise tells whether it was there.
+    fn read(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
+        let name = self.state_queue();
+        let Stage::Reading(claiming, _, is_found) = &mut self.stage else { return None };
+        let (core, is_found) = (&mut *entering.core, *is_found);
+        loop {
+            // The next step of the reading is sent at once.
+            let waker = core.outbox.nudging_waker();
+            if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
+                return Some(Err(unavailable(core, &fault)));
+            }
+            while let Some(event) = claiming.uplink.next_event() {
+                if let UplinkEvent::State(StateEvent::Lost(fault)) = event {
+                    return Some(Err(unavailable(core, &fault)));
+                }
+            }
+            let asked = claiming.uplink.state().phase();
+            match claiming.reading.advance(claiming.uplink.state(), &name, is_found, &core.outbox) {
+                ReadState::Waits if claiming.uplink.state().phase() == asked => return None,
+                ReadState::Waits => {}
+                ReadState::Absent => return Some(Ok(false)),
+                ReadState::Read => return Some(Ok(true)),
+                ReadState::InUse => return Some(Err(unavailable(core, &in_use()))),
+            }
+        }
+    }
+
+    /// The name of the state queue: that of a queue of the client's, with the level of its messages in place of theirs.
+    fn state_queue(&self) -> String {
+        queue_name(&self.owner.client_id, 2)
+    }
+
     fn foreign(&self, core: &ConnectionCore, why: String) -> MqttRefused {
         core.login_refused(&self.user, &why);
         MqttRefused::foreign(self.version, why)
     }
 
-    /// Makes the session. `is_found` tells that its queue is there.
-    fn admit(&mut self, is_found: bool, entering: &mut Entering<'_>) -> Admitting {
-        let Stage::Probing(claiming, kept, _) = std::mem::replace(&mut self.stage, Stage::Over) else {
+    /// Makes the session. The flags tell that its queue, and its state queue, are there.
+    fn admit(&mut self, is_found: bool, has_state: bool, entering: &mut Entering<'_>) -> Admitting {
+        let (Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _)) =
+            std::mem::replace(&mut self.stage, Stage::Over)
+        else {
             return Admitting::Waits;
         };
-        let Claiming { claim, uplink, shared_login, watched, .. } = *claiming;
+        let Claiming { claim, mut uplink, shared_login, watched, .. } = *claiming;
         let Entering { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
-        let mut session = is_found.then(Session::new);
+        let mut session = (is_found || has_state).then(Session::new);
         match kept {
             Some(kept) if engine.wants_session() && is_there(&kept) => session = Some(kept.session),
             Some(kept) => kept.end(),
             None => {}
         }
+        // The state upstream is later than the one that is known here.
+        session = session.map(|session| uplink.state().restore(session));
         let expiry = self.login.session_expiry(&self.hub.config);
         let compatibility = core.shared.backend.compatibility();
         if engine.version().is_5() {
@@ -232,6 +294,7 @@ impl UpstreamAdmission {
             shared_login,
             mapping: MessageMapping::of_upstream(compatibility),
             has_queue: is_found,
+            is_found: is_found || has_state,
             expiry,
             is_bridge: self.login.is_bridge,
         };
@@ -243,6 +306,12 @@ impl UpstreamAdmission {
 }
 
 impl Claiming {
+    /// Deletes the state queue, and then the session's queue.
+    fn delete_both(&mut self, queue: Box<str>, state: Box<str>) {
+        self.uplink.request(DELETE_STATE, self.delete(state));
+        self.uplink.request(PROBE, self.delete(queue));
+    }
+
     /// The request that deletes the session's queue. Other servers that were told of the client stop consuming from it first.
     fn delete(&self, queue: Box<str>) -> QueueRequest {
         match &self.watched {
@@ -257,7 +326,7 @@ impl Claiming {
     fn waits(&mut self, answer: &Result<(), Fault>, outbox: &Arc<Outbox>) -> bool {
         let is_announced = self.watched.as_ref().is_some_and(Watched::is_announced);
         let is_used = match answer {
-            Ok(()) => self.uplink.consumers() > 0,
+            Ok(()) => self.is_state_used || self.uplink.consumers() > 0,
             // It is to be deleted if it has no consumer.
             Err(fault) => fault.code == ReplyCode::PreconditionFailed,
         };
@@ -277,7 +346,8 @@ impl Admission for UpstreamAdmission {
                 return Admitting::Refused(refused);
             }
         }
-        if let Stage::Claiming(claiming) | Stage::Probing(claiming, ..) = &self.stage
+        if let Stage::Claiming(claiming) | Stage::Probing(claiming, ..) | Stage::Reading(claiming, ..) =
+            &self.stage
             && claiming.claim.is_superseded()
         {
             self.leave();
@@ -294,8 +364,26 @@ impl Admission for UpstreamAdmission {
             return Admitting::Waits;
         }
         match self.probed(entering) {
+            None => {}
+            Some(Ok(is_found)) => match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Probing(claiming, kept, true) => {
+                    self.stage = Stage::Reading(claiming, kept, is_found);
+                }
+                stage => {
+                    self.stage = stage;
+                    return self.admit(is_found, false, entering);
+                }
+            },
+            Some(Err(refused)) => {
+                self.leave();
+                return Admitting::Refused(refused);
+            }
+        }
+        let Stage::Reading(_, _, is_found) = &self.stage else { return Admitting::Waits };
+        let is_found = *is_found;
+        match self.read(entering) {
             None => Admitting::Waits,
-            Some(Ok(is_found)) => self.admit(is_found, entering),
+            Some(Ok(has_state)) => self.admit(is_found, has_state, entering),
             Some(Err(refused)) => {
                 self.leave();
                 Admitting::Refused(refused)
@@ -309,7 +397,7 @@ impl Admission for UpstreamAdmission {
                 let kept = claiming.claim.take_granted().flatten();
                 (claiming, kept)
             }
-            Stage::Probing(claiming, kept, _) => (claiming, kept),
+            Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _) => (claiming, kept),
             Stage::Asking(_) | Stage::Over => return,
         };
         self.hub.release(&self.owner, &claiming.claim, kept);

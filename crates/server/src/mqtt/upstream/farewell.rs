@@ -26,8 +26,8 @@ pub(super) struct Farewell {
     pub(super) claim: Arc<UpstreamClaim>,
     /// Its consumer is stopped.
     pub(super) uplink: Uplink,
-    /// The queue of a session that has ended.
-    pub(super) deletes: Option<Box<str>>,
+    /// The queues of a session that has ended.
+    pub(super) deletes: Vec<Box<str>>,
     /// The session, if it outlives its connection.
     pub(super) left: Option<Box<DetachedUpstream>>,
     pub(super) will: Option<DelayedWill>,
@@ -48,8 +48,8 @@ impl Farewell {
     /// Does everything: at once if the upstream is not to answer, otherwise in a task of its own. The session is released
     /// when its messages are back in their queue, so that another connection finds them in their order.
     pub(super) fn say(mut self, now: Instant) {
-        let waits = !self.uplink.is_stopped() || self.deletes.is_some() || self.will.is_some();
-        if let Some(queue) = self.deletes.take() {
+        let waits = !self.uplink.is_stopped() || !self.deletes.is_empty() || self.will.is_some();
+        for queue in std::mem::take(&mut self.deletes) {
             self.uplink.request(0, QueueRequest::Delete { queue });
         }
         if waits {

@@ -44,6 +44,13 @@ struct PendingEntry {
     filter: Box<str>,
 }
 
+impl PendingEntry {
+    /// The list of the session's subscriptions, which is not refused.
+    fn list(number: u64) -> Self {
+        Self { number, entry: 0, filter: Box::default() }
+    }
+}
+
 impl PendingSubscribes {
     pub(super) fn is_empty(&self) -> bool {
         self.packets.is_empty()
@@ -71,7 +78,7 @@ impl PendingSubscribes {
         })
     }
 
-    fn next_number(&mut self) -> u64 {
+    pub(super) fn next_number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
@@ -115,6 +122,7 @@ impl UpstreamSession {
                 Err(refusal) => reasons.push(refusal.reason),
             }
         }
+        waiting.extend(self.wait_for_list().map(PendingEntry::list));
         self.pending.packets.push_back(PendingPacket { packet_id, is_subscribe: true, reasons, waiting });
     }
 
@@ -131,6 +139,9 @@ impl UpstreamSession {
             options.qos = options.qos.min(QoS::AtLeastOnce);
         }
         let subscription = Subscription { options, identifier: request.identifier };
+        if !self.note_subscription(&request.text, &subscription) {
+            return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "too many subscriptions" });
+        }
         let before = engine.session_mut().subscribe(&request.text, subscription);
         self.subscriptions.insert(&request.text, subscription);
         let class = self.class_of(options.qos);
@@ -218,6 +229,7 @@ impl UpstreamSession {
             reasons.push(existed);
             waiting.extend(number.map(|number| PendingEntry { number, entry, filter }));
         }
+        waiting.extend(self.wait_for_list().map(PendingEntry::list));
         self.pending.packets.push_back(PendingPacket { packet_id, is_subscribe: false, reasons, waiting });
     }
 
@@ -235,6 +247,7 @@ impl UpstreamSession {
         if let Some(filter) = self.pending.answered(number, refused) {
             self.subscriptions.remove(&filter);
             engine.session_mut().unsubscribe(&filter);
+            self.outdate_list();
         }
     }
 
