@@ -79,7 +79,7 @@ pub(crate) fn connection<P: ProtocolState>(
 pub(crate) fn amqp_client(shared: &Arc<Shared>, id: u64, user: &str) -> AmqpClient {
     let Backend::Broker(broker) = &shared.backend else { unreachable!() };
     let identity = broker.authenticate_external(user, true).unwrap();
-    let negotiated = Negotiated { channel_max: 4, frame_max: FRAME_MAX, heartbeat_secs: 0 };
+    let negotiated = Negotiated { channel_max: 6, frame_max: FRAME_MAX, heartbeat_secs: 0 };
     let capabilities = Capabilities { consumer_cancel_notify: true, ..Capabilities::default() };
     let client_properties = FieldTable::new();
     let inner = InnerOutbox::new(1 << 20);

@@ -65,7 +65,7 @@ impl SubscribeOptions {
     ///
     /// # Errors
     /// Reserved bits are set, or QoS or retain handling is 3.
-    pub(crate) fn from_byte(version: MqttVersion, byte: u8) -> Result<Self, MqttFault> {
+    pub fn from_byte(version: MqttVersion, byte: u8) -> Result<Self, MqttFault> {
         let reserved = if version.is_5() { 0b1100_0000 } else { 0b1111_1100 };
         let (qos, handling) = (QoS::from_level(byte & 0b11), RetainHandling::from_number(byte >> 4 & 0b11));
         match (byte & reserved, qos, handling) {

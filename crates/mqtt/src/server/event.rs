@@ -23,7 +23,7 @@ pub enum MqttEvent<'a> {
     /// A message. Topic aliases are resolved: its topic is never empty. At QoS 1 and 2 the server answers
     /// with [`ServerConnection::accepted`](super::ServerConnection::accepted) or
     /// [`ServerConnection::refuse_publish`](super::ServerConnection::refuse_publish), in any order. At QoS 2 it is
-    /// reported once, however often the client sends it.
+    /// reported once, however often the client sends it on this connection.
     Publish(PublishPacket<'a>),
     /// The client released a message of QoS 2: its identifier denotes another message from now on. The server
     /// calls [`ServerConnection::complete`](super::ServerConnection::complete) once it has stored that, and not before.

@@ -5,7 +5,7 @@ use super::event::{Cause, MqttEvent, SubscribeEvent};
 use crate::fault::MqttFault;
 use crate::packet::{Ack, AckKind, Disconnect, Packet, PublishPacket, QoS, Subscribe};
 use crate::reason::ReasonCode;
-use crate::session::Stage;
+use crate::session::{ReceivedStage, Stage};
 
 impl Core {
     /// Handles a packet: answers it if that needs no decision, and reports to the server otherwise.
@@ -96,14 +96,14 @@ impl Core {
                 }
             }
             QoS::ExactlyOnce => match self.session.has_received(packet_id) {
-                Some(true) => {
+                Some(ReceivedStage::Accepted) => {
                     self.incoming.insert(packet_id, QoS::ExactlyOnce);
                     Ack::new(AckKind::PubRec, packet_id, ReasonCode::Success)
                         .encode(self.version, out.tail());
                     return None;
                 }
-                Some(false) => return None,
-                None => {
+                Some(ReceivedStage::Unanswered) => return None,
+                None | Some(ReceivedStage::Earlier) => {
                     self.incoming.insert(packet_id, QoS::ExactlyOnce);
                     self.session.receive(packet_id);
                 }
@@ -132,7 +132,11 @@ impl Core {
                 Some(MqttEvent::Completed { tag })
             }
             AckKind::PubRel => {
-                if self.session.has_received(packet_id) == Some(true) {
+                if self
+                    .session
+                    .has_received(packet_id)
+                    .is_some_and(|received| received != ReceivedStage::Unanswered)
+                {
                     return Some(MqttEvent::Released { packet_id });
                 }
                 // The message was completed before, or was never received.

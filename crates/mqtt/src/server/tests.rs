@@ -250,6 +250,29 @@ fn a_message_of_qos_2_is_told_once_and_answered_step_by_step() {
 }
 
 #[test]
+fn a_message_with_the_identifier_of_one_of_an_earlier_connection_is_told_for_the_server_to_compare_them() {
+    let mut kept = Session::new();
+    kept.set_earlier([7, 8, 9]);
+    let mut bench = Bench::resume(v5(), MqttSettings::default(), Some(kept));
+    bench.heard();
+    assert_eq!(bench.connection.session().received().collect::<Vec<_>>(), [7, 8, 9]);
+    assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "publish a/b x");
+    assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "", "it is being compared");
+    bench.connection.accepted(7, true, &mut bench.out);
+    assert_eq!(bench.say(&publish(QoS::ExactlyOnce, 7, b"x")), "", "it was accepted on this connection");
+    assert_eq!(bench.heard(), ["PubRec 7 Success", "PubRec 7 Success"]);
+    for packet_id in [7, 8] {
+        assert_eq!(
+            bench.say(&ack(AckKind::PubRel, packet_id)),
+            format!("Released {{ packet_id: {packet_id} }}")
+        );
+        bench.connection.complete(packet_id, &mut bench.out);
+    }
+    assert_eq!(bench.heard(), ["PubComp 7 Success", "PubComp 8 Success"]);
+    assert_eq!(bench.connection.session().received().collect::<Vec<_>>(), [9]);
+}
+
+#[test]
 fn what_nobody_gets_and_what_is_refused_is_told_to_clients_of_5_0() {
     let mut bench = Bench::connect(v5(), MqttSettings::default());
     bench.heard();

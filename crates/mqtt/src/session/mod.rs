@@ -22,8 +22,20 @@ use crate::properties::PropertyList;
 pub struct Session {
     subscriptions: BTreeMap<Box<str>, Subscription>,
     pub(crate) outgoing: Outgoing,
-    /// Messages of QoS 2 that the client has not released, and whether each was accepted.
-    received: BTreeMap<u16, bool>,
+    /// Messages of QoS 2 that the client has not released.
+    received: BTreeMap<u16, ReceivedStage>,
+}
+
+/// How far a message of QoS 2 from the client has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReceivedStage {
+    /// It waits for its answer.
+    Unanswered,
+    /// It is the server's, and is answered again by itself.
+    Accepted,
+    /// It was accepted on an earlier connection. If a message with its identifier comes, the server decides whether it is
+    /// the same.
+    Earlier,
 }
 
 /// A subscription of the client.
@@ -119,23 +131,30 @@ impl Session {
 
     /// Messages of QoS 2 from the client that were accepted and not released.
     pub fn received(&self) -> impl Iterator<Item = u16> {
-        self.received.iter().filter(|(_, accepted)| **accepted).map(|(id, _)| *id)
+        let accepted = self.received.iter().filter(|(_, received)| **received != ReceivedStage::Unanswered);
+        accepted.map(|(packet_id, _)| *packet_id)
     }
 
     /// Notes that a message of QoS 2 was accepted after its connection had ended, so that it is not published twice.
     pub fn accepted(&mut self, packet_id: u16) {
-        if let Some(accepted) = self.received.get_mut(&packet_id) {
-            *accepted = true;
+        if let Some(received) = self.received.get_mut(&packet_id) {
+            *received = ReceivedStage::Accepted;
         }
     }
 
-    /// Whether such a message was received before; `Some(true)` if it was accepted.
-    pub(crate) fn has_received(&self, packet_id: u16) -> Option<bool> {
+    /// Replaces what was received by messages of QoS 2 that were accepted on an earlier connection and are not released. A
+    /// PUBLISH with such an identifier is reported: the server compares it with the earlier message.
+    pub fn set_earlier(&mut self, packet_ids: impl IntoIterator<Item = u16>) {
+        self.received = packet_ids.into_iter().map(|packet_id| (packet_id, ReceivedStage::Earlier)).collect();
+    }
+
+    /// How far such a message has come, if it was received before.
+    pub(crate) fn has_received(&self, packet_id: u16) -> Option<ReceivedStage> {
         self.received.get(&packet_id).copied()
     }
 
     pub(crate) fn receive(&mut self, packet_id: u16) {
-        self.received.insert(packet_id, false);
+        self.received.insert(packet_id, ReceivedStage::Unanswered);
     }
 
     pub(crate) fn forget_received(&mut self, packet_id: u16) -> bool {
@@ -144,7 +163,7 @@ impl Session {
 
     /// Prepares for a new connection: the client will send messages that were not accepted again.
     pub(crate) fn resume(&mut self) {
-        self.received.retain(|_, accepted| *accepted);
+        self.received.retain(|_, received| *received != ReceivedStage::Unanswered);
     }
 }
 

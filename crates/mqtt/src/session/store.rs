@@ -6,7 +6,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::{InFlight, OutgoingMessage, Session, Stage, Subscription};
+use super::{InFlight, OutgoingMessage, ReceivedStage, Session, Stage, Subscription};
 use crate::packet::{MqttVersion, QoS, SubscribeOptions};
 use crate::properties::PropertyList;
 
@@ -48,7 +48,7 @@ impl Session {
 
     /// Restores the identifier of a message of QoS 2 from the client that was accepted and has not been released.
     pub fn restore_received(&mut self, packet_id: u16) {
-        self.received.insert(packet_id, true);
+        self.received.insert(packet_id, ReceivedStage::Accepted);
     }
 
     fn encode_subscriptions(&self, out: &mut Vec<u8>) {
@@ -83,7 +83,7 @@ impl Session {
             session.outgoing.restore(InFlight::decode(&mut reader)?);
         }
         for _ in 0..reader.u32()? {
-            session.received.insert(u16::from_be_bytes(reader.array()?), true);
+            session.restore_received(u16::from_be_bytes(reader.array()?));
         }
         if reader.0.is_empty() { Ok(session) } else { Err(SessionDecodeError) }
     }

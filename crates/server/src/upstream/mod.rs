@@ -21,10 +21,10 @@ use self::client::AmqpClient;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::server::Shared;
 
-/// Channels that a client of another protocol uses: for publishing, for consuming, and for MQTT's requests. MQTT's publishing
-/// channel may be opened again while it is being closed, and each of its 256 shared subscriptions has a channel, or
-/// two while one is being replaced.
-const CHANNEL_MAX: u16 = 4 + 2 * 256;
+/// Channels that a client of another protocol uses: for publishing, for consuming, for MQTT's requests, and two for the state
+/// of an MQTT session. MQTT's publishing channel may be opened again while it is being closed, and each of its 256 shared
+/// subscriptions has a channel, or two while one is being replaced.
+const CHANNEL_MAX: u16 = 6 + 2 * 256;
 
 /// A client of another protocol that is to be logged in upstream.
 pub(crate) struct UpstreamRequest {

@@ -12,6 +12,7 @@ use super::farewell::Farewell;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::session::{AdmittedUpstream, UpstreamSession};
+use super::state::{ReadState, StateEvent, StateReading, in_use};
 use super::takeover::{EarlierConsumer, Watched, Watcher};
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, LoginError, LoginRequest};
@@ -31,6 +32,8 @@ const SHARED_PREFIX: &str = "mqtt-subscription-";
 const PROBE: u64 = 0;
 const BEFORE: u64 = 1;
 
+/// The request that deletes the state queue.
+
 /// A client that has sent CONNECT.
 pub(crate) struct UpstreamAdmission {
     hub: Arc<UpstreamHub>,
@@ -48,6 +51,8 @@ enum Stage {
     Claiming(Box<Claiming>),
     /// The upstream is asked whether the session's queue is there, or to delete it; the flag tells which.
     Probing(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
+    /// The state queue is read; the flag tells whether the session's queue was found.
+    Reading(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
     Over,
 }
 
@@ -59,6 +64,7 @@ struct Claiming {
     watched: Option<Watched>,
     /// The wait for the client's connection to another server.
     earlier: EarlierConsumer,
+    reading: StateReading,
 }
 
 impl UpstreamAdmission {
@@ -123,7 +129,8 @@ impl UpstreamAdmission {
             _ => None,
         };
         let (uplink, earlier) = (Uplink::new(client), EarlierConsumer::default());
-        let claiming = Claiming { claim, uplink, shared_login, watched, earlier };
+        let reading = StateReading::default();
+        let claiming = Claiming { claim, uplink, shared_login, watched, earlier, reading };
         self.stage = Stage::Claiming(Box::new(claiming));
         Ok(())
     }
@@ -143,14 +150,16 @@ impl UpstreamAdmission {
         if wants_session {
             // Whether the session is over is for its queue to tell: the client may have been elsewhere meanwhile.
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
+            claiming.uplink.state().find(&self.state_queue());
         } else if self.login.assigned().is_none() {
             if compatibility == Compatibility::V4 {
                 // RabbitMQ 4 has one for messages of QoS 0, too.
                 let queue = queue_name(&self.owner.client_id, 0).into();
                 claiming.uplink.request(BEFORE, QueueRequest::Delete { queue });
             }
-            // Not only if it has no consumer, for which the pool would need a connection of the client's own. One on another
+            // Not only if they have no consumer, for which the pool would need a connection of the client's own. One on another
             // server loses its consumer, and hears of this connection.
+            claiming.uplink.request(BEFORE, QueueRequest::Delete { queue: self.state_queue().into() });
             claiming.uplink.request(PROBE, QueueRequest::Delete { queue });
         }
         self.stage = Stage::Probing(claiming, kept, wants_session);
@@ -171,12 +180,19 @@ impl UpstreamAdmission {
         if claiming.earlier.has_paused() {
             let queue = queue_name(&self.owner.client_id, 1).into();
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
+            claiming.uplink.state().find(&queue_name(&self.owner.client_id, 2));
             if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
                 return Some(Err(unavailable(entering.core, &fault)));
             }
         }
         while let Some(event) = claiming.uplink.next_event() {
-            let UplinkEvent::Answered(PROBE, answer) = event else { continue };
+            let answer = match event {
+                UplinkEvent::Answered(PROBE, answer) => answer,
+                UplinkEvent::State(StateEvent::Lost(fault)) => {
+                    return Some(Err(unavailable(entering.core, &fault)));
+                }
+                _ => continue,
+            };
             if claiming.waits(&answer, &entering.core.outbox) {
                 return None;
             }
@@ -196,26 +212,62 @@ impl UpstreamAdmission {
         None
     }
 
+    /// Reads the state queue; `None` while the upstream has not answered. Otherwise tells whether it was there.
+    fn read(&mut self, entering: &mut Entering<'_>) -> Option<Result<bool, MqttRefused>> {
+        let name = self.state_queue();
+        let Stage::Reading(claiming, _, is_found) = &mut self.stage else { return None };
+        let (core, is_found) = (&mut *entering.core, *is_found);
+        loop {
+            // The next step of the reading is sent at once.
+            let waker = core.outbox.nudging_waker();
+            if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
+                return Some(Err(unavailable(core, &fault)));
+            }
+            while let Some(event) = claiming.uplink.next_event() {
+                if let UplinkEvent::State(StateEvent::Lost(fault)) = event {
+                    return Some(Err(unavailable(core, &fault)));
+                }
+            }
+            let asked = claiming.uplink.state().phase();
+            match claiming.reading.advance(claiming.uplink.state(), &name, is_found, &core.outbox) {
+                ReadState::Waits if claiming.uplink.state().phase() == asked => return None,
+                ReadState::Waits => {}
+                ReadState::Absent => return Some(Ok(false)),
+                ReadState::Read => return Some(Ok(true)),
+                ReadState::InUse => return Some(Err(unavailable(core, &in_use()))),
+            }
+        }
+    }
+
+    /// The name of the state queue: that of a queue of the client's, with the level of its messages in place of theirs.
+    fn state_queue(&self) -> String {
+        queue_name(&self.owner.client_id, 2)
+    }
+
     fn foreign(&self, core: &ConnectionCore, why: String) -> MqttRefused {
         core.login_refused(&self.user, &why);
         MqttRefused::foreign(self.version, why)
     }
 
-    /// Makes the session. `is_found` tells that its queue is there.
-    fn admit(&mut self, is_found: bool, entering: &mut Entering<'_>) -> Admitting {
-        let Stage::Probing(claiming, kept, _) = std::mem::replace(&mut self.stage, Stage::Over) else {
+    /// Makes the session. The flags tell that its queue, and its state queue, are there.
+    fn admit(&mut self, is_found: bool, has_state: bool, entering: &mut Entering<'_>) -> Admitting {
+        let (Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _)) =
+            std::mem::replace(&mut self.stage, Stage::Over)
+        else {
             return Admitting::Waits;
         };
-        let Claiming { claim, uplink, shared_login, watched, .. } = *claiming;
+        let Claiming { claim, mut uplink, shared_login, watched, .. } = *claiming;
         let Entering { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
-        let mut session = is_found.then(Session::new);
+        let mut session = (is_found || has_state).then(Session::new);
         match kept {
             Some(kept) if engine.wants_session() && is_there(&kept) => session = Some(kept.session),
             Some(kept) => kept.end(),
             None => {}
         }
+        // The state upstream is later than the one that is known here.
+        session = session.map(|session| uplink.state().restore(session));
         let expiry = self.login.session_expiry(&self.hub.config);
         let compatibility = core.shared.backend.compatibility();
         if engine.version().is_5() {
@@ -233,6 +285,7 @@ impl UpstreamAdmission {
             shared_login,
             mapping: MessageMapping::of_upstream(compatibility),
             has_queue: is_found,
+            is_found: is_found || has_state,
             expiry,
             is_bridge: self.login.is_bridge,
         };
@@ -264,7 +317,8 @@ impl Admission for UpstreamAdmission {
                 return Admitting::Refused(refused);
             }
         }
-        if let Stage::Claiming(claiming) | Stage::Probing(claiming, ..) = &self.stage
+        if let Stage::Claiming(claiming) | Stage::Probing(claiming, ..) | Stage::Reading(claiming, ..) =
+            &self.stage
             && claiming.claim.is_superseded()
         {
             self.leave();
@@ -277,8 +331,26 @@ impl Admission for UpstreamAdmission {
             return Admitting::Waits;
         }
         match self.probed(entering) {
+            None => {}
+            Some(Ok(is_found)) => match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Probing(claiming, kept, true) => {
+                    self.stage = Stage::Reading(claiming, kept, is_found);
+                }
+                stage => {
+                    self.stage = stage;
+                    return self.admit(is_found, false, entering);
+                }
+            },
+            Some(Err(refused)) => {
+                self.leave();
+                return Admitting::Refused(refused);
+            }
+        }
+        let Stage::Reading(_, _, is_found) = &self.stage else { return Admitting::Waits };
+        let is_found = *is_found;
+        match self.read(entering) {
             None => Admitting::Waits,
-            Some(Ok(is_found)) => self.admit(is_found, entering),
+            Some(Ok(has_state)) => self.admit(is_found, has_state, entering),
             Some(Err(refused)) => {
                 self.leave();
                 Admitting::Refused(refused)
@@ -292,7 +364,7 @@ impl Admission for UpstreamAdmission {
                 let kept = claiming.claim.take_granted().flatten();
                 (claiming, kept)
             }
-            Stage::Probing(claiming, kept, _) => (claiming, kept),
+            Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _) => (claiming, kept),
             Stage::Asking(_) | Stage::Over => return,
         };
         let Claiming { claim, uplink, watched, .. } = *claiming;
@@ -302,7 +374,7 @@ impl Admission for UpstreamAdmission {
             owner: Arc::clone(&self.owner),
             claim,
             uplink,
-            deletes: None,
+            deletes: Vec::new(),
             leaves: Vec::new(),
             left: kept,
             will: None,

@@ -30,8 +30,8 @@ pub(super) struct Farewell {
     pub(super) claim: Arc<UpstreamClaim>,
     /// Its consumer is stopped.
     pub(super) uplink: Uplink,
-    /// The queue of a session that has ended.
-    pub(super) deletes: Option<Box<str>>,
+    /// The queues of a session that has ended.
+    pub(super) deletes: Vec<Box<str>>,
     /// Requests about groups that it leaves.
     pub(super) leaves: Vec<QueueRequest>,
     /// The session, if it outlives its connection.
@@ -66,7 +66,7 @@ impl Farewell {
         let waits = is_unconfirmed
             || self.uplink.has_requests()
             || !self.uplink.is_stopped()
-            || self.deletes.is_some()
+            || !self.deletes.is_empty()
             || self.will.is_some();
         if waits {
             let unfinished = self.hub.wills.begin();
@@ -83,11 +83,11 @@ impl Farewell {
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
         // has not confirmed are published again by their client.
         let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
-        if let Some(queue) = deletes
-            && watched.as_ref().and_then(Watched::taken).is_none()
-        {
-            // If it has a consumer by now, that is the client's connection elsewhere.
-            uplink.request(0, QueueRequest::DeleteUnused { queue });
+        if watched.as_ref().and_then(Watched::taken).is_none() {
+            // If one has a consumer by now, that is the client's connection elsewhere.
+            for queue in deletes {
+                uplink.request(0, QueueRequest::DeleteUnused { queue });
+            }
         }
         // A deletion that is on its way must not hit the queue of the next connection, however late it is carried out. Without
         // an answer, the pool notices that the upstream is lost.

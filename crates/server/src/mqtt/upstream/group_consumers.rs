@@ -11,7 +11,7 @@ use super::queue_requests::{QueueRequest, QueueRequests};
 use crate::upstream::client::{AmqpClient, ReceivedMessage, announced};
 
 /// The first of their channels' numbers.
-pub(super) const GROUPS: u16 = 5;
+pub(super) const GROUPS: u16 = 7;
 
 /// Most shared subscriptions of a client: each has a channel upstream, of which RabbitMQ has 2,047 for a connection.
 pub(super) const MAX_GROUPS: u16 = 256;

@@ -4,7 +4,6 @@
 use std::sync::{Arc, Weak};
 
 use broker::{Compatibility, Timestamp};
-use mqtt::QoS;
 use mqtt::server::MqttSettings;
 use mqtt::session::Session;
 use sync::{Mutex, Rank};
@@ -12,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::delayed_wills::DelayedWills;
 use super::detached_ages::{DetachedAge, DetachedAges};
+use super::state::MAX_RECEIVED;
 use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
@@ -46,7 +46,7 @@ struct UpstreamSessions {
 /// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
 pub(super) struct DetachedUpstream {
     pub(super) user: Box<str>,
-    /// Its subscriptions, and the messages of QoS 2 that the client has not released.
+    /// Its subscriptions.
     pub(super) session: Session,
     /// Whether it has a queue upstream: a session without one is known here alone.
     pub(super) has_queue: bool,
@@ -101,11 +101,12 @@ impl Detached for DetachedUpstream {
 impl UpstreamHub {
     /// Without sessions.
     pub(crate) fn new(config: MqttConfig, clock: Clock) -> Arc<Self> {
+        let maximum = config.settings.receive_maximum;
         let settings = [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
-            // The list of messages of QoS 2 that a client has not released is in memory only.
-            [config.settings.maximum_qos, QoS::AtLeastOnce].map(|maximum_qos| {
+            // The messages of QoS 2 that a client has not released are kept upstream.
+            [maximum, maximum.min(MAX_RECEIVED)].map(|receive_maximum| {
                 let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
-                Arc::new(MqttSettings { maximum_qos, tells_session_expiry, ..(*config.settings).clone() })
+                Arc::new(MqttSettings { receive_maximum, tells_session_expiry, ..(*config.settings).clone() })
             })
         });
         let (sessions, wills, takeovers) = (Mutex::default(), Arc::default(), Takeovers::new());

@@ -6,14 +6,15 @@
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers.
+//! - [`state`]: what of a session that lasts is kept upstream beside its messages.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
 //!   [`delayed_wills`], [`detached_ages`].
 //!
 //! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
 //! gives it. The queue is the session: it exists for as long as the queue does, and a client finds it on any Leveret, and on
-//! RabbitMQ's own listener. The list of its subscriptions is the queue's bindings; a Leveret that has had the client before
-//! knows them with their options.
+//! RabbitMQ's own listener. Its subscriptions are the queue's bindings. Its [state queue](state) has all that these cannot
+//! tell: options, subscriptions of QoS 0, and messages of QoS 2 that the client has not released.
 //!
 //! Invariants: whatever a client does is done upstream under its own user; a message is acknowledged to its publisher once
 //! the upstream has confirmed it, and to the upstream once its receiver has acknowledged it.
@@ -34,6 +35,7 @@ mod queue_requests;
 mod session;
 #[cfg(test)]
 mod simulation;
+mod state;
 mod subscribing;
 mod takeover;
 #[cfg(test)]

@@ -82,12 +82,10 @@ struct LatestSubscribe {
 
 /// The outcome of a request for a subscription.
 pub(super) enum SubscribeOutcome {
-    Granted(Subscribed),
+    /// `packet` is the number of its packet, which may [wait](PendingSubscribes::wait_for) for more.
+    Granted { subscribed: Subscribed, packet: u64 },
     /// The client is left with `settled`, unless a later request of its own decides that.
-    Refused {
-        filter: Box<str>,
-        settled: Option<Option<Subscription>>,
-    },
+    Refused { filter: Box<str>, settled: Option<Option<Subscription>> },
 }
 
 impl PendingEntries {
@@ -183,6 +181,20 @@ impl PendingSubscribes {
         }
     }
 
+    /// The number of the packet whose last entry was taken and [resolved](Self::resolve), until the next one is taken.
+    pub(super) fn completed(&self) -> Option<u64> {
+        let packet = self.packets.get(self.handled)?;
+        packet.entries.is_empty().then_some(self.answered + self.handled as u64)
+    }
+
+    /// A packet is not answered before the request with this number.
+    pub(super) fn wait_for(&mut self, packet: u64, number: u64) {
+        let at = usize::try_from(packet - self.answered).ok();
+        let Some(waiting) = at.and_then(|at| self.packets.get_mut(at)) else { return };
+        waiting.waiting += 1;
+        self.waiting.insert(number, PendingRequest { packet, entry: 0, subscribed: None });
+    }
+
     /// All requests until now have restored subscriptions.
     pub(super) fn set_restored(&mut self) {
         self.last_restored = self.last;
@@ -212,11 +224,11 @@ impl PendingSubscribes {
 
     /// Records the answer to a request. Returns the outcome for the subscription that it is for.
     pub(super) fn answered(&mut self, number: u64, refused: Option<ReasonCode>) -> Option<SubscribeOutcome> {
-        let PendingRequest { packet, entry, subscribed } = self.waiting.remove(&number)?;
+        let PendingRequest { packet: number_of, entry, subscribed } = self.waiting.remove(&number)?;
         if self.waiting.is_empty() {
             self.waiting = HashMap::new();
         }
-        let packet = self.packets.get_mut(usize::try_from(packet - self.answered).ok()?)?;
+        let packet = self.packets.get_mut(usize::try_from(number_of - self.answered).ok()?)?;
         packet.waiting -= 1;
         let reason = &mut packet.reasons[entry];
         // The first of several requests tells why.
@@ -236,7 +248,7 @@ impl PendingSubscribes {
         } else if let Some(latest) = self.latest.get_mut(&subscribed.filter) {
             latest.settled = Some(subscribed.subscription);
         }
-        Some(SubscribeOutcome::Granted(subscribed))
+        Some(SubscribeOutcome::Granted { subscribed, packet: number_of })
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, Method};
 
+use super::state;
 use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, announced};
@@ -31,8 +32,10 @@ pub(super) struct PublishingChannel {
     /// When the last message was published, until the channel is closed.
     published: Option<Instant>,
     confirms: PublisherConfirms,
-    /// The packet identifier of each unconfirmed message; 0 at QoS 0.
-    unconfirmed: VecDeque<u16>,
+    /// The unconfirmed messages.
+    unconfirmed: VecDeque<PublishedMessage>,
+    /// Whether the upstream has refused a message whose record follows.
+    is_refused: bool,
     /// Refused messages that were not published, with the number of the message before each.
     refused: VecDeque<(u64, Then)>,
 }
@@ -44,6 +47,40 @@ pub(super) struct PublishingClosed {
     pub(super) unconfirmed: Unconfirmed,
     /// The answers to messages behind those, which were not published.
     pub(super) refused: Vec<Then>,
+}
+
+/// A message that is not confirmed.
+#[derive(Debug, Clone, Copy)]
+enum PublishedMessage {
+    /// Of a client, by its packet identifier; 0 at QoS 0.
+    Plain(u16),
+    /// Of a client, and its record follows.
+    BeforeRecord(u16),
+    /// The record of the message before it.
+    RecordOf(u16),
+    /// Another record, by its number.
+    Record(u64),
+}
+
+impl PublishedMessage {
+    /// The packet identifier of the client's message.
+    fn packet_id(self) -> Option<u16> {
+        match self {
+            Self::Plain(packet_id) | Self::BeforeRecord(packet_id) | Self::RecordOf(packet_id) => {
+                Some(packet_id)
+            }
+            Self::Record(_) => None,
+        }
+    }
+}
+
+/// The answer of the upstream.
+#[derive(Debug)]
+pub(super) enum PublishAnswer {
+    /// For the client.
+    Client(Then),
+    /// The record with this number is confirmed, or refused.
+    Record(u64, Confirmed),
 }
 
 /// The messages that were unconfirmed when the upstream closed the channel.
@@ -67,16 +104,61 @@ impl PublishingChannel {
         body: &[u8],
         now: Instant,
     ) {
+        self.send(client, (routing_key, properties, body), now);
+        self.published(PublishedMessage::Plain(packet_id));
+    }
+
+    /// Publishes a message (its routing key, properties and body) with its record right behind it: a connection that is lost in
+    /// between is as unlikely as can be.
+    pub(super) fn publish_recorded(
+        &mut self,
+        client: &mut AmqpClient,
+        packet_id: u16,
+        message: (&str, &[u8], &[u8]),
+        record: (&str, &[u8]),
+        now: Instant,
+    ) {
+        let number = self.send(client, message, now);
+        self.published(PublishedMessage::BeforeRecord(packet_id));
+        state::publish(client, number, record.0, record.1);
+        self.published(PublishedMessage::RecordOf(packet_id));
+    }
+
+    /// Publishes a record (the name of its queue, and itself); the answer has this number.
+    pub(super) fn publish_record(
+        &mut self,
+        client: &mut AmqpClient,
+        number: u64,
+        record: (&str, &[u8]),
+        now: Instant,
+    ) {
+        let channel = self.open(client, now);
+        state::publish(client, channel, record.0, record.1);
+        self.published(PublishedMessage::Record(number));
+    }
+
+    /// Opens the channel, if it is closed; returns its number.
+    fn open(&mut self, client: &mut AmqpClient, now: Instant) -> u16 {
         let number = PUBLISHING[self.current];
         self.published = Some(now);
         if !std::mem::replace(&mut self.is_open, true) {
             client.send(number, channel::Open { reserved_1: "" });
             client.send(number, confirm::Select { no_wait: true });
         }
+        number
+    }
+
+    fn send(&mut self, client: &mut AmqpClient, message: (&str, &[u8], &[u8]), now: Instant) -> u16 {
+        let number = self.open(client, now);
+        let (routing_key, properties, body) = message;
         let publish = basic::Publish { exchange: EXCHANGE, routing_key, ..basic::Publish::default() };
         client.publish(number, publish, properties, body);
+        number
+    }
+
+    fn published(&mut self, message: PublishedMessage) {
         self.confirms.published();
-        self.unconfirmed.push_back(packet_id);
+        self.unconfirmed.push_back(message);
     }
 
     /// When to call [`Self::rest`].
@@ -96,7 +178,7 @@ impl PublishingChannel {
     }
 
     /// Answers a message that is not published, behind those before it.
-    pub(super) fn refuse(&mut self, then: Then, mut answer: impl FnMut(Then)) {
+    pub(super) fn answer_behind(&mut self, then: Then, mut answer: impl FnMut(Then)) {
         if self.unconfirmed.is_empty() {
             answer(then);
         } else {
@@ -110,7 +192,7 @@ impl PublishingChannel {
         &mut self,
         number_of: u16,
         method: &Method<'_>,
-        mut answer: impl FnMut(Then),
+        mut answer: impl FnMut(PublishAnswer),
     ) -> Option<PublishingClosed> {
         let (number, multiple, verdict) = match method {
             Method::BasicAck(ack) => (ack.delivery_tag, ack.multiple, Confirmed::Acked),
@@ -125,16 +207,23 @@ impl PublishingChannel {
             }
             _ => return None,
         };
-        let Self { confirms, unconfirmed, refused, .. } = self;
+        let Self { confirms, unconfirmed, refused, is_refused, .. } = self;
         confirms.settle(number, multiple, verdict, |number, verdict| {
-            match (unconfirmed.pop_front().unwrap_or_default(), verdict) {
-                (0, _) => {}
-                // The upstream is not asked whether a queue has it.
-                (packet_id, Confirmed::Acked) => answer(Then::Accept { packet_id, matched: true }),
-                (packet_id, Confirmed::Nacked) => answer(Then::refused_by_queue(packet_id)),
+            let is_acked = verdict == Confirmed::Acked;
+            match unconfirmed.pop_front() {
+                None | Some(PublishedMessage::Plain(0)) => {}
+                Some(PublishedMessage::BeforeRecord(_)) => *is_refused = !is_acked,
+                Some(PublishedMessage::Record(number)) => answer(PublishAnswer::Record(number, verdict)),
+                Some(PublishedMessage::Plain(packet_id) | PublishedMessage::RecordOf(packet_id)) => {
+                    let is_accepted = is_acked && !std::mem::take(is_refused);
+                    // The upstream is not asked whether a queue has it.
+                    let accept = Then::Accept { packet_id, matched: true };
+                    let then = if is_accepted { accept } else { Then::refused_by_queue(packet_id) };
+                    answer(PublishAnswer::Client(then));
+                }
             }
             while let Some((_, then)) = refused.pop_front_if(|(after, _)| *after <= number) {
-                answer(then);
+                answer(PublishAnswer::Client(then));
             }
         });
         if unconfirmed.is_empty() {
@@ -147,9 +236,15 @@ impl PublishingChannel {
     fn closed(&mut self, fault: Fault) -> PublishingClosed {
         let Self { current, is_other_closing, unconfirmed, refused, .. } = std::mem::take(self);
         (self.current, self.is_other_closing) = (current, is_other_closing);
-        let unconfirmed = match (unconfirmed.len(), unconfirmed.front()) {
-            (0, _) | (_, None) => Unconfirmed::None,
-            (1, Some(packet_id)) => Unconfirmed::One(*packet_id),
+        let mut ids = unconfirmed.iter().map(|message| message.packet_id());
+        let unconfirmed = match ids.next() {
+            None => Unconfirmed::None,
+            // A message and its record are one.
+            Some(Some(packet_id))
+                if unconfirmed.len() == 1 || ids.all(|id| id == Some(packet_id) && packet_id != 0) =>
+            {
+                Unconfirmed::One(packet_id)
+            }
             _ => Unconfirmed::Several,
         };
         PublishingClosed { fault, unconfirmed, refused: refused.into_iter().map(|(_, then)| then).collect() }

@@ -23,6 +23,7 @@ use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::pending::{PendingEntries, PendingSubscribes};
 use super::publishing::Unconfirmed;
+use super::state::{OutboundPublish, StateWork};
 use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
 use super::ways::Ways;
@@ -55,6 +56,8 @@ pub(super) struct UpstreamSession {
     pub(super) ways: Ways,
     /// Its shared subscriptions.
     pub(super) groups: Groups,
+    /// The work for the state queue that is under way.
+    pub(super) work: StateWork,
     /// The session's queue for messages of QoS 1.
     pub(super) queue: SessionQueue,
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
@@ -91,6 +94,10 @@ impl SessionQueue {
     pub(super) fn is_there(&self) -> bool {
         self.state == QueueState::There
     }
+
+    pub(super) fn is_absent(&self) -> bool {
+        self.state == QueueState::Absent
+    }
 }
 
 /// The parameters of a client that was admitted.
@@ -104,6 +111,8 @@ pub(super) struct AdmittedUpstream {
     pub(super) mapping: MessageMapping,
     /// Whether the session's queue is there.
     pub(super) has_queue: bool,
+    /// Whether the session is one that has lasted: it was found upstream.
+    pub(super) is_found: bool,
     pub(super) expiry: u32,
     pub(super) is_bridge: bool,
 }
@@ -134,8 +143,9 @@ impl UpstreamSession {
             pending: PendingSubscribes::default(),
             ways: Ways::default(),
             groups: Groups::default(),
+            work: StateWork::default(),
             queue: SessionQueue { name, state },
-            uses_queue: admitted.has_queue || admitted.expiry > 0,
+            uses_queue: admitted.is_found || admitted.expiry > 0,
             answers: VecDeque::new(),
             mapping: admitted.mapping,
             expiry: admitted.expiry,
@@ -155,6 +165,10 @@ impl UpstreamSession {
     /// Whether the session outlives its connection.
     pub(super) fn lasts(&self) -> bool {
         self.expiry > 0
+    }
+
+    pub(super) fn user(&self) -> &str {
+        &self.user
     }
 
     /// Whether the connection goes on.
@@ -188,6 +202,7 @@ impl UpstreamSession {
         }
         self.end_lingering();
         loop {
+            self.keep_state(engine);
             if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
                 return self.fail(ReasonCode::ServerUnavailable, &fault);
             }
@@ -201,7 +216,15 @@ impl UpstreamSession {
     fn handle_events(&mut self, engine: &mut Engine) {
         while let Some(event) = self.uplink.next_event() {
             match event {
-                UplinkEvent::Published(then) => self.answers.push_back(then),
+                UplinkEvent::Published(then) => {
+                    if let Then::Refuse { packet_id, .. } = then {
+                        self.forget(packet_id);
+                    }
+                    self.answers.push_back(then);
+                }
+                UplinkEvent::Recorded => self.recorded(engine),
+                UplinkEvent::RecordRefused => self.record_refused(),
+                UplinkEvent::State(event) => self.handle_state(event, engine),
                 UplinkEvent::PublishRefused(fault, unconfirmed) => self.publish_refused(&fault, &unconfirmed),
                 UplinkEvent::Answered(number, answer) => {
                     self.group_bound(number, &answer, engine);
@@ -222,6 +245,7 @@ impl UpstreamSession {
         match unconfirmed {
             Unconfirmed::One(packet_id) if *packet_id != 0 => {
                 let text = "refused by the upstream";
+                self.forget(*packet_id);
                 self.answers.push_back(Then::Refuse { packet_id: *packet_id, reason, text });
             }
             Unconfirmed::None => {}
@@ -255,18 +279,25 @@ impl MqttSession for UpstreamSession {
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         }
-        let body = publish.payload.to_bytes();
-        self.uplink.publish(publish.packet_id, &key, &properties, &body, self.at);
+        self.publish_in_order(OutboundPublish {
+            packet_id: publish.packet_id,
+            qos: publish.qos,
+            dup: publish.dup,
+            topic: publish.topic.into(),
+            routing_key: key.into(),
+            properties,
+            body: publish.payload.to_bytes(),
+        });
         Ok(())
     }
 
     fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
         let Refusal { reason, text } = refusal;
-        self.uplink.refuse(Then::Refuse { packet_id, reason, text });
+        self.uplink.answer(Then::Refuse { packet_id, reason, text });
     }
 
     fn released(&mut self, packet_id: u16) {
-        self.answers.push_back(Then::Complete { packet_id });
+        self.release(packet_id);
     }
 
     fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
@@ -317,11 +348,19 @@ impl MqttSession for UpstreamSession {
     }
 
     fn has_room(&self) -> bool {
-        self.end.is_none() && self.uplink.has_room() && self.live.has_room() && self.pending.has_room()
+        self.end.is_none()
+            && self.uplink.has_room()
+            && self.live.has_room()
+            && self.pending.has_room()
+            && self.work.has_room()
     }
 
     fn is_settled(&self) -> bool {
-        self.end.is_some() || (self.uplink.is_settled() && self.pending.is_empty() && self.answers.is_empty())
+        self.end.is_some()
+            || (self.uplink.is_settled()
+                && self.work.is_settled()
+                && self.pending.is_empty()
+                && self.answers.is_empty())
     }
 
     fn handle_nudge(&mut self, engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
@@ -338,9 +377,23 @@ impl MqttSession for UpstreamSession {
         self.uplink.next_deadline().into_iter().chain(ways).min()
     }
 
-    fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
+    fn end(mut self: Box<Self>, mut session: Session, end: MqttEnd) {
+        self.publish_rest();
         let Self {
-            hub, owner, claim, watched, user, mut uplink, live, queue, groups, mapping, now, at, answers, ..
+            hub,
+            owner,
+            claim,
+            watched,
+            user,
+            mut uplink,
+            live,
+            queue,
+            groups,
+            mapping,
+            now,
+            at,
+            answers,
+            ..
         } = *self;
         drop(live);
         answers.iter().for_each(|then| note_accepted(&mut session, then));
@@ -348,6 +401,7 @@ impl MqttSession for UpstreamSession {
         let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
         uplink.stop_consuming();
+        let state_queue = uplink.state().name().map(Box::from);
         let taken = watched.as_ref().and_then(Watched::taken);
         let (consumers, others) = groups.ends(end.session_expiry == 0 && taken.is_none());
         consumers.into_iter().for_each(|(consumer, then)| uplink.stop_shared(consumer, then));
@@ -367,7 +421,11 @@ impl MqttSession for UpstreamSession {
         let expiry = end.session_expiry;
         let has_queue = queue.state != QueueState::Absent;
         // Another server has the queue if it has the client.
-        let deletes = (expiry == 0 && has_queue && taken.is_none()).then_some(queue.name);
+        let mut deletes: Vec<Box<str>> = Vec::new();
+        if expiry == 0 && taken.is_none() {
+            deletes.extend(has_queue.then_some(queue.name));
+            deletes.extend(state_queue);
+        }
         let (later, published) = match will.zip(share) {
             // The client has come back in time.
             Some(_) if taken.is_some() => (None, None),

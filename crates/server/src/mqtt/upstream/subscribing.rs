@@ -35,6 +35,9 @@ impl UpstreamSession {
                 PendingEntry::Subscribe(request) => self.subscribe_one(engine, &request),
                 PendingEntry::Unsubscribe(filter) => self.unsubscribe_one(engine, &filter),
             }
+            if let Some(packet) = self.pending.completed() {
+                self.list(packet);
+            }
         }
         has_handled
     }
@@ -55,6 +58,9 @@ impl UpstreamSession {
             options.qos = options.qos.min(QoS::AtLeastOnce);
         }
         let subscription = Subscription { options, identifier: request.identifier };
+        if !self.note_subscription(filter, &subscription) {
+            return self.pending.resolve(ReasonCode::QuotaExceeded, &[], None);
+        }
         if Self::is_shared(filter, engine) {
             return self.share_one(engine, request, subscription);
         }
@@ -197,7 +203,11 @@ impl UpstreamSession {
             self.consume();
         }
         match self.pending.answered(number, refused) {
-            Some(SubscribeOutcome::Granted(granted)) => self.subscribed(number, granted, engine),
+            Some(SubscribeOutcome::Granted { subscribed, packet }) => {
+                if self.subscribed(number, subscribed, engine) {
+                    self.list(packet);
+                }
+            }
             Some(SubscribeOutcome::Refused { filter, settled }) => {
                 self.not_subscribed(number, &filter, settled, engine);
             }
@@ -205,10 +215,18 @@ impl UpstreamSession {
         }
     }
 
-    /// The upstream has bound what a subscription needs: its messages come by the new way from now on.
-    fn subscribed(&mut self, number: u64, granted: Subscribed, engine: &mut Engine) {
-        let Subscribed { filter, subscription } = granted;
-        let Some(change) = self.ways.take_changed(&filter, number) else { return };
+    /// A packet is answered once the list of the session's subscriptions is kept upstream, if it is.
+    fn list(&mut self, packet: u64) {
+        if let Some(number) = self.wait_for_list() {
+            self.pending.wait_for(packet, number);
+        }
+    }
+
+    /// The upstream has bound what a subscription needs: its messages come by the new way from now on. Returns whether the
+    /// session has changed by that.
+    fn subscribed(&mut self, number: u64, subscribed: Subscribed, engine: &mut Engine) -> bool {
+        let Subscribed { filter, subscription } = subscribed;
+        let Some(change) = self.ways.take_changed(&filter, number) else { return false };
         engine.session_mut().subscribe(&filter, subscription);
         self.subscriptions.insert(&filter, subscription);
         if change.class == Class::Qos0 {
@@ -218,6 +236,7 @@ impl UpstreamSession {
         } else if let Some(over) = self.ways.linger(&filter, self.at) {
             self.end_way(&self.mapping.key(&over), Class::Qos0);
         }
+        true
     }
 
     /// The upstream has refused a subscription. The client is left with the one that it had before.
@@ -229,6 +248,7 @@ impl UpstreamSession {
         engine: &mut Engine,
     ) {
         let key = self.mapping.key(filter);
+        self.outdate_list();
         if let Some(change) = self.ways.take_changed(filter, number) {
             return self.give_up(&key, Some(change));
         }

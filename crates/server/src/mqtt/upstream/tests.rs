@@ -90,12 +90,12 @@ fn messages_are_answered_in_their_order_when_they_are_confirmed() {
     let mut uplink = world.uplink();
     uplink.publish(7, "a", &PLAIN, b"1", Instant::now());
     uplink.publish(0, "a", &PLAIN, b"2", Instant::now());
-    uplink.refuse(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
     uplink.publish(9, "a", &PLAIN, b"3", Instant::now());
     assert!(!uplink.is_settled());
     assert_eq!(settle(&mut uplink), ["7 accepted", "8 0x90 Topic Name invalid", "9 accepted"]);
     assert!(uplink.is_settled());
-    uplink.refuse(Then::Refuse { packet_id: 10, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(Then::Refuse { packet_id: 10, reason: ReasonCode::TopicNameInvalid, text: "" });
     assert_eq!(settle(&mut uplink), ["10 0x90 Topic Name invalid"]);
 }
 

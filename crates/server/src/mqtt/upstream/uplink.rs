@@ -9,11 +9,13 @@ use amqp::Fault;
 use sync::work;
 
 use super::group_consumers::{GROUPS, GroupConsumers, GroupEvent};
-use super::publishing::{PUBLISHING, PublishingChannel, PublishingClosed, Unconfirmed};
+use super::publishing::{PUBLISHING, PublishAnswer, PublishingChannel, PublishingClosed, Unconfirmed};
 use super::queue_consumer::{CONSUMING, QueuedMessage, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
+use super::state::{OPENING, STATE, StateEvent, StateQueue};
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, ClientEvent};
+use crate::upstream::confirms::Confirmed;
 
 /// Messages and requests that the upstream has not answered at which the client is no longer read.
 const MAX_UNANSWERED: usize = 1024;
@@ -29,12 +31,12 @@ pub(super) struct Uplink {
     is_paused: bool,
 }
 
-#[derive(Default)]
 struct UplinkChannels {
     publishing: PublishingChannel,
     consumer: SessionConsumer,
     groups: GroupConsumers,
     requests: QueueRequests,
+    state: StateQueue,
     /// Events that were not taken yet.
     events: VecDeque<UplinkEvent>,
 }
@@ -52,11 +54,19 @@ pub(super) enum UplinkEvent {
     ConsumerLost(Fault),
     /// An event of the consumer of a shared subscription with this key.
     Group(usize, GroupEvent),
+    /// Records were confirmed.
+    Recorded,
+    /// The upstream has not taken a record.
+    RecordRefused,
+    State(StateEvent),
 }
 
 impl Uplink {
     pub(super) fn new(client: AmqpClient) -> Self {
-        Self { client, channels: UplinkChannels::default(), is_paused: false }
+        let (publishing, consumer, groups, requests, events) = Default::default();
+        let channels =
+            UplinkChannels { publishing, consumer, groups, requests, state: StateQueue::new(), events };
+        Self { client, channels, is_paused: false }
     }
 
     /// Publishes a message. `properties` are flags and list as they are on the wire.
@@ -72,10 +82,34 @@ impl Uplink {
         channels.publishing.publish(client, packet_id, routing_key, properties, body, now);
     }
 
+    /// Publishes a message (its routing key, properties and body) with its record in the state queue.
+    pub(super) fn publish_recorded(
+        &mut self,
+        packet_id: u16,
+        message: (&str, &[u8], &[u8]),
+        record: &[u8],
+        now: Instant,
+    ) {
+        let Self { client, channels: UplinkChannels { publishing, state, .. }, .. } = self;
+        let queue = state.name().unwrap_or_default();
+        publishing.publish_recorded(client, packet_id, message, (queue, record), now);
+    }
+
+    /// Publishes a record to the state queue.
+    pub(super) fn publish_record(&mut self, number: u64, record: &[u8], now: Instant) {
+        let Self { client, channels: UplinkChannels { publishing, state, .. }, .. } = self;
+        publishing.publish_record(client, number, (state.name().unwrap_or_default(), record), now);
+    }
+
+    /// The session's state queue. Requests to it are sent in the next turn.
+    pub(super) fn state(&mut self) -> &mut StateQueue {
+        &mut self.channels.state
+    }
+
     /// Answers a message that is not published, behind those before it.
-    pub(super) fn refuse(&mut self, then: Then) {
+    pub(super) fn answer(&mut self, then: Then) {
         let UplinkChannels { publishing, events, .. } = &mut self.channels;
-        publishing.refuse(then, |then| events.push_back(UplinkEvent::Published(then)));
+        publishing.answer_behind(then, |then| events.push_back(UplinkEvent::Published(then)));
     }
 
     /// Makes a request, whose answer has this number.
@@ -135,12 +169,14 @@ impl Uplink {
 
     /// Whether nothing is consumed, and no message is unacknowledged.
     pub(super) fn is_stopped(&self) -> bool {
-        self.channels.consumer.is_stopped() && self.channels.groups.is_empty()
+        let UplinkChannels { consumer, groups, state, .. } = &self.channels;
+        consumer.is_stopped() && groups.is_empty() && state.is_stopped()
     }
 
     /// Stops consuming; see [`SessionConsumer::stop`].
     pub(super) fn stop_consuming(&mut self) {
         self.channels.consumer.stop(&mut self.client);
+        self.channels.state.stop();
     }
 
     /// Sends what is to be sent, and takes what the upstream has answered. `waker` is woken when that is due again.
@@ -154,6 +190,8 @@ impl Uplink {
             self.channels.requests.send(&mut self.client);
             self.channels.consumer.send(&mut self.client);
             self.channels.groups.send(&mut self.client);
+            let is_settled = self.channels.publishing.unconfirmed() == 0;
+            self.channels.state.send(&mut self.client, is_settled);
             self.client.flush(now)?;
             if !self.client.has_received() {
                 return Ok(());
@@ -256,12 +294,24 @@ impl Uplink {
 
 impl UplinkChannels {
     fn handle(&mut self, event: ClientEvent<'_>) {
-        let Self { publishing, consumer, groups, requests, events } = self;
+        let Self { publishing, consumer, groups, requests, state, events } = self;
         match event {
+            ClientEvent::Message(STATE, message) => state.handle_message(&message),
+            ClientEvent::Method(number @ (STATE | OPENING), method) => {
+                events.extend(state.handle(number, &method).map(UplinkEvent::State));
+            }
             ClientEvent::Message(CONSUMING, message) => consumer.handle_message(message),
             ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
-                let closed =
-                    publishing.handle(number, &method, |then| events.push_back(UplinkEvent::Published(then)));
+                let closed = publishing.handle(number, &method, |answer| match answer {
+                    PublishAnswer::Client(then) => events.push_back(UplinkEvent::Published(then)),
+                    PublishAnswer::Record(number, Confirmed::Acked) => {
+                        state.confirmed(number);
+                        events.push_back(UplinkEvent::Recorded);
+                    }
+                    PublishAnswer::Record(_, Confirmed::Nacked) => {
+                        events.push_back(UplinkEvent::RecordRefused);
+                    }
+                });
                 if let Some(PublishingClosed { fault, unconfirmed, refused }) = closed {
                     events.push_back(UplinkEvent::PublishRefused(fault, unconfirmed));
                     events.extend(refused.into_iter().map(UplinkEvent::Published));

@@ -42,6 +42,11 @@ impl EarlierConsumer {
         pauses
     }
 
+    /// Whether there is a pause.
+    pub(in super::super) fn is_pausing(&self) -> bool {
+        self.pause.is_some()
+    }
+
     /// Whether a pause is over: the queue is to be looked at again.
     pub(in super::super) fn has_paused(&mut self) -> bool {
         let is_over = self.pause.as_ref().is_some_and(|pause| pause.take_answer().is_some());

@@ -1,0 +1,307 @@
+//! How an open connection's session keeps its state: records of QoS 2, and the list of its subscriptions.
+
+use std::collections::VecDeque;
+
+use amqp::{Fault, ReplyCode};
+use bytes::Bytes;
+use mqtt::packet::SubscribeOptions;
+use mqtt::server::ServerConnection as Engine;
+use mqtt::session::Subscription;
+use mqtt::{QoS, ReasonCode};
+use sync::work;
+
+use super::queue::{StateEvent, StateUsage};
+use super::record::{MAX_LIST, MAX_RECEIVED, digest, listed_bytes};
+use crate::mqtt::hub::queue_name;
+use crate::mqtt::session::Then;
+use crate::mqtt::upstream::session::{UpstreamSession, of_fault};
+
+/// Cost of a record, in nanoseconds.
+const RECORD: u32 = 1_000;
+
+/// Cost of a subscription in a list, in nanoseconds.
+const LISTED_SUBSCRIPTION: u32 = 20;
+
+/// A message that a client has published.
+pub(in super::super) struct OutboundPublish {
+    pub(in super::super) packet_id: u16,
+    pub(in super::super) qos: QoS,
+    pub(in super::super) dup: bool,
+    /// As the client has sent it.
+    pub(in super::super) topic: Box<str>,
+    pub(in super::super) routing_key: Box<str>,
+    pub(in super::super) properties: Vec<u8>,
+    pub(in super::super) body: Bytes,
+}
+
+/// The work for the state queue that is under way.
+#[derive(Default)]
+pub(in super::super) struct StateWork {
+    /// Messages and releases that wait for the state queue, in their order. The client is not read meanwhile.
+    held: VecDeque<HeldWork>,
+    /// Releases that the upstream has not confirmed, with the numbers of their records.
+    releases: VecDeque<(u64, u16)>,
+    /// Whether the queue is to be declared.
+    is_needed: bool,
+    /// Whether the list is to be written again.
+    is_outdated: bool,
+    /// Requests of the client that wait for the next list.
+    waiting: Vec<u64>,
+    /// The number of the list that is not confirmed, with the requests that wait for it.
+    listing: Option<(u64, Vec<u64>)>,
+    /// Bytes that the subscriptions take in a list.
+    listed_bytes: usize,
+}
+
+enum HeldWork {
+    Publish(OutboundPublish),
+    /// The client has released a message.
+    Release(u16),
+    /// The upstream has refused a message.
+    Forget(u16),
+}
+
+impl StateWork {
+    /// Whether the client may be read.
+    pub(in super::super) fn has_room(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Whether nothing is under way.
+    pub(in super::super) fn is_settled(&self) -> bool {
+        self.held.is_empty() && self.releases.is_empty()
+    }
+}
+
+impl UpstreamSession {
+    /// Publishes a message behind those before it. One of QoS 2 of a session that lasts goes with a record.
+    pub(in super::super) fn publish_in_order(&mut self, message: OutboundPublish) {
+        let is_recorded = message.qos == QoS::ExactlyOnce && self.uses_queue();
+        if !is_recorded && self.work.held.is_empty() {
+            return self.publish_plain(&message);
+        }
+        self.work.held.push_back(HeldWork::Publish(message));
+        self.pass_held();
+    }
+
+    fn publish_plain(&mut self, message: &OutboundPublish) {
+        let OutboundPublish { packet_id, routing_key, properties, body, .. } = message;
+        self.uplink.publish(*packet_id, routing_key, properties, body, self.at);
+    }
+
+    /// The client has released a message of QoS 2.
+    pub(in super::super) fn release(&mut self, packet_id: u16) {
+        if self.uplink.state().digest(packet_id).is_none() {
+            return self.answers.push_back(Then::Complete { packet_id });
+        }
+        self.work.held.push_back(HeldWork::Release(packet_id));
+        self.pass_held();
+    }
+
+    /// A message was refused: there is nothing to be released.
+    pub(in super::super) fn forget(&mut self, packet_id: u16) {
+        if self.uplink.state().digest(packet_id).is_some() {
+            self.work.held.push_back(HeldWork::Forget(packet_id));
+            self.pass_held();
+        }
+    }
+
+    /// Publishes what was held for as long as the state queue takes it.
+    fn pass_held(&mut self) {
+        while let Some(held) = self.work.held.pop_front() {
+            if let Err(held) = self.pass(held) {
+                self.work.held.push_front(held);
+                return;
+            }
+        }
+        self.work.held = VecDeque::new();
+    }
+
+    /// Publishes a message, or returns it if it has to wait.
+    fn pass(&mut self, held: HeldWork) -> Result<(), HeldWork> {
+        let usage = self.uplink.state().usage();
+        let waits = !matches!(usage, StateUsage::Ready) || !self.uplink.state().has_room();
+        match held {
+            HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
+                self.publish_plain(&message);
+            }
+            HeldWork::Publish(message) if usage == StateUsage::Refused => {
+                let (packet_id, reason) = (message.packet_id, ReasonCode::NotAuthorized);
+                let text = "the session's state queue is refused by the upstream";
+                self.uplink.answer(Then::Refuse { packet_id, reason, text });
+            }
+            held if waits => {
+                self.work.is_needed |= usage == StateUsage::Unused;
+                return Err(held);
+            }
+            HeldWork::Publish(message) => self.publish_recorded(&message),
+            HeldWork::Release(packet_id) => {
+                work::charge(RECORD, 1);
+                let (number, record) = self.uplink.state().write_released(packet_id);
+                self.uplink.publish_record(number, &record, self.at);
+                self.work.releases.push_back((number, packet_id));
+            }
+            HeldWork::Forget(packet_id) => {
+                if self.uplink.state().digest(packet_id).is_some() {
+                    let (number, record) = self.uplink.state().write_released(packet_id);
+                    self.uplink.publish_record(number, &record, self.at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes a message of QoS 2, unless it is one that came on an earlier connection.
+    fn publish_recorded(&mut self, message: &OutboundPublish) {
+        work::charge(RECORD, 1);
+        let OutboundPublish { packet_id, dup, topic, routing_key, properties, body, .. } = message;
+        let (packet_id, digest) = (*packet_id, digest(topic, body));
+        let before = self.uplink.state().digest(packet_id);
+        if *dup && before == Some(digest) {
+            return self.uplink.answer(Then::Accept { packet_id, matched: true });
+        }
+        if before.is_none() && self.uplink.state().unreleased() >= usize::from(MAX_RECEIVED) {
+            let (reason, text) = (ReasonCode::QuotaExceeded, "too many messages that are not released");
+            return self.uplink.answer(Then::Refuse { packet_id, reason, text });
+        }
+        // A message without DUP is a new one: the client has released the one before.
+        let (_, record) = self.uplink.state().write_received(packet_id, digest);
+        self.uplink.publish_recorded(packet_id, (routing_key, properties, body), &record, self.at);
+    }
+
+    /// Notes a subscription that is about to be made. Returns false if there is no place for it in the list.
+    pub(in super::super) fn note_subscription(&mut self, filter: &str, subscription: &Subscription) -> bool {
+        if !self.uses_queue() {
+            return true;
+        }
+        self.work.is_needed |=
+            !is_plain(filter, subscription) && self.uplink.state().usage() == StateUsage::Unused;
+        self.work.listed_bytes += listed_bytes(filter);
+        self.work.listed_bytes + LIST_BYTES <= MAX_LIST
+    }
+
+    /// The number of the request that is answered when the list of subscriptions is confirmed, if there is one.
+    pub(in super::super) fn wait_for_list(&mut self) -> Option<u64> {
+        let is_listed = match self.uplink.state().usage() {
+            StateUsage::Unused => self.work.is_needed,
+            StateUsage::Opening | StateUsage::Ready => true,
+            StateUsage::Refused => false,
+        };
+        is_listed.then(|| {
+            let number = self.pending.next_number();
+            self.work.waiting.push(number);
+            number
+        })
+    }
+
+    /// A subscription that is in the list was refused.
+    pub(in super::super) fn outdate_list(&mut self) {
+        self.work.is_outdated |= self.uplink.state().name().is_some();
+    }
+
+    /// Declares the state queue if it is needed, and writes the list if it has changed.
+    pub(in super::super) fn keep_state(&mut self, engine: &Engine) {
+        self.pass_held();
+        let usage = self.uplink.state().usage();
+        let is_due =
+            !self.work.waiting.is_empty() || self.work.is_outdated || self.uplink.state().wants_list();
+        let opens = usage == StateUsage::Unused && self.work.is_needed;
+        let writes = usage == StateUsage::Ready && is_due && self.work.listing.is_none();
+        if !opens && !writes {
+            return;
+        }
+        let has_queue = !self.queue.is_absent();
+        let subscriptions = || engine.session().subscriptions().map(|(filter, one)| (filter, *one));
+        let (mut bytes, mut count) = (0, 0);
+        for (filter, _) in subscriptions() {
+            (bytes, count) = (bytes + listed_bytes(filter), count + 1);
+        }
+        work::charge(LISTED_SUBSCRIPTION, count);
+        self.work.listed_bytes = bytes;
+        let number = if opens {
+            let (name, expires) = (queue_name(&self.owner.client_id, 2), self.queue_expires());
+            self.uplink.state().open(&name, expires, has_queue, subscriptions());
+            1
+        } else {
+            let (number, list) = self.uplink.state().write_list(has_queue, subscriptions());
+            self.uplink.publish_record(number, &list, self.at);
+            number
+        };
+        self.work.listing = Some((number, std::mem::take(&mut self.work.waiting)));
+        (self.work.is_needed, self.work.is_outdated) = (false, false);
+        self.outbox.nudge();
+    }
+
+    /// Acts on what the upstream has confirmed.
+    pub(in super::super) fn recorded(&mut self, engine: &mut Engine) {
+        let state = self.uplink.state();
+        while let Some((_, packet_id)) =
+            self.work.releases.pop_front_if(|(number, _)| state.is_confirmed(*number))
+        {
+            self.answers.push_back(Then::Complete { packet_id });
+        }
+        if let Some((_, waiting)) = self.work.listing.take_if(|(number, _)| state.is_confirmed(*number)) {
+            waiting.into_iter().for_each(|number| self.answered(number, Ok(()), engine));
+        }
+        self.outbox.nudge();
+    }
+
+    /// Handles an event of the state queue.
+    pub(in super::super) fn handle_state(&mut self, event: StateEvent, engine: &mut Engine) {
+        match event {
+            StateEvent::Opened => self.recorded(engine),
+            StateEvent::Refused(fault) => {
+                tracing::warn!(
+                    vhost = &*self.owner.vhost,
+                    client = &*self.owner.client_id,
+                    user = self.user(),
+                    %fault,
+                    "the upstream refuses the state queue of a session: QoS 2 is refused, and options of subscriptions are lost \
+                     when the client moves to another server"
+                );
+                // The subscriptions themselves are made.
+                let listing = self.work.listing.take().map(|(_, waiting)| waiting).unwrap_or_default();
+                let waiting = std::mem::take(&mut self.work.waiting);
+                for number in listing.into_iter().chain(waiting) {
+                    self.answered(number, Ok(()), engine);
+                }
+                self.pass_held();
+                self.outbox.nudge();
+            }
+            StateEvent::Lost(fault) if fault.code == ReplyCode::NotFound => {
+                self.fail(ReasonCode::AdministrativeAction, &fault);
+            }
+            StateEvent::Lost(fault) => self.fail(of_fault(&fault), &fault),
+        }
+    }
+
+    /// The upstream has not taken a record: what it says would be lost.
+    pub(in super::super) fn record_refused(&mut self) {
+        let fault = Fault::new(ReplyCode::ResourceError, "the state queue has refused a message");
+        self.fail(ReasonCode::QuotaExceeded, &fault);
+    }
+
+    /// The connection has ended: what waits and is not to be recorded is published.
+    pub(in super::super) fn publish_rest(&mut self) {
+        for held in std::mem::take(&mut self.work.held) {
+            match held {
+                HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce => self.publish_plain(&message),
+                // The client sends it again.
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The beginning of a shared subscription's filter; one of an older client is listed in vain.
+const SHARED: &str = "$share/";
+
+/// Bytes of a list without subscriptions.
+const LIST_BYTES: usize = 32 + 10 * MAX_RECEIVED as usize;
+
+/// Whether a subscription is one of those that RabbitMQ's own listener makes of a binding: it need not be listed.
+fn is_plain(filter: &str, subscription: &Subscription) -> bool {
+    let SubscribeOptions { qos, no_local, retain_as_published, .. } = subscription.options;
+    let is_bare = !no_local && !retain_as_published && subscription.identifier.is_none();
+    qos != QoS::AtMostOnce && is_bare && !filter.starts_with(SHARED)
+}

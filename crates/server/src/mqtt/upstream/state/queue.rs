@@ -1,0 +1,570 @@
+//! A state queue: what was read from it, what this connection has written to it, and the channel on which it is consumed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+
+use amqp::method::{basic, channel, confirm, queue};
+use amqp::properties::PERSISTENT;
+use amqp::{Fault, FieldTable, FieldValue, Method, Properties, RawTable, ReplyCode};
+use hashbrown::HashSet;
+use mqtt::session::Subscription;
+
+use super::record::{MAX_RECEIVED, RecordId, StateList, StateRecord, encode_list};
+use crate::upstream::client::{AmqpClient, ContentMethod, ReceivedMessage, announced};
+
+/// The number of the channel on which the queue is declared and consumed.
+pub(in super::super) const STATE: u16 = 5;
+
+/// The number of the channel on which the first list is published: a client without permission for that learns it there, where
+/// nothing else is refused along.
+pub(in super::super) const OPENING: u16 = 6;
+
+/// Records that are not acknowledged: few enough for a consumer on a shared connection. There are never more in the queue.
+const WINDOW: u16 = 256;
+
+/// Records in the queue at which a new list is written, so that those in front of it can be removed.
+const LISTED: usize = 64;
+
+/// Records in the queue at which the client's messages wait until some are removed.
+const FULL: usize = 192;
+
+/// As that of the session's queue.
+const TAG: &str = "mqtt";
+
+/// The state queue of a session.
+pub(in super::super) struct StateQueue {
+    name: Box<str>,
+    /// Its time without a consumer, in milliseconds, if it is declared here.
+    expires: Option<u64>,
+    usage: StateUsage,
+    phase: StatePhase,
+    channel: StateChannel,
+    /// Methods that are to be sent, in their order.
+    steps: VecDeque<StateStep>,
+    /// Acknowledgements that are to be sent: a delivery tag, and whether it includes those before it.
+    acks: Vec<(u64, bool)>,
+    /// The first list, until the upstream has answered it.
+    first: Option<Vec<u8>>,
+    /// Whether the consumer is to be stopped once all records are confirmed.
+    is_ending: bool,
+    /// The digests of messages that the client has published and not released, by packet identifier.
+    received: BTreeMap<u16, u64>,
+    /// The last list that was read, until it is taken.
+    list: Option<StateList>,
+    log: StateLog,
+}
+
+/// The records in the queue.
+#[derive(Default)]
+struct StateLog {
+    /// This connection among those that have written some.
+    connection: u64,
+    /// The number of the last record of this connection, and of the last that is confirmed.
+    last: u64,
+    confirmed: u64,
+    /// The number of the list from which on records are in the queue; 0 while those of earlier connections are.
+    first: u64,
+    /// The number of a list that was written after that, if any.
+    list: Option<u64>,
+    /// The number of the last list that has come back, with its delivery tag.
+    returned: Option<(u64, u64)>,
+    /// Records of earlier connections.
+    earlier: HashSet<RecordId>,
+    /// Delivery tags of records that are not acknowledged.
+    unacked: VecDeque<u64>,
+}
+
+/// How far the queue is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StateUsage {
+    /// Nothing was to be kept so far.
+    Unused,
+    /// It is being declared, and its first list confirmed.
+    Opening,
+    Ready,
+    /// The upstream has refused it.
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum StatePhase {
+    /// Nothing was asked.
+    None,
+    Finding,
+    Found {
+        messages: u32,
+        consumers: u32,
+    },
+    Missing,
+    /// This number of messages is still to come.
+    Reading {
+        left: u32,
+    },
+    Consuming,
+    Declaring,
+    Deleting,
+    /// basic.cancel was sent.
+    Cancelling,
+    /// basic.recover was sent: all records return to the queue.
+    Returning,
+    /// They have returned.
+    Stopped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StateStep {
+    Find,
+    Declare,
+    Consume,
+    Delete,
+    Cancel,
+    /// Returns all records to the queue.
+    Recover,
+}
+
+#[derive(Default, PartialEq, Eq)]
+enum StateChannel {
+    #[default]
+    Closed,
+    Open,
+    /// Until channel.close-ok.
+    Closing,
+}
+
+/// An event of the state queue.
+#[derive(Debug)]
+pub(in super::super) enum StateEvent {
+    /// The first list is confirmed.
+    Opened,
+    /// The upstream has refused the queue, or its first list.
+    Refused(Fault),
+    /// The queue is not consumed any more, or cannot be read.
+    Lost(Fault),
+}
+
+impl StateQueue {
+    /// A queue of which nothing is known.
+    pub(in super::super) fn new() -> Self {
+        // Another connection has another number, as good as certain.
+        let log = StateLog { connection: RandomState::new().hash_one(0), ..StateLog::default() };
+        Self {
+            name: Box::default(),
+            expires: None,
+            usage: StateUsage::Unused,
+            phase: StatePhase::None,
+            channel: StateChannel::Closed,
+            steps: VecDeque::new(),
+            acks: Vec::new(),
+            first: None,
+            is_ending: false,
+            received: BTreeMap::new(),
+            list: None,
+            log,
+        }
+    }
+
+    /// Asks whether the queue is there; [`Self::phase`] tells the answer.
+    pub(in super::super) fn find(&mut self, name: &str) {
+        self.name = name.into();
+        self.phase = StatePhase::Finding;
+        self.steps.push_back(StateStep::Find);
+    }
+
+    /// Starts to consume from a queue that was found, and reads this number of messages.
+    pub(super) fn read(&mut self, messages: u32) {
+        self.usage = StateUsage::Ready;
+        self.phase =
+            if messages == 0 { StatePhase::Consuming } else { StatePhase::Reading { left: messages } };
+        self.steps.push_back(StateStep::Consume);
+    }
+
+    /// Deletes a queue that was read.
+    pub(super) fn delete(&mut self) {
+        self.usage = StateUsage::Unused;
+        self.phase = StatePhase::Deleting;
+        self.steps.push_back(StateStep::Delete);
+        self.received = BTreeMap::new();
+        self.list = None;
+        self.log = StateLog { connection: self.log.connection, ..StateLog::default() };
+    }
+
+    /// Declares the queue, with a list of the subscriptions.
+    pub(super) fn open<'s>(
+        &mut self,
+        name: &str,
+        expires: Option<u64>,
+        has_queue: bool,
+        subscriptions: impl Iterator<Item = (&'s str, Subscription)>,
+    ) {
+        (self.name, self.expires) = (name.into(), expires);
+        self.usage = StateUsage::Opening;
+        self.phase = StatePhase::Declaring;
+        self.steps.push_back(StateStep::Declare);
+        self.first = Some(self.write_list(has_queue, subscriptions).1);
+    }
+
+    pub(super) fn usage(&self) -> StateUsage {
+        self.usage
+    }
+
+    pub(in super::super) fn phase(&self) -> StatePhase {
+        self.phase
+    }
+
+    /// Its name, if it is there or may be.
+    pub(in super::super) fn name(&self) -> Option<&str> {
+        matches!(self.usage, StateUsage::Opening | StateUsage::Ready).then_some(&*self.name)
+    }
+
+    /// The last list that was read.
+    pub(super) fn list(&self) -> Option<&StateList> {
+        self.list.as_ref()
+    }
+
+    pub(super) fn take_list(&mut self) -> Option<StateList> {
+        self.list.take()
+    }
+
+    /// The packet identifiers of the messages that the client has not released.
+    pub(super) fn received(&self) -> impl Iterator<Item = u16> {
+        self.received.keys().copied()
+    }
+
+    /// The digest of a message that the client has not released.
+    pub(super) fn digest(&self, packet_id: u16) -> Option<u64> {
+        self.received.get(&packet_id).copied()
+    }
+
+    /// How many messages the client has not released.
+    pub(super) fn unreleased(&self) -> usize {
+        self.received.len()
+    }
+
+    /// Whether there may be another record.
+    pub(super) fn has_room(&self) -> bool {
+        self.log.len() < FULL
+    }
+
+    /// Whether a list is to be written, so that records can be removed.
+    pub(super) fn wants_list(&self) -> bool {
+        self.usage == StateUsage::Ready && self.log.len() >= LISTED && self.log.list.is_none()
+    }
+
+    /// The next record: the client has published a message. Returns its number and its bytes.
+    pub(super) fn write_received(&mut self, packet_id: u16, digest: u64) -> (u64, Vec<u8>) {
+        self.received.insert(packet_id, digest);
+        self.write(&StateRecord::Received { packet_id, digest })
+    }
+
+    /// The next record: the client has released a message.
+    pub(super) fn write_released(&mut self, packet_id: u16) -> (u64, Vec<u8>) {
+        self.received.remove(&packet_id);
+        self.write(&StateRecord::Released { packet_id })
+    }
+
+    /// The next record: a list of everything.
+    pub(super) fn write_list<'s>(
+        &mut self,
+        has_queue: bool,
+        subscriptions: impl Iterator<Item = (&'s str, Subscription)>,
+    ) -> (u64, Vec<u8>) {
+        let id = self.log.next();
+        self.log.list = Some(id.number);
+        let received = self.received.iter().map(|(packet_id, digest)| (*packet_id, *digest));
+        (id.number, encode_list(id, has_queue, received, subscriptions))
+    }
+
+    fn write(&mut self, record: &StateRecord) -> (u64, Vec<u8>) {
+        let id = self.log.next();
+        (id.number, record.encode(id))
+    }
+
+    /// The upstream has confirmed the record with this number, and those before it.
+    pub(in super::super) fn confirmed(&mut self, number: u64) {
+        self.log.confirmed = self.log.confirmed.max(number);
+        self.log.trim(&mut self.acks);
+    }
+
+    /// Whether the upstream has confirmed the record with this number.
+    pub(super) fn is_confirmed(&self, number: u64) -> bool {
+        number <= self.log.confirmed
+    }
+
+    /// Stops consuming once everything that was published is confirmed: then the next connection reads all of it.
+    pub(in super::super) fn stop(&mut self) {
+        self.is_ending = true;
+    }
+
+    /// Whether there is no consumer, and no record that is not in the queue.
+    pub(in super::super) fn is_stopped(&self) -> bool {
+        matches!(self.phase, StatePhase::None | StatePhase::Missing | StatePhase::Stopped)
+    }
+
+    /// Sends what is to be sent. `is_settled` tells that everything that was published is confirmed.
+    pub(in super::super) fn send(&mut self, client: &mut AmqpClient, is_settled: bool) {
+        if self.is_ending && is_settled {
+            self.end();
+        }
+        if self.channel == StateChannel::Open && self.phase == StatePhase::Missing {
+            close(client, STATE);
+            self.channel = StateChannel::Closing;
+        }
+        if self.channel == StateChannel::Closed && !self.steps.is_empty() {
+            client.send(STATE, channel::Open { reserved_1: "" });
+            self.channel = StateChannel::Open;
+        }
+        if self.channel == StateChannel::Open {
+            for (delivery_tag, multiple) in self.acks.drain(..) {
+                client.send(STATE, basic::Ack { delivery_tag, multiple });
+            }
+            while let Some(step) = self.steps.pop_front() {
+                self.take(step, client);
+            }
+        }
+        if self.usage == StateUsage::Ready && self.first.take().is_some() {
+            close(client, OPENING);
+        }
+    }
+
+    fn take(&self, step: StateStep, client: &mut AmqpClient) {
+        let queue = &*self.name;
+        match step {
+            StateStep::Find => {
+                client.send(STATE, queue::Declare { queue, passive: true, ..Default::default() });
+            }
+            StateStep::Declare => {
+                let expires = self.expires.and_then(|expires| i64::try_from(expires).ok());
+                let arguments: FieldTable =
+                    expires.map(|expires| ("x-expires", FieldValue::I64(expires))).into_iter().collect();
+                let arguments = arguments.encode();
+                let arguments = RawTable::check(&arguments).unwrap_or_default();
+                client.send(STATE, queue::Declare { queue, durable: true, arguments, ..Default::default() });
+            }
+            StateStep::Consume => {
+                client.send(STATE, basic::Qos { prefetch_size: 0, prefetch_count: WINDOW, global: false });
+                client.send(STATE, basic::Consume { queue, consumer_tag: TAG, ..Default::default() });
+                if let Some(list) = &self.first {
+                    client.send(OPENING, channel::Open { reserved_1: "" });
+                    client.send(OPENING, confirm::Select { no_wait: true });
+                    publish(client, OPENING, queue, list);
+                }
+            }
+            StateStep::Delete => client.send(STATE, queue::Delete { queue, ..Default::default() }),
+            StateStep::Cancel => {
+                client.send(STATE, basic::Cancel { consumer_tag: TAG, no_wait: false });
+            }
+            StateStep::Recover => client.send(STATE, basic::Recover { requeue: true }),
+        }
+    }
+
+    /// Stops the consumer, if there is one.
+    fn end(&mut self) {
+        match self.phase {
+            StatePhase::Reading { .. } | StatePhase::Consuming => {
+                self.phase = StatePhase::Cancelling;
+                self.steps.push_back(StateStep::Cancel);
+            }
+            StatePhase::Finding | StatePhase::Found { .. } | StatePhase::Declaring | StatePhase::Deleting => {
+                self.phase = StatePhase::Stopped;
+            }
+            _ => {}
+        }
+    }
+
+    /// Handles a method of the upstream on the channel of the queue, or of its first list.
+    pub(in super::super) fn handle(&mut self, number: u16, method: &Method<'_>) -> Option<StateEvent> {
+        if number == OPENING {
+            return self.handle_opening(method);
+        }
+        match (method, self.phase) {
+            (Method::QueueDeclareOk(found), StatePhase::Finding) => {
+                let (messages, consumers) = (found.message_count, found.consumer_count);
+                self.phase = StatePhase::Found { messages, consumers };
+            }
+            (Method::QueueDeclareOk(_), StatePhase::Declaring) => {
+                self.phase = StatePhase::Consuming;
+                self.steps.push_back(StateStep::Consume);
+            }
+            (Method::QueueDeleteOk(_), StatePhase::Deleting) => self.phase = StatePhase::Missing,
+            (Method::BasicCancelOk(_), StatePhase::Cancelling) => {
+                self.phase = StatePhase::Returning;
+                self.steps.push_back(StateStep::Recover);
+            }
+            (Method::BasicRecoverOk(_), StatePhase::Returning) => self.phase = StatePhase::Stopped,
+            (Method::BasicCancel(_), StatePhase::Reading { .. } | StatePhase::Consuming) => {
+                self.phase = StatePhase::Stopped;
+                return Some(StateEvent::Lost(Fault::new(
+                    ReplyCode::NotFound,
+                    "the state queue was deleted",
+                )));
+            }
+            (Method::ChannelClose(close), _) => return self.closed(announced(close)),
+            (Method::ChannelCloseOk(_), _) => self.channel = StateChannel::Closed,
+            _ => {}
+        }
+        None
+    }
+
+    /// The upstream has closed the channel.
+    fn closed(&mut self, fault: Fault) -> Option<StateEvent> {
+        let phase = std::mem::replace(&mut self.phase, StatePhase::Stopped);
+        self.channel = StateChannel::Closed;
+        self.steps.clear();
+        self.acks.clear();
+        match phase {
+            StatePhase::Finding if matches!(fault.code, ReplyCode::NotFound | ReplyCode::AccessRefused) => {
+                self.phase = StatePhase::Missing;
+                None
+            }
+            StatePhase::Declaring if fault.code == ReplyCode::PreconditionFailed => {
+                // Declared otherwise meanwhile, it is used as it is.
+                self.phase = StatePhase::Consuming;
+                self.steps.push_back(StateStep::Consume);
+                None
+            }
+            StatePhase::Declaring => {
+                self.usage = StateUsage::Refused;
+                self.first = None;
+                Some(StateEvent::Refused(fault))
+            }
+            StatePhase::Finding
+            | StatePhase::Found { .. }
+            | StatePhase::Reading { .. }
+            | StatePhase::Consuming
+            | StatePhase::Deleting => Some(StateEvent::Lost(fault)),
+            _ => None,
+        }
+    }
+
+    /// Handles the answer to the first list.
+    fn handle_opening(&mut self, method: &Method<'_>) -> Option<StateEvent> {
+        let fault = match method {
+            _ if self.usage != StateUsage::Opening => return None,
+            Method::BasicAck(_) => {
+                self.usage = StateUsage::Ready;
+                self.confirmed(1);
+                return Some(StateEvent::Opened);
+            }
+            Method::BasicNack(_) => {
+                Fault::new(ReplyCode::ResourceError, "the state queue has refused a message")
+            }
+            Method::ChannelClose(close) => announced(close),
+            _ => return None,
+        };
+        self.usage = StateUsage::Refused;
+        self.first = None;
+        // Without a list it says nothing.
+        self.phase = StatePhase::Deleting;
+        self.steps.push_back(StateStep::Delete);
+        Some(StateEvent::Refused(fault))
+    }
+
+    /// Handles a message of the queue.
+    pub(in super::super) fn handle_message(&mut self, message: &ReceivedMessage<'_>) {
+        let ContentMethod::Deliver { delivery_tag, .. } = message.method else { return };
+        if !matches!(self.phase, StatePhase::Reading { .. } | StatePhase::Consuming) {
+            return;
+        }
+        self.log.unacked.push_back(delivery_tag);
+        match StateRecord::decode(&message.body) {
+            Some((id, record)) if id.connection == self.log.connection => {
+                self.log.returned(id.number, matches!(record, StateRecord::List(_)), delivery_tag);
+                self.log.trim(&mut self.acks);
+            }
+            Some((id, record)) if self.log.first == 0 => {
+                if self.log.earlier.insert(id) {
+                    self.apply(record);
+                }
+            }
+            // Others have written it, or it was removed before.
+            Some(_) | None => self.log.acknowledge_one(delivery_tag, &mut self.acks),
+        }
+        if self.log.earlier.len() >= usize::from(WINDOW) {
+            // More than a server leaves there: the rest would not come.
+            self.log.earlier = HashSet::new();
+            self.log.acknowledge_before(u64::MAX, &mut self.acks);
+        }
+        if let StatePhase::Reading { left } = &mut self.phase {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.phase = StatePhase::Consuming;
+            }
+        }
+    }
+
+    fn apply(&mut self, record: StateRecord) {
+        match record {
+            StateRecord::List(list) => {
+                self.received = list.received.iter().copied().collect();
+                self.list = Some(list);
+            }
+            StateRecord::Received { packet_id, digest } => {
+                if self.received.len() < usize::from(MAX_RECEIVED) {
+                    self.received.insert(packet_id, digest);
+                }
+            }
+            StateRecord::Released { packet_id } => _ = self.received.remove(&packet_id),
+        }
+    }
+}
+
+impl StateLog {
+    fn next(&mut self) -> RecordId {
+        self.last += 1;
+        RecordId { connection: self.connection, number: self.last }
+    }
+
+    /// Number of records in the queue.
+    fn len(&self) -> usize {
+        // Fits: there are never more than the window, and those that one read of the client's makes.
+        let own = if self.first == 0 { self.last } else { self.last + 1 - self.first };
+        self.earlier.len() + own as usize
+    }
+
+    /// A record of this connection has come back; again after the connection upstream was lost.
+    fn returned(&mut self, number: u64, is_list: bool, delivery_tag: u64) {
+        if is_list && number >= self.first {
+            self.returned = Some((number, delivery_tag));
+        }
+    }
+
+    /// Removes all records in front of the last list, once it is confirmed.
+    fn trim(&mut self, acks: &mut Vec<(u64, bool)>) {
+        let Some((number, delivery_tag)) = self.returned.filter(|(number, _)| *number <= self.confirmed)
+        else {
+            return;
+        };
+        self.returned = None;
+        self.first = number;
+        self.list = self.list.filter(|list| *list > number);
+        self.earlier = HashSet::new();
+        self.acknowledge_before(delivery_tag, acks);
+    }
+
+    /// Acknowledges all records that were delivered before this one.
+    fn acknowledge_before(&mut self, delivery_tag: u64, acks: &mut Vec<(u64, bool)>) {
+        let mut last = None;
+        while let Some(tag) = self.unacked.pop_front_if(|tag| *tag < delivery_tag) {
+            last = Some(tag);
+        }
+        acks.extend(last.map(|tag| (tag, true)));
+    }
+
+    fn acknowledge_one(&mut self, delivery_tag: u64, acks: &mut Vec<(u64, bool)>) {
+        self.unacked.retain(|tag| *tag != delivery_tag);
+        acks.push((delivery_tag, false));
+    }
+}
+
+/// Publishes a record.
+pub(in super::super) fn publish(client: &mut AmqpClient, number: u16, queue: &str, record: &[u8]) {
+    let mut properties = Vec::new();
+    Properties::default().with_delivery_mode(PERSISTENT).encode(&mut properties);
+    let publish = basic::Publish { exchange: "", routing_key: queue, ..basic::Publish::default() };
+    client.publish(number, publish, &properties, record);
+}
+
+fn close(client: &mut AmqpClient, number: u16) {
+    let reply_code = ReplyCode::Success.code();
+    client.send(number, channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 });
+}

@@ -1,0 +1,299 @@
+//! The messages of a state queue.
+//!
+//! ```text
+//! u8   layout
+//! u8   kind
+//! u64  the connection that wrote it
+//! u64  its number among those of this connection
+//!      by kind:
+//!      list      u8 whether the session has a queue
+//!                u16 number of messages received, and for each: u16 packet identifier, u64 digest
+//!                u32 number of subscriptions, and for each: u16 length of the filter, and it, u8 options, u32 identifier or 0
+//!      received  u16 packet identifier, u64 digest
+//!      released  u16 packet identifier
+//! ```
+//!
+//! Integers are big-endian. Other clients that may publish to the queue can write anything: all that is not valid is ignored.
+
+use mqtt::MqttVersion;
+use mqtt::packet::SubscribeOptions;
+use mqtt::session::Subscription;
+use mqtt::topic::TopicFilter;
+
+/// The first byte; a later layout has a higher one.
+const LAYOUT: u8 = 1;
+
+const LIST: u8 = 0;
+const RECEIVED: u8 = 1;
+const RELEASED: u8 = 2;
+
+/// Most messages of QoS 2 that a client may have published and not released, all of which are in each list.
+pub(in super::super) const MAX_RECEIVED: u16 = 1024;
+
+/// Bytes of the longest list: one is held whole here, and passes over connections that are shared.
+pub(super) const MAX_LIST: usize = 512 * 1024;
+
+/// The highest Subscription Identifier (MQTT 5.0, section 3.8.2.1.2).
+const MAX_IDENTIFIER: u32 = 268_435_455;
+
+/// The identity of a message of a state queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct RecordId {
+    /// The connection that has written it, by a random number.
+    pub(super) connection: u64,
+    pub(super) number: u64,
+}
+
+/// A message of a state queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StateRecord {
+    /// The whole state.
+    List(StateList),
+    /// The client has published a message of QoS 2.
+    Received { packet_id: u16, digest: u64 },
+    /// The client has released it.
+    Released { packet_id: u16 },
+}
+
+/// The whole state of a session.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct StateList {
+    /// Whether the session has a queue for messages of QoS 1.
+    pub(super) has_queue: bool,
+    /// The messages of QoS 2 that the client has not released.
+    pub(super) received: Vec<(u16, u64)>,
+    pub(super) subscriptions: Vec<(Box<str>, Subscription)>,
+}
+
+impl StateRecord {
+    pub(super) fn encode(&self, id: RecordId) -> Vec<u8> {
+        match self {
+            Self::List(list) => {
+                let subscriptions = list.subscriptions.iter().map(|(filter, one)| (&**filter, *one));
+                encode_list(id, list.has_queue, list.received.iter().copied(), subscriptions)
+            }
+            Self::Received { packet_id, digest } => {
+                let mut out = head(RECEIVED, id);
+                out.extend(packet_id.to_be_bytes());
+                out.extend(digest.to_be_bytes());
+                out
+            }
+            Self::Released { packet_id } => {
+                let mut out = head(RELEASED, id);
+                out.extend(packet_id.to_be_bytes());
+                out
+            }
+        }
+    }
+
+    /// Decodes a message; `None` if it is none of these.
+    pub(super) fn decode(bytes: &[u8]) -> Option<(RecordId, Self)> {
+        let mut reader = RecordReader(bytes);
+        let [LAYOUT, kind] = reader.array()? else { return None };
+        let id = RecordId { connection: reader.u64()?, number: reader.u64()? };
+        let record = match kind {
+            LIST if bytes.len() <= MAX_LIST => Self::List(reader.list()?),
+            RECEIVED => Self::Received { packet_id: reader.packet_id()?, digest: reader.u64()? },
+            RELEASED => Self::Released { packet_id: reader.packet_id()? },
+            _ => return None,
+        };
+        reader.0.is_empty().then_some((id, record))
+    }
+}
+
+/// Encodes a list; the filters are shorter than MQTT's strings.
+pub(super) fn encode_list<'s>(
+    id: RecordId,
+    has_queue: bool,
+    received: impl ExactSizeIterator<Item = (u16, u64)>,
+    subscriptions: impl Iterator<Item = (&'s str, Subscription)>,
+) -> Vec<u8> {
+    let mut out = head(LIST, id);
+    out.push(u8::from(has_queue));
+    out.extend((received.len() as u16).to_be_bytes());
+    for (packet_id, digest) in received {
+        out.extend(packet_id.to_be_bytes());
+        out.extend(digest.to_be_bytes());
+    }
+    let count_at = out.len();
+    out.extend([0; 4]);
+    let mut count = 0_u32;
+    for (filter, subscription) in subscriptions {
+        count += 1;
+        out.extend((filter.len() as u16).to_be_bytes());
+        out.extend_from_slice(filter.as_bytes());
+        out.push(subscription.options.byte());
+        out.extend(subscription.identifier.unwrap_or(0).to_be_bytes());
+    }
+    out[count_at..count_at + 4].copy_from_slice(&count.to_be_bytes());
+    out
+}
+
+/// Bytes that a subscription takes in a list.
+pub(super) fn listed_bytes(filter: &str) -> usize {
+    2 + filter.len() + 1 + 4
+}
+
+fn head(kind: u8, id: RecordId) -> Vec<u8> {
+    let mut out = vec![LAYOUT, kind];
+    out.extend(id.connection.to_be_bytes());
+    out.extend(id.number.to_be_bytes());
+    out
+}
+
+struct RecordReader<'a>(&'a [u8]);
+
+impl<'a> RecordReader<'a> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    fn packet_id(&mut self) -> Option<u16> {
+        self.u16().filter(|packet_id| *packet_id != 0)
+    }
+
+    fn list(&mut self) -> Option<StateList> {
+        let [has_queue] = self.array()?;
+        let count = self.u16().filter(|count| *count <= MAX_RECEIVED)?;
+        let received =
+            (0..count).map(|_| Some((self.packet_id()?, self.u64()?))).collect::<Option<Vec<_>>>()?;
+        let count = u32::from_be_bytes(self.array()?);
+        // Not allocated ahead: the number may be more than there is.
+        let mut subscriptions = Vec::new();
+        for _ in 0..count {
+            subscriptions.push(self.subscription()?);
+        }
+        Some(StateList { has_queue: has_queue != 0, received, subscriptions })
+    }
+
+    fn subscription(&mut self) -> Option<(Box<str>, Subscription)> {
+        let length = self.u16()?;
+        let (filter, rest) = self.0.split_at_checked(length.into())?;
+        self.0 = rest;
+        let filter = std::str::from_utf8(filter).ok().filter(|filter| !filter.contains('\0'))?;
+        TopicFilter::parse(filter, true).ok()?;
+        let [options] = self.array()?;
+        let options = SubscribeOptions::from_byte(MqttVersion::V5, options).ok()?;
+        let identifier = Some(u32::from_be_bytes(self.array()?)).filter(|id| *id != 0);
+        let is_valid = identifier.is_none_or(|id| id <= MAX_IDENTIFIER);
+        is_valid.then(|| (filter.into(), Subscription { options, identifier }))
+    }
+}
+
+/// A digest of a message's topic and payload, by which a client's message is told from another one with its packet identifier
+/// (FNV-1a with 64 bits: all servers have to agree on it, and a client can deceive only itself).
+pub(super) fn digest(topic: &str, payload: &[u8]) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let step = |digest: u64, byte: &u8| (digest ^ u64::from(*byte)).wrapping_mul(PRIME);
+    // No topic has a zero byte.
+    [topic.as_bytes(), &[0], payload].into_iter().flatten().fold(OFFSET, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use mqtt::QoS;
+    use mqtt::packet::RetainHandling;
+
+    use super::*;
+
+    const ID: RecordId = RecordId { connection: 0x0102, number: 7 };
+
+    fn list() -> StateRecord {
+        let plain = Subscription { options: SubscribeOptions::of_qos(QoS::AtMostOnce), identifier: None };
+        let options = SubscribeOptions {
+            qos: QoS::AtLeastOnce,
+            no_local: true,
+            retain_as_published: true,
+            retain_handling: RetainHandling::Never,
+        };
+        let rich = Subscription { options, identifier: Some(MAX_IDENTIFIER) };
+        let subscriptions = vec![("a/+".into(), plain), ("größe/#".into(), rich)];
+        StateRecord::List(StateList {
+            has_queue: true,
+            received: vec![(1, u64::MAX), (65535, 0)],
+            subscriptions,
+        })
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_nothing_shorter_or_longer_is_one() {
+        let empty = StateRecord::List(StateList::default());
+        let received = StateRecord::Received { packet_id: 9, digest: 1 << 40 };
+        for record in [list(), empty, received, StateRecord::Released { packet_id: 9 }] {
+            let mut bytes = record.encode(ID);
+            for cut in 0..bytes.len() {
+                assert_eq!(StateRecord::decode(&bytes[..cut]), None, "{cut} bytes of {record:?}");
+            }
+            assert_eq!(StateRecord::decode(&bytes), Some((ID, record)));
+            bytes.push(0);
+            assert_eq!(StateRecord::decode(&bytes), None);
+        }
+    }
+
+    #[test]
+    fn no_byte_of_a_record_makes_more_of_it_than_it_holds() {
+        let bytes = list().encode(ID);
+        for at in 0..bytes.len() {
+            for value in [0, 1, 0x2b, 0x7f, 0x80, 0xff] {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                let Some((_, StateRecord::List(list))) = StateRecord::decode(&changed) else { continue };
+                assert!(list.received.len() + list.subscriptions.len() <= 4);
+                for (filter, subscription) in &list.subscriptions {
+                    assert!(TopicFilter::parse(filter, true).is_ok());
+                    assert!(subscription.identifier.is_none_or(|id| (1..=MAX_IDENTIFIER).contains(&id)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_server_would_not_write_is_no_record() {
+        let with = |change: fn(&mut StateList)| {
+            let StateRecord::List(mut list) = list() else { unreachable!() };
+            change(&mut list);
+            StateRecord::List(list).encode(ID)
+        };
+        for hostile in [
+            b"".to_vec(),
+            b"hello".to_vec(),
+            vec![0xff; 64],
+            with(|list| list.subscriptions[0].0 = "a/#/b".into()),
+            with(|list| list.subscriptions[0].0 = "".into()),
+            with(|list| list.subscriptions[0].0 = "a\0b".into()),
+            with(|list| list.subscriptions[0].1.identifier = Some(MAX_IDENTIFIER + 1)),
+            with(|list| list.received = vec![(1, 1); usize::from(MAX_RECEIVED) + 1]),
+            with(|list| list.received[0].0 = 0),
+            with(|list| list.subscriptions = vec![("x".repeat(60_000).into(), list.subscriptions[0].1); 10]),
+            StateRecord::Released { packet_id: 0 }.encode(ID),
+        ] {
+            assert_eq!(StateRecord::decode(&hostile), None, "{:.60}", hostile.escape_ascii());
+        }
+        // More subscriptions than there are.
+        let mut bytes = StateRecord::List(StateList::default()).encode(ID);
+        let end = bytes.len();
+        bytes[end - 4..].copy_from_slice(&u32::MAX.to_be_bytes());
+        assert_eq!(StateRecord::decode(&bytes), None);
+    }
+
+    #[test]
+    fn messages_that_differ_have_different_digests() {
+        let all = [("a", "bc"), ("ab", "c"), ("a", ""), ("a", "bd"), ("b", "bc")];
+        let digests: std::collections::BTreeSet<u64> =
+            all.iter().map(|(topic, payload)| digest(topic, payload.as_bytes())).collect();
+        assert_eq!(digests.len(), all.len());
+        // As every release has to compute it.
+        assert_eq!(digest("", b""), 0xaf63_bd4c_8601_b7df);
+    }
+}

@@ -1,0 +1,272 @@
+//! A state queue on the embedded broker as its upstream, stepped without sockets.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use broker::{Broker, BrokerConfig, SessionId, TopicPermissions};
+use mqtt::QoS;
+use mqtt::packet::SubscribeOptions;
+use mqtt::session::{Session, Subscription};
+use transport::Outbox;
+
+use super::queue::{StatePhase, StateUsage};
+use super::*;
+use crate::backend::{Backend, Clock};
+use crate::mqtt::session::Then;
+use crate::mqtt::upstream::uplink::{Uplink, UplinkEvent};
+use crate::server::Shared;
+use crate::simulated;
+
+const NAME: &str = "mqtt-subscription-meqos2";
+/// Flags and list of no properties.
+const PLAIN: [u8; 2] = [0; 2];
+
+struct World {
+    shared: Arc<Shared>,
+    clients: u64,
+}
+
+/// A connection of the client.
+struct Link {
+    uplink: Uplink,
+    events: Vec<String>,
+}
+
+impl World {
+    fn new() -> Self {
+        let broker = Broker::new(BrokerConfig::default());
+        Self { shared: simulated::server_of(broker, Clock::start(), 0).shared(), clients: 0 }
+    }
+
+    fn broker(&self) -> &Arc<Broker> {
+        let Backend::Broker(broker) = &self.shared.backend else { unreachable!() };
+        broker
+    }
+
+    /// A connection that has asked for the queue.
+    fn link(&mut self) -> Link {
+        self.clients += 1;
+        let mut uplink = Uplink::new(simulated::amqp_client(&self.shared, self.clients, "guest"));
+        uplink.state().find(NAME);
+        let mut link = Link { uplink, events: Vec::new() };
+        link.settle();
+        link
+    }
+
+    /// A connection that has found the queue and read it.
+    fn resumed(&mut self) -> (Link, Session) {
+        let mut link = self.link();
+        let (mut reading, outbox) = (StateReading::default(), Arc::new(Outbox::new(1)));
+        while reading.advance(link.uplink.state(), NAME, false, &outbox) != ReadState::Read {
+            link.settle();
+        }
+        let session = link.uplink.state().restore(Session::new());
+        (link, session)
+    }
+
+    /// The number of messages in the queue; `None` if there is none.
+    fn count(&self) -> Option<u64> {
+        let queue = self.broker().vhost("/").unwrap().queue(SessionId(0), NAME).ok()?;
+        Some(queue.message_count() + queue.unacked_count())
+    }
+}
+
+impl Link {
+    /// Lets both sides go on until there is nothing to do.
+    fn settle(&mut self) {
+        for _ in 0..8 {
+            self.uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
+        }
+        while let Some(event) = self.uplink.next_event() {
+            self.events.push(match event {
+                UplinkEvent::Published(Then::Accept { packet_id, .. }) => format!("{packet_id} accepted"),
+                UplinkEvent::State(StateEvent::Refused(fault)) => {
+                    format!("refused with {}", fault.code.code())
+                }
+                UplinkEvent::State(event) => format!("{event:?}"),
+                UplinkEvent::Recorded => continue,
+                other => format!("{other:?}"),
+            });
+        }
+    }
+
+    fn open(&mut self, subscriptions: &[(&'static str, Subscription)]) {
+        self.uplink.state().open(NAME, Some(60_000), false, subscriptions.iter().copied());
+        self.settle();
+    }
+
+    fn publish(&mut self, packet_id: u16, digest: u64) {
+        let (_, record) = self.uplink.state().write_received(packet_id, digest);
+        self.uplink.publish_recorded(packet_id, ("a", &PLAIN, b"x"), &record, Instant::now());
+    }
+
+    fn release(&mut self, packet_id: u16) {
+        let (number, record) = self.uplink.state().write_released(packet_id);
+        self.uplink.publish_record(number, &record, Instant::now());
+    }
+
+    /// Writes a list when one is due, as a session does.
+    fn keep(&mut self, subscriptions: &[(&'static str, Subscription)]) {
+        self.settle();
+        if self.uplink.state().wants_list() {
+            let (number, list) = self.uplink.state().write_list(false, subscriptions.iter().copied());
+            self.uplink.publish_record(number, &list, Instant::now());
+            self.settle();
+        }
+    }
+
+    fn leave(mut self) {
+        self.uplink.stop_consuming();
+        self.settle();
+        assert!(self.uplink.is_stopped());
+    }
+}
+
+fn live() -> Subscription {
+    Subscription { options: SubscribeOptions::of_qos(QoS::AtMostOnce), identifier: Some(3) }
+}
+
+#[test]
+fn the_next_connection_finds_subscriptions_and_messages_that_are_not_released() {
+    let mut world = World::new();
+    let mut first = world.link();
+    assert_eq!(first.uplink.state().phase(), StatePhase::Missing);
+    first.open(&[("live/+", live())]);
+    for packet_id in 1..=3 {
+        first.publish(packet_id, packet_id.into());
+    }
+    first.settle();
+    first.release(2);
+    first.settle();
+    assert_eq!(first.events, ["Opened", "1 accepted", "2 accepted", "3 accepted"]);
+    first.leave();
+    for _ in 0..2 {
+        let (mut next, session) = world.resumed();
+        assert_eq!(session.received().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(session.subscriptions().collect::<Vec<_>>(), [("live/+", &live())]);
+        assert_eq!((next.uplink.state().digest(3), next.uplink.state().digest(2)), (Some(3), None));
+        next.leave();
+    }
+}
+
+#[test]
+fn records_are_removed_when_a_later_list_is_confirmed() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[("live/+", live())]);
+    for packet_id in 1..=500 {
+        link.publish(packet_id, 7);
+        link.settle();
+        if packet_id % 5 != 0 {
+            link.release(packet_id);
+        }
+        link.keep(&[("live/+", live())]);
+        assert!(link.uplink.state().has_room());
+        assert!(world.count().unwrap() < 80, "{:?}", world.count());
+    }
+    link.leave();
+    let (mut next, session) = world.resumed();
+    assert!(session.received().eq((5..=500).step_by(5)));
+    // The records of another connection are removed by the first list of this one.
+    for packet_id in (5..=500).step_by(5) {
+        next.release(packet_id);
+        next.keep(&[]);
+    }
+    assert!(world.count().unwrap() < 80);
+    next.leave();
+    let (_, session) = world.resumed();
+    assert_eq!(session.received().count(), 0);
+    assert_eq!(session.subscriptions().count(), 0);
+}
+
+#[test]
+fn without_a_list_there_is_room_for_a_part_of_the_window() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[]);
+    for packet_id in 1..1000 {
+        if !link.uplink.state().has_room() {
+            break;
+        }
+        link.publish(packet_id, 7);
+    }
+    link.settle();
+    assert!(link.uplink.state().wants_list() && !link.uplink.state().has_room());
+    link.keep(&[]);
+    assert!(link.uplink.state().has_room() && !link.uplink.state().wants_list());
+    assert_eq!(world.count(), Some(1));
+}
+
+#[test]
+fn messages_of_others_are_removed_and_those_of_a_server_are_not() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[("live/+", live())]);
+    link.publish(1, 7);
+    link.settle();
+    link.leave();
+    let vhost = world.broker().vhost("/").unwrap();
+    let publisher = vhost.publisher(&world.broker().authenticate_external("guest", true).unwrap());
+    let mut publisher = publisher;
+    for number in 0..600_u32 {
+        let body = broker::Body::Copied(&number.to_be_bytes());
+        let publish = broker::Publish { exchange: "", routing_key: NAME, properties: &PLAIN, body };
+        publisher.publish(publish, broker::Timestamp::default()).unwrap();
+        publisher.flush_all(broker::Timestamp::default());
+    }
+    assert_eq!(world.count(), Some(602));
+    let (_link, session) = world.resumed();
+    assert_eq!((session.received().collect::<Vec<_>>(), session.subscriptions().count()), (vec![1], 1));
+    assert_eq!(world.count(), Some(2));
+}
+
+#[test]
+fn a_queue_whose_session_has_lost_its_own_is_deleted() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.uplink.state().open(NAME, None, true, std::iter::empty());
+    link.settle();
+    link.leave();
+    let mut next = world.link();
+    let (mut reading, outbox) = (StateReading::default(), Arc::new(Outbox::new(1)));
+    while reading.advance(next.uplink.state(), NAME, false, &outbox) != ReadState::Absent {
+        next.settle();
+    }
+    assert_eq!(world.count(), None);
+    assert!(next.events.is_empty() && next.uplink.state().name().is_none());
+}
+
+#[test]
+fn a_client_that_may_not_publish_to_the_queue_leaves_none() {
+    let mut world = World::new();
+    let permissions = broker::Permissions {
+        configure: ".*".to_owned(),
+        write: "^amq\\.topic$".to_owned(),
+        read: ".*".to_owned(),
+    };
+    world.broker().vhost("/").unwrap().set_permissions("guest", Some(&permissions)).unwrap();
+    let mut link = world.link();
+    link.open(&[]);
+    assert_eq!(link.events, ["refused with 403"]);
+    assert_eq!((link.uplink.state().usage(), world.count()), (StateUsage::Refused, None));
+    link.leave();
+}
+
+#[test]
+fn a_message_that_is_refused_is_refused_alone_and_has_no_record() {
+    let mut world = World::new();
+    let permissions =
+        TopicPermissions { exchange: "amq.topic".to_owned(), write: "^ok".to_owned(), read: ".*".to_owned() };
+    world.broker().vhost("/").unwrap().set_topic_permissions("guest", &permissions).unwrap();
+    let mut link = world.link();
+    link.open(&[]);
+    link.publish(7, 7);
+    link.settle();
+    assert!(
+        link.events[1].starts_with("PublishRefused") && link.events[1].contains("One(7)"),
+        "{:?}",
+        link.events
+    );
+    assert_eq!(world.count(), Some(1));
+}
