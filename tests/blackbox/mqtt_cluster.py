@@ -191,6 +191,7 @@ def story(tmp_path_factory):
     repeated = [body for body, count in story.seen.items() if count > 1 and body in story.fleet.acknowledged]
     again = collections.Counter((body[-4:].decode(), story.fleet.excused.get(body, "no trouble")) for body in repeated)
     print(f"acknowledged: {len(story.fleet.acknowledged)}, confirmed: {len(story.sender.confirmed)}, published again: {dict(again)}")
+    print(f"missing: {story.missing}, with channels that are gone: { {name: count for name, count in story.orphans.items() if count} }")
     return story
 
 
