@@ -234,7 +234,7 @@ impl<P: ProtocolState> ClientConnection<P> {
 
     /// Takes the access-log record when the connection has ended.
     pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
-        self.0.end_session(Instant::now());
+        self.0.end_session(transport::now());
         self.0.core_mut().record.take()
     }
 
@@ -264,7 +264,7 @@ impl<P: ProtocolState> Protocol for ClientConnection<P> {
     }
 
     fn handle_eof(&mut self) {
-        self.0.handle_eof(Instant::now());
+        self.0.handle_eof(transport::now());
     }
 
     fn handle_nudge(&mut self, now: Instant) {
@@ -301,6 +301,6 @@ impl<P: ProtocolState> Protocol for ClientConnection<P> {
 
 impl<P: ProtocolState> Drop for ClientConnection<P> {
     fn drop(&mut self) {
-        self.0.end_session(Instant::now());
+        self.0.end_session(transport::now());
     }
 }

@@ -345,6 +345,9 @@ impl Server {
                 }
                 emptied.await;
             }
+            if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
+                hub.finished().await;
+            }
         };
         // Elapsed or not, the count below is the result.
         let _ = tokio::time::timeout(timeout, all_gone).await;

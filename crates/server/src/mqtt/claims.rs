@@ -173,6 +173,14 @@ impl<D: Detached> Claims<D> {
         due.is_some()
     }
 
+    /// A session, if it is detached.
+    pub(super) fn detached(&mut self, owner: &Owner) -> Option<&mut D> {
+        match self.slots.get_mut(owner) {
+            Some(Slot::Kept(kept)) => Some(&mut **kept),
+            _ => None,
+        }
+    }
+
     /// Takes a session of `user` that is detached, if there is one.
     pub(super) fn take_detached(&mut self, owner: &Owner, user: &str) -> Option<Box<D>> {
         let is_it = |slot: &Slot<D>| matches!(slot, Slot::Kept(kept) if kept.user() == Some(user));

@@ -63,10 +63,12 @@ impl MqttConnection {
             Next::Subscribe { packet_id, requests } => {
                 let MqttPhase::Open(client) = &mut self.phase else { return };
                 client.subscribe(&mut self.engine, packet_id, requests);
+                self.set_intent();
             }
             Next::Unsubscribe { packet_id, filters } => {
                 let MqttPhase::Open(client) = &mut self.phase else { return };
                 client.unsubscribe(&mut self.engine, packet_id, filters);
+                self.set_intent();
             }
             Next::Ended(end) => self.ended(*end),
         }

@@ -175,7 +175,7 @@ fn message(topic: &str, qos: QoS, packet_id: u16) -> PublishPacket<'_> {
     }
 }
 
-fn describe(packet: Packet<'_>) -> String {
+pub(super) fn describe(packet: Packet<'_>) -> String {
     match packet {
         Packet::ConnAck(ack) => {
             format!("connack {}{}", ack.reason.text(), if ack.session_present { " present" } else { "" })

@@ -1,7 +1,6 @@
 //! Admission in front of an upstream: the login there, the claim to the session, and the session's queue.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use amqp::{Credentials, Fault, FieldTable, FieldValue, ReplyCode};
 use broker::Compatibility;
@@ -9,6 +8,7 @@ use mqtt::session::Session;
 use mqtt::{MqttVersion, ReasonCode};
 use transport::Outbox;
 
+use super::farewell::Farewell;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::session::{AdmittedUpstream, UpstreamSession};
@@ -130,7 +130,7 @@ impl UpstreamAdmission {
 
     /// Asks about the session's queue once the client is announced and the claim is granted: a client that wants no earlier
     /// session has it deleted. Returns false if that is not so yet.
-    fn probe(&mut self, wants_session: bool, compatibility: Compatibility, now: Instant) -> bool {
+    fn probe(&mut self, wants_session: bool, compatibility: Compatibility) -> bool {
         let Stage::Claiming(claiming) = &self.stage else { return false };
         if claiming.watched.as_ref().is_some_and(|watched| !watched.is_answered()) {
             return false;
@@ -140,8 +140,8 @@ impl UpstreamAdmission {
             return false;
         };
         let queue = queue_name(&self.owner.client_id, 1).into();
-        let is_over = kept.as_ref().is_some_and(|kept| kept.is_over(self.hub.clock.timestamp(now)));
-        if wants_session && !is_over {
+        if wants_session {
+            // Whether the session is over is for its queue to tell: the client may have been elsewhere meanwhile.
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
         } else if self.login.assigned().is_none() {
             if compatibility == Compatibility::V4 {
@@ -151,7 +151,7 @@ impl UpstreamAdmission {
             }
             claiming.uplink.request(PROBE, claiming.delete(queue));
         }
-        self.stage = Stage::Probing(claiming, kept, wants_session && !is_over);
+        self.stage = Stage::Probing(claiming, kept, wants_session);
         true
     }
 
@@ -285,11 +285,7 @@ impl Admission for UpstreamAdmission {
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if let Stage::Claiming(_) = &self.stage
-            && !self.probe(
-                entering.engine.wants_session(),
-                entering.core.shared.backend.compatibility(),
-                entering.now,
-            )
+            && !self.probe(entering.engine.wants_session(), entering.core.shared.backend.compatibility())
         {
             return Admitting::Waits;
         }
@@ -312,7 +308,19 @@ impl Admission for UpstreamAdmission {
             Stage::Probing(claiming, kept, _) => (claiming, kept),
             Stage::Asking(_) | Stage::Over => return,
         };
-        self.hub.release(&self.owner, &claiming.claim, kept);
+        let Claiming { claim, uplink, watched, .. } = *claiming;
+        // The queue may be being deleted, which must not hit that of the next connection.
+        Farewell {
+            hub: Arc::clone(&self.hub),
+            owner: Arc::clone(&self.owner),
+            claim,
+            uplink,
+            deletes: None,
+            left: kept,
+            will: None,
+            watched,
+        }
+        .say(transport::now());
     }
 }
 

@@ -1,5 +1,6 @@
 //! Messages for a client in front of an upstream: live ones from the shared queue, and those of the session's queue.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use amqp::{Fault, Properties, ReplyCode};
@@ -27,8 +28,11 @@ impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
         self.deliver_live(engine);
-        if self.deliver_queued(engine) {
-            // Some need no answer of the client, and are acknowledged upstream.
+        self.deliver_deferred(engine);
+        let is_settled = self.deliver_queued(engine);
+        // Answers may have made room for further entries.
+        if self.handle_entries(engine) || is_settled || self.uplink.can_resume() {
+            // Some messages need no answer of the client, and are acknowledged upstream; or there is room for more.
             self.take_turn(engine);
         }
         if work::is_turn_over() {
@@ -39,7 +43,8 @@ impl UpstreamSession {
     /// Takes answers and messages from the shared queue.
     fn deliver_live(&mut self, engine: &mut Engine) {
         while self.is_open() && !work::is_turn_over() {
-            let has_room = self.outbox.has_room();
+            // A message that waits for the window holds up those behind it.
+            let has_room = self.outbox.has_room() && (engine.room() > 0 || !self.live.holds());
             match self.live.take(has_room) {
                 None => return,
                 Some(LiveEvent::Answered(number, answer)) => self.answered(number, answer, engine),
@@ -58,13 +63,20 @@ impl UpstreamSession {
     }
 
     /// Sends a message of the shared queue, if the client is to have it. Returns false if there is no window for it.
-    fn send_live(&mut self, shared: &SharedMessage, engine: &mut Engine) -> bool {
+    fn send_live(&mut self, shared: &Arc<SharedMessage>, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let Ok(properties) = Properties::decode(&shared.properties) else { return true };
         let Some(outgoing) = self.outgoing(&shared.routing_key, &properties) else { return true };
         // Without a queue of the session, messages of all qualities come by this way.
         let class = if self.uses_queue() { Class::Qos0 } else { Class::Qos1 };
-        let Match::Send(verdict) = self.match_topic(&outgoing, class) else { return true };
+        let verdict = match self.match_topic(&outgoing, class) {
+            Match::Send(verdict) => verdict,
+            Match::Drop if self.ways.is_lingering(&outgoing.topic) => {
+                self.ways.defer(shared, self.at);
+                return true;
+            }
+            Match::Drop | Match::None => return true,
+        };
         if outgoing.qos.min(verdict.qos) != QoS::AtMostOnce && engine.room() == 0 {
             return false;
         }
@@ -75,6 +87,26 @@ impl UpstreamSession {
         // A message that is too large for the client counts as sent.
         let _ = self.send(message, tag, engine);
         true
+    }
+
+    /// Sends live messages whose copies in the session's queue have not come.
+    fn deliver_deferred(&mut self, engine: &mut Engine) {
+        while self.outbox.has_room()
+            && !work::is_turn_over()
+            && let Some(shared) = self.ways.next_deferred(self.at)
+        {
+            work::charge(MESSAGE, 1);
+            let Ok(properties) = Properties::decode(&shared.properties) else { continue };
+            let Some(outgoing) = self.outgoing(&shared.routing_key, &properties) else { continue };
+            if let Match::Send(verdict) = self.match_topic(&outgoing, Class::Qos1) {
+                let verdict = Verdict { qos: QoS::AtMostOnce, ..verdict };
+                let payload = shared.body.clone();
+                let message =
+                    self.address(outgoing, &properties, shared.redelivered, payload, &verdict, engine);
+                // A message that is too large for the client counts as sent.
+                let _ = self.send(message, 0, engine);
+            }
+        }
     }
 
     /// Sends messages of the session's queue. Returns whether some are to be acknowledged upstream.
@@ -95,10 +127,12 @@ impl UpstreamSession {
     fn send_queued(&mut self, queued: QueuedMessage, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body } = queued;
+        self.ways.came(&routing_key, &properties, &body);
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
         let verdict = match self.match_topic(&outgoing, Class::Qos1) {
-            Match::Send(verdict) => verdict,
+            // As in RabbitMQ: it came by a subscription of QoS 1, which may have been changed to QoS 0 since.
+            Match::Send(verdict) => Verdict { qos: QoS::AtLeastOnce, ..verdict },
             Match::Drop if &*exchange == EXCHANGE => return false,
             // By a binding that another server has made for the client, or that was removed after the message had come.
             Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },

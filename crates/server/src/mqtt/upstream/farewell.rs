@@ -1,23 +1,27 @@
-//! The rest of a session's work when its connection has ended: messages in flight return to their queue, the queue of a
-//! session that has ended is deleted, and a will with a delay is published.
+//! The rest of a session's work when its connection has ended: messages in flight return to their queue, the upstream's
+//! answers to the client's messages are awaited, the queue of a session that has ended is deleted, and a will with a delay is
+//! published.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::Timestamp;
 use mqtt::server::StoredWill;
+use mqtt::session::Session;
 use tokio::sync::oneshot;
 
+use super::delayed_wills::{UnfinishedWork, WillShare};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
 use super::takeover::Watched;
-use super::uplink::Uplink;
+use super::uplink::{Uplink, UplinkEvent};
 use crate::mqtt::claims::Owner;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
+use crate::mqtt::session::Then;
 
-/// Time limit for the upstream to answer: a client that comes back waits for it, and one that meets an upstream without
-/// answers is not to wait for longer than for its own login.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it, and
+/// one that meets an upstream without answers is not to wait for longer than for its own login.
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The work that is left.
 pub(super) struct Farewell {
@@ -42,37 +46,59 @@ pub(super) struct DelayedWill {
     pub(super) fate: oneshot::Receiver<()>,
     pub(super) will: StoredWill,
     pub(super) mapping: MessageMapping,
+    pub(super) share: WillShare,
 }
 
 impl Farewell {
     /// Does everything: at once if the upstream is not to answer, otherwise in a task of its own. The session is released
-    /// when its messages are back in their queue, so that another connection finds them in their order.
+    /// when its messages are back in their queue, so that another connection finds them in their order, and when it is known
+    /// which messages of QoS 2 it has received.
     pub(super) fn say(mut self, now: Instant) {
-        let waits = !self.uplink.is_stopped() || self.deletes.is_some() || self.will.is_some();
-        if let Some(queue) = self.deletes.take() {
-            self.uplink.request(0, QueueRequest::Delete { queue });
+        while let Some(event) = self.uplink.next_event() {
+            note(&mut self.left, event);
         }
+        let is_unconfirmed = self.left.is_some() && !self.uplink.is_settled();
+        let waits = is_unconfirmed
+            || self.uplink.has_requests()
+            || !self.uplink.is_stopped()
+            || self.deletes.is_some()
+            || self.will.is_some();
         if waits {
-            tokio::spawn(self.run());
+            let unfinished = self.hub.wills.begin();
+            tokio::spawn(self.run(unfinished));
         } else {
             self.uplink.end(now);
             release(&self.hub, &self.owner, &self.claim, (self.left, self.watched));
         }
     }
 
-    async fn run(self) {
-        let Self { hub, owner, claim, mut uplink, left, will, watched, .. } = self;
-        // Without an answer, the end of the connection upstream does the same a moment later.
-        let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await;
+    async fn run(self, _unfinished: UnfinishedWork) {
+        let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched } = self;
+        let settled = uplink.settle(|event| note(&mut left, event));
+        // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
+        // has not confirmed are published again by their client.
+        let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
+        if let Some(queue) = deletes
+            && watched.as_ref().and_then(Watched::taken).is_none()
+        {
+            // If it has a consumer by now, that is the client's connection elsewhere.
+            uplink.request(0, QueueRequest::DeleteUnused { queue });
+        }
+        // A deletion that is on its way must not hit the queue of the next connection, however late it is carried out. Without
+        // an answer, the pool notices that the upstream is lost.
+        let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         release(&hub, &owner, &claim, (left, watched));
-        let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
+        let Some(DelayedWill { due, fate, will, mapping, share: _share }) = will else { return };
         let is_due = tokio::select! {
-            () = tokio::time::sleep_until(due.into()) => true,
+            biased;
             fate = fate => fate.is_ok(),
+            () = tokio::time::sleep_until(due.into()) => true,
+            // It is known to this process alone.
+            () = hub.wills.draining() => true,
         };
         if is_due {
-            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(Instant::now()));
-            if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await, Ok(Ok(()))) {
+            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(transport::now()));
+            if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle(drop)).await, Ok(Ok(()))) {
                 tracing::warn!(
                     vhost = &*owner.vhost,
                     client = &*owner.client_id,
@@ -80,6 +106,20 @@ impl Farewell {
                 );
             }
         }
+    }
+}
+
+fn note(left: &mut Option<Box<DetachedUpstream>>, event: UplinkEvent) {
+    if let (UplinkEvent::Published(then), Some(left)) = (event, left) {
+        note_accepted(&mut left.session, &then);
+    }
+}
+
+/// Notes that the upstream has confirmed a message, if that is what `then` would tell the client: one of QoS 2 is then not to
+/// be published again.
+pub(super) fn note_accepted(session: &mut Session, then: &Then) {
+    if let Then::Accept { packet_id, .. } = then {
+        session.accepted(*packet_id);
     }
 }
 

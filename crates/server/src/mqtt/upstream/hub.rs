@@ -2,7 +2,6 @@
 //! detached.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use broker::{Compatibility, Timestamp};
 use mqtt::QoS;
@@ -11,6 +10,8 @@ use mqtt::session::Session;
 use sync::{Mutex, Rank};
 use tokio::sync::oneshot;
 
+use super::delayed_wills::DelayedWills;
+use super::detached_ages::{DetachedAge, DetachedAges};
 use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
@@ -28,10 +29,18 @@ pub(crate) struct UpstreamHub {
     /// outlives the connection.
     settings: [[Arc<MqttSettings>; 2]; 2],
     pub(super) clock: Clock,
-    sessions: Mutex<Claims<DetachedUpstream>, { Rank::MqttSessions as u8 }>,
+    sessions: Mutex<UpstreamSessions, { Rank::MqttSessions as u8 }>,
+    pub(super) wills: Arc<DelayedWills>,
     pub(super) takeovers: Arc<Takeovers>,
     /// Itself.
     pub(super) weak: Weak<Self>,
+}
+
+#[derive(Default)]
+struct UpstreamSessions {
+    claims: Claims<DetachedUpstream>,
+    /// Those of them that are detached.
+    ages: DetachedAges,
 }
 
 /// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
@@ -47,6 +56,8 @@ pub(super) struct DetachedUpstream {
     pub(super) since: Timestamp,
     /// A will whose delay has not passed. It is discarded when this is dropped, and published at once by a message.
     pub(super) will: Option<oneshot::Sender<()>>,
+    /// Its entry among the detached sessions, while it is one.
+    pub(super) age: Option<DetachedAge>,
 }
 
 impl DetachedUpstream {
@@ -97,10 +108,10 @@ impl UpstreamHub {
                 Arc::new(MqttSettings { maximum_qos, tells_session_expiry, ..(*config.settings).clone() })
             })
         });
-        let (sessions, takeovers) = (Mutex::default(), Takeovers::new());
+        let (sessions, wills, takeovers) = (Mutex::default(), Arc::default(), Takeovers::new());
         Arc::new_cyclic(|hub| {
             let weak = Weak::clone(hub);
-            Self { config, settings, clock, sessions, takeovers, weak }
+            Self { config, settings, clock, sessions, wills, takeovers, weak }
         })
     }
 
@@ -115,40 +126,96 @@ impl UpstreamHub {
     /// Fails if the session belongs to another user.
     pub(super) fn claim(&self, owner: &Arc<Owner>, claim: &Arc<UpstreamClaim>) -> Result<(), ForeignSession> {
         let mut sessions = self.sessions.lock();
-        if matches!(sessions.holder(owner), SessionHolder::User(user) if claim.is_foreign_to(&user)) {
+        if matches!(sessions.claims.holder(owner), SessionHolder::User(user) if claim.is_foreign_to(&user)) {
             return Err(ForeignSession);
         }
-        sessions.claim(owner, claim);
+        sessions.leaves(owner);
+        sessions.claims.claim(owner, claim);
         Ok(())
     }
 
     /// The client of a detached session has connected to another server: what is known of the session here is of the past.
     pub(super) fn forget(&self, owner: &Owner, user: &str, by: TakenBy) {
-        let kept = self.sessions.lock().take_detached(owner, user);
+        let kept = self.sessions.lock().take(owner, user);
         if let Some(kept) = kept {
             kept.taken(by);
         }
     }
 
-    /// From now on what is shared upstream ends with the last client.
+    /// From now on what is shared upstream ends with the last client, and no will waits.
     pub(crate) fn drain(&self) {
         self.takeovers.drain();
+        self.wills.drain();
+    }
+
+    /// Waits until the work that is left of connections that have ended is done.
+    pub(crate) async fn finished(&self) {
+        self.wills.finished().await;
     }
 
     /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are
-    /// forgotten as well: their queues expire upstream.
+    /// forgotten as well: their queues expire upstream. If there are too many, the oldest are forgotten.
     pub(super) fn release(
         &self,
         owner: &Arc<Owner>,
         claim: &Arc<UpstreamClaim>,
         left: Option<Box<DetachedUpstream>>,
     ) {
-        let now = self.clock.timestamp(Instant::now());
+        let now = self.clock.timestamp(transport::now());
         let mut sessions = self.sessions.lock();
-        sessions.release(owner, claim, left);
-        let expired: Vec<_> = std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED).collect();
+        sessions.claims.release(owner, claim, left);
+        let mut forgotten = Vec::new();
+        forgotten.extend(sessions.detach(owner));
+        forgotten.extend(std::iter::from_fn(|| sessions.take_due(now)).take(MAX_EXPIRED));
+        forgotten.extend(std::iter::from_fn(|| sessions.take_excess()));
         drop(sessions);
-        expired.into_iter().for_each(|(_, kept)| kept.end());
+        forgotten.into_iter().for_each(|kept| kept.end());
+    }
+
+    /// The number of detached sessions that are known here, and their bytes.
+    pub(super) fn detached(&self) -> (usize, usize) {
+        self.sessions.lock().ages.totals()
+    }
+}
+
+impl UpstreamSessions {
+    /// A session may have become a detached one. Returns it if it is too large to be known here.
+    fn detach(&mut self, owner: &Arc<Owner>) -> Option<Box<DetachedUpstream>> {
+        let Self { claims, ages } = self;
+        let kept = claims.detached(owner).filter(|kept| kept.age.is_none())?;
+        kept.age = ages.add(owner, &kept.session);
+        let user = kept.age.is_none().then(|| kept.user.clone())?;
+        claims.take_detached(owner, &user)
+    }
+
+    /// A session is about to be granted, if it is detached.
+    fn leaves(&mut self, owner: &Owner) {
+        if let Some(age) = self.claims.detached(owner).and_then(|kept| kept.age.take()) {
+            self.ages.remove(age);
+        }
+    }
+
+    fn take(&mut self, owner: &Owner, user: &str) -> Option<Box<DetachedUpstream>> {
+        let kept = self.claims.take_detached(owner, user)?;
+        if let Some(age) = kept.age {
+            self.ages.remove(age);
+        }
+        Some(kept)
+    }
+
+    fn take_due(&mut self, now: Timestamp) -> Option<Box<DetachedUpstream>> {
+        let (_, kept) = self.claims.take_due(now)?;
+        if let Some(age) = kept.age {
+            self.ages.remove(age);
+        }
+        Some(kept)
+    }
+
+    /// Takes the oldest session if there are too many.
+    fn take_excess(&mut self) -> Option<Box<DetachedUpstream>> {
+        let owner = Arc::clone(self.ages.excess()?);
+        let user = self.claims.detached(&owner)?.user.clone();
+        self.take(&owner, &user)
     }
 }
 
@@ -157,6 +224,8 @@ const MAX_EXPIRED: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use transport::Outbox;
 
     use super::*;
@@ -183,7 +252,15 @@ mod tests {
         let since = hub.clock.timestamp(Instant::now());
         let kept = |expiry, will| {
             let (user, session) = ("me".into(), Session::new());
-            Some(Box::new(DetachedUpstream { user, session, has_queue: true, expiry, since, will }))
+            Some(Box::new(DetachedUpstream {
+                user,
+                session,
+                has_queue: true,
+                expiry,
+                since,
+                will,
+                age: None,
+            }))
         };
         hub.release(&mine, &first, kept(60, Some(will)));
         assert!(claim(&hub, &mine, "you").is_none());

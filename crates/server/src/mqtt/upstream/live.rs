@@ -1,9 +1,11 @@
 //! Subscriptions that go with the connection, on the queue that all clients of a login share.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use amqp::Fault;
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 use transport::Outbox;
 
 use crate::backend::Backend;
@@ -12,15 +14,16 @@ use crate::upstream::sharing::{
     Copies, InboxLimits, SharedEvent, SharedInbox, SharedLogin, SharedMessage, SharedSubscriber,
 };
 
-/// The live subscriptions of one client.
+/// The live subscriptions of one client: one for each binding key.
 pub(super) struct LiveFilters {
     login: SharedLogin,
     /// Since the first subscription.
     shared: Option<SharedPart>,
-    /// The number under which each binding key is subscribed to.
-    keys: HashMap<Box<str>, u64>,
-    /// Earlier numbers of keys that were subscribed to again, by the later number: they end when that has its answer.
-    replaced: Vec<(u64, Box<str>, u64)>,
+    keys: HashMap<Box<str>, LiveKey>,
+    /// The keys that have no answer yet, by the numbers of their subscriptions.
+    asked: HashMap<u64, Box<str>>,
+    /// Answers that are due.
+    answers: VecDeque<(u64, Result<(), Fault>)>,
     /// A message that the client had no window for.
     held: Option<Arc<SharedMessage>>,
 }
@@ -30,10 +33,19 @@ struct SharedPart {
     subscriber: SharedSubscriber,
 }
 
+/// The subscription to a binding key.
+struct LiveKey {
+    number: u64,
+    /// The requests that wait for its answer; `None` if that has come.
+    waiting: Option<SmallVec<[u64; 1]>>,
+    /// Whether it is to stay when its answer has come. It is not ended before, since its answer would be lost.
+    is_wanted: bool,
+}
+
 /// An event of the shared queue.
 #[derive(Debug)]
 pub(super) enum LiveEvent {
-    /// The answer to the subscription with this number.
+    /// The answer to the request with this number.
     Answered(u64, Result<(), Fault>),
     Message(Arc<SharedMessage>),
     /// The client did not take its messages in time.
@@ -44,12 +56,20 @@ pub(super) enum LiveEvent {
 
 impl LiveFilters {
     pub(super) fn new(login: SharedLogin) -> Self {
-        let (shared, keys, replaced, held) = Default::default();
-        Self { login, shared, keys, replaced, held }
+        let (shared, keys, asked, answers, held) = Default::default();
+        Self { login, shared, keys, asked, answers, held }
     }
 
     /// Subscribes to a binding key; the answer has this number.
     pub(super) fn subscribe(&mut self, shared: &Shared, outbox: &Arc<Outbox>, key: &str, number: u64) {
+        if let Some(known) = self.keys.get_mut(key) {
+            known.is_wanted = true;
+            match &mut known.waiting {
+                Some(waiting) => waiting.push(number),
+                None => self.answers.push_back((number, Ok(()))),
+            }
+            return;
+        }
         let Backend::Upstream(pool) = &shared.backend else { return };
         let part = self.shared.get_or_insert_with(|| {
             let inbox = SharedInbox::new(outbox, InboxLimits::default(), Copies::PerClient);
@@ -57,38 +77,38 @@ impl LiveFilters {
             SharedPart { inbox, subscriber }
         });
         part.subscriber.subscribe(key, number);
-        if let Some(before) = self.keys.insert(key.into(), number) {
-            self.replaced.push((number, key.into(), before));
-        }
+        let waiting = Some(SmallVec::from([number]));
+        self.keys.insert(key.into(), LiveKey { number, waiting, is_wanted: true });
+        self.asked.insert(number, key.into());
     }
 
     /// Ends the subscription to a binding key.
     pub(super) fn unsubscribe(&mut self, key: &str) {
-        if let (Some(number), Some(part)) = (self.keys.remove(key), &self.shared) {
-            part.subscriber.unsubscribe(key, number);
+        let Some(known) = self.keys.get_mut(key) else { return };
+        known.is_wanted = false;
+        if known.waiting.is_none() {
+            self.end(key);
         }
     }
 
     /// The next event. Without room for a message, messages wait.
     pub(super) fn take(&mut self, has_room: bool) -> Option<LiveEvent> {
-        if has_room && let Some(message) = self.held.take() {
-            return Some(LiveEvent::Message(message));
+        loop {
+            if let Some((number, answer)) = self.answers.pop_front() {
+                return Some(LiveEvent::Answered(number, answer));
+            }
+            if has_room && let Some(message) = self.held.take() {
+                return Some(LiveEvent::Message(message));
+            }
+            let event = self.shared.as_ref()?.inbox.take(has_room && self.held.is_none())?;
+            match event {
+                SharedEvent::Subscribed(number) => self.answered(number, Ok(())),
+                SharedEvent::Refused(number, fault) => self.answered(number, Err(fault)),
+                SharedEvent::Message(_, message) => return Some(LiveEvent::Message(message)),
+                SharedEvent::Overflowed => return Some(LiveEvent::Overflowed),
+                SharedEvent::Ended(fault) => return Some(LiveEvent::Ended(fault)),
+            }
         }
-        let event = self.shared.as_ref()?.inbox.take(has_room && self.held.is_none())?;
-        Some(match event {
-            SharedEvent::Subscribed(number) => {
-                self.end_replaced(number);
-                LiveEvent::Answered(number, Ok(()))
-            }
-            SharedEvent::Refused(number, fault) => {
-                self.end_replaced(number);
-                self.keys.retain(|_, of| *of != number);
-                LiveEvent::Answered(number, Err(fault))
-            }
-            SharedEvent::Message(_, message) => LiveEvent::Message(message),
-            SharedEvent::Overflowed => LiveEvent::Overflowed,
-            SharedEvent::Ended(fault) => LiveEvent::Ended(fault),
-        })
     }
 
     /// Returns a message for which there was no window.
@@ -106,10 +126,22 @@ impl LiveFilters {
         self.shared.as_ref().is_none_or(|part| part.subscriber.has_room())
     }
 
-    fn end_replaced(&mut self, number: u64) {
-        let Some(part) = &self.shared else { return };
-        for (_, key, before) in self.replaced.extract_if(.., |(by, ..)| *by == number) {
-            part.subscriber.unsubscribe(&key, before);
+    /// Answers all that waits for a key.
+    fn answered(&mut self, number: u64, answer: Result<(), Fault>) {
+        let Some(key) = self.asked.remove(&number) else { return };
+        let Some(known) = self.keys.get_mut(&key) else { return };
+        let waiting = known.waiting.take().into_iter().flatten();
+        self.answers.extend(waiting.map(|number| (number, answer.clone())));
+        if answer.is_err() {
+            self.keys.remove(&key);
+        } else if !known.is_wanted {
+            self.end(&key);
+        }
+    }
+
+    fn end(&mut self, key: &str) {
+        if let (Some(known), Some(part)) = (self.keys.remove(key), &self.shared) {
+            part.subscriber.unsubscribe(key, known.number);
         }
     }
 }

@@ -1,11 +1,13 @@
 //! MQTT clients in front of an upstream: what RabbitMQ's plug-in does there, as AMQP through the pool.
 //!
 //! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
-//! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions; [`delivering`]: messages for the client.
+//! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they
+//!   are answered; [`delivering`]: messages for the client, and [`ways`]: how they come.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
-//! - [`farewell`]: the rest of a session's work when its connection has ended.
+//! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
+//!   [`delayed_wills`], [`detached_ages`].
 //!
 //! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
 //! gives it. The queue is the session: it exists for as long as the queue does, and a client finds it on any Leveret, and on
@@ -16,19 +18,25 @@
 //! the upstream has confirmed it, and to the upstream once its receiver has acknowledged it.
 
 mod admission;
+mod delayed_wills;
 mod delivering;
+mod detached_ages;
 mod farewell;
 mod hub;
 mod live;
+mod pending;
 mod publishing;
 mod queue_consumer;
 mod queue_requests;
 mod session;
+#[cfg(test)]
+mod simulation;
 mod subscribing;
 mod takeover;
 #[cfg(test)]
 mod tests;
 mod uplink;
+mod ways;
 
 pub(super) use admission::UpstreamAdmission;
 pub(crate) use hub::UpstreamHub;

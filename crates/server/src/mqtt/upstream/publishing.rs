@@ -37,6 +37,15 @@ pub(super) struct PublishingChannel {
     refused: VecDeque<(u64, Then)>,
 }
 
+/// The end of the channel for publishing, which the upstream has closed.
+#[derive(Debug)]
+pub(super) struct PublishingClosed {
+    pub(super) fault: Fault,
+    pub(super) unconfirmed: Unconfirmed,
+    /// The answers to messages behind those, which were not published.
+    pub(super) refused: Vec<Then>,
+}
+
 /// The messages that were unconfirmed when the upstream closed the channel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unconfirmed {
@@ -95,19 +104,19 @@ impl PublishingChannel {
         }
     }
 
-    /// Handles a method of the upstream on this channel, and passes the answers that are due to `answer`. Returns the fault
-    /// with which the upstream has closed the channel, and the messages that were not confirmed.
+    /// Handles a method of the upstream on this channel, and passes the answers that are due to `answer`. Returns what was
+    /// left of the channel if the upstream has closed it.
     pub(super) fn handle(
         &mut self,
         number_of: u16,
         method: &Method<'_>,
         mut answer: impl FnMut(Then),
-    ) -> Option<(Fault, Unconfirmed)> {
+    ) -> Option<PublishingClosed> {
         let (number, multiple, verdict) = match method {
             Method::BasicAck(ack) => (ack.delivery_tag, ack.multiple, Confirmed::Acked),
             Method::BasicNack(nack) => (nack.delivery_tag, nack.multiple, Confirmed::Nacked),
             Method::ChannelClose(close) if number_of == PUBLISHING[self.current] => {
-                return Some((announced(close), self.closed()));
+                return Some(self.closed(announced(close)));
             }
             // Both sides close it.
             Method::ChannelCloseOk(_) | Method::ChannelClose(_) => {
@@ -135,24 +144,19 @@ impl PublishingChannel {
     }
 
     /// The upstream has closed the channel. The next message opens it again.
-    fn closed(&mut self) -> Unconfirmed {
-        let (current, is_other_closing) = (self.current, self.is_other_closing);
-        let unconfirmed = std::mem::take(self).unconfirmed;
+    fn closed(&mut self, fault: Fault) -> PublishingClosed {
+        let Self { current, is_other_closing, unconfirmed, refused, .. } = std::mem::take(self);
         (self.current, self.is_other_closing) = (current, is_other_closing);
-        match (unconfirmed.len(), unconfirmed.front()) {
+        let unconfirmed = match (unconfirmed.len(), unconfirmed.front()) {
             (0, _) | (_, None) => Unconfirmed::None,
             (1, Some(packet_id)) => Unconfirmed::One(*packet_id),
             _ => Unconfirmed::Several,
-        }
+        };
+        PublishingClosed { fault, unconfirmed, refused: refused.into_iter().map(|(_, then)| then).collect() }
     }
 
     /// Number of messages that the upstream has not confirmed.
     pub(super) fn unconfirmed(&self) -> usize {
         self.unconfirmed.len()
-    }
-
-    /// The packet identifiers of unconfirmed messages of QoS 1 and 2.
-    pub(super) fn unconfirmed_ids(&self) -> impl Iterator<Item = u16> {
-        self.unconfirmed.iter().copied().filter(|packet_id| *packet_id != 0)
     }
 }

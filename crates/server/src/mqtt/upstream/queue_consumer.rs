@@ -13,6 +13,10 @@ pub(super) const CONSUMING: u16 = 2;
 /// RabbitMQ's name for the consumers of its MQTT clients.
 const TAG: &str = "mqtt";
 
+/// Bytes of messages that wait for a client that is slow. Past that many no more are read: the pool has bounds of its own for
+/// what the upstream sends.
+pub(super) const MAX_ARRIVED: usize = 1 << 20;
+
 /// A message from the session's queue.
 #[derive(Debug)]
 pub(super) struct QueuedMessage {
@@ -31,6 +35,14 @@ pub(super) struct SessionConsumer {
     state: ConsumerState,
     /// Messages that were not sent to the client yet.
     arrived: VecDeque<QueuedMessage>,
+    /// Bytes of those.
+    bytes: usize,
+}
+
+impl QueuedMessage {
+    fn bytes(&self) -> usize {
+        self.routing_key.len() + self.properties.len() + self.body.len()
+    }
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +72,7 @@ impl SessionConsumer {
     /// Stops, and returns all messages that are not acknowledged to the queue. They are there, in their order, when
     /// [`Self::is_stopped`].
     pub(super) fn stop(&mut self, client: &mut AmqpClient) {
-        self.arrived = VecDeque::new();
+        (self.arrived, self.bytes) = (VecDeque::new(), 0);
         if self.state == ConsumerState::Consuming {
             client.send(CONSUMING, basic::Cancel { consumer_tag: TAG, no_wait: false });
             self.state = ConsumerState::Cancelling;
@@ -90,6 +102,7 @@ impl SessionConsumer {
     /// The next message for the client.
     pub(super) fn take(&mut self) -> Option<QueuedMessage> {
         let message = self.arrived.pop_front()?;
+        self.bytes -= message.bytes();
         if self.arrived.is_empty() {
             self.arrived = VecDeque::new();
         }
@@ -101,6 +114,11 @@ impl SessionConsumer {
         !self.arrived.is_empty()
     }
 
+    /// Whether no more messages should be read before some were taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= MAX_ARRIVED
+    }
+
     /// Handles a message of the upstream.
     pub(super) fn handle_message(&mut self, message: ReceivedMessage<'_>) {
         let ReceivedMessage { method, properties, body } = message;
@@ -108,14 +126,10 @@ impl SessionConsumer {
             && self.state == ConsumerState::Consuming
         {
             let (properties, body) = (properties.into(), body.into_owned());
-            self.arrived.push_back(QueuedMessage {
-                delivery_tag,
-                redelivered,
-                exchange,
-                routing_key,
-                properties,
-                body,
-            });
+            let message =
+                QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body };
+            self.bytes += message.bytes();
+            self.arrived.push_back(message);
         }
     }
 

@@ -17,13 +17,14 @@ use sync::work;
 use tokio::sync::oneshot;
 use transport::Outbox;
 
-use super::farewell::{DelayedWill, Farewell, publish_will};
+use super::farewell::{DelayedWill, Farewell, note_accepted, publish_will};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
+use super::pending::{PendingEntries, PendingSubscribes};
 use super::publishing::Unconfirmed;
-use super::subscribing::PendingSubscribes;
 use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
+use super::ways::Ways;
 use crate::mqtt::claims::Owner;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
@@ -50,6 +51,7 @@ pub(super) struct UpstreamSession {
     pub(super) subscriptions: Subscriptions,
     /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
     pub(super) pending: PendingSubscribes,
+    pub(super) ways: Ways,
     /// The session's queue for messages of QoS 1.
     pub(super) queue: SessionQueue,
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
@@ -65,7 +67,7 @@ pub(super) struct UpstreamSession {
     /// Why the connection has to end, if it has.
     end: Option<ReasonCode>,
     pub(super) now: Timestamp,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 /// The queue of a session.
@@ -127,6 +129,7 @@ impl UpstreamSession {
             live: LiveFilters::new(shared_login),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
+            ways: Ways::default(),
             queue: SessionQueue { name, state },
             uses_queue: admitted.has_queue || admitted.expiry > 0,
             answers: VecDeque::new(),
@@ -174,9 +177,19 @@ impl UpstreamSession {
         if !self.is_open() {
             return;
         }
-        if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
-            return self.fail(ReasonCode::ServerUnavailable, &fault);
+        self.end_lingering();
+        loop {
+            if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
+                return self.fail(ReasonCode::ServerUnavailable, &fault);
+            }
+            self.handle_events(engine);
+            if !self.handle_entries(engine) {
+                return;
+            }
         }
+    }
+
+    fn handle_events(&mut self, engine: &mut Engine) {
         while let Some(event) = self.uplink.next_event() {
             match event {
                 UplinkEvent::Published(then) => self.answers.push_back(then),
@@ -255,11 +268,13 @@ impl MqttSession for UpstreamSession {
     fn completed(&mut self) {}
 
     fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
-        self.subscribe_all(engine, packet_id, requests);
+        self.pending.push(packet_id, PendingEntries::Subscribe(requests.into_iter()));
+        self.handle_entries(engine);
     }
 
     fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
-        self.unsubscribe_all(engine, packet_id, filters);
+        self.pending.push(packet_id, PendingEntries::Unsubscribe(filters.into_iter()));
+        self.handle_entries(engine);
     }
 
     fn flush(&mut self, engine: &mut Engine) {
@@ -303,16 +318,17 @@ impl MqttSession for UpstreamSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.uplink.next_deadline()
+        // Without room, nothing is sent by then.
+        let ways = self.ways.next_deadline().filter(|_| self.outbox.has_room());
+        self.uplink.next_deadline().into_iter().chain(ways).min()
     }
 
     fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
-        let Self { hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
+        let Self {
+            hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, answers, ..
+        } = *self;
         drop(live);
-        // They are being published, and must not be published again.
-        for packet_id in uplink.unconfirmed_ids() {
-            session.accepted(packet_id);
-        }
+        answers.iter().for_each(|then| note_accepted(&mut session, then));
         // Messages in flight return to the session's queue.
         let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
@@ -324,7 +340,9 @@ impl MqttSession for UpstreamSession {
             _ => end.will_delay().unwrap_or_default(),
         };
         let mut will = end.will;
-        if delay.is_zero()
+        // Without room for it, the will does not wait.
+        let share = will.as_ref().filter(|_| !delay.is_zero()).and_then(|will| hub.wills.add(will));
+        if share.is_none()
             && let Some(will) = will.take()
         {
             publish_will(&mut uplink, mapping, &will, now);
@@ -333,17 +351,25 @@ impl MqttSession for UpstreamSession {
         let has_queue = queue.state != QueueState::Absent;
         // Another server has the queue if it has the client.
         let deletes = (expiry == 0 && has_queue && taken.is_none()).then_some(queue.name);
-        let (later, published) = match will {
+        let (later, published) = match will.zip(share) {
             // The client has come back in time.
             Some(_) if taken.is_some() => (None, None),
-            Some(will) => {
+            Some((will, share)) => {
                 let (publish_now, fate) = oneshot::channel();
-                (Some(DelayedWill { due: at + delay, fate, will, mapping }), Some(publish_now))
+                (Some(DelayedWill { due: at + delay, fate, will, mapping, share }), Some(publish_now))
             }
             None => (None, None),
         };
         let left = (expiry > 0).then(|| {
-            Box::new(DetachedUpstream { user, session, has_queue, expiry, since: now, will: published })
+            Box::new(DetachedUpstream {
+                user,
+                session,
+                has_queue,
+                expiry,
+                since: now,
+                will: published,
+                age: None,
+            })
         });
         Farewell { hub, owner, claim, uplink, deletes, left, will: later, watched }.say(at);
     }

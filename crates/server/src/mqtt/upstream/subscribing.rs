@@ -1,147 +1,86 @@
 //! A client's subscriptions in front of an upstream: live ones, and those of the session's queue.
 
-use std::collections::VecDeque;
-
 use amqp::{Fault, ReplyCode};
 use mqtt::server::ServerConnection as Engine;
 use mqtt::session::Subscription;
 use mqtt::topic::TopicFilter;
 use mqtt::{QoS, ReasonCode};
+use sync::work;
 
+use super::pending::{PendingEntry, SubscribeOutcome, Subscribed};
 use super::queue_requests::QueueRequest;
 use super::session::{QueueState, UpstreamSession, of_fault};
+use super::ways::WayChange;
 use crate::mqtt::message::MAX_SHORT;
-use crate::mqtt::session::{Refusal, Request, Then, granted};
+use crate::mqtt::session::{Refusal, Request, granted};
 use crate::mqtt::subscriptions::Class;
 
-/// SUBSCRIBEs and UNSUBSCRIBEs without an answer at which the client is no longer read.
-const MAX_PENDING: usize = 1024;
-
-/// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream, answered in their order.
-#[derive(Default)]
-pub(super) struct PendingSubscribes {
-    packets: VecDeque<PendingPacket>,
-    /// Number of the last request; requests about the queue and live subscriptions are numbered together.
-    last: u64,
-}
-
-/// A SUBSCRIBE or UNSUBSCRIBE.
-struct PendingPacket {
-    packet_id: u16,
-    is_subscribe: bool,
-    /// The answer to each entry, as far as known.
-    reasons: Vec<ReasonCode>,
-    /// The requests upstream without an answer.
-    waiting: Vec<PendingEntry>,
-}
-
-/// A request upstream for an entry of a packet.
-struct PendingEntry {
-    number: u64,
-    /// The index of the entry.
-    entry: usize,
-    /// Its filter.
-    filter: Box<str>,
-}
-
-impl PendingSubscribes {
-    pub(super) fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
-    pub(super) fn has_room(&self) -> bool {
-        self.packets.len() < MAX_PENDING
-    }
-
-    /// Whether the next answer is due.
-    pub(super) fn is_due(&self) -> bool {
-        self.packets.front().is_some_and(|packet| packet.waiting.is_empty())
-    }
-
-    /// The next answer that is due.
-    pub(super) fn next_answer(&mut self) -> Option<Then> {
-        let packet = self.packets.pop_front_if(|packet| packet.waiting.is_empty())?;
-        let PendingPacket { packet_id, is_subscribe, reasons, .. } = packet;
-        if self.packets.is_empty() {
-            self.packets = VecDeque::new();
-        }
-        Some(match is_subscribe {
-            true => Then::Subscribed { packet_id, reasons },
-            false => Then::Unsubscribed { packet_id, reasons },
-        })
-    }
-
-    fn next_number(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
-
-    /// Records the answer to a request. Returns the filter of a subscription that was refused.
-    fn answered(&mut self, number: u64, refused: Option<ReasonCode>) -> Option<Box<str>> {
-        for packet in &mut self.packets {
-            let Some(at) = packet.waiting.iter().position(|entry| entry.number == number) else { continue };
-            let PendingEntry { entry, filter, .. } = packet.waiting.swap_remove(at);
-            let reason = refused?;
-            let first = &mut packet.reasons[entry];
-            // The first of several requests tells why.
-            if !first.is_error() {
-                *first = reason;
-            }
-            return packet.is_subscribe.then_some(filter);
-        }
-        None
-    }
-}
+/// Cost of an entry of a SUBSCRIBE or UNSUBSCRIBE, in nanoseconds.
+const ENTRY: u32 = 2_000;
 
 impl UpstreamSession {
-    /// Subscribes, and answers once the upstream has bound everything.
-    pub(super) fn subscribe_all(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
-        let (mut reasons, mut waiting) = (Vec::with_capacity(requests.len()), Vec::new());
-        for request in requests {
-            let subscribed = match request.fault {
-                Some(reason) => Err(Refusal { reason, text: "" }),
-                None => self.subscribe_one(engine, &request),
-            };
-            match subscribed {
-                Ok((qos, numbers)) => {
-                    let entry = reasons.len();
-                    reasons.push(granted(qos));
-                    waiting.extend(numbers.into_iter().flatten().map(|number| PendingEntry {
-                        number,
-                        entry,
-                        filter: request.text.clone(),
-                    }));
-                }
-                Err(refusal) => reasons.push(refusal.reason),
+    /// Handles entries of SUBSCRIBEs and UNSUBSCRIBEs while the turn lasts and the upstream has room. Returns whether there were
+    /// some. A packet is answered once the upstream has done all that its entries need.
+    pub(super) fn handle_entries(&mut self, engine: &mut Engine) -> bool {
+        let mut has_handled = false;
+        while self.is_open()
+            && !work::is_turn_over()
+            && self.uplink.has_room()
+            && self.live.has_room()
+            && let Some(entry) = self.pending.next_entry()
+        {
+            work::charge(ENTRY, 1);
+            has_handled = true;
+            match entry {
+                PendingEntry::Subscribe(request) => self.subscribe_one(engine, &request),
+                PendingEntry::Unsubscribe(filter) => self.unsubscribe_one(engine, &filter),
             }
         }
-        self.pending.packets.push_back(PendingPacket { packet_id, is_subscribe: true, reasons, waiting });
+        has_handled
     }
 
-    /// Adds a subscription. Returns the quality that is granted, and the numbers of the requests to wait for.
-    fn subscribe_one(
-        &mut self,
-        engine: &mut Engine,
-        request: &Request,
-    ) -> Result<(QoS, [Option<u64>; 2]), Refusal> {
-        let key = self.binding_key(&request.text, engine)?;
+    fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) {
+        let key = match request.fault {
+            Some(reason) => Err(Refusal { reason, text: "" }),
+            None => self.binding_key(&request.text, engine),
+        };
+        let key = match key {
+            Ok(key) => key,
+            Err(refusal) => return self.pending.resolve(refusal.reason, &[], None),
+        };
+        let filter = &*request.text;
         let mut options = request.options(self.is_bridge);
         if self.uses_queue() {
             // As in RabbitMQ: the upstream does not know which messages the client has received.
             options.qos = options.qos.min(QoS::AtLeastOnce);
         }
         let subscription = Subscription { options, identifier: request.identifier };
-        let before = engine.session_mut().subscribe(&request.text, subscription);
-        self.subscriptions.insert(&request.text, subscription);
+        let before = engine.session().subscription(filter).copied();
         let class = self.class_of(options.qos);
-        let numbers = self.bind(class, &key);
-        // Its messages came by the other way until now.
-        if let Some(before) = before.map(|before| self.class_of(before.options.qos))
-            && before != class
-        {
-            self.unbind(&request.text, &key, before);
+        let (declared, number) = self.bind(class, &key);
+        self.pending.begin(filter, number, before);
+        match before.map(|before| self.class_of(before.options.qos)) {
+            // Its messages come by the other way until this one is bound.
+            Some(other) if other != class => {
+                self.ways.add(&key, class);
+                let replaced = self.ways.change(filter, WayChange { number, class });
+                self.give_up(&key, replaced);
+            }
+            same => {
+                if same.is_none() {
+                    self.ways.add(&key, class);
+                }
+                let replaced = self.ways.take_change(filter);
+                self.give_up(&key, replaced);
+                engine.session_mut().subscribe(filter, subscription);
+                self.subscriptions.insert(filter, subscription);
+            }
         }
-        Ok((options.qos, numbers))
+        let subscribed = Some(Subscribed { filter: filter.into(), subscription });
+        match declared {
+            Some(declared) => self.pending.resolve(granted(options.qos), &[declared, number], subscribed),
+            None => self.pending.resolve(granted(options.qos), &[number], subscribed),
+        }
     }
 
     /// The way by which messages of a subscription come: the session's queue, if it has one and they are of QoS 1.
@@ -149,12 +88,13 @@ impl UpstreamSession {
         if self.uses_queue() { Class::of(qos) } else { Class::Qos0 }
     }
 
-    /// Asks the upstream for a binding. Returns the numbers of the requests.
-    fn bind(&mut self, class: Class, key: &str) -> [Option<u64>; 2] {
-        let number = self.pending.next_number();
+    /// Asks the upstream for a binding. Returns the numbers of the requests: for the queue, if it is not there, and for the
+    /// binding.
+    fn bind(&mut self, class: Class, key: &str) -> (Option<u64>, u64) {
         if class == Class::Qos0 {
+            let number = self.pending.next_number();
             self.live.subscribe(&self.shared, &self.outbox, key, number);
-            return [Some(number), None];
+            return (None, number);
         }
         let queue = self.queue.name.clone();
         let declared = (self.queue.state == QueueState::Absent).then(|| {
@@ -163,23 +103,35 @@ impl UpstreamSession {
             self.queue.state = QueueState::Declared(number);
             number
         });
+        let number = self.pending.next_number();
         self.uplink.request(number, QueueRequest::Bind { queue, key: key.into() });
-        [declared, Some(number)]
+        (declared, number)
     }
 
-    /// Removes a binding, unless another subscription needs it. Returns the number of the request.
-    fn unbind(&mut self, filter: &str, key: &str, class: Class) -> Option<u64> {
-        if self.subscriptions.binds(filter, self.mapping, |qos| self.class_of(qos) == class) {
+    /// A filter with this key does not need a way any more. Returns the number of the request if its binding is removed.
+    fn end_way(&mut self, key: &str, class: Class) -> Option<u64> {
+        if !self.ways.remove(key, class) {
             return None;
         }
         if class == Class::Qos0 {
             self.live.unsubscribe(key);
             return None;
         }
+        Some(self.unbind(key))
+    }
+
+    fn unbind(&mut self, key: &str) -> u64 {
         let number = self.pending.next_number();
         let queue = self.queue.name.clone();
         self.uplink.request(number, QueueRequest::Unbind { queue, key: key.into() });
-        Some(number)
+        number
+    }
+
+    /// A change is not to be made any more.
+    fn give_up(&mut self, key: &str, change: Option<WayChange>) {
+        if let Some(change) = change {
+            self.end_way(key, change.class);
+        }
     }
 
     fn binding_key(&self, filter: &str, engine: &Engine) -> Result<String, Refusal> {
@@ -195,36 +147,35 @@ impl UpstreamSession {
         Ok(key)
     }
 
-    /// Unsubscribes, and answers once the upstream has unbound everything.
-    pub(super) fn unsubscribe_all(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
-        let (mut reasons, mut waiting) = (Vec::with_capacity(filters.len()), Vec::new());
-        for filter in filters {
-            let entry = reasons.len();
-            let key = self.mapping.key(&filter);
-            let before = engine.session_mut().unsubscribe(&filter);
-            let class = match &before {
-                Some(before) => self.class_of(before.options.qos),
-                // The queue of a session that another server has served may have the binding.
-                None if self.queue.is_there() => Class::Qos1,
-                None => {
-                    reasons.push(ReasonCode::NoSubscriptionExisted);
-                    continue;
-                }
-            };
-            self.subscriptions.remove(&filter);
-            let number = self.unbind(&filter, &key, class);
-            let existed =
-                if before.is_some() { ReasonCode::Success } else { ReasonCode::NoSubscriptionExisted };
-            reasons.push(existed);
-            waiting.extend(number.map(|number| PendingEntry { number, entry, filter }));
+    fn unsubscribe_one(&mut self, engine: &mut Engine, filter: &str) {
+        let before = engine.session_mut().unsubscribe(filter);
+        let key = self.mapping.key(filter);
+        self.pending.forget(filter);
+        let Some(before) = before else {
+            // The queue of a session that another server has served may have the binding. No longer key can be bound.
+            let is_bound =
+                self.queue.is_there() && key.len() <= MAX_SHORT && !self.ways.needs(&key, Class::Qos1);
+            let number = is_bound.then(|| self.unbind(&key));
+            return self.pending.resolve(ReasonCode::NoSubscriptionExisted, number.as_slice(), None);
+        };
+        self.subscriptions.remove(filter);
+        let change = self.ways.take_change(filter);
+        self.give_up(&key, change);
+        if self.ways.stop_lingering(filter) {
+            self.end_way(&key, Class::Qos0);
         }
-        self.pending.packets.push_back(PendingPacket { packet_id, is_subscribe: false, reasons, waiting });
+        let number = self.end_way(&key, self.class_of(before.options.qos));
+        self.pending.resolve(ReasonCode::Success, number.as_slice(), None);
     }
 
     /// Handles the upstream's answer to a request.
     pub(super) fn answered(&mut self, number: u64, answer: Result<(), Fault>, engine: &mut Engine) {
         let refused = answer.err().and_then(|fault| {
             tracing::debug!(client = &*self.owner.client_id, %fault, "refused by the upstream");
+            if self.pending.is_restoring(number) {
+                // The session stays for when the client has permission again, as on the embedded broker.
+                self.fail(of_fault(&fault), &fault);
+            }
             // A queue that another server has declared otherwise is used as it is.
             (fault.code != ReplyCode::PreconditionFailed).then(|| of_fault(&fault))
         });
@@ -232,9 +183,62 @@ impl UpstreamSession {
             self.queue.state = if refused.is_none() { QueueState::There } else { QueueState::Absent };
             self.consume();
         }
-        if let Some(filter) = self.pending.answered(number, refused) {
-            self.subscriptions.remove(&filter);
-            engine.session_mut().unsubscribe(&filter);
+        match self.pending.answered(number, refused) {
+            Some(SubscribeOutcome::Granted(granted)) => self.subscribed(number, granted, engine),
+            Some(SubscribeOutcome::Refused { filter, settled }) => {
+                self.not_subscribed(number, &filter, settled, engine);
+            }
+            None => {}
+        }
+    }
+
+    /// The upstream has bound what a subscription needs: its messages come by the new way from now on.
+    fn subscribed(&mut self, number: u64, granted: Subscribed, engine: &mut Engine) {
+        let Subscribed { filter, subscription } = granted;
+        let Some(change) = self.ways.take_changed(&filter, number) else { return };
+        engine.session_mut().subscribe(&filter, subscription);
+        self.subscriptions.insert(&filter, subscription);
+        if change.class == Class::Qos0 {
+            // What is in the queue is still sent.
+            let key = self.mapping.key(&filter);
+            self.end_way(&key, Class::Qos1);
+        } else if let Some(over) = self.ways.linger(&filter, self.at) {
+            self.end_way(&self.mapping.key(&over), Class::Qos0);
+        }
+    }
+
+    /// The upstream has refused a subscription. The client is left with the one that it had before.
+    fn not_subscribed(
+        &mut self,
+        number: u64,
+        filter: &str,
+        settled: Option<Option<Subscription>>,
+        engine: &mut Engine,
+    ) {
+        let key = self.mapping.key(filter);
+        if let Some(change) = self.ways.take_changed(filter, number) {
+            return self.give_up(&key, Some(change));
+        }
+        match settled {
+            Some(Some(before)) => {
+                engine.session_mut().subscribe(filter, before);
+                self.subscriptions.insert(filter, before);
+            }
+            Some(None) => {
+                self.subscriptions.remove(filter);
+                if let Some(removed) = engine.session_mut().unsubscribe(filter) {
+                    self.end_way(&key, self.class_of(removed.options.qos));
+                }
+            }
+            // A later request has decided.
+            None => {}
+        }
+    }
+
+    /// Ends the live subscriptions that have lingered.
+    pub(super) fn end_lingering(&mut self) {
+        while let Some(filter) = self.ways.next_over(self.at) {
+            self.end_way(&self.mapping.key(&filter), Class::Qos0);
         }
     }
 
@@ -252,15 +256,17 @@ impl UpstreamSession {
         let all: Vec<(Box<str>, Subscription)> =
             engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
         for (filter, subscription) in all {
+            let Ok(key) = self.binding_key(&filter, engine) else { continue };
             self.subscriptions.insert(&filter, subscription);
+            let class = self.class_of(subscription.options.qos);
+            self.ways.add(&key, class);
             // The session's queue has its bindings.
-            if Class::of(subscription.options.qos) == Class::Qos0
-                && let Ok(key) = self.binding_key(&filter, engine)
-            {
+            if class == Class::Qos0 {
                 let number = self.pending.next_number();
                 self.live.subscribe(&self.shared, &self.outbox, &key, number);
             }
         }
+        self.pending.set_restored();
         self.consume();
     }
 }

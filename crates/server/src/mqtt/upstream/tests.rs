@@ -9,6 +9,7 @@ use broker::{Broker, BrokerConfig, SessionId, TopicPermissions};
 use mqtt::ReasonCode;
 
 use super::publishing::Unconfirmed;
+use super::queue_consumer::MAX_ARRIVED;
 use super::queue_requests::QueueRequest;
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, Clock};
@@ -120,7 +121,9 @@ fn a_message_that_may_not_be_published_is_refused_and_the_next_is_published() {
     world.broker().vhost("/").unwrap().set_topic_permissions("guest", &permissions).unwrap();
     let mut uplink = world.uplink();
     uplink.publish(7, "no", &PLAIN, b"1", Instant::now());
-    assert_eq!(settle(&mut uplink), ["7 refused with 403"]);
+    // Its answer is behind that of the message before it.
+    uplink.refuse(Then::Refuse { packet_id: 9, reason: ReasonCode::TopicNameInvalid, text: "" });
+    assert_eq!(settle(&mut uplink), ["7 refused with 403", "9 0x90 Topic Name invalid"]);
     uplink.publish(8, "ok", &PLAIN, b"2", Instant::now());
     assert_eq!(settle(&mut uplink), ["8 accepted"]);
 }
@@ -169,6 +172,31 @@ fn messages_that_the_client_has_not_acknowledged_return_to_their_queue_in_their_
     next.consume(QUEUE, WINDOW);
     settle(&mut next);
     assert_eq!(bodies(&mut next), [(1, true, "2".to_owned()), (2, true, "3".to_owned())]);
+}
+
+#[test]
+fn a_client_that_is_slow_holds_few_bytes_and_still_has_its_answers() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    declare(&mut uplink);
+    let body = vec![b'x'; MAX_ARRIVED / 100];
+    for packet_id in 1..=300 {
+        uplink.publish(packet_id, "a.b", &PLAIN, &body, Instant::now());
+    }
+    assert_eq!(settle(&mut uplink).len(), 300);
+    uplink.consume(QUEUE, 300);
+    settle(&mut uplink);
+    let arrived = |uplink: &mut Uplink| std::iter::from_fn(|| uplink.consumer().take()).count();
+    assert_eq!(arrived(&mut uplink), 100);
+    assert!(uplink.can_resume());
+    settle(&mut uplink);
+    assert!(!uplink.can_resume());
+    uplink.publish(1000, "nobody", &PLAIN, b"x", Instant::now());
+    assert_eq!(settle(&mut uplink), ["1000 accepted"]);
+    let mut rest = arrived(&mut uplink);
+    settle(&mut uplink);
+    rest += arrived(&mut uplink);
+    assert_eq!(rest, 200);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use amqp::Fault;
 use sync::work;
 
-use super::publishing::{PUBLISHING, PublishingChannel, Unconfirmed};
+use super::publishing::{PUBLISHING, PublishingChannel, PublishingClosed, Unconfirmed};
 use super::queue_consumer::{CONSUMING, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use crate::mqtt::session::Then;
@@ -24,6 +24,8 @@ const METHOD: u32 = 300;
 pub(super) struct Uplink {
     client: AmqpClient,
     channels: UplinkChannels,
+    /// Whether the last turn has left messages unread because too many wait.
+    is_paused: bool,
 }
 
 #[derive(Default)]
@@ -50,7 +52,7 @@ pub(super) enum UplinkEvent {
 
 impl Uplink {
     pub(super) fn new(client: AmqpClient) -> Self {
-        Self { client, channels: UplinkChannels::default() }
+        Self { client, channels: UplinkChannels::default(), is_paused: false }
     }
 
     /// Publishes a message. `properties` are flags and list as they are on the wire.
@@ -62,7 +64,7 @@ impl Uplink {
         body: &[u8],
         now: Instant,
     ) {
-        let Self { client, channels } = self;
+        let Self { client, channels, .. } = self;
         channels.publishing.publish(client, packet_id, routing_key, properties, body, now);
     }
 
@@ -126,13 +128,30 @@ impl Uplink {
             if !self.client.has_received() {
                 return Ok(());
             }
+            self.is_paused = !self.is_reading();
+            if self.is_paused {
+                return Ok(());
+            }
             let mut received = self.client.take_received();
-            while let Some(event) = received.next(&mut self.client)? {
+            while self.is_reading()
+                && let Some(event) = received.next(&mut self.client)?
+            {
                 work::charge(METHOD, 1);
                 self.channels.handle(event);
             }
             self.client.put_back(received);
         }
+    }
+
+    /// Whether the upstream is read. The answers that the client waits for come behind messages: it may not take these before
+    /// it has those.
+    fn is_reading(&self) -> bool {
+        !self.channels.consumer.is_full() || !self.is_settled()
+    }
+
+    /// Whether another turn reads what the last one has left.
+    pub(super) fn can_resume(&self) -> bool {
+        self.is_paused && self.is_reading()
     }
 
     /// The next event.
@@ -155,9 +174,9 @@ impl Uplink {
         self.channels.publishing.unconfirmed() == 0 && self.channels.requests.len() == 0
     }
 
-    /// The packet identifiers of unconfirmed messages of QoS 1 and 2.
-    pub(super) fn unconfirmed_ids(&self) -> impl Iterator<Item = u16> {
-        self.channels.publishing.unconfirmed_ids()
+    /// Whether requests have no answer.
+    pub(super) fn has_requests(&self) -> bool {
+        self.channels.requests.len() > 0
     }
 
     /// The latest time for [`Self::take_turn`].
@@ -165,16 +184,32 @@ impl Uplink {
         [self.client.next_deadline(), self.channels.publishing.next_deadline()].into_iter().flatten().min()
     }
 
-    /// Waits until everything has been answered and nothing is consumed.
+    /// Waits until everything has been answered and nothing is consumed. Events are passed to `each`.
     ///
     /// # Errors
     /// The fault that ends the connection upstream.
-    pub(super) async fn settle(&mut self) -> Result<(), Fault> {
+    pub(super) async fn settle(&mut self, each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
+        self.until(|uplink| uplink.is_settled() && uplink.is_stopped(), each).await
+    }
+
+    /// Waits until all requests have been answered.
+    ///
+    /// # Errors
+    /// As [`Self::settle`].
+    pub(super) async fn settle_requests(&mut self, each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
+        self.until(|uplink| !uplink.has_requests(), each).await
+    }
+
+    async fn until(
+        &mut self,
+        is_done: impl Fn(&Self) -> bool,
+        mut each: impl FnMut(UplinkEvent),
+    ) -> Result<(), Fault> {
         poll_fn(|context| {
             let turn = self.take_turn(context.waker(), transport::now());
-            self.channels.events.clear();
+            std::iter::from_fn(|| self.next_event()).for_each(&mut each);
             match turn {
-                Ok(()) if self.is_settled() && self.is_stopped() => Poll::Ready(Ok(())),
+                Ok(()) if is_done(self) => Poll::Ready(Ok(())),
                 Ok(()) => Poll::Pending,
                 Err(fault) => Poll::Ready(Err(fault)),
             }
@@ -197,9 +232,10 @@ impl UplinkChannels {
             ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
                 let closed =
                     publishing.handle(number, &method, |then| events.push_back(UplinkEvent::Published(then)));
-                events.extend(
-                    closed.map(|(fault, unconfirmed)| UplinkEvent::PublishRefused(fault, unconfirmed)),
-                );
+                if let Some(PublishingClosed { fault, unconfirmed, refused }) = closed {
+                    events.push_back(UplinkEvent::PublishRefused(fault, unconfirmed));
+                    events.extend(refused.into_iter().map(UplinkEvent::Published));
+                }
             }
             ClientEvent::Method(CONSUMING, method) => {
                 events.extend(consumer.handle(&method).map(UplinkEvent::ConsumerLost));

@@ -85,9 +85,10 @@ pub(crate) struct SharedInbox {
 
 #[derive(Default)]
 struct InboxContents {
-    events: VecDeque<SharedEvent>,
-    /// Number of messages among `events`, and their bytes.
-    messages: usize,
+    /// Answers, which do not wait for messages that the client has no room for.
+    answers: VecDeque<SharedEvent>,
+    messages: VecDeque<(SubscriptionNumbers, Arc<SharedMessage>)>,
+    /// Bytes of `messages`.
     bytes: usize,
     /// The subscriber found no room for the next message; set until it tries again.
     stalled: bool,
@@ -118,7 +119,7 @@ impl SharedInbox {
     }
 
     /// Takes the next event. Call it on each nudge, and when the client has room again, until it returns `None`; a caller
-    /// that stops before that has to come back without a nudge. Without room for a message, the message and all behind it
+    /// that stops before that has to come back without a nudge. Answers come first. Without room for a message, all messages
     /// stay, and no nudge tells of further ones. [`SharedEvent::Overflowed`] and [`SharedEvent::Ended`] come before
     /// everything else, and are the last.
     pub(crate) fn take(&self, has_room: bool) -> Option<SharedEvent> {
@@ -130,35 +131,34 @@ impl SharedInbox {
             };
         }
         contents.stalled = false;
-        match contents.events.front_mut()? {
-            SharedEvent::Message(..) if !has_room => {
-                contents.stalled = true;
-                return None;
+        if let Some(answer) = contents.answers.pop_front() {
+            if contents.answers.is_empty() {
+                contents.answers = VecDeque::new();
             }
-            SharedEvent::Message(numbers, message)
-                if self.copies == Copies::PerSubscription && numbers.len() > 1 =>
-            {
-                return Some(SharedEvent::Message([numbers.remove(0)].into(), Arc::clone(message)));
-            }
-            _ => {}
+            return Some(answer);
         }
-        let event = contents.events.pop_front()?;
-        if let SharedEvent::Message(_, message) = &event {
-            contents.messages -= 1;
-            contents.bytes -= message.size();
+        let (numbers, message) = contents.messages.front_mut()?;
+        if !has_room {
+            contents.stalled = true;
+            return None;
         }
-        if contents.events.is_empty() {
+        if self.copies == Copies::PerSubscription && numbers.len() > 1 {
+            return Some(SharedEvent::Message([numbers.remove(0)].into(), Arc::clone(message)));
+        }
+        let (numbers, message) = contents.messages.pop_front()?;
+        contents.bytes -= message.size();
+        if contents.messages.is_empty() {
             // An idle client holds no buffer.
-            contents.events = VecDeque::new();
+            contents.messages = VecDeque::new();
         }
-        Some(event)
+        Some(SharedEvent::Message(numbers, message))
     }
 
     /// Adds an answer.
     pub(super) fn push(&self, event: SharedEvent) {
         let mut contents = self.contents.lock();
         if contents.end.is_none() {
-            contents.events.push_back(event);
+            contents.answers.push_back(event);
             drop(contents);
             self.outbox.nudge();
         }
@@ -171,15 +171,15 @@ impl SharedInbox {
             return Pushed::Ignored;
         }
         let bytes = contents.bytes + message.size();
-        if contents.messages > 0 && (contents.messages >= self.limits.messages || bytes > self.limits.bytes) {
+        let waiting = contents.messages.len();
+        if waiting > 0 && (waiting >= self.limits.messages || bytes > self.limits.bytes) {
             contents.end(SharedEvent::Overflowed);
             drop(contents);
             self.outbox.nudge();
             return Pushed::Overflowed;
         }
-        contents.messages += 1;
         contents.bytes = bytes;
-        contents.events.push_back(SharedEvent::Message(numbers, Arc::clone(message)));
+        contents.messages.push_back((numbers, Arc::clone(message)));
         let stalled = contents.stalled;
         drop(contents);
         if !stalled {
@@ -253,7 +253,7 @@ mod tests {
             assert!(outer.take_nudge());
             assert_eq!(std::iter::from_fn(|| next(&inbox)).collect::<Vec<_>>(), expected);
             let contents = inbox.contents.lock();
-            assert_eq!((contents.messages, contents.bytes, contents.events.capacity()), (0, 0, 0));
+            assert_eq!((contents.bytes, contents.messages.capacity()), (0, 0));
         }
     }
 
@@ -285,7 +285,12 @@ mod tests {
         let (inbox, outer) = inbox(10, 10_000, Copies::PerSubscription);
         inbox.push(SharedEvent::Subscribed(1));
         push(&inbox, &[1], b"a");
+        inbox.push(SharedEvent::Subscribed(2));
         assert!(matches!(inbox.take(false), Some(SharedEvent::Subscribed(1))));
+        assert!(
+            matches!(inbox.take(false), Some(SharedEvent::Subscribed(2))),
+            "it does not wait for the message"
+        );
         assert!(inbox.take(false).is_none());
         outer.take_nudge();
         push(&inbox, &[1], b"b");

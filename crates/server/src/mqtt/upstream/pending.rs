@@ -1,0 +1,241 @@
+//! SUBSCRIBEs and UNSUBSCRIBEs in front of an upstream, until they are answered.
+
+use std::collections::VecDeque;
+use std::vec;
+
+use hashbrown::HashMap;
+use mqtt::ReasonCode;
+use mqtt::session::Subscription;
+
+use crate::mqtt::session::{Request, Then};
+
+/// SUBSCRIBEs and UNSUBSCRIBEs without an answer at which the client is no longer read.
+const MAX_PACKETS: usize = 1024;
+
+/// Requests upstream without an answer at which the entries of further packets, which may be very many, wait.
+const MAX_WAITING: usize = 1024;
+
+/// Packets that wait for the upstream, answered in their order. Their entries are handled one by one, as the turn and the upstream
+/// have room for them.
+#[derive(Default)]
+pub(super) struct PendingSubscribes {
+    packets: VecDeque<PendingPacket>,
+    /// How many of them have been answered, ...
+    answered: u64,
+    /// ... and how many of those that have not are handled.
+    handled: usize,
+    /// The requests upstream without an answer, by their numbers.
+    waiting: HashMap<u64, PendingRequest>,
+    /// The filters of those that are subscriptions.
+    latest: HashMap<Box<str>, LatestSubscribe>,
+    /// Number of the last request; requests about queues and live subscriptions are numbered together.
+    last: u64,
+    /// Number of the last request that restored a subscription, which no packet waits for.
+    last_restored: u64,
+}
+
+/// A SUBSCRIBE or UNSUBSCRIBE.
+struct PendingPacket {
+    packet_id: u16,
+    /// The entries that have not been handled.
+    entries: PendingEntries,
+    /// The answer to each entry that has been, as far as known.
+    reasons: Vec<ReasonCode>,
+    /// Number of its requests upstream without an answer.
+    waiting: usize,
+}
+
+/// The entries of a packet.
+pub(super) enum PendingEntries {
+    Subscribe(vec::IntoIter<Request>),
+    Unsubscribe(vec::IntoIter<Box<str>>),
+}
+
+/// An entry of a packet.
+pub(super) enum PendingEntry {
+    Subscribe(Request),
+    Unsubscribe(Box<str>),
+}
+
+/// A request upstream.
+struct PendingRequest {
+    /// The number of its packet, and the index of the entry there.
+    packet: u64,
+    entry: usize,
+    /// The subscription that it is for.
+    subscribed: Option<Subscribed>,
+}
+
+/// A subscription that waits for the upstream.
+#[derive(Debug)]
+pub(super) struct Subscribed {
+    pub(super) filter: Box<str>,
+    pub(super) subscription: Subscription,
+}
+
+/// The last request for a filter.
+struct LatestSubscribe {
+    number: u64,
+    /// The subscription without the requests that wait.
+    settled: Option<Subscription>,
+}
+
+/// The outcome of a request for a subscription.
+pub(super) enum SubscribeOutcome {
+    Granted(Subscribed),
+    /// The client is left with `settled`, unless a later request of its own decides that.
+    Refused {
+        filter: Box<str>,
+        settled: Option<Option<Subscription>>,
+    },
+}
+
+impl PendingEntries {
+    fn next(&mut self) -> Option<PendingEntry> {
+        match self {
+            Self::Subscribe(requests) => requests.next().map(PendingEntry::Subscribe),
+            Self::Unsubscribe(filters) => filters.next().map(PendingEntry::Unsubscribe),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Subscribe(requests) => requests.as_slice().is_empty(),
+            Self::Unsubscribe(filters) => filters.as_slice().is_empty(),
+        }
+    }
+}
+
+impl PendingPacket {
+    fn is_due(&self) -> bool {
+        self.entries.is_empty() && self.waiting == 0
+    }
+}
+
+impl PendingSubscribes {
+    pub(super) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Whether the client may be read.
+    pub(super) fn has_room(&self) -> bool {
+        self.packets.len() < MAX_PACKETS && !self.has_entries()
+    }
+
+    /// Whether the next answer is due.
+    pub(super) fn is_due(&self) -> bool {
+        self.packets.front().is_some_and(PendingPacket::is_due)
+    }
+
+    /// The next answer that is due.
+    pub(super) fn next_answer(&mut self) -> Option<Then> {
+        let packet = self.packets.pop_front_if(|packet| packet.is_due())?;
+        self.answered += 1;
+        self.handled = self.handled.saturating_sub(1);
+        let PendingPacket { packet_id, entries, reasons, .. } = packet;
+        if self.packets.is_empty() {
+            self.packets = VecDeque::new();
+        }
+        Some(match entries {
+            PendingEntries::Subscribe(_) => Then::Subscribed { packet_id, reasons },
+            PendingEntries::Unsubscribe(_) => Then::Unsubscribed { packet_id, reasons },
+        })
+    }
+
+    /// Adds a packet.
+    pub(super) fn push(&mut self, packet_id: u16, entries: PendingEntries) {
+        self.packets.push_back(PendingPacket { packet_id, entries, reasons: Vec::new(), waiting: 0 });
+    }
+
+    /// Whether entries have not been handled.
+    pub(super) fn has_entries(&self) -> bool {
+        self.packets.iter().skip(self.handled).any(|packet| !packet.entries.is_empty())
+    }
+
+    /// The next entry, whose reason code is to be [added](Self::resolve), if there is room for its requests.
+    pub(super) fn next_entry(&mut self) -> Option<PendingEntry> {
+        if self.waiting.len() >= MAX_WAITING {
+            return None;
+        }
+        loop {
+            if let Some(entry) = self.packets.get_mut(self.handled)?.entries.next() {
+                return Some(entry);
+            }
+            self.handled += 1;
+        }
+    }
+
+    /// The answer to the entry that was taken last, if the requests with these numbers are granted. The last of them is for the
+    /// subscription, if there is one.
+    pub(super) fn resolve(
+        &mut self,
+        reason: ReasonCode,
+        numbers: &[u64],
+        mut subscribed: Option<Subscribed>,
+    ) {
+        let Some(packet) = self.packets.get_mut(self.handled) else { return };
+        let (number, entry) = (self.answered + self.handled as u64, packet.reasons.len());
+        packet.reasons.push(reason);
+        packet.waiting += numbers.len();
+        for (at, request) in numbers.iter().enumerate() {
+            let subscribed = if at + 1 == numbers.len() { subscribed.take() } else { None };
+            self.waiting.insert(*request, PendingRequest { packet: number, entry, subscribed });
+        }
+    }
+
+    /// All requests until now have restored subscriptions.
+    pub(super) fn set_restored(&mut self) {
+        self.last_restored = self.last;
+    }
+
+    /// Whether the request with this number was to restore a subscription.
+    pub(super) fn is_restoring(&self, number: u64) -> bool {
+        number <= self.last_restored
+    }
+
+    /// A number for a request upstream.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// A request for a filter is made; without it, the client has this subscription.
+    pub(super) fn begin(&mut self, filter: &str, number: u64, settled: Option<Subscription>) {
+        let latest = self.latest.entry_ref(filter).or_insert(LatestSubscribe { number, settled });
+        latest.number = number;
+    }
+
+    /// The filter is unsubscribed from: the answers to earlier requests change nothing.
+    pub(super) fn forget(&mut self, filter: &str) {
+        self.latest.remove(filter);
+    }
+
+    /// Records the answer to a request. Returns the outcome for the subscription that it is for.
+    pub(super) fn answered(&mut self, number: u64, refused: Option<ReasonCode>) -> Option<SubscribeOutcome> {
+        let PendingRequest { packet, entry, subscribed } = self.waiting.remove(&number)?;
+        if self.waiting.is_empty() {
+            self.waiting = HashMap::new();
+        }
+        let packet = self.packets.get_mut(usize::try_from(packet - self.answered).ok()?)?;
+        packet.waiting -= 1;
+        let reason = &mut packet.reasons[entry];
+        // The first of several requests tells why.
+        if !reason.is_error() {
+            *reason = refused.unwrap_or(*reason);
+        }
+        let is_refused = reason.is_error();
+        let subscribed = subscribed?;
+        let is_latest = self.latest.get(&subscribed.filter).is_some_and(|latest| latest.number == number);
+        if is_refused {
+            let latest = if is_latest { self.latest.remove(&subscribed.filter) } else { None };
+            let settled = latest.map(|latest| latest.settled);
+            return Some(SubscribeOutcome::Refused { filter: subscribed.filter, settled });
+        }
+        if is_latest {
+            self.latest.remove(&subscribed.filter);
+        } else if let Some(latest) = self.latest.get_mut(&subscribed.filter) {
+            latest.settled = Some(subscribed.subscription);
+        }
+        Some(SubscribeOutcome::Granted(subscribed))
+    }
+}

@@ -1,0 +1,242 @@
+//! Whole conversations of MQTT clients in front of an upstream, on tokio's paused clock: the upstream is the embedded broker, and
+//! the pool's connections to it are within the process.
+
+mod lasting;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::mqtt::packet::{
+    Ack, AckKind, ConnectPacket, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions,
+    SubscribeRequest, Will,
+};
+use ::mqtt::server::MqttSettings;
+use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
+use broker::{
+    Binding, Broker, BrokerConfig, FrontEnd, Queue, QueueDeclare, SessionId, Timestamp, TopicPermissions,
+    VirtualHost,
+};
+use proxy::{Connecting, Connector, Pool, PoolConfig, UpstreamAddress};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+use transport::{Intent, Outbox, Peer, Protocol, Stream};
+
+use super::hub::UpstreamHub;
+use crate::amqp::connection::AmqpConnection;
+use crate::backend::{Backend, Clock};
+use crate::client::ClientConnection;
+use crate::mqtt::hub::EXCHANGE;
+use crate::mqtt::simulation::describe;
+use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection};
+use crate::server::{Server, Shared};
+use crate::simulated;
+
+const V5: MqttVersion = MqttVersion::V5;
+const V311: MqttVersion = MqttVersion::V311;
+
+/// Time in which everything happens that waits for no deadline.
+const SOON: Duration = Duration::from_millis(100);
+
+/// Connects the pool to the broker.
+struct Cable {
+    upstream: Arc<Shared>,
+    /// Whether the broker's answers arrive.
+    answers: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for Cable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cable")
+    }
+}
+
+impl Connector for Cable {
+    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
+        Box::pin(async {
+            let (near, middle) = tokio::io::duplex(16 * 1024);
+            let (other, far) = tokio::io::duplex(16 * 1024);
+            let shared = Arc::clone(&self.upstream);
+            tokio::spawn(async move {
+                let (mut connection, outbox) = simulated::connection::<AmqpConnection>(
+                    &shared,
+                    1,
+                    Peer::Unix,
+                    FrontEnd::Amqp,
+                    transport::now(),
+                );
+                let timeout = Duration::from_secs(10);
+                transport::drive(&mut Stream::Memory(far), &mut connection, &outbox, 1 << 20, timeout).await;
+            });
+            let ((mut asked, mut answered), (mut answers, mut asks)) =
+                (tokio::io::split(middle), tokio::io::split(other));
+            tokio::spawn(async move { tokio::io::copy(&mut asked, &mut asks).await });
+            let mut open = self.answers.subscribe();
+            tokio::spawn(async move {
+                let mut buffer = [0; 4096];
+                while let Ok(length @ 1..) = answers.read(&mut buffer).await {
+                    open.wait_for(|open| *open).await.unwrap();
+                    answered.write_all(&buffer[..length]).await.unwrap();
+                }
+            });
+            Ok(Stream::Memory(near))
+        })
+    }
+}
+
+/// An upstream, and a server in front of it.
+struct World {
+    upstream: Arc<Shared>,
+    shared: Arc<Shared>,
+    hub: Arc<UpstreamHub>,
+    cable: Arc<Cable>,
+    next_id: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let (broker, clock) = (Broker::new(BrokerConfig::default()), Clock::start());
+        let upstream = simulated::server_of(broker, clock, 0).shared();
+        let cable = Arc::new(Cable { upstream: Arc::clone(&upstream), answers: watch::Sender::new(true) });
+        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
+        let connector = Arc::clone(&cable);
+        let pool = Pool::new(PoolConfig { connector, ..PoolConfig::new(vec![address]) });
+        let shared = Server::new(simulated::config(), Backend::Upstream(pool), clock, "test").shared();
+        let settings = Arc::new(MqttSettings::default());
+        let hub =
+            UpstreamHub::new(MqttConfig { vhost: "/".to_owned(), anonymous_user: None, settings }, clock);
+        shared.set_mqtt(MqttBackend::Upstream(Arc::clone(&hub)));
+        Self { upstream, shared, hub, cable, next_id: 1 }
+    }
+
+    /// Lets the answers of the upstream through, or keeps them back.
+    fn let_answers_through(&self, open: bool) {
+        self.cable.answers.send_replace(open);
+    }
+
+    fn vhost(&self) -> Arc<VirtualHost> {
+        let Backend::Broker(broker) = &self.upstream.backend else { unreachable!() };
+        broker.vhost("/").unwrap()
+    }
+
+    /// A client's queue upstream.
+    fn queue(&self, client_id: &str) -> Option<Arc<Queue>> {
+        let name = format!("mqtt-subscription-{client_id}qos1");
+        self.vhost().all_queues().into_iter().find(|queue| **queue.name() == *name)
+    }
+
+    /// A queue upstream that has everything that is published to a topic.
+    fn listen(&self, topic: &str) -> Arc<Queue> {
+        let (vhost, session) = (self.vhost(), SessionId(0));
+        let declare = QueueDeclare { name: topic, ..QueueDeclare::default() };
+        let declared = vhost.declare_queue(session, &declare, Timestamp(0)).unwrap();
+        let binding =
+            Binding { source: EXCHANGE, destination: topic, routing_key: topic, ..Binding::default() };
+        vhost.bind_queue(session, &binding).unwrap();
+        declared.queue
+    }
+
+    /// A client that has connected, and sent nothing.
+    fn client(&mut self, version: MqttVersion) -> Client {
+        let now = transport::now();
+        let (connection, outbox) =
+            simulated::connection(&self.shared, self.next_id, Peer::Unix, FrontEnd::Mqtt, now);
+        self.next_id += 1;
+        Client { connection, outbox, version }
+    }
+
+    /// A client of 5.0 whose session lasts for `expiry` seconds, and the answer to its CONNECT.
+    async fn connect(&mut self, client_id: &str, clean_start: bool, expiry: u32) -> (Client, Vec<String>) {
+        let mut client = self.client(V5);
+        client.connect(client_id, clean_start, expiry);
+        let answer = client.answers().await;
+        (client, answer)
+    }
+
+    /// A client of 3.1.1 whose session lasts, and the answer to its CONNECT.
+    async fn resume(&mut self, client_id: &str) -> (Client, Vec<String>) {
+        let mut client = self.client(V311);
+        client.connect(client_id, false, 0);
+        let answer = client.answers().await;
+        (client, answer)
+    }
+}
+
+/// A client, and the server's end of its connection.
+struct Client {
+    connection: ClientConnection<MqttConnection>,
+    outbox: Arc<Outbox>,
+    version: MqttVersion,
+}
+
+impl Client {
+    /// Sends CONNECT.
+    fn connect(&mut self, client_id: &str, clean_start: bool, expiry: u32) {
+        self.connect_as(client_id, clean_start, expiry, None);
+    }
+
+    /// Sends CONNECT, with a will on `topic` that is delayed by these seconds.
+    fn connect_with_will(&mut self, client_id: &str, topic: &str, delay: u32) {
+        let list = PropertyList::new().with(Property::WillDelayInterval(delay));
+        let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
+        let will = Will { topic, qos, retain: false, properties, payload: b"gone" };
+        self.connect_as(client_id, true, u32::MAX, Some(will));
+    }
+
+    fn connect_as(&mut self, client_id: &str, clean_start: bool, expiry: u32, will: Option<Will<'_>>) {
+        let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
+        let properties = if self.version.is_5() { list.as_properties() } else { PacketProperties::NONE };
+        self.send(Packet::Connect(Box::new(ConnectPacket {
+            clean_start,
+            user_name: Some("guest"),
+            password: Some(b"guest"),
+            properties,
+            will,
+            ..ConnectPacket::new(self.version, client_id)
+        })));
+    }
+
+    fn send(&mut self, packet: Packet<'_>) {
+        let mut bytes = Vec::new();
+        packet.encode(self.version, &mut bytes);
+        assert_eq!(self.connection.handle_input(&bytes, transport::now()), bytes.len());
+    }
+
+    fn subscribe(&mut self, filter: &str, qos: QoS) {
+        let mut buffer = Vec::new();
+        let options = SubscribeOptions::of_qos(qos);
+        let requests = Requests::write(&mut buffer, [SubscribeRequest { filter, options }]);
+        self.send(Packet::Subscribe(Subscribe {
+            packet_id: 1,
+            properties: PacketProperties::NONE,
+            requests,
+        }));
+    }
+
+    fn publish(&mut self, topic: &str, qos: QoS, packet_id: u16, dup: bool) {
+        let (properties, payload) = (PacketProperties::NONE, Payload::new(b"x"));
+        let retain = false;
+        self.send(Packet::Publish(PublishPacket { dup, qos, retain, topic, packet_id, properties, payload }));
+    }
+
+    fn release(&mut self, packet_id: u16) {
+        self.send(Packet::Ack(Ack::new(AckKind::PubRel, packet_id, ReasonCode::Success)));
+    }
+
+    /// Lets everybody go on for a while. Returns the packets received.
+    async fn answers(&mut self) -> Vec<String> {
+        let mut packets = Vec::new();
+        for _ in 0..10 {
+            tokio::time::sleep(SOON / 10).await;
+            self.connection.handle_nudge(transport::now());
+            let bytes = self.outbox.read_all();
+            let (mut decoder, mut rest) = (PacketDecoder::new(self.version, u32::MAX), &bytes[..]);
+            while !rest.is_empty() {
+                let step = decoder.decode(rest).unwrap();
+                packets.extend(step.packet.map(describe));
+                rest = &rest[step.taken..];
+            }
+        }
+        packets
+    }
+}

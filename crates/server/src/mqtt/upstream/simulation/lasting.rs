@@ -1,0 +1,174 @@
+//! What a session that outlives its connection knows when its client comes back.
+
+use super::*;
+use crate::mqtt::claims::{Claim, Owner};
+use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
+
+const NOTHING: [&str; 0] = [];
+
+#[tokio::test(start_paused = true)]
+async fn messages_of_quality_2_are_received_if_the_upstream_has_confirmed_them_when_their_client_leaves() {
+    let mut world = World::new();
+    let listener = world.listen("a");
+    let permissions =
+        TopicPermissions { exchange: EXCHANGE.to_owned(), write: "^a$".to_owned(), read: ".*".to_owned() };
+    world.vhost().set_topic_permissions("guest", &permissions).unwrap();
+    let (mut client, answer) = world.resume("me").await;
+    assert_eq!(answer, ["connack Success"]);
+    world.let_answers_through(false);
+    client.publish("a", QoS::ExactlyOnce, 7, false);
+    assert_eq!(client.answers().await, NOTHING);
+    drop(client);
+    // The next one waits until it is known what has become of the message.
+    let (mut client, answer) = world.resume("me").await;
+    assert_eq!(answer, NOTHING);
+    world.let_answers_through(true);
+    assert_eq!(client.answers().await, ["connack Success present"]);
+    client.publish("a", QoS::ExactlyOnce, 7, true);
+    assert_eq!(client.answers().await, ["pubrec 7 success"]);
+    client.release(7);
+    assert_eq!(client.answers().await, ["pubcomp 7 success"]);
+    assert_eq!(listener.message_count(), 1);
+
+    // The upstream refuses this one.
+    world.let_answers_through(false);
+    client.publish("b", QoS::ExactlyOnce, 8, false);
+    assert_eq!(client.answers().await, NOTHING);
+    drop(client);
+    let (mut client, _) = world.resume("me").await;
+    world.let_answers_through(true);
+    assert_eq!(client.answers().await, ["connack Success present"]);
+    client.publish("b", QoS::ExactlyOnce, 8, true);
+    assert_eq!(client.answers().await, NOTHING);
+    assert_eq!(client.connection.intent(), Intent::Finish, "refused again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_confirmation_that_was_not_passed_on_counts() {
+    let mut world = World::new();
+    let listener = world.listen("a");
+    let (mut client, _) = world.resume("me").await;
+    client.publish("a", QoS::ExactlyOnce, 7, false);
+    while listener.message_count() == 0 {
+        client.connection.handle_nudge(transport::now());
+        tokio::time::sleep(SOON).await;
+    }
+    drop(client);
+    let (mut client, answer) = world.resume("me").await;
+    assert_eq!(answer, ["connack Success present"]);
+    client.publish("a", QoS::ExactlyOnce, 7, true);
+    assert_eq!(client.answers().await, ["pubrec 7 success"]);
+    assert_eq!(listener.message_count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_does_not_answer_is_not_waited_for_without_an_end() {
+    let mut world = World::new();
+    let (mut client, _) = world.resume("me").await;
+    world.let_answers_through(false);
+    client.publish("a", QoS::ExactlyOnce, 7, false);
+    assert_eq!(client.answers().await, NOTHING);
+    drop(client);
+    tokio::time::sleep(SETTLE_TIMEOUT).await;
+    world.let_answers_through(true);
+    let (mut client, answer) = world.resume("me").await;
+    assert_eq!(answer, ["connack Success present"]);
+    client.publish("a", QoS::ExactlyOnce, 7, true);
+    assert_eq!(client.answers().await, ["pubrec 7 success"], "it is published again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_used_elsewhere_is_there_when_its_time_is_over_here() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", false, 60).await;
+    client.subscribe("a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    // The broker's clock stands, as if somebody had consumed from the queue meanwhile.
+    assert!(world.queue("me").is_some());
+    let (_, answer) = world.connect("me", false, 60).await;
+    assert_eq!(answer, ["connack Success present"]);
+    assert!(world.queue("me").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_without_a_queue_is_over_when_its_time_is() {
+    let mut world = World::new();
+    for (seconds, expected) in [(59, "connack Success present"), (60, "connack Success")] {
+        let (client, _) = world.connect("me", true, 60).await;
+        drop(client);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        assert_eq!(world.connect("me", false, 60).await.1, [expected]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_taken_over_while_its_queue_is_deleted_does_not_delete_the_next_ones() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", false, 60).await;
+    client.subscribe("a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
+    drop(client);
+    tokio::time::sleep(SOON).await;
+    world.let_answers_through(false);
+    let mut second = world.client(V5);
+    second.connect("me", true, 60);
+    while world.queue("me").is_some() {
+        assert_eq!(second.answers().await, NOTHING);
+    }
+    let owner = Arc::new(Owner { vhost: "/".into(), client_id: "me".into() });
+    let third = Claim::new(&Arc::new(Outbox::new(1)), Some("guest".into()));
+    assert!(world.hub.claim(&owner, &third).is_ok());
+    assert_eq!(second.answers().await, ["connack Session taken over"]);
+    tokio::time::sleep(2 * SETTLE_TIMEOUT).await;
+    assert!(third.take_granted().is_none(), "the deletion may still be carried out");
+    world.let_answers_through(true);
+    tokio::time::sleep(SOON).await;
+    assert!(third.take_granted().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delayed_will_is_published_when_the_server_shuts_down() {
+    let mut world = World::new();
+    let listener = world.listen("w");
+    let mut client = world.client(V5);
+    client.connect_with_will("me", "w", 3600);
+    assert_eq!(client.answers().await, ["connack Success"]);
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (0, 1));
+    world.hub.drain();
+    tokio::time::timeout(SOON, world.hub.finished()).await.unwrap();
+    assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (1, 0));
+    // One that ends while the server shuts down does not begin to wait.
+    let mut client = world.client(V5);
+    client.connect_with_will("you", "w", 3600);
+    client.answers().await;
+    drop(client);
+    tokio::time::sleep(SOON).await;
+    assert_eq!(listener.message_count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_session_cannot_be_resumed_is_told_and_keeps_it() {
+    let mut world = World::new();
+    let read = |read: &str| {
+        let (exchange, write, read) = (EXCHANGE.to_owned(), ".*".to_owned(), read.to_owned());
+        TopicPermissions { exchange, write, read }
+    };
+    let (mut client, _) = world.connect("me", true, 3600).await;
+    client.subscribe("a", QoS::AtMostOnce);
+    assert_eq!(client.answers().await, ["suback Success"]);
+    drop(client);
+    // Nobody has the binding any more.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    world.vhost().set_topic_permissions("guest", &read("^b$")).unwrap();
+    let (_, answer) = world.connect("me", false, 3600).await;
+    assert_eq!(answer, ["connack Success present", "disconnect Not authorized"]);
+    world.vhost().set_topic_permissions("guest", &read(".*")).unwrap();
+    let (mut client, answer) = world.connect("me", false, 3600).await;
+    assert_eq!(answer, ["connack Success present"]);
+    client.publish("a", QoS::AtMostOnce, 0, false);
+    assert_eq!(client.answers().await, ["publish a AtMostOnce 0"]);
+}

@@ -1,0 +1,241 @@
+//! The ways by which a client's messages come, and changes from one to the other: the new one is bound before the old one ends, so
+//! that no message is missed.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use mqtt::topic::TopicFilter;
+
+use crate::mqtt::subscriptions::Class;
+use crate::upstream::sharing::SharedMessage;
+
+/// The time that a live subscription goes on when the session's queue has been bound for it: what was published before may still
+/// be on its way through the shared queue.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Most live subscriptions that linger; beyond that the oldest ends at once.
+const MAX_LINGERING: usize = 64;
+
+/// The time that a live message waits for its copy in the session's queue, so that it does not come twice.
+const DEFERRAL: Duration = Duration::from_millis(500);
+
+/// Most messages that wait like this, and most of the queue's that are remembered: those of a window, several times. Messages beyond
+/// that may come twice.
+const MAX_REMEMBERED: usize = 256;
+
+/// Most bytes of bodies that wait.
+const MAX_DEFERRED_BYTES: usize = 1024 * 1024;
+
+/// The ways of a client.
+#[derive(Default)]
+pub(super) struct Ways {
+    /// The number of filters with each binding key, for each [`Class`].
+    filters: HashMap<Box<str>, [u32; 2]>,
+    /// Changes whose new way is not bound yet, by their filters.
+    changes: HashMap<Box<str>, WayChange>,
+    /// Live subscriptions that go on for a moment, with the time at which they end.
+    lingering: VecDeque<(Instant, Box<str>)>,
+    /// Hashes of messages that came by the session's queue meanwhile.
+    remembered: VecDeque<u64>,
+    /// Live messages that have not come by the session's queue, with their hashes and the times until which they wait.
+    deferred: VecDeque<(Instant, u64, Arc<SharedMessage>)>,
+    /// Bytes of their bodies.
+    deferred_bytes: usize,
+    hasher: RandomState,
+}
+
+/// A change that waits for the upstream.
+pub(super) struct WayChange {
+    /// The request for the new way.
+    pub(super) number: u64,
+    pub(super) class: Class,
+}
+
+impl Ways {
+    /// A filter with this key needs a way.
+    pub(super) fn add(&mut self, key: &str, class: Class) {
+        self.filters.entry_ref(key).or_default()[index(class)] += 1;
+    }
+
+    /// A filter with this key does not need a way any more. Returns whether no other one does.
+    pub(super) fn remove(&mut self, key: &str, class: Class) -> bool {
+        let Some(counts) = self.filters.get_mut(key) else { return true };
+        let count = &mut counts[index(class)];
+        *count = count.saturating_sub(1);
+        let is_last = *count == 0;
+        if *counts == [0; 2] {
+            self.filters.remove(key);
+        }
+        is_last
+    }
+
+    /// Whether a filter with this key needs a way.
+    pub(super) fn needs(&self, key: &str, class: Class) -> bool {
+        self.filters.get(key).is_some_and(|counts| counts[index(class)] > 0)
+    }
+
+    /// A filter changes its way. Returns the change that this one replaces.
+    pub(super) fn change(&mut self, filter: &str, change: WayChange) -> Option<WayChange> {
+        self.changes.insert(filter.into(), change)
+    }
+
+    /// Takes the change of a filter.
+    pub(super) fn take_change(&mut self, filter: &str) -> Option<WayChange> {
+        self.changes.remove(filter)
+    }
+
+    /// Takes the change of a filter that the request with this number was for.
+    pub(super) fn take_changed(&mut self, filter: &str, number: u64) -> Option<WayChange> {
+        self.changes.get(filter).filter(|change| change.number == number)?;
+        self.changes.remove(filter)
+    }
+
+    /// A live subscription goes on for a moment. Returns another one that ends for that.
+    pub(super) fn linger(&mut self, filter: &str, now: Instant) -> Option<Box<str>> {
+        self.lingering.push_back((now + LINGER, filter.into()));
+        if self.lingering.len() > MAX_LINGERING { self.next_over(now + LINGER) } else { None }
+    }
+
+    /// The next live subscription that has ended by `now`.
+    pub(super) fn next_over(&mut self, now: Instant) -> Option<Box<str>> {
+        let (_, filter) = self.lingering.pop_front_if(|(until, _)| *until <= now)?;
+        self.settle();
+        Some(filter)
+    }
+
+    /// Whether a filter's live subscription was lingering, which it does no longer.
+    pub(super) fn stop_lingering(&mut self, filter: &str) -> bool {
+        let before = self.lingering.len();
+        self.lingering.retain(|(_, other)| **other != *filter);
+        self.settle();
+        self.lingering.len() < before
+    }
+
+    /// When [`Self::next_over`] or [`Self::next_deferred`] is due.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let deferred = self.deferred.front().map(|(until, ..)| *until);
+        self.lingering.front().map(|(until, _)| *until).into_iter().chain(deferred).min()
+    }
+
+    /// A message has come by the session's queue, which may come by a live subscription as well.
+    pub(super) fn came(&mut self, routing_key: &str, properties: &[u8], body: &[u8]) {
+        if self.lingering.is_empty() && self.deferred.is_empty() {
+            return;
+        }
+        let hash = self.hasher.hash_one((routing_key, properties, body));
+        if let Some(at) = self.deferred.iter().position(|(_, other, _)| *other == hash) {
+            self.deferred.remove(at);
+            self.deferred_bytes -= body.len();
+            return;
+        }
+        if self.remembered.len() == MAX_REMEMBERED {
+            self.remembered.pop_front();
+        }
+        self.remembered.push_back(hash);
+    }
+
+    /// Whether a topic is one of a live subscription that lingers.
+    pub(super) fn is_lingering(&self, topic: &str) -> bool {
+        let matches =
+            |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|filter| filter.matches(topic));
+        self.lingering.iter().any(|(_, filter)| matches(filter))
+    }
+
+    /// A message has come by a live subscription that lingers. It waits for its copy in the session's queue.
+    pub(super) fn defer(&mut self, message: &Arc<SharedMessage>, now: Instant) {
+        let hash = self.hasher.hash_one((&*message.routing_key, &*message.properties, &*message.body));
+        if let Some(at) = self.remembered.iter().position(|other| *other == hash) {
+            self.remembered.remove(at);
+            return;
+        }
+        self.deferred_bytes += message.body.len();
+        self.deferred.push_back((now + DEFERRAL, hash, Arc::clone(message)));
+    }
+
+    /// The next live message whose copy has not come by `now`, or for which there is no room to wait.
+    pub(super) fn next_deferred(&mut self, now: Instant) -> Option<Arc<SharedMessage>> {
+        let is_full = self.deferred.len() > MAX_REMEMBERED || self.deferred_bytes > MAX_DEFERRED_BYTES;
+        let (_, _, message) = self.deferred.pop_front_if(|(until, ..)| is_full || *until <= now)?;
+        self.deferred_bytes -= message.body.len();
+        if self.deferred.is_empty() {
+            self.deferred = VecDeque::new();
+        }
+        Some(message)
+    }
+
+    fn settle(&mut self) {
+        if self.lingering.is_empty() {
+            self.remembered = VecDeque::new();
+        }
+    }
+}
+
+fn index(class: Class) -> usize {
+    usize::from(class == Class::Qos1)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn a_way_ends_with_the_last_filter_that_needs_it() {
+        let mut ways = Ways::default();
+        ways.add("a", Class::Qos0);
+        ways.add("a", Class::Qos0);
+        ways.add("a", Class::Qos1);
+        assert!(!ways.remove("a", Class::Qos0) && ways.needs("a", Class::Qos0));
+        assert!(ways.remove("a", Class::Qos0) && !ways.needs("a", Class::Qos0));
+        assert!(ways.remove("a", Class::Qos1) && ways.filters.is_empty());
+    }
+
+    fn live(body: &str) -> Arc<SharedMessage> {
+        let (exchange, routing_key, properties) = ("amq.topic".into(), "a.b".into(), Bytes::new());
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        Arc::new(SharedMessage { exchange, routing_key, properties, body, redelivered: false })
+    }
+
+    fn deferred(ways: &mut Ways, now: Instant) -> Vec<Bytes> {
+        std::iter::from_fn(|| ways.next_deferred(now)).map(|message| message.body.clone()).collect()
+    }
+
+    #[test]
+    fn a_message_that_comes_by_both_ways_comes_once() {
+        let (mut ways, now) = (Ways::default(), Instant::now());
+        ways.came("a.b", &[], b"1");
+        assert!(ways.remembered.is_empty() && !ways.is_lingering("a/b"), "nothing lingers");
+        assert_eq!(ways.linger("a/+", now), None);
+        assert!(ways.is_lingering("a/b") && !ways.is_lingering("b"));
+        // By the queue first, and by the live subscription first.
+        ways.came("a.b", &[], b"1");
+        for body in ["0", "1", "1", "2"] {
+            ways.defer(&live(body), now);
+        }
+        ways.came("a.b", &[], b"2");
+        assert!(deferred(&mut ways, now).is_empty());
+        assert_eq!(deferred(&mut ways, now + DEFERRAL), ["0", "1"]);
+        assert_eq!(ways.next_over(now), None);
+        assert_eq!(ways.next_over(now + LINGER).as_deref(), Some("a/+"));
+        assert!(!ways.is_lingering("a/b") && ways.next_deadline().is_none());
+    }
+
+    #[test]
+    fn few_live_subscriptions_linger_and_few_messages_are_remembered() {
+        let (mut ways, now) = (Ways::default(), Instant::now());
+        let over: Vec<_> = (0..100).filter_map(|number| ways.linger(&number.to_string(), now)).collect();
+        assert_eq!(over.len(), 100 - MAX_LINGERING);
+        (0..1000_u32).for_each(|number| ways.came("k", &[], &number.to_be_bytes()));
+        assert_eq!(ways.remembered.len(), MAX_REMEMBERED);
+        (0..=MAX_REMEMBERED).for_each(|number| ways.defer(&live(&number.to_string()), now));
+        assert_eq!(deferred(&mut ways, now), ["0"]);
+        assert_eq!(deferred(&mut ways, now + DEFERRAL).len(), MAX_REMEMBERED);
+        ways.defer(&live(&"x".repeat(MAX_DEFERRED_BYTES + 1)), now);
+        assert_eq!((deferred(&mut ways, now).len(), ways.deferred_bytes), (1, 0));
+        assert!(ways.stop_lingering("99") && !ways.stop_lingering("0"));
+    }
+}
