@@ -58,8 +58,6 @@ IN_FRONT_OF_AN_UPSTREAM = {
     "subscription_options": "nothing is retained",
     "shared_subscriptions": "missing",
     "reason_codes": "a client is not told whether anybody has subscribed",
-    "order_and_size": "a subscriber of QoS 1 stops after a full window",
-    "receive_maximum": "a subscriber of QoS 1 stops after a full window",
 }
 
 
