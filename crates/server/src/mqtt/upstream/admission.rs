@@ -28,11 +28,9 @@ use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 /// The beginning of the names of shared queues, which is also that of the queues of sessions.
 const SHARED_PREFIX: &str = "mqtt-subscription-";
 
-/// The request for the session's queue, and that before it, whose answer does not matter.
+/// The request for the session's queue, and those before it, whose answers do not matter.
 const PROBE: u64 = 0;
 const BEFORE: u64 = 1;
-
-/// The request that deletes the state queue.
 
 /// A client that has sent CONNECT.
 pub(crate) struct UpstreamAdmission {
