@@ -23,7 +23,6 @@ from harness.ports import free_ports
 from harness.releases import RELEASES, missing
 
 VERSIONS = [V311, V5]
-EXCEPTIONS = {"far_ahead_of_its_confirms": "for now: what has been received of it already may not be looked at before it sends more"}
 # Reason codes of MQTT 5.0.
 BAD_PASSWORD, NOT_AUTHORIZED, UNAVAILABLE, TAKEN_OVER = 0x86, 0x87, 0x88, 0x8E
 

@@ -373,11 +373,27 @@ impl ProtocolState for MqttConnection {
             client.set_time(now);
         }
         let mut taken = 0;
-        while self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over() {
+        loop {
+            let at = taken;
+            let was_full = self.take_packets(&input[at..], now, &mut taken);
+            self.after_batch(now);
+            // The batch may have made room itself, and then nothing else shows the rest again.
+            if !(was_full && self.takes()) {
+                break;
+            }
+        }
+        if matches!(self.phase, MqttPhase::Over) { input.len() } else { taken }
+    }
+
+    /// Takes packets for as long as there is room, and counts their bytes in `taken`. Returns whether there was none for the
+    /// rest.
+    fn take_packets(&mut self, input: &[u8], now: Instant, taken: &mut usize) -> bool {
+        let mut at = 0;
+        while self.takes() {
             work::charge(PACKET, 1);
             let mut out = Vec::new();
             let Self { engine, phase, backend, core, .. } = self;
-            let step = engine.handle_input(&input[taken..], now, &mut out);
+            let step = engine.handle_input(&input[at..], now, &mut out);
             let has_event = step.event.is_some();
             let next = match step.event {
                 None => Next::Nothing,
@@ -385,14 +401,19 @@ impl ProtocolState for MqttConnection {
             };
             let step_taken = step.taken;
             write(&self.core, out);
-            taken += step_taken;
+            at += step_taken;
+            *taken += step_taken;
             self.act(next, now);
             if step_taken == 0 && !has_event {
-                break;
+                return false;
             }
         }
-        self.after_batch(now);
-        if matches!(self.phase, MqttPhase::Over) { input.len() } else { taken }
+        true
+    }
+
+    /// Whether another packet may be taken.
+    fn takes(&self) -> bool {
+        self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over()
     }
 
     fn handle_eof(&mut self, now: Instant) {
