@@ -1,6 +1,7 @@
 //! MQTT clients in front of an upstream: what RabbitMQ's plug-in does there, as AMQP through the pool.
 //!
-//! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
+//! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session; [`open_refusal`]:
+//!   why the upstream has refused it. [`hub`]: sessions.
 //! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions; [`delivering`]: messages for the client.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
@@ -23,6 +24,7 @@ mod detached_ages;
 mod farewell;
 mod hub;
 mod live;
+mod open_refusal;
 mod publishing;
 mod queue_consumer;
 mod queue_requests;
@@ -36,4 +38,5 @@ mod tests;
 mod uplink;
 
 pub(super) use admission::UpstreamAdmission;
+pub use hub::MqttUpstreamTotals;
 pub(crate) use hub::UpstreamHub;
