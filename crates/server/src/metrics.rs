@@ -32,6 +32,8 @@ counters! {
     bytes_received,
     /// Messages returned to their publishers as unroutable.
     messages_returned,
+    /// Messages of QoS 0 from MQTT clients that were dropped because no upstream could be reached.
+    mqtt_messages_dropped,
 }
 
 /// Counters of the confirms that one front end sends to its publishers.

@@ -25,7 +25,7 @@ use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
-use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError, UpstreamHub};
+use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError, MqttUpstreamTotals, UpstreamHub};
 use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
@@ -303,6 +303,14 @@ impl Server {
     /// All shared queues together.
     pub fn shared_totals(&self) -> SharedTotals {
         self.shared.subscriptions.totals()
+    }
+
+    /// The state that is kept for MQTT clients without a connection; `None` if there are none in front of an upstream.
+    pub fn mqtt_upstream_totals(&self) -> Option<MqttUpstreamTotals> {
+        match self.shared.mqtt()? {
+            MqttBackend::Upstream(hub) => Some(hub.totals()),
+            MqttBackend::Broker(_) => None,
+        }
     }
 
     /// How much of each limited resource is in use.

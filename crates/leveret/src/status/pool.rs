@@ -2,7 +2,7 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
-use server::{Server, SharedCounts, SharedTotals};
+use server::{MqttUpstreamTotals, Server, SharedCounts, SharedTotals};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
@@ -16,6 +16,9 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     }
     write_addresses(pool, out);
     write_shared_queues(&server.shared_totals(), out);
+    if let Some(totals) = server.mqtt_upstream_totals() {
+        write_mqtt(&totals, server.metrics().mqtt_messages_dropped.get(), out);
+    }
     let proxy::Durations { buckets, count, sum } = metrics.queueing;
     let buckets = proxy::BOUNDS.into_iter().zip(buckets).collect();
     let series = HistogramSeries { labels: Vec::new(), buckets, count, sum: sum.as_secs_f64() };
@@ -63,6 +66,25 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
     ] {
         out.counter(name, help, value);
     }
+}
+
+/// MQTT clients in front of the upstream.
+fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter) {
+    let MqttUpstreamTotals { detached_sessions, detached_bytes, delayed_wills, delayed_will_bytes } = *totals;
+    for (name, help, value) in [
+        (
+            "leveret_mqtt_detached_sessions",
+            "MQTT sessions without a connection that are known here; their messages are in their queues upstream.",
+            detached_sessions,
+        ),
+        ("leveret_mqtt_detached_bytes", "Memory of those sessions, about, in bytes.", detached_bytes),
+        ("leveret_mqtt_delayed_wills", "MQTT wills whose delay has not passed.", delayed_wills),
+        ("leveret_mqtt_delayed_will_bytes", "Memory of those wills, about, in bytes.", delayed_will_bytes),
+    ] {
+        out.gauge(name, help, value as u64);
+    }
+    let help = "MQTT messages of QoS 0 dropped because no upstream could be reached.";
+    out.counter("leveret_mqtt_dropped_messages_total", help, dropped);
 }
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {

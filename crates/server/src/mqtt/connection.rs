@@ -149,6 +149,37 @@ impl MqttConnection {
         }
     }
 
+    /// Takes packets for as long as there is room, and counts their bytes in `taken`. Returns whether there was none for the
+    /// rest.
+    fn take_packets(&mut self, input: &[u8], now: Instant, taken: &mut usize) -> bool {
+        let mut at = 0;
+        while self.takes() {
+            work::charge(PACKET, 1);
+            let mut out = Vec::new();
+            let Self { engine, phase, backend, core, .. } = self;
+            let step = engine.handle_input(&input[at..], now, &mut out);
+            let has_event = step.event.is_some();
+            let next = match step.event {
+                None => Next::Nothing,
+                Some(event) => Next::of(event, phase, || backend.mapping(&core.shared)),
+            };
+            let step_taken = step.taken;
+            write(&self.core, out);
+            at += step_taken;
+            *taken += step_taken;
+            self.act(next, now);
+            if step_taken == 0 && !has_event {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether another packet may be taken.
+    fn takes(&self) -> bool {
+        self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over()
+    }
+
     /// Called at the end of a batch of input, or after a nudge: flushes everything.
     fn after_batch(&mut self, now: Instant) {
         let MqttPhase::Open(client) = &mut self.phase else { return };
@@ -383,37 +414,6 @@ impl ProtocolState for MqttConnection {
             }
         }
         if matches!(self.phase, MqttPhase::Over) { input.len() } else { taken }
-    }
-
-    /// Takes packets for as long as there is room, and counts their bytes in `taken`. Returns whether there was none for the
-    /// rest.
-    fn take_packets(&mut self, input: &[u8], now: Instant, taken: &mut usize) -> bool {
-        let mut at = 0;
-        while self.takes() {
-            work::charge(PACKET, 1);
-            let mut out = Vec::new();
-            let Self { engine, phase, backend, core, .. } = self;
-            let step = engine.handle_input(&input[at..], now, &mut out);
-            let has_event = step.event.is_some();
-            let next = match step.event {
-                None => Next::Nothing,
-                Some(event) => Next::of(event, phase, || backend.mapping(&core.shared)),
-            };
-            let step_taken = step.taken;
-            write(&self.core, out);
-            at += step_taken;
-            *taken += step_taken;
-            self.act(next, now);
-            if step_taken == 0 && !has_event {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Whether another packet may be taken.
-    fn takes(&self) -> bool {
-        self.intent == Intent::Run && !self.core.is_backlogged() && !work::is_turn_over()
     }
 
     fn handle_eof(&mut self, now: Instant) {

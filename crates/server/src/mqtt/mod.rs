@@ -61,6 +61,7 @@ use self::broker_admission::BrokerAdmission;
 use self::hub::Hub;
 use self::login::{MqttLogin, MqttRefused};
 use self::message::MessageMapping;
+pub use self::upstream::MqttUpstreamTotals;
 use self::upstream::UpstreamAdmission;
 pub(crate) use self::upstream::UpstreamHub;
 use crate::backend::Clock;

@@ -10,6 +10,7 @@ use transport::Outbox;
 
 use super::farewell::Farewell;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
+use super::open_refusal::OpenRefusal;
 use super::queue_requests::QueueRequest;
 use super::session::{AdmittedUpstream, UpstreamSession};
 use super::state::{ReadState, StateEvent, StateReading, in_use};
@@ -309,7 +310,7 @@ impl Admission for UpstreamAdmission {
             let Some(answer) = request.take_answer() else { return Admitting::Waits };
             let answered = match answer {
                 Ok(opened) => self.accepted(opened, entering),
-                Err(error) => Err(refused(entering.core, &self.user, error)),
+                Err(error) => Err(refused(entering.core, &self.owner.vhost, &self.user, error)),
             };
             if let Err(refused) = answered {
                 return Admitting::Refused(refused);
@@ -390,18 +391,20 @@ fn client_properties(client_id: &str) -> FieldTable {
 }
 
 /// Why a client is refused that the upstream has not accepted.
-fn refused(core: &mut ConnectionCore, user: &str, error: LoginError) -> MqttRefused {
+fn refused(core: &mut ConnectionCore, vhost: &str, user: &str, error: LoginError) -> MqttRefused {
     let refused = match error {
         LoginError::Refused { why, .. } => bad_credentials(&format!("{user}: {why}")),
         LoginError::Failed(fault) => match fault.code {
-            // As in RabbitMQ: the virtual host in front of the user name is wrong.
-            ReplyCode::NotAllowed if fault.text.ends_with("not found") => bad_credentials(&fault.to_string()),
-            ReplyCode::NotAllowed if fault.text.contains("limit") => {
-                MqttRefused::new(ReasonCode::QuotaExceeded, fault.to_string())
+            ReplyCode::NotAllowed => {
+                let reason = match OpenRefusal::of(&fault, vhost, user) {
+                    // As in RabbitMQ: the virtual host in front of the user name is wrong.
+                    OpenRefusal::NoVirtualHost => ReasonCode::BadUserNameOrPassword,
+                    OpenRefusal::NoPermission => ReasonCode::NotAuthorized,
+                    OpenRefusal::Limit => ReasonCode::QuotaExceeded,
+                };
+                MqttRefused::new(reason, fault.to_string())
             }
-            ReplyCode::NotAllowed | ReplyCode::AccessRefused => {
-                MqttRefused::new(ReasonCode::NotAuthorized, fault.to_string())
-            }
+            ReplyCode::AccessRefused => MqttRefused::new(ReasonCode::NotAuthorized, fault.to_string()),
             _ => return unavailable(core, &fault),
         },
     };

@@ -24,9 +24,9 @@ pub(super) struct DelayedWills {
 
 /// Number of wills that wait, and of their bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WillTotals {
-    pub(crate) wills: usize,
-    pub(crate) bytes: usize,
+pub(super) struct WillTotals {
+    pub(super) wills: usize,
+    pub(super) bytes: usize,
 }
 
 /// A delayed will's share. Dropping it returns it.

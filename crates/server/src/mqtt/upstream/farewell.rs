@@ -19,8 +19,8 @@ use crate::mqtt::claims::Owner;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::session::Then;
 
-/// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it, and
-/// one that meets an upstream without answers is not to wait for longer than for its own login.
+/// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it,
+/// and one that meets an upstream without answers is not to wait for longer than for its own login.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The work that is left.
@@ -114,6 +114,7 @@ impl Farewell {
     }
 }
 
+/// Notes an event for a session that is left.
 fn note(left: &mut Option<Box<DetachedUpstream>>, event: UplinkEvent) {
     if let (UplinkEvent::Published(then), Some(left)) = (event, left) {
         note_accepted(&mut left.session, &then);

@@ -9,7 +9,7 @@ use mqtt::session::Session;
 use sync::{Mutex, Rank};
 use tokio::sync::oneshot;
 
-use super::delayed_wills::DelayedWills;
+use super::delayed_wills::{DelayedWills, WillTotals};
 use super::detached_ages::{DetachedAge, DetachedAges};
 use super::state::MAX_RECEIVED;
 use super::takeover::{TakenBy, Takeovers};
@@ -34,6 +34,19 @@ pub(crate) struct UpstreamHub {
     pub(super) takeovers: Arc<Takeovers>,
     /// Itself.
     pub(super) weak: Weak<Self>,
+}
+
+/// The state that a server in front of an upstream keeps for MQTT clients without a connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MqttUpstreamTotals {
+    /// Sessions whose connection has ended, as far as they are known here.
+    pub detached_sessions: usize,
+    /// Bytes of those, about.
+    pub detached_bytes: usize,
+    /// Wills whose delay has not passed.
+    pub delayed_wills: usize,
+    /// Bytes of those, about.
+    pub delayed_will_bytes: usize,
 }
 
 #[derive(Default)]
@@ -178,9 +191,11 @@ impl UpstreamHub {
         forgotten.into_iter().for_each(|kept| kept.end());
     }
 
-    /// The number of detached sessions that are known here, and their bytes.
-    pub(super) fn detached(&self) -> (usize, usize) {
-        self.sessions.lock().ages.totals()
+    /// The state that is kept here for clients without a connection.
+    pub(crate) fn totals(&self) -> MqttUpstreamTotals {
+        let (detached_sessions, detached_bytes) = self.sessions.lock().ages.totals();
+        let WillTotals { wills: delayed_wills, bytes: delayed_will_bytes } = self.wills.totals();
+        MqttUpstreamTotals { detached_sessions, detached_bytes, delayed_wills, delayed_will_bytes }
     }
 }
 

@@ -27,6 +27,7 @@ use super::state::{OutboundPublish, StateWork};
 use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
 use super::ways::Ways;
+use crate::backend::Backend;
 use crate::mqtt::claims::Owner;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
@@ -186,6 +187,10 @@ impl UpstreamSession {
         self.hub.config.settings.in_flight
     }
 
+    fn is_upstream_gone(&self) -> bool {
+        matches!(&self.shared.backend, Backend::Upstream(pool) if !pool.is_reachable())
+    }
+
     /// Ends the connection for a reason, unless it ends already.
     pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
         if self.end.is_none() {
@@ -278,6 +283,10 @@ impl MqttSession for UpstreamSession {
         let properties = to_amqp(&message, self.mapping, self.now)?;
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
+        } else if self.is_upstream_gone() {
+            // It must not take the room of messages that have to wait.
+            self.shared.metrics.mqtt_messages_dropped.add(1);
+            return Ok(());
         }
         self.publish_in_order(OutboundPublish {
             packet_id: publish.packet_id,

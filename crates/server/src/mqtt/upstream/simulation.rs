@@ -1,5 +1,5 @@
-//! Whole conversations of MQTT clients in front of an upstream, on tokio's paused clock: the upstream is the embedded broker, and
-//! the pool's connections to it are within the process.
+//! Whole conversations of MQTT clients in front of an upstream, on tokio's paused clock: the upstream is the embedded broker,
+//! and the pool's connections to it are within the process.
 
 mod lasting;
 

@@ -1,4 +1,4 @@
-//! What a session that outlives its connection knows when its client comes back.
+//! Sessions that outlive their connections, as their clients find them when they come back.
 
 use super::*;
 use crate::mqtt::claims::{Claim, Owner};

@@ -1,0 +1,56 @@
+//! Why an upstream has not opened a virtual host for a user that it has logged in.
+
+use amqp::Fault;
+
+/// Why a virtual host was not opened. AMQP has one code for all of it, 530 NOT_ALLOWED.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OpenRefusal {
+    NoVirtualHost,
+    NoPermission,
+    /// The virtual host or the user has too many connections.
+    Limit,
+}
+
+impl OpenRefusal {
+    /// Reads RabbitMQ's texts, which are the same in 3.10 and 4.3 and have no parts but these names; any other is taken for a
+    /// missing permission.
+    pub(super) fn of(fault: &Fault, vhost: &str, user: &str) -> Self {
+        let text = &*fault.text;
+        let of_vhost = text.strip_prefix(&*format!("access to vhost '{vhost}' refused for user '{user}'"));
+        let of_user = text.strip_prefix(&*format!("connection refused for user '{user}'"));
+        match of_vhost.or(of_user) {
+            Some(reason) if reason.starts_with(": ") => Self::Limit,
+            None if *text == *format!("vhost {vhost} not found") => Self::NoVirtualHost,
+            _ => Self::NoPermission,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use amqp::ReplyCode;
+
+    use super::*;
+
+    fn of(text: &str, vhost: &str, user: &str) -> OpenRefusal {
+        OpenRefusal::of(&Fault::new(ReplyCode::NotAllowed, text.to_owned()), vhost, user)
+    }
+
+    #[test]
+    fn names_do_not_change_what_is_told() {
+        for (vhost, user) in
+            [("/", "u"), ("limit", "limit"), ("a: b", "not found"), ("vhost x not found", "'")]
+        {
+            let access = format!("access to vhost '{vhost}' refused for user '{user}'");
+            assert_eq!(of(&format!("vhost {vhost} not found"), vhost, user), OpenRefusal::NoVirtualHost);
+            assert_eq!(of(&access, vhost, user), OpenRefusal::NoPermission);
+            for text in [
+                format!("{access}: connection limit (1) is reached"),
+                format!("connection refused for user '{user}': user connection limit (1) is reached"),
+            ] {
+                assert_eq!(of(&text, vhost, user), OpenRefusal::Limit);
+            }
+            assert_eq!(of("no", vhost, user), OpenRefusal::NoPermission);
+        }
+    }
+}
