@@ -31,6 +31,8 @@ struct GroupConsumer {
     state: GroupConsumerState,
     /// Messages that were not sent to the client yet.
     arrived: VecDeque<QueuedMessage>,
+    /// Delivery tags of messages that came while it was being cancelled, and return to the queue.
+    returning: Vec<u64>,
     /// The requests that follow once its messages are back in the queue.
     then: Vec<QueueRequest>,
 }
@@ -65,8 +67,13 @@ pub(super) enum GroupEvent {
 impl GroupConsumers {
     /// Starts to consume from a queue. Returns the key of the consumer.
     pub(super) fn start(&mut self, client: &mut AmqpClient, queue: &str, window: u16) -> usize {
-        let (arrived, then) = Default::default();
-        let key = self.consumers.insert(GroupConsumer { state: GroupConsumerState::Opening, arrived, then });
+        let (arrived, returning, then) = Default::default();
+        let key = self.consumers.insert(GroupConsumer {
+            state: GroupConsumerState::Opening,
+            arrived,
+            returning,
+            then,
+        });
         let channel = channel_of(key);
         client.send(channel, channel::Open { reserved_1: "" });
         client.send(channel, basic::Qos { prefetch_size: 0, prefetch_count: window, global: false });
@@ -99,13 +106,12 @@ impl GroupConsumers {
         for (key, consumer) in &mut self.consumers {
             match consumer.state {
                 GroupConsumerState::Cancelled => close(client, key, consumer),
-                GroupConsumerState::Cancelling | GroupConsumerState::Draining => {
-                    for QueuedMessage { delivery_tag, .. } in std::mem::take(&mut consumer.arrived) {
-                        self.arrived -= 1;
+                GroupConsumerState::Closing => {}
+                _ => {
+                    for delivery_tag in std::mem::take(&mut consumer.returning) {
                         client.send(channel_of(key), give_back(delivery_tag));
                     }
                 }
-                _ => {}
             }
         }
     }
@@ -137,11 +143,8 @@ impl GroupConsumers {
         }
         let slots = self.consumers.capacity();
         let mut keys = (0..slots).map(|at| (self.next + at) % slots);
-        let key = keys.find(|key| {
-            self.consumers.get(*key).is_some_and(|consumer| {
-                consumer.state == GroupConsumerState::Consuming && !consumer.arrived.is_empty()
-            })
-        })?;
+        let key =
+            keys.find(|key| self.consumers.get(*key).is_some_and(|consumer| !consumer.arrived.is_empty()))?;
         self.next = key + 1;
         let consumer = self.consumers.get_mut(key)?;
         let message = consumer.arrived.pop_front()?;
@@ -155,11 +158,16 @@ impl GroupConsumers {
     /// Handles a message of the upstream.
     pub(super) fn handle_message(&mut self, channel: u16, message: ReceivedMessage<'_>) {
         let Some(consumer) = self.consumers.get_mut(key_of(channel)) else { return };
-        // One that comes while the consumer is being cancelled is given back.
-        let is_open = !matches!(consumer.state, GroupConsumerState::Cancelled | GroupConsumerState::Closing);
-        if is_open && let Some(message) = QueuedMessage::of(message) {
-            consumer.arrived.push_back(message);
-            self.arrived += 1;
+        let Some(message) = QueuedMessage::of(message) else { return };
+        match consumer.state {
+            GroupConsumerState::Consuming => {
+                consumer.arrived.push_back(message);
+                self.arrived += 1;
+            }
+            GroupConsumerState::Opening | GroupConsumerState::Cancelling | GroupConsumerState::Draining => {
+                consumer.returning.push(message.delivery_tag);
+            }
+            GroupConsumerState::Cancelled | GroupConsumerState::Closing => {}
         }
     }
 

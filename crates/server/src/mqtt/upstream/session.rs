@@ -412,7 +412,7 @@ impl MqttSession for UpstreamSession {
         uplink.stop_consuming();
         let state_queue = uplink.state().name().map(Box::from);
         let taken = watched.as_ref().and_then(Watched::taken);
-        let (consumers, others) = groups.ends(end.session_expiry == 0 && taken.is_none());
+        let (consumers, others) = groups.ends(end.session_expiry == 0);
         consumers.into_iter().for_each(|(consumer, then)| uplink.stop_shared(consumer, then));
         let delay = match taken {
             // The session has ended.
