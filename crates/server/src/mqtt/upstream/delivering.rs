@@ -26,7 +26,11 @@ const MESSAGE: u32 = 1_500;
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
+        // Retained messages were published before live ones.
+        self.deliver_retained(engine);
         self.deliver_live(engine);
+        self.advance_subscribes();
+        self.deliver_retained(engine);
         if self.deliver_queued(engine) {
             // Some need no answer of the client, and are acknowledged upstream.
             self.take_turn(engine);
@@ -45,7 +49,7 @@ impl UpstreamSession {
                 Some(LiveEvent::Answered(number, answer)) => self.answered(number, answer, engine),
                 Some(LiveEvent::Message(message)) => {
                     if !self.send_live(&message, engine) {
-                        self.live.hold(message);
+                        return self.live.hold(message);
                     }
                 }
                 Some(LiveEvent::Overflowed) => {
@@ -68,10 +72,12 @@ impl UpstreamSession {
         if outgoing.qos.min(verdict.qos) != QoS::AtMostOnce && engine.room() == 0 {
             return false;
         }
+        if outgoing.retain {
+            self.retained.sent_live(&outgoing.topic);
+        }
         let payload = shared.body.clone();
         let message = self.address(outgoing, &properties, shared.redelivered, payload, &verdict, engine);
-        let tag = self.next_tag;
-        self.next_tag += 1;
+        let tag = self.own_tag();
         // A message that is too large for the client counts as sent.
         let _ = self.send(message, tag, engine);
         true
@@ -103,6 +109,9 @@ impl UpstreamSession {
             // By a binding that another server has made for the client, or that was removed after the message had come.
             Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },
         };
+        if outgoing.retain {
+            self.retained.sent_live(&outgoing.topic);
+        }
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         self.send(message, delivery_tag, engine).is_ok() && is_answered
@@ -141,7 +150,12 @@ impl UpstreamSession {
         Some(Duration::from_millis(expiration.saturating_sub(since)))
     }
 
-    fn send(&self, message: OutgoingMessage, tag: u64, engine: &mut Engine) -> Result<(), Undeliverable> {
+    pub(super) fn send(
+        &self,
+        message: OutgoingMessage,
+        tag: u64,
+        engine: &mut Engine,
+    ) -> Result<(), Undeliverable> {
         let sent = self.outbox.append(|buf| {
             if message.qos == QoS::AtMostOnce {
                 let properties = message.properties.as_properties();

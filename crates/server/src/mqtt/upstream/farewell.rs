@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
+use super::retained::{BlindCopies, LogClient};
 use super::takeover::Watched;
 use super::uplink::Uplink;
 use crate::mqtt::claims::Owner;
@@ -42,6 +43,8 @@ pub(super) struct DelayedWill {
     pub(super) fate: oneshot::Receiver<()>,
     pub(super) will: StoredWill,
     pub(super) mapping: MessageMapping,
+    /// Where it is retained, if it is to be.
+    pub(super) log: LogClient,
 }
 
 impl Farewell {
@@ -65,13 +68,13 @@ impl Farewell {
         // Without an answer, the end of the connection upstream does the same a moment later.
         let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await;
         release(&hub, &owner, &claim, (left, watched));
-        let Some(DelayedWill { due, fate, will, mapping }) = will else { return };
+        let Some(DelayedWill { due, fate, will, mapping, log }) = will else { return };
         let is_due = tokio::select! {
             () = tokio::time::sleep_until(due.into()) => true,
             fate = fate => fate.is_ok(),
         };
         if is_due {
-            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(Instant::now()));
+            publish_will(&mut uplink, &log, mapping, &will, hub.clock.timestamp(Instant::now()));
             if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle()).await, Ok(Ok(()))) {
                 tracing::warn!(
                     vhost = &*owner.vhost,
@@ -84,13 +87,26 @@ impl Farewell {
 }
 
 /// Publishes the will of a client whose connection has ended.
-pub(super) fn publish_will(uplink: &mut Uplink, mapping: MessageMapping, will: &StoredWill, now: Timestamp) {
+pub(super) fn publish_will(
+    uplink: &mut Uplink,
+    log: &LogClient,
+    mapping: MessageMapping,
+    will: &StoredWill,
+    now: Timestamp,
+) {
     let properties = will.properties.as_properties();
     let message = Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
     // They were checked when the client connected.
     let Ok(key) = mapping.routing_key(&will.topic) else { return };
     let Ok(properties) = to_amqp(&message, mapping, now) else { return };
-    uplink.publish(0, &key, &properties, &will.payload, transport::now());
+    let mut copies = BlindCopies::default();
+    if will.retain
+        && log.is_available()
+        && let Err(refusal) = log.retain(&message, &key, will.payload.len(), &mut copies)
+    {
+        tracing::warn!(topic = &*will.topic, why = refusal.text, "a will is not retained");
+    }
+    uplink.publish(0, &key, &copies.apply(properties), &will.payload, transport::now());
 }
 
 /// Releases the session, of which nothing is kept here if another server has it.

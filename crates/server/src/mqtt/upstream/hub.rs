@@ -11,6 +11,7 @@ use mqtt::session::Session;
 use sync::{Mutex, Rank};
 use tokio::sync::oneshot;
 
+use super::retained::RetainedLogs;
 use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
@@ -25,11 +26,12 @@ pub(super) type UpstreamClaim = Claim<DetachedUpstream>;
 pub(crate) struct UpstreamHub {
     pub(crate) config: MqttConfig,
     /// The settings of clients of 5.0, in front of RabbitMQ 3.10 and 4; in each the second is of clients whose session
-    /// outlives the connection.
-    settings: [[Arc<MqttSettings>; 2]; 2],
+    /// outlives the connection, and of each of these the second if messages are retained.
+    settings: [[[Arc<MqttSettings>; 2]; 2]; 2],
     pub(super) clock: Clock,
     sessions: Mutex<Claims<DetachedUpstream>, { Rank::MqttSessions as u8 }>,
     pub(super) takeovers: Arc<Takeovers>,
+    pub(super) retained: Arc<RetainedLogs>,
     /// Itself.
     pub(super) weak: Weak<Self>,
 }
@@ -93,20 +95,29 @@ impl UpstreamHub {
         let settings = [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
             // The list of messages of QoS 2 that a client has not released is in memory only.
             [config.settings.maximum_qos, QoS::AtLeastOnce].map(|maximum_qos| {
-                let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
-                Arc::new(MqttSettings { maximum_qos, tells_session_expiry, ..(*config.settings).clone() })
+                [false, true].map(|retain| {
+                    let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
+                    let settings = (*config.settings).clone();
+                    Arc::new(MqttSettings { maximum_qos, tells_session_expiry, retain, ..settings })
+                })
             })
         });
-        let (sessions, takeovers) = (Mutex::default(), Takeovers::new());
+        let (sessions, takeovers, retained) = (Mutex::default(), Takeovers::new(), RetainedLogs::new(clock));
         Arc::new_cyclic(|hub| {
             let weak = Weak::clone(hub);
-            Self { config, settings, clock, sessions, takeovers, weak }
+            Self { config, settings, clock, sessions, takeovers, retained, weak }
         })
     }
 
     /// The settings of a client of 5.0.
-    pub(super) fn settings(&self, compatibility: Compatibility, is_lasting: bool) -> &Arc<MqttSettings> {
-        &self.settings[usize::from(compatibility == Compatibility::V4)][usize::from(is_lasting)]
+    pub(super) fn settings(
+        &self,
+        compatibility: Compatibility,
+        is_lasting: bool,
+        retains: bool,
+    ) -> &Arc<MqttSettings> {
+        let of_release = &self.settings[usize::from(compatibility == Compatibility::V4)];
+        &of_release[usize::from(is_lasting)][usize::from(retains)]
     }
 
     /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one.
@@ -133,6 +144,7 @@ impl UpstreamHub {
     /// From now on what is shared upstream ends with the last client.
     pub(crate) fn drain(&self) {
         self.takeovers.drain();
+        self.retained.drain();
     }
 
     /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are

@@ -5,6 +5,7 @@
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
+//! - [`retained`]: retained messages, which all servers in front of the upstream share.
 //! - [`farewell`]: the rest of a session's work when its connection has ended.
 //!
 //! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
@@ -23,6 +24,7 @@ mod live;
 mod publishing;
 mod queue_consumer;
 mod queue_requests;
+mod retained;
 mod session;
 mod subscribing;
 mod takeover;

@@ -21,6 +21,7 @@ use super::farewell::{DelayedWill, Farewell, publish_will};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::publishing::Unconfirmed;
+use super::retained::{BlindCopies, LogClient, RetainedSession};
 use super::subscribing::PendingSubscribes;
 use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
@@ -50,6 +51,7 @@ pub(super) struct UpstreamSession {
     pub(super) subscriptions: Subscriptions,
     /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
     pub(super) pending: PendingSubscribes,
+    pub(super) retained: RetainedSession,
     /// The session's queue for messages of QoS 1.
     pub(super) queue: SessionQueue,
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
@@ -65,7 +67,7 @@ pub(super) struct UpstreamSession {
     /// Why the connection has to end, if it has.
     end: Option<ReasonCode>,
     pub(super) now: Timestamp,
-    at: Instant,
+    pub(super) at: Instant,
 }
 
 /// The queue of a session.
@@ -96,6 +98,7 @@ pub(super) struct AdmittedUpstream {
     pub(super) user: Box<str>,
     pub(super) uplink: Uplink,
     pub(super) shared_login: SharedLogin,
+    pub(super) log: LogClient,
     pub(super) mapping: MessageMapping,
     /// Whether the session's queue is there.
     pub(super) has_queue: bool,
@@ -111,7 +114,7 @@ impl UpstreamSession {
         admitted: AdmittedUpstream,
         now: Instant,
     ) -> Self {
-        let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, .. } = admitted;
+        let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, log, .. } = admitted;
         let name = queue_name(&owner.client_id, 1).into();
         let state = if admitted.has_queue { QueueState::There } else { QueueState::Absent };
         Self {
@@ -127,6 +130,7 @@ impl UpstreamSession {
             live: LiveFilters::new(shared_login),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
+            retained: RetainedSession::new(log),
             queue: SessionQueue { name, state },
             uses_queue: admitted.has_queue || admitted.expiry > 0,
             answers: VecDeque::new(),
@@ -174,6 +178,7 @@ impl UpstreamSession {
         if !self.is_open() {
             return;
         }
+        self.publish_held(false);
         if let Err(fault) = self.uplink.take_turn(&self.waker, self.at) {
             return self.fail(ReasonCode::ServerUnavailable, &fault);
         }
@@ -188,6 +193,13 @@ impl UpstreamSession {
                 UplinkEvent::ConsumerLost(fault) => self.fail(of_fault(&fault), &fault),
             }
         }
+        self.advance_subscribes();
+    }
+
+    /// The tag of the next message that is not from the session's queue.
+    pub(super) fn own_tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag - 1
     }
 
     /// The upstream has refused a message: the client learns that from its answer, if it is known which message it was.
@@ -226,17 +238,20 @@ impl MqttSession for UpstreamSession {
         };
         let key = self.mapping.routing_key(publish.topic)?;
         let properties = to_amqp(&message, self.mapping, self.now)?;
+        let mut copies = BlindCopies::default();
+        if publish.retain && self.retained.log.is_available() {
+            self.retained.log.retain(&message, &key, publish.payload.len(), &mut copies)?;
+        }
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         }
-        let body = publish.payload.to_bytes();
-        self.uplink.publish(publish.packet_id, &key, &properties, &body, self.at);
+        self.publish_in_order(publish, &key, copies.apply(properties));
         Ok(())
     }
 
     fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
         let Refusal { reason, text } = refusal;
-        self.uplink.refuse(Then::Refuse { packet_id, reason, text });
+        self.refuse_in_order(Then::Refuse { packet_id, reason, text });
     }
 
     fn released(&mut self, packet_id: u16) {
@@ -282,16 +297,25 @@ impl MqttSession for UpstreamSession {
 
     fn has_deliverable(&self, engine: &Engine) -> bool {
         let is_due = !self.answers.is_empty() || self.pending.is_due();
-        let has_messages = engine.room() > 0 && (self.uplink.has_messages() || self.live.holds());
+        let has_messages = engine.room() > 0
+            && (self.uplink.has_messages() || self.live.holds() || self.retained.has_messages());
         self.is_open() && (is_due || has_messages) && !work::is_turn_over()
     }
 
     fn has_room(&self) -> bool {
-        self.end.is_none() && self.uplink.has_room() && self.live.has_room() && self.pending.has_room()
+        self.end.is_none()
+            && self.uplink.has_room()
+            && self.live.has_room()
+            && self.pending.has_room()
+            && self.retained.has_room()
     }
 
     fn is_settled(&self) -> bool {
-        self.end.is_some() || (self.uplink.is_settled() && self.pending.is_empty() && self.answers.is_empty())
+        self.end.is_some()
+            || (self.uplink.is_settled()
+                && self.retained.is_settled()
+                && self.pending.is_empty()
+                && self.answers.is_empty())
     }
 
     fn handle_nudge(&mut self, engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
@@ -303,11 +327,26 @@ impl MqttSession for UpstreamSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.uplink.next_deadline()
+        self.uplink.next_deadline().into_iter().chain(self.pending.next_deadline()).min()
     }
 
-    fn end(self: Box<Self>, mut session: Session, end: MqttEnd) {
-        let Self { hub, owner, claim, watched, user, mut uplink, live, queue, mapping, now, at, .. } = *self;
+    fn end(mut self: Box<Self>, mut session: Session, end: MqttEnd) {
+        self.publish_held(true);
+        let Self {
+            retained,
+            hub,
+            owner,
+            claim,
+            watched,
+            user,
+            mut uplink,
+            live,
+            queue,
+            mapping,
+            now,
+            at,
+            ..
+        } = *self;
         drop(live);
         // They are being published, and must not be published again.
         for packet_id in uplink.unconfirmed_ids() {
@@ -327,7 +366,7 @@ impl MqttSession for UpstreamSession {
         if delay.is_zero()
             && let Some(will) = will.take()
         {
-            publish_will(&mut uplink, mapping, &will, now);
+            publish_will(&mut uplink, &retained.log, mapping, &will, now);
         }
         let expiry = end.session_expiry;
         let has_queue = queue.state != QueueState::Absent;
@@ -338,7 +377,10 @@ impl MqttSession for UpstreamSession {
             Some(_) if taken.is_some() => (None, None),
             Some(will) => {
                 let (publish_now, fate) = oneshot::channel();
-                (Some(DelayedWill { due: at + delay, fate, will, mapping }), Some(publish_now))
+                (
+                    Some(DelayedWill { due: at + delay, fate, will, mapping, log: retained.log }),
+                    Some(publish_now),
+                )
             }
             None => (None, None),
         };

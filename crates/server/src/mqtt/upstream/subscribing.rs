@@ -1,6 +1,8 @@
 //! A client's subscriptions in front of an upstream: live ones, and those of the session's queue.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
 
 use amqp::{Fault, ReplyCode};
 use mqtt::server::ServerConnection as Engine;
@@ -9,6 +11,7 @@ use mqtt::topic::TopicFilter;
 use mqtt::{QoS, ReasonCode};
 
 use super::queue_requests::QueueRequest;
+use super::retained::RetainedWait;
 use super::session::{QueueState, UpstreamSession, of_fault};
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, Then, granted};
@@ -33,6 +36,8 @@ struct PendingPacket {
     reasons: Vec<ReasonCode>,
     /// The requests upstream without an answer.
     waiting: Vec<PendingEntry>,
+    /// The retained messages of its filters.
+    retained: RetainedWait,
 }
 
 /// A request upstream for an entry of a packet.
@@ -55,12 +60,20 @@ impl PendingSubscribes {
 
     /// Whether the next answer is due.
     pub(super) fn is_due(&self) -> bool {
-        self.packets.front().is_some_and(|packet| packet.waiting.is_empty())
+        self.packets.front().is_some_and(PendingPacket::is_answered)
+    }
+
+    /// When the next answer is due, if the log of retained messages has not been read by then.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        match self.packets.front()?.retained {
+            RetainedWait::Ticket(_, end) => Some(end),
+            _ => None,
+        }
     }
 
     /// The next answer that is due.
     pub(super) fn next_answer(&mut self) -> Option<Then> {
-        let packet = self.packets.pop_front_if(|packet| packet.waiting.is_empty())?;
+        let packet = self.packets.pop_front_if(|packet| packet.is_answered())?;
         let PendingPacket { packet_id, is_subscribe, reasons, .. } = packet;
         if self.packets.is_empty() {
             self.packets = VecDeque::new();
@@ -93,10 +106,25 @@ impl PendingSubscribes {
     }
 }
 
+impl PendingPacket {
+    fn is_answered(&self) -> bool {
+        self.waiting.is_empty() && matches!(self.retained, RetainedWait::No)
+    }
+}
+
 impl UpstreamSession {
+    /// Asks for the retained messages of SUBSCRIBEs that are bound, and collects those that are there.
+    pub(super) fn advance_subscribes(&mut self) {
+        for packet in self.pending.packets.iter_mut().filter(|packet| packet.waiting.is_empty()) {
+            self.retained.advance(&mut packet.retained, &self.outbox, self.at);
+        }
+        self.collect_retained();
+    }
+
     /// Subscribes, and answers once the upstream has bound everything.
     pub(super) fn subscribe_all(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
         let (mut reasons, mut waiting) = (Vec::with_capacity(requests.len()), Vec::new());
+        let mut retained: Vec<Arc<str>> = Vec::new();
         for request in requests {
             let subscribed = match request.fault {
                 Some(reason) => Err(Refusal { reason, text: "" }),
@@ -106,6 +134,9 @@ impl UpstreamSession {
                 Ok((qos, numbers)) => {
                     let entry = reasons.len();
                     reasons.push(granted(qos));
+                    if request.wants_retained {
+                        retained.push((*request.text).into());
+                    }
                     waiting.extend(numbers.into_iter().flatten().map(|number| PendingEntry {
                         number,
                         entry,
@@ -115,7 +146,14 @@ impl UpstreamSession {
                 Err(refusal) => reasons.push(refusal.reason),
             }
         }
-        self.pending.packets.push_back(PendingPacket { packet_id, is_subscribe: true, reasons, waiting });
+        let retained = if retained.is_empty() { RetainedWait::No } else { RetainedWait::Wanted(retained) };
+        self.pending.packets.push_back(PendingPacket {
+            packet_id,
+            is_subscribe: true,
+            reasons,
+            waiting,
+            retained,
+        });
     }
 
     /// Adds a subscription. Returns the quality that is granted, and the numbers of the requests to wait for.
@@ -218,7 +256,13 @@ impl UpstreamSession {
             reasons.push(existed);
             waiting.extend(number.map(|number| PendingEntry { number, entry, filter }));
         }
-        self.pending.packets.push_back(PendingPacket { packet_id, is_subscribe: false, reasons, waiting });
+        self.pending.packets.push_back(PendingPacket {
+            packet_id,
+            is_subscribe: false,
+            reasons,
+            waiting,
+            retained: RetainedWait::No,
+        });
     }
 
     /// Handles the upstream's answer to a request.
