@@ -12,8 +12,6 @@ const ROOM_FOR_PROPERTIES: u64 = 128 * 1024;
 
 /// The settings that MQTT clients are offered.
 pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
-    // In front of an upstream nothing is retained.
-    let is_broker = config.upstream.is_empty();
     let largest = config.max_message_size.of_broker().min(server::MAX_UNSPLIT_MESSAGE) + ROOM_FOR_PROPERTIES;
     let expiry = config.mqtt_session_expiry_max.as_secs();
     // Rounded up, since 0 would mean off.
@@ -26,7 +24,6 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),
             tells_session_expiry: config.compatibility.tells_mqtt_session_expiry(),
             keep_alive_maximum: u16::try_from(keep_alive).unwrap_or(u16::MAX),
-            retain: is_broker,
             ..MqttSettings::default()
         }),
     }

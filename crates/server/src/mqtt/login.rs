@@ -23,6 +23,8 @@ pub(super) struct MqttLogin {
     is_assigned: bool,
     expiry: u32,
     pub(super) is_bridge: bool,
+    /// Whether its will is to be retained.
+    pub(super) retains_will: bool,
 }
 
 /// The way in which a client proves who it is.
@@ -115,6 +117,7 @@ impl MqttLogin {
             is_assigned,
             expiry,
             is_bridge: connect.is_bridge,
+            retains_will: connect.will.as_ref().is_some_and(|will| will.retain),
         })
     }
 

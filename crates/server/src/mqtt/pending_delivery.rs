@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use broker::{Change, Section};
+use mqtt::QoS;
 use mqtt::server::{ServerConnection as Engine, Undeliverable};
 use mqtt::session::OutgoingMessage;
-use mqtt::{Property, QoS};
 
 use super::client::MqttClient;
 use super::delivering::{Noted, Out};
-use super::message::left;
 use super::pending_retained::{PendingCopy, pending_key};
-use super::retained::RetainedMessage;
 use super::subscriptions::Verdict;
 
 /// Topics with nothing for the client that are handled before others get their turn, as nothing else stops there.
@@ -39,7 +37,7 @@ impl MqttClient {
             let found = retained.get(&topic, self.now).zip(verdict);
             let copy = found.map(|(message, verdict)| OutgoingMessage {
                 redelivered: is_redelivered,
-                ..self.copy_of(&message, &verdict)
+                ..message.to_subscriber(&verdict, self.now)
             });
             let qos = copy.as_ref().map_or(QoS::AtMostOnce, |copy| copy.qos);
             if !self.has_room(noted) || (qos != QoS::AtMostOnce && engine.room() == 0) {
@@ -62,25 +60,6 @@ impl MqttClient {
                 // A message that is too large for the client counts as sent.
                 _ => self.clear_pending_retained(&topic),
             }
-        }
-    }
-
-    /// A retained message as sent for a new subscription: with RETAIN, whatever Retain As Published says
-    /// (section 3.3.1.3).
-    fn copy_of(&self, message: &RetainedMessage, verdict: &Verdict) -> OutgoingMessage {
-        let mut properties = message.properties.clone();
-        if let Some(left) = left(message.expires, self.now) {
-            let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
-            properties.push(Property::MessageExpiryInterval(seconds));
-        }
-        verdict.identifiers.iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(*id)));
-        OutgoingMessage {
-            topic: (*message.topic).into(),
-            qos: verdict.qos.min(message.qos),
-            retain: true,
-            redelivered: false,
-            properties,
-            payload: message.payload.clone(),
         }
     }
 

@@ -104,6 +104,14 @@ impl PendingRetained {
         self.noted -= usize::from(first.remove().is_noted);
     }
 
+    /// Removes all copies of a topic that were not sent.
+    pub(super) fn discard(&mut self, topic: &str) {
+        if let Some(discarded) = self.topics.remove(topic) {
+            self.noted -= usize::from(discarded.is_noted);
+            self.more_copies -= discarded.filters.len().saturating_sub(1);
+        }
+    }
+
     /// Records that the message of a topic on disk was sent at QoS 1.
     pub(super) fn sent(&mut self, tag: u64, topic: Arc<str>) {
         self.sent.push((tag, topic));

@@ -2,16 +2,20 @@
 //!
 //! There is a tree of topic levels for each virtual host. A subscription visits as many nodes as its filter can
 //! match, and a change visits as many as its topic has levels. Retained messages are in memory; on disk they
-//! are a table of definitions.
+//! are a table of definitions, and in front of an upstream a log of its own ([`super::upstream`]).
 
 use std::sync::Arc;
 
 use broker::{Section, Ticket, Timestamp, VirtualHost};
 use bytes::Bytes;
 use hashbrown::HashMap;
+use mqtt::session::OutgoingMessage;
 use mqtt::topic::TopicFilter;
-use mqtt::{Holder, PacketProperties, PropertyList, QoS};
+use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 use sync::{Rank, RwLock};
+
+use super::message::{left, push_expiry};
+use super::subscriptions::Verdict;
 
 /// Bytes that all retained messages of a virtual host may take.
 const MAX_BYTES: usize = 256 << 20;
@@ -42,6 +46,21 @@ impl RetainedMessage {
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
         self.expires.is_some_and(|at| at <= now)
     }
+
+    /// The message as sent for a new subscription: with RETAIN, whatever Retain As Published says (section 3.3.1.3).
+    pub(super) fn to_subscriber(&self, verdict: &Verdict, now: Timestamp) -> OutgoingMessage {
+        let mut properties = self.properties.clone();
+        push_expiry(&mut properties, left(self.expires, now));
+        verdict.identifiers.iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(*id)));
+        OutgoingMessage {
+            topic: (*self.topic).into(),
+            qos: verdict.qos.min(self.qos),
+            retain: true,
+            redelivered: false,
+            properties,
+            payload: self.payload.clone(),
+        }
+    }
 }
 
 /// The memory limit for retained messages is reached.
@@ -51,11 +70,12 @@ pub(super) struct Full;
 /// The retained messages of a virtual host.
 pub(super) struct Retained {
     vhost: Arc<VirtualHost>,
-    tree: RwLock<Tree, { Rank::RetainedTree as u8 }>,
+    tree: RwLock<RetainedTree, { Rank::RetainedTree as u8 }>,
 }
 
+/// Retained messages in memory, by the levels of their topics.
 #[derive(Default)]
-struct Tree {
+pub(super) struct RetainedTree {
     root: Node,
     bytes: usize,
     /// No message expires before this.
@@ -97,22 +117,12 @@ impl Retained {
 
     /// The messages, unexpired at `now`, of the topics that a filter matches.
     pub(super) fn matching(&self, filter: &TopicFilter<'_>, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
-        let mut found = Vec::new();
-        let levels: Vec<&str> = filter.filter().split('/').collect();
-        self.tree.read().root.collect(&levels, true, &mut |message| {
-            if !message.is_expired(now) {
-                found.push(Arc::clone(message));
-            }
-        });
-        found
+        self.tree.read().matching(filter.filter(), now)
     }
 
     /// The message of a topic, unless expired at `now`.
     pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
-        let levels: Vec<&str> = topic.split('/').collect();
-        let tree = self.tree.read();
-        let found = tree.root.find(&levels)?;
-        (!found.is_expired(now)).then(|| Arc::clone(found))
+        self.tree.read().get(topic, now)
     }
 
     /// Adds a message that was on disk.
@@ -131,8 +141,28 @@ impl Retained {
     }
 }
 
-impl Tree {
-    fn has_room(&self, message: &RetainedMessage) -> bool {
+impl RetainedTree {
+    /// The messages, unexpired at `now`, of the topics that a filter without `$share/group/` matches.
+    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
+        let mut found = Vec::new();
+        let levels: Vec<&str> = filter.split('/').collect();
+        self.root.collect(&levels, true, &mut |message| {
+            if !message.is_expired(now) {
+                found.push(Arc::clone(message));
+            }
+        });
+        found
+    }
+
+    /// The message of a topic, unless expired at `now`.
+    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
+        let levels: Vec<&str> = topic.split('/').collect();
+        let found = self.root.find(&levels)?;
+        (!found.is_expired(now)).then(|| Arc::clone(found))
+    }
+
+    /// Whether a message fits into the memory limit.
+    pub(super) fn has_room(&self, message: &RetainedMessage) -> bool {
         let mut node = Some(&self.root);
         let mut wanted = message.weight();
         for level in message.topic.split('/') {
@@ -142,7 +172,8 @@ impl Tree {
         self.bytes + wanted <= MAX_BYTES
     }
 
-    fn set(&mut self, message: RetainedMessage) -> Arc<RetainedMessage> {
+    /// Retains a message, replacing the topic's previous one.
+    pub(super) fn set(&mut self, message: RetainedMessage) -> Arc<RetainedMessage> {
         let message = Arc::new(message);
         let Self { root, bytes, first_expiry } = self;
         let mut node = root;
@@ -158,7 +189,8 @@ impl Tree {
         message
     }
 
-    fn clear(&mut self, topic: &str) -> bool {
+    /// Removes the message of a topic; returns whether there was one.
+    pub(super) fn clear(&mut self, topic: &str) -> bool {
         let levels: Vec<&str> = topic.split('/').collect();
         let Some((_, freed)) = self.root.remove(&levels) else { return false };
         self.bytes -= freed;
@@ -166,7 +198,7 @@ impl Tree {
     }
 
     /// Removes expired messages; returns their topics. Visits no node if none can have expired.
-    fn sweep(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+    pub(super) fn sweep(&mut self, now: Timestamp) -> Vec<Arc<str>> {
         let mut gone = Vec::new();
         if self.first_expiry.is_some_and(|first| first <= now) {
             self.first_expiry = None;
@@ -285,7 +317,6 @@ const FORM: u8 = 1;
 #[cfg(test)]
 mod tests {
     use broker::{Broker, BrokerConfig};
-    use mqtt::Property;
 
     use super::*;
 

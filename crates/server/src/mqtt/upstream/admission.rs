@@ -12,6 +12,7 @@ use super::farewell::Farewell;
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::open_refusal::OpenRefusal;
 use super::queue_requests::QueueRequest;
+use super::retained::LogClient;
 use super::session::{AdmittedUpstream, UpstreamSession};
 use super::state::{ReadState, StateEvent, StateReading, in_use};
 use super::takeover::{EarlierConsumer, Watched, Watcher};
@@ -64,6 +65,8 @@ struct Claiming {
     /// The wait for the client's connection to another server.
     earlier: EarlierConsumer,
     reading: StateReading,
+    /// The retained messages of its virtual host.
+    log: LogClient,
 }
 
 impl UpstreamAdmission {
@@ -114,6 +117,10 @@ impl UpstreamAdmission {
         let OpenedUpstream { client, credentials } = opened;
         let vhost = (*self.owner.vhost).into();
         let shared_login = SharedLogin { prefix: SHARED_PREFIX, credentials, vhost };
+        let Backend::Upstream(pool) = &core.shared.backend else {
+            unreachable!("the backend of this admission is an upstream")
+        };
+        let log = self.hub.retained.join(pool, &shared_login, &core.outbox);
         let watched = match &core.shared.backend {
             Backend::Upstream(pool) if self.login.assigned().is_none() => {
                 let watcher = Watcher {
@@ -129,7 +136,7 @@ impl UpstreamAdmission {
         };
         let (uplink, earlier) = (Uplink::new(client), EarlierConsumer::default());
         let reading = StateReading::default();
-        let claiming = Claiming { claim, uplink, shared_login, watched, earlier, reading };
+        let claiming = Claiming { claim, uplink, shared_login, watched, earlier, reading, log };
         self.stage = Stage::Claiming(Box::new(claiming));
         Ok(())
     }
@@ -139,6 +146,9 @@ impl UpstreamAdmission {
     fn probe(&mut self, wants_session: bool, compatibility: Compatibility) -> bool {
         let Stage::Claiming(claiming) = &self.stage else { return false };
         if claiming.watched.as_ref().is_some_and(|watched| !watched.is_answered()) {
+            return false;
+        }
+        if !claiming.log.is_decided() {
             return false;
         }
         let Some(kept) = claiming.claim.take_granted() else { return false };
@@ -255,7 +265,7 @@ impl UpstreamAdmission {
         else {
             return Admitting::Waits;
         };
-        let Claiming { claim, mut uplink, shared_login, watched, .. } = *claiming;
+        let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
         let Entering { core, engine, now } = entering;
         let at = self.hub.clock.timestamp(*now);
         let is_there = |kept: &DetachedUpstream| !kept.is_over(at) && is_found == kept.has_queue;
@@ -270,7 +280,7 @@ impl UpstreamAdmission {
         let expiry = self.login.session_expiry(&self.hub.config);
         let compatibility = core.shared.backend.compatibility();
         if engine.version().is_5() {
-            engine.set_settings(Arc::clone(self.hub.settings(compatibility, expiry > 0)));
+            engine.set_settings(Arc::clone(self.hub.settings(compatibility, expiry > 0, log.is_available())));
         }
         let mut out = Vec::new();
         engine.accept(session, self.login.assigned(), *now, &mut out);
@@ -282,6 +292,7 @@ impl UpstreamAdmission {
             user: self.user.clone(),
             uplink,
             shared_login,
+            log,
             mapping: MessageMapping::of_upstream(compatibility),
             has_queue: is_found,
             is_found: is_found || has_state,
@@ -323,6 +334,15 @@ impl Admission for UpstreamAdmission {
             self.leave();
             let why = "another connection has come".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
+        }
+        if let Stage::Claiming(claiming) = &self.stage
+            && self.version.is_5()
+            && self.login.retains_will
+            && !claiming.log.is_available()
+        {
+            self.leave();
+            let why = "a will cannot be retained".into();
+            return Admitting::Refused(MqttRefused::new(ReasonCode::RetainNotSupported, why));
         }
         if let Stage::Claiming(_) = &self.stage
             && !self.probe(entering.engine.wants_session(), entering.core.shared.backend.compatibility())

@@ -27,8 +27,12 @@ const MESSAGE: u32 = 1_500;
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
+        // Retained messages were published before live ones.
+        self.deliver_retained(engine);
         self.deliver_live(engine);
         self.deliver_deferred(engine);
+        self.advance_subscribes();
+        self.deliver_retained(engine);
         let is_settled = self.deliver_queued(engine) | self.deliver_shared(engine);
         // Answers may have made room for further entries.
         if self.handle_entries(engine) || is_settled || self.uplink.can_resume() {
@@ -50,7 +54,7 @@ impl UpstreamSession {
                 Some(LiveEvent::Answered(number, answer)) => self.answered(number, answer, engine),
                 Some(LiveEvent::Message(message)) => {
                     if !self.send_live(&message, engine) {
-                        self.live.hold(message);
+                        return self.live.hold(message);
                     }
                 }
                 Some(LiveEvent::Overflowed) => {
@@ -80,10 +84,12 @@ impl UpstreamSession {
         if outgoing.qos.min(verdict.qos) != QoS::AtMostOnce && engine.room() == 0 {
             return false;
         }
+        if outgoing.retain {
+            self.retained.sent_live(&outgoing.topic);
+        }
         let payload = shared.body.clone();
         let message = self.address(outgoing, &properties, shared.redelivered, payload, &verdict, engine);
-        let tag = self.next_tag;
-        self.next_tag += 1;
+        let tag = self.own_tag();
         // A message that is too large for the client counts as sent.
         let _ = self.send(message, tag, engine);
         true
@@ -137,6 +143,9 @@ impl UpstreamSession {
             // By a binding that another server has made for the client, or that was removed after the message had come.
             Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },
         };
+        if outgoing.retain {
+            self.retained.sent_live(&outgoing.topic);
+        }
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         self.send(message, delivery_tag, engine).is_ok() && is_answered
@@ -165,8 +174,7 @@ impl UpstreamSession {
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
-        let tag = self.next_tag;
-        self.next_tag += 1;
+        let tag = self.own_tag();
         let is_sent = self.send(message, tag, engine).is_ok() && is_answered;
         if is_sent {
             self.groups.sent(tag, consumer, delivery_tag);
@@ -207,7 +215,12 @@ impl UpstreamSession {
         Some(Duration::from_millis(expiration.saturating_sub(since)))
     }
 
-    fn send(&self, message: OutgoingMessage, tag: u64, engine: &mut Engine) -> Result<(), Undeliverable> {
+    pub(super) fn send(
+        &self,
+        message: OutgoingMessage,
+        tag: u64,
+        engine: &mut Engine,
+    ) -> Result<(), Undeliverable> {
         let sent = self.outbox.append(|buf| {
             if message.qos == QoS::AtMostOnce {
                 let properties = message.properties.as_properties();

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use super::delayed_wills::{UnfinishedWork, WillShare};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::queue_requests::QueueRequest;
+use super::retained::{BlindCopies, LogClient};
 use super::takeover::Watched;
 use super::uplink::{Uplink, UplinkEvent};
 use crate::mqtt::claims::Owner;
@@ -49,6 +50,8 @@ pub(super) struct DelayedWill {
     pub(super) will: StoredWill,
     pub(super) mapping: MessageMapping,
     pub(super) share: WillShare,
+    /// Where it is retained, if it is to be.
+    pub(super) log: LogClient,
 }
 
 impl Farewell {
@@ -93,7 +96,7 @@ impl Farewell {
         // an answer, the pool notices that the upstream is lost.
         let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         release(&hub, &owner, &claim, (left, watched));
-        let Some(DelayedWill { due, fate, will, mapping, share: _share }) = will else { return };
+        let Some(DelayedWill { due, fate, will, mapping, share: _share, log }) = will else { return };
         let is_due = tokio::select! {
             biased;
             fate = fate => fate.is_ok(),
@@ -102,7 +105,7 @@ impl Farewell {
             () = hub.wills.draining() => true,
         };
         if is_due {
-            publish_will(&mut uplink, mapping, &will, hub.clock.timestamp(transport::now()));
+            publish_will(&mut uplink, &log, mapping, &will, hub.clock.timestamp(transport::now()));
             if !matches!(tokio::time::timeout(SETTLE_TIMEOUT, uplink.settle(drop)).await, Ok(Ok(()))) {
                 tracing::warn!(
                     vhost = &*owner.vhost,
@@ -130,13 +133,26 @@ pub(super) fn note_accepted(session: &mut Session, then: &Then) {
 }
 
 /// Publishes the will of a client whose connection has ended.
-pub(super) fn publish_will(uplink: &mut Uplink, mapping: MessageMapping, will: &StoredWill, now: Timestamp) {
+pub(super) fn publish_will(
+    uplink: &mut Uplink,
+    log: &LogClient,
+    mapping: MessageMapping,
+    will: &StoredWill,
+    now: Timestamp,
+) {
     let properties = will.properties.as_properties();
     let message = Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
     // They were checked when the client connected.
     let Ok(key) = mapping.routing_key(&will.topic) else { return };
     let Ok(properties) = to_amqp(&message, mapping, now) else { return };
-    uplink.publish(0, &key, &properties, &will.payload, transport::now());
+    let mut copies = BlindCopies::default();
+    if will.retain
+        && log.is_available()
+        && let Err(refusal) = log.retain(&message, &key, will.payload.len(), &mut copies)
+    {
+        tracing::warn!(topic = &*will.topic, why = refusal.text, "a will is not retained");
+    }
+    uplink.publish(0, &key, &copies.apply(properties), &will.payload, transport::now());
 }
 
 /// Releases the session, of which nothing is kept here if another server has it.

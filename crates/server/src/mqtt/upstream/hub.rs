@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::delayed_wills::{DelayedWills, WillTotals};
 use super::detached_ages::{DetachedAge, DetachedAges};
+use super::retained::RetainedLogs;
 use super::state::MAX_RECEIVED;
 use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
@@ -26,12 +27,13 @@ pub(super) type UpstreamClaim = Claim<DetachedUpstream>;
 pub(crate) struct UpstreamHub {
     pub(crate) config: MqttConfig,
     /// The settings of clients of 5.0, in front of RabbitMQ 3.10 and 4; in each the second is of clients whose session
-    /// outlives the connection.
-    settings: [[Arc<MqttSettings>; 2]; 2],
+    /// outlives the connection, and of each of these the second if messages are retained.
+    settings: [[[Arc<MqttSettings>; 2]; 2]; 2],
     pub(super) clock: Clock,
     sessions: Mutex<UpstreamSessions, { Rank::MqttSessions as u8 }>,
     pub(super) wills: Arc<DelayedWills>,
     pub(super) takeovers: Arc<Takeovers>,
+    pub(super) retained: Arc<RetainedLogs>,
     /// Itself.
     pub(super) weak: Weak<Self>,
 }
@@ -118,20 +120,30 @@ impl UpstreamHub {
         let settings = [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
             // The messages of QoS 2 that a client has not released are kept upstream.
             [maximum, maximum.min(MAX_RECEIVED)].map(|receive_maximum| {
-                let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
-                Arc::new(MqttSettings { receive_maximum, tells_session_expiry, ..(*config.settings).clone() })
+                [false, true].map(|retain| {
+                    let tells_session_expiry = compatibility.tells_mqtt_session_expiry();
+                    let settings = (*config.settings).clone();
+                    Arc::new(MqttSettings { receive_maximum, tells_session_expiry, retain, ..settings })
+                })
             })
         });
-        let (sessions, wills, takeovers) = (Mutex::default(), Arc::default(), Takeovers::new());
+        let (sessions, wills) = (Mutex::default(), Arc::default());
+        let (takeovers, retained) = (Takeovers::new(), RetainedLogs::new(clock));
         Arc::new_cyclic(|hub| {
             let weak = Weak::clone(hub);
-            Self { config, settings, clock, sessions, wills, takeovers, weak }
+            Self { config, settings, clock, sessions, wills, takeovers, retained, weak }
         })
     }
 
     /// The settings of a client of 5.0.
-    pub(super) fn settings(&self, compatibility: Compatibility, is_lasting: bool) -> &Arc<MqttSettings> {
-        &self.settings[usize::from(compatibility == Compatibility::V4)][usize::from(is_lasting)]
+    pub(super) fn settings(
+        &self,
+        compatibility: Compatibility,
+        is_lasting: bool,
+        retains: bool,
+    ) -> &Arc<MqttSettings> {
+        let of_release = &self.settings[usize::from(compatibility == Compatibility::V4)];
+        &of_release[usize::from(is_lasting)][usize::from(retains)]
     }
 
     /// The longest time that a session outlives its connection, in milliseconds.
@@ -164,6 +176,7 @@ impl UpstreamHub {
     /// From now on what is shared upstream ends with the last client, and no will waits.
     pub(crate) fn drain(&self) {
         self.takeovers.drain();
+        self.retained.drain();
         self.wills.drain();
     }
 

@@ -9,6 +9,7 @@
 //! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers.
 //! - [`state`]: what of a session that lasts is kept upstream beside its messages.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
+//! - [`retained`]: retained messages, which all servers in front of the upstream share.
 //! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
 //!   [`delayed_wills`], [`detached_ages`].
 //!
@@ -34,6 +35,7 @@ mod pending;
 mod publishing;
 mod queue_consumer;
 mod queue_requests;
+mod retained;
 mod session;
 #[cfg(test)]
 mod simulation;

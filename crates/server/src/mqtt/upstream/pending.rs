@@ -1,12 +1,14 @@
 //! SUBSCRIBEs and UNSUBSCRIBEs in front of an upstream, until they are answered.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 use std::vec;
 
 use hashbrown::HashMap;
 use mqtt::ReasonCode;
 use mqtt::session::Subscription;
 
+use super::retained::RetainedWait;
 use crate::mqtt::session::{Request, Then};
 
 /// SUBSCRIBEs and UNSUBSCRIBEs without an answer at which the client is no longer read.
@@ -43,6 +45,8 @@ struct PendingPacket {
     reasons: Vec<ReasonCode>,
     /// Number of its requests upstream without an answer.
     waiting: usize,
+    /// The retained messages of its filters.
+    retained: RetainedWait,
 }
 
 /// The entries of a packet.
@@ -106,6 +110,11 @@ impl PendingEntries {
 
 impl PendingPacket {
     fn is_due(&self) -> bool {
+        self.is_bound() && matches!(self.retained, RetainedWait::No)
+    }
+
+    /// Whether the upstream has answered everything.
+    fn is_bound(&self) -> bool {
         self.entries.is_empty() && self.waiting == 0
     }
 }
@@ -140,9 +149,38 @@ impl PendingSubscribes {
         })
     }
 
+    /// When the next answer is due, if the log of retained messages has not been read by then.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        match self.packets.front()?.retained {
+            RetainedWait::Ticket(_, end) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// The waits for retained messages whose filters are bound.
+    pub(super) fn retained_waits(&mut self) -> impl Iterator<Item = &mut RetainedWait> {
+        let bound = self.packets.iter_mut().filter(|packet| packet.is_bound());
+        bound.map(|packet| &mut packet.retained)
+    }
+
+    /// The entry that was resolved last is to get the retained messages of a filter.
+    pub(super) fn want_retained(&mut self, filter: &str) {
+        let Some(packet) = self.packets.get_mut(self.handled) else { return };
+        match &mut packet.retained {
+            RetainedWait::Wanted(filters) => filters.push(filter.into()),
+            retained => *retained = RetainedWait::Wanted(vec![filter.into()]),
+        }
+    }
+
     /// Adds a packet.
     pub(super) fn push(&mut self, packet_id: u16, entries: PendingEntries) {
-        self.packets.push_back(PendingPacket { packet_id, entries, reasons: Vec::new(), waiting: 0 });
+        self.packets.push_back(PendingPacket {
+            packet_id,
+            entries,
+            reasons: Vec::new(),
+            waiting: 0,
+            retained: RetainedWait::No,
+        });
     }
 
     /// Whether entries have not been handled.

@@ -23,6 +23,7 @@ use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::pending::{PendingEntries, PendingSubscribes};
 use super::publishing::Unconfirmed;
+use super::retained::{BlindCopies, LogClient, RetainedSession};
 use super::state::{OutboundPublish, StateWork};
 use super::takeover::{TakenBy, Watched};
 use super::uplink::{Uplink, UplinkEvent};
@@ -59,6 +60,7 @@ pub(super) struct UpstreamSession {
     pub(super) groups: Groups,
     /// The work for the state queue that is under way.
     pub(super) work: StateWork,
+    pub(super) retained: RetainedSession,
     /// The session's queue for messages of QoS 1.
     pub(super) queue: SessionQueue,
     /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
@@ -109,6 +111,7 @@ pub(super) struct AdmittedUpstream {
     pub(super) user: Box<str>,
     pub(super) uplink: Uplink,
     pub(super) shared_login: SharedLogin,
+    pub(super) log: LogClient,
     pub(super) mapping: MessageMapping,
     /// Whether the session's queue is there.
     pub(super) has_queue: bool,
@@ -126,7 +129,7 @@ impl UpstreamSession {
         admitted: AdmittedUpstream,
         now: Instant,
     ) -> Self {
-        let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, .. } = admitted;
+        let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, log, .. } = admitted;
         let name = queue_name(&owner.client_id, 1).into();
         let state = if admitted.has_queue { QueueState::There } else { QueueState::Absent };
         Self {
@@ -145,6 +148,7 @@ impl UpstreamSession {
             ways: Ways::default(),
             groups: Groups::default(),
             work: StateWork::default(),
+            retained: RetainedSession::new(log),
             queue: SessionQueue { name, state },
             uses_queue: admitted.is_found || admitted.expiry > 0,
             answers: VecDeque::new(),
@@ -242,6 +246,13 @@ impl UpstreamSession {
                 UplinkEvent::ConsumerLost(fault) => self.fail(of_fault(&fault), &fault),
             }
         }
+        self.advance_subscribes();
+    }
+
+    /// The tag of the next message that is not from the session's queue.
+    pub(super) fn own_tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag - 1
     }
 
     /// The upstream has refused a message: the client learns that from its answer, if it is known which message it was.
@@ -281,6 +292,10 @@ impl MqttSession for UpstreamSession {
         };
         let key = self.mapping.routing_key(publish.topic)?;
         let properties = to_amqp(&message, self.mapping, self.now)?;
+        let mut copies = BlindCopies::default();
+        if publish.retain && self.retained.log.is_available() {
+            self.retained.log.retain(&message, &key, publish.payload.len(), &mut copies)?;
+        }
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         } else if self.is_upstream_gone() {
@@ -290,11 +305,12 @@ impl MqttSession for UpstreamSession {
         }
         self.publish_in_order(OutboundPublish {
             packet_id: publish.packet_id,
+            retains: publish.retain,
             qos: publish.qos,
             dup: publish.dup,
             topic: publish.topic.into(),
             routing_key: key.into(),
-            properties,
+            properties: copies.apply(properties),
             body: publish.payload.to_bytes(),
         });
         Ok(())
@@ -302,7 +318,7 @@ impl MqttSession for UpstreamSession {
 
     fn refuse(&mut self, packet_id: u16, refusal: Refusal) {
         let Refusal { reason, text } = refusal;
-        self.uplink.answer(Then::Refuse { packet_id, reason, text });
+        self.refuse_in_order(Then::Refuse { packet_id, reason, text });
     }
 
     fn released(&mut self, packet_id: u16) {
@@ -352,7 +368,8 @@ impl MqttSession for UpstreamSession {
 
     fn has_deliverable(&self, engine: &Engine) -> bool {
         let is_due = !self.answers.is_empty() || self.pending.is_due();
-        let has_messages = engine.room() > 0 && (self.uplink.has_messages() || self.live.holds());
+        let has_messages = engine.room() > 0
+            && (self.uplink.has_messages() || self.live.holds() || self.retained.has_messages());
         self.is_open() && (is_due || has_messages) && !work::is_turn_over()
     }
 
@@ -362,6 +379,7 @@ impl MqttSession for UpstreamSession {
             && self.live.has_room()
             && self.pending.has_room()
             && self.work.has_room()
+            && self.retained.has_room()
     }
 
     fn is_settled(&self) -> bool {
@@ -383,12 +401,14 @@ impl MqttSession for UpstreamSession {
     fn next_deadline(&self) -> Option<Instant> {
         // Without room, nothing is sent by then.
         let ways = self.ways.next_deadline().filter(|_| self.outbox.has_room());
-        self.uplink.next_deadline().into_iter().chain(ways).min()
+        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), ways];
+        deadlines.into_iter().flatten().min()
     }
 
     fn end(mut self: Box<Self>, mut session: Session, end: MqttEnd) {
         self.publish_rest();
         let Self {
+            retained,
             hub,
             owner,
             claim,
@@ -425,7 +445,7 @@ impl MqttSession for UpstreamSession {
         if share.is_none()
             && let Some(will) = will.take()
         {
-            publish_will(&mut uplink, mapping, &will, now);
+            publish_will(&mut uplink, &retained.log, mapping, &will, now);
         }
         let expiry = end.session_expiry;
         let has_queue = queue.state != QueueState::Absent;
@@ -440,7 +460,8 @@ impl MqttSession for UpstreamSession {
             Some(_) if taken.is_some() => (None, None),
             Some((will, share)) => {
                 let (publish_now, fate) = oneshot::channel();
-                (Some(DelayedWill { due: at + delay, fate, will, mapping, share }), Some(publish_now))
+                let log = retained.log;
+                (Some(DelayedWill { due: at + delay, fate, will, mapping, share, log }), Some(publish_now))
             }
             None => (None, None),
         };

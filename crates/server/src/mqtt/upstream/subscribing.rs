@@ -19,6 +19,15 @@ use crate::mqtt::subscriptions::Class;
 const ENTRY: u32 = 2_000;
 
 impl UpstreamSession {
+    /// Asks for the retained messages of SUBSCRIBEs that are bound, and collects those that are there.
+    pub(super) fn advance_subscribes(&mut self) {
+        let Self { pending, retained, outbox, at, .. } = self;
+        for wait in pending.retained_waits() {
+            retained.advance(wait, outbox, *at);
+        }
+        self.collect_retained();
+    }
+
     /// Handles entries of SUBSCRIBEs and UNSUBSCRIBEs while the turn lasts and the upstream has room. Returns whether there
     /// were some. A packet is answered once the upstream has done all that its entries need.
     pub(super) fn handle_entries(&mut self, engine: &mut Engine) -> bool {
@@ -89,6 +98,9 @@ impl UpstreamSession {
         match declared {
             Some(declared) => self.pending.resolve(granted(options.qos), &[declared, number], subscribed),
             None => self.pending.resolve(granted(options.qos), &[number], subscribed),
+        }
+        if request.wants_retained {
+            self.pending.want_retained(filter);
         }
     }
 

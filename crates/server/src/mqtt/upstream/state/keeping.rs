@@ -27,6 +27,8 @@ pub(in super::super) struct OutboundPublish {
     pub(in super::super) packet_id: u16,
     pub(in super::super) qos: QoS,
     pub(in super::super) dup: bool,
+    /// Whether it is to be retained.
+    pub(in super::super) retains: bool,
     /// As the client has sent it.
     pub(in super::super) topic: Box<str>,
     pub(in super::super) routing_key: Box<str>,
@@ -37,7 +39,8 @@ pub(in super::super) struct OutboundPublish {
 /// The work for the state queue that is under way.
 #[derive(Default)]
 pub(in super::super) struct StateWork {
-    /// Messages and releases that wait for the state queue, in their order. The client is not read meanwhile.
+    /// Messages and releases that wait for the state queue, or for the log of retained messages, in their order. The client is
+    /// not read meanwhile.
     held: VecDeque<HeldWork>,
     /// Releases that the upstream has not confirmed, with the numbers of their records.
     releases: VecDeque<(u64, u16)>,
@@ -55,6 +58,8 @@ pub(in super::super) struct StateWork {
 
 enum HeldWork {
     Publish(OutboundPublish),
+    /// The answer to a message that is not published.
+    Refused(Then),
     /// The client has released a message.
     Release(u16),
     /// The upstream has refused a message.
@@ -77,11 +82,25 @@ impl UpstreamSession {
     /// Publishes a message behind those before it. One of QoS 2 of a session that lasts goes with a record.
     pub(in super::super) fn publish_in_order(&mut self, message: OutboundPublish) {
         let is_recorded = message.qos == QoS::ExactlyOnce && self.uses_queue();
-        if !is_recorded && self.work.held.is_empty() {
+        if !is_recorded && self.work.held.is_empty() && !self.waits_for_log(&message) {
             return self.publish_plain(&message);
         }
         self.work.held.push_back(HeldWork::Publish(message));
         self.pass_held();
+    }
+
+    /// Answers a message that is not published, behind those before it.
+    pub(in super::super) fn refuse_in_order(&mut self, then: Then) {
+        if self.work.held.is_empty() {
+            self.uplink.answer(then);
+        } else {
+            self.work.held.push_back(HeldWork::Refused(then));
+        }
+    }
+
+    /// Whether a message is to be retained, and the log is not there yet.
+    fn waits_for_log(&self, message: &OutboundPublish) -> bool {
+        message.retains && self.retained.log.must_wait(&self.outbox)
     }
 
     fn publish_plain(&mut self, message: &OutboundPublish) {
@@ -122,6 +141,10 @@ impl UpstreamSession {
         let usage = self.uplink.state().usage();
         let waits = !matches!(usage, StateUsage::Ready) || !self.uplink.state().has_room();
         match held {
+            HeldWork::Publish(message) if self.waits_for_log(&message) => {
+                return Err(HeldWork::Publish(message));
+            }
+            HeldWork::Refused(then) => self.uplink.answer(then),
             HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
                 self.publish_plain(&message);
             }
@@ -285,7 +308,9 @@ impl UpstreamSession {
     pub(in super::super) fn publish_rest(&mut self) {
         for held in std::mem::take(&mut self.work.held) {
             match held {
-                HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce => self.publish_plain(&message),
+                HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
+                    self.publish_plain(&message);
+                }
                 // The client sends it again.
                 _ => {}
             }

@@ -1,0 +1,380 @@
+//! The conversation with the upstream: declares the log and binds it, reads it from where it was read to, and publishes markers
+//! and copies.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use amqp::method::{basic, channel, confirm, exchange, queue};
+use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
+use sync::{AtomicWaker, work};
+
+use super::LOG;
+use super::log::{LogRead, RetainedLog};
+use super::record::{self, BINDING_KEY, Encoded};
+use crate::mqtt::hub::EXCHANGE;
+use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced};
+use crate::upstream::confirms::{Confirmed, PublisherConfirms};
+use crate::upstream::sharing::SharedLogin;
+use crate::upstream::sharing::link::{LinkEnd, LinkStep};
+use crate::upstream::sharing::task::{UpstreamLink, UpstreamLinked};
+
+/// Most entries that the upstream sends before they are acknowledged: an upstream 20 ms away still sends 50,000 a second.
+const WINDOW: u16 = 1000;
+
+/// Markers and copies that the upstream has not confirmed at which no more copies are made.
+const MAX_UNCONFIRMED: u64 = 64;
+
+/// The channel that declares, binds and publishes.
+const PUBLISHING: u16 = 1;
+
+/// The channel that consumes.
+const READING: u16 = 2;
+
+/// Nanoseconds charged for each method or entry: it is parsed, and put into the tree.
+const METHOD: u32 = 2000;
+
+/// Picoseconds charged for a byte of an entry.
+const BODY_BYTE: u32 = 150;
+
+/// A log that is read by one login.
+pub(super) struct LogReader {
+    pub(super) log: Arc<RetainedLog>,
+    pub(super) login: SharedLogin,
+    /// Whether the login is not used: it waits for one that may be.
+    pub(super) is_waiting: bool,
+}
+
+/// An upstream connection that reads the log.
+pub(super) struct LogLink {
+    client: AmqpClient,
+    dialogue: LogDialogue,
+}
+
+struct LogDialogue {
+    log: Arc<RetainedLog>,
+    stage: LogStage,
+    confirms: PublisherConfirms,
+    /// The marker that is on its way; 0 for none.
+    marker: u64,
+    /// The last one that was read.
+    reached: u64,
+    /// Whether the channel has to be opened again.
+    reopens: bool,
+    /// Whether the next entry is the first on this connection, and where it is to be.
+    expected: Option<u64>,
+    /// The last delivery tag received, and the last one acknowledged.
+    received: u64,
+    acked: u64,
+    /// Set when the connection is of no more use.
+    end: Option<LinkEnd>,
+}
+
+/// How far the log is declared; each stage is a request that was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LogStage {
+    Exchange,
+    Queue,
+    /// The binding to the exchange of publishers.
+    Publishers,
+    /// The binding to the log's own exchange.
+    Own,
+    Consumer,
+    Reading,
+}
+
+impl UpstreamLinked for LogReader {
+    type Link = LogLink;
+    const NAME: &'static str = "retained messages of MQTT";
+
+    fn login(&self) -> &SharedLogin {
+        &self.login
+    }
+
+    fn waker(&self) -> &AtomicWaker {
+        &self.log.waker
+    }
+
+    fn link(self: &Arc<Self>, client: AmqpClient, _now: Instant) -> LogLink {
+        LogLink::new(&self.log, client)
+    }
+
+    fn handle_lost(&self) {
+        self.log.copy_again();
+    }
+
+    fn expire(&self, now: Instant) {
+        self.log.expire(now);
+    }
+
+    fn end_if_unused(&self, now: Instant) -> bool {
+        let is_over = match self.is_waiting {
+            true => self.log.next_login(now).is_some(),
+            false => !self.log.needs(&self.login),
+        };
+        self.log.end_if_unused(now) || is_over
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.log.next_deadline(self.is_waiting)
+    }
+}
+
+impl LogLink {
+    /// Begins to declare the log.
+    fn new(log: &Arc<RetainedLog>, client: AmqpClient) -> Self {
+        log.ticket_of_reader();
+        let dialogue = LogDialogue {
+            log: Arc::clone(log),
+            stage: LogStage::Exchange,
+            confirms: PublisherConfirms::default(),
+            marker: 0,
+            reached: 0,
+            reopens: false,
+            expected: None,
+            received: 0,
+            acked: 0,
+            end: None,
+        };
+        let mut link = Self { client, dialogue };
+        link.client.send(PUBLISHING, channel::Open { reserved_1: "" });
+        link.dialogue.request(&mut link.client);
+        link
+    }
+}
+
+impl UpstreamLink for LogLink {
+    fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd> {
+        let Self { client, dialogue } = self;
+        dialogue.log.expire(now);
+        client.handle_nudge(waker, now).map_err(LinkEnd::Lost)?;
+        loop {
+            let handled = dialogue.receive(client).map_err(LinkEnd::Lost)?;
+            if let Some(end) = dialogue.end.take() {
+                return Err(end);
+            }
+            dialogue.send(client);
+            client.flush(now).map_err(LinkEnd::Lost)?;
+            if work::is_turn_over() {
+                return Ok(LinkStep::TurnOver);
+            }
+            if handled == 0 && !client.has_received() {
+                return Ok(LinkStep::Idle);
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.client.next_deadline().into_iter().chain(self.dialogue.log.next_deadline(false)).min()
+    }
+
+    fn close(&mut self, waker: &Waker, now: Instant) -> bool {
+        self.client.close_unread(waker, now)
+    }
+}
+
+impl Drop for LogLink {
+    fn drop(&mut self) {
+        self.client.end(transport::now());
+    }
+}
+
+impl LogDialogue {
+    /// Handles what has been received, as far as the turn lasts. Returns the number of events.
+    fn receive(&mut self, client: &mut AmqpClient) -> Result<usize, Fault> {
+        let mut received = client.take_received();
+        let mut handled = 0;
+        let mut stage = self.stage;
+        while self.end.is_none()
+            && !work::is_turn_over()
+            && let Some(event) = received.next(client)?
+        {
+            handled += 1;
+            self.handle(event);
+            if stage != self.stage {
+                stage = self.stage;
+                self.request(client);
+            }
+        }
+        client.put_back(received);
+        Ok(handled)
+    }
+
+    fn handle(&mut self, event: ClientEvent<'_>) {
+        work::charge(METHOD, 1);
+        match event {
+            ClientEvent::Message(_, message) => self.handle_entry(&message),
+            ClientEvent::Method(PUBLISHING, method) => match method {
+                Method::ExchangeDeclareOk(_) => self.stage = LogStage::Queue,
+                Method::QueueDeclareOk(_) => self.stage = LogStage::Publishers,
+                Method::QueueBindOk(_) if self.stage == LogStage::Publishers => self.stage = LogStage::Own,
+                Method::QueueBindOk(_) => self.stage = LogStage::Consumer,
+                Method::BasicAck(ack) => {
+                    self.confirms.settle(ack.delivery_tag, ack.multiple, Confirmed::Acked, |_, _| {});
+                }
+                // The stream has failed: it is read, and written, by another connection.
+                Method::BasicNack(_) => self.lose("the log has failed"),
+                Method::ChannelClose(close) => self.handle_closed(announced(&close)),
+                _ => {}
+            },
+            ClientEvent::Method(READING, method) => match method {
+                Method::BasicConsumeOk(_) => {
+                    self.stage = LogStage::Reading;
+                    self.log.handle_bound();
+                }
+                Method::ChannelClose(close) => self.handle_closed(announced(&close)),
+                Method::BasicCancel(_) => {
+                    self.log.handle_replaced();
+                    self.lose("the log was deleted");
+                }
+                _ => {}
+            },
+            ClientEvent::Method(..) => {}
+        }
+    }
+
+    fn lose(&mut self, why: &'static str) {
+        self.end = Some(LinkEnd::Lost(Fault::new(ReplyCode::ConnectionForced, why)));
+    }
+
+    /// The upstream has closed a channel. A log that exists is used as it is.
+    fn handle_closed(&mut self, fault: Fault) {
+        let is_there = matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::PreconditionFailed);
+        self.stage = match self.stage {
+            LogStage::Exchange if is_there => LogStage::Queue,
+            LogStage::Queue if fault.code == ReplyCode::PreconditionFailed => LogStage::Publishers,
+            LogStage::Reading if fault.code != ReplyCode::AccessRefused => {
+                return self.end = Some(LinkEnd::Lost(fault));
+            }
+            _ => return self.end = Some(LinkEnd::Refused(fault)),
+        };
+        // The channel is closed.
+        self.confirms = PublisherConfirms::default();
+        self.reopens = true;
+    }
+
+    /// A message of any kind, from anybody who may publish to one of the exchanges or to the queue.
+    fn handle_entry(&mut self, received: &ReceivedMessage<'_>) {
+        let ContentMethod::Deliver { delivery_tag, exchange, routing_key, .. } = &received.method else {
+            return;
+        };
+        self.received = *delivery_tag;
+        work::charge_bytes(BODY_BYTE, received.body.len());
+        let Some(placed) = record::read(exchange, routing_key, &received.properties, &received.body) else {
+            let fault = Fault::new(ReplyCode::PreconditionFailed, "the log's queue is no stream");
+            return self.end = Some(LinkEnd::Refused(fault));
+        };
+        if let Some(expected) = self.expected.take()
+            && expected > 0
+            && placed.offset > expected
+        {
+            // The upstream has dropped what was to be read next.
+            self.log.handle_replaced();
+            return self.lose("the log has gone on without this reader");
+        }
+        match self.log.read(placed) {
+            LogRead::Entry => {}
+            LogRead::Marker(number) => {
+                if self.reached == 0 {
+                    let (vhost, topics) = (self.log.vhost(), self.log.topics());
+                    tracing::info!(vhost, topics, "retained messages of MQTT are read");
+                }
+                self.reached = number;
+            }
+            LogRead::Replaced => {
+                self.log.handle_replaced();
+                self.lose("the log was replaced");
+            }
+        }
+    }
+
+    /// Sends the request of the stage.
+    fn request(&mut self, client: &mut AmqpClient) {
+        if std::mem::take(&mut self.reopens) {
+            client.send(PUBLISHING, channel::Open { reserved_1: "" });
+        }
+        let (queue, durable) = (LOG, true);
+        match self.stage {
+            LogStage::Exchange => {
+                let (exchange, kind) = (LOG, "fanout");
+                let declare = exchange::Declare { exchange, kind, durable, ..Default::default() };
+                client.send(PUBLISHING, declare);
+            }
+            LogStage::Queue => {
+                let limits = self.log.limits();
+                let arguments: FieldTable = [
+                    ("x-queue-type", FieldValue::text("stream")),
+                    ("x-max-length-bytes", FieldValue::I64(limits.maximum as i64)),
+                    ("x-stream-max-segment-size-bytes", FieldValue::I64(limits.segment as i64)),
+                ]
+                .into_iter()
+                .collect();
+                let arguments = arguments.encode();
+                let arguments = RawTable::check(&arguments).unwrap_or_default();
+                client.send(PUBLISHING, queue::Declare { queue, durable, arguments, ..Default::default() });
+            }
+            LogStage::Publishers => {
+                let (exchange, routing_key) = (EXCHANGE, BINDING_KEY);
+                client.send(PUBLISHING, queue::Bind { queue, exchange, routing_key, ..Default::default() });
+            }
+            LogStage::Own => {
+                client.send(PUBLISHING, queue::Bind { queue, exchange: LOG, ..Default::default() });
+            }
+            LogStage::Consumer => self.consume(client),
+            LogStage::Reading => {}
+        }
+    }
+
+    fn consume(&mut self, client: &mut AmqpClient) {
+        client.send(PUBLISHING, confirm::Select { no_wait: true });
+        let next = self.log.next_offset();
+        self.expected = Some(next);
+        let offset = match i64::try_from(next) {
+            Ok(next) if next > 0 => FieldValue::I64(next),
+            _ => FieldValue::text("first"),
+        };
+        let arguments: FieldTable = [("x-stream-offset", offset)].into_iter().collect();
+        let arguments = arguments.encode();
+        let arguments = RawTable::check(&arguments).unwrap_or_default();
+        client.send(READING, channel::Open { reserved_1: "" });
+        client.send(READING, basic::Qos { prefetch_size: 0, prefetch_count: WINDOW, global: false });
+        client
+            .send(READING, basic::Consume { queue: LOG, consumer_tag: LOG, arguments, ..Default::default() });
+    }
+
+    /// Sends what is to be sent now.
+    fn send(&mut self, client: &mut AmqpClient) {
+        if self.stage != LogStage::Reading {
+            return;
+        }
+        if self.received > self.acked {
+            self.acked = self.received;
+            client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
+        }
+        if self.marker == self.reached
+            && let Some(number) = self.log.wanted_marker(self.reached)
+        {
+            self.marker = number;
+            self.publish(client, &record::marker(self.log.process, number));
+        }
+        // Copies are made of what is known to be the newest.
+        while self.reached > 0
+            && client.has_room()
+            && !work::is_turn_over()
+            && self.confirms.last() - self.confirms.settled() < MAX_UNCONFIRMED
+            && self.log.has_copies()
+            && let Some(copy) = self.log.next_copy()
+        {
+            self.publish(client, &copy);
+        }
+    }
+
+    fn publish(&mut self, client: &mut AmqpClient, message: &Encoded) {
+        work::charge(METHOD, 1);
+        work::charge_bytes(BODY_BYTE, message.body.len());
+        self.confirms.published();
+        let Encoded { routing_key, properties, body } = message;
+        let publish = basic::Publish { exchange: LOG, routing_key, ..Default::default() };
+        client.publish(PUBLISHING, publish, properties, body);
+    }
+}

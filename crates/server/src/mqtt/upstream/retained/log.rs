@@ -1,0 +1,441 @@
+//! The log of retained messages of one virtual host: what was read of it, the clients that need it, and those that wait for it.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::FieldValue;
+use broker::Timestamp;
+use hashbrown::HashMap;
+use mqtt::ReasonCode;
+use mqtt::topic::merged;
+use sync::{AtomicWaker, Mutex, Rank};
+use transport::Outbox;
+
+use super::record::{self, Encoded, LogEntry, Placed};
+use super::topics::{LogLimits, RetainedTopics};
+use crate::backend::Clock;
+use crate::mqtt::message::Incoming;
+use crate::mqtt::retained::RetainedMessage;
+use crate::mqtt::session::Refusal;
+use crate::upstream::sharing::{LoginKey, SharedLogin};
+
+/// Longest time that a client waits to learn whether messages are retained: enough for the handshakes of a first connection
+/// upstream. After that it counts as so.
+pub(super) const MAX_DECISION: Duration = Duration::from_secs(2);
+
+/// Time that the log is read after the last client has gone: the next one need not wait until all of it has been read again.
+pub(super) const IDLE_TIME: Duration = Duration::from_secs(60);
+
+/// Time after which a login that was refused is tried again: permissions may have been granted.
+pub(super) const REFUSAL_TIME: Duration = Duration::from_secs(60);
+
+/// Logins that are tried in that time: where each client has a user of its own, and none has permission, clients are not to
+/// wait for each other.
+const MAX_REFUSALS: usize = 8;
+
+/// The log of one virtual host, as sessions and its own task see it.
+pub(in super::super) struct RetainedLog {
+    vhost: Box<str>,
+    /// A random number that tells markers of this log's reader from others.
+    pub(super) process: u64,
+    limits: LogLimits,
+    clock: Clock,
+    state: Mutex<LogState, { Rank::RetainedTree as u8 }>,
+    /// Wakes the log's task.
+    pub(super) waker: AtomicWaker,
+}
+
+struct LogState {
+    topics: RetainedTopics,
+    logins: HashMap<LoginKey, LoginUse>,
+    /// When the upstream has refused logins, the last few times.
+    refusals: VecDeque<Instant>,
+    status: LogStatus,
+    /// Those that wait for another status, with the ends of their waits.
+    undecided: VecDeque<(Instant, Arc<Outbox>)>,
+    /// The number of the last ticket.
+    tickets: u64,
+    /// The last ticket up to whose time the log was read.
+    reached: u64,
+    /// Those that wait for a ticket.
+    waiting: VecDeque<(u64, Arc<Outbox>)>,
+    /// Since when there has been no client.
+    unused_since: Option<Instant>,
+    is_draining: bool,
+    /// Set when the log is given up; it then takes no client.
+    has_ended: bool,
+    /// Whether a message was dropped for lack of room, which is logged once.
+    is_overfull: bool,
+}
+
+/// A login of connected clients.
+struct LoginUse {
+    clients: usize,
+    /// The upstream has refused it the log.
+    refused: Option<Instant>,
+}
+
+/// Whether messages are retained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LogStatus {
+    /// It is not known whether the log is there.
+    Undecided,
+    /// The log is there, and gets each message that is to be retained.
+    Bound,
+    /// No login may read and declare it.
+    Refused,
+}
+
+impl RetainedLog {
+    pub(super) fn new(vhost: &str, limits: LogLimits, clock: Clock, is_draining: bool) -> Arc<Self> {
+        let number = || RandomState::new().hash_one(vhost);
+        let process = number();
+        let state = LogState {
+            topics: RetainedTopics::new(limits, number()),
+            logins: HashMap::new(),
+            refusals: VecDeque::new(),
+            status: LogStatus::Undecided,
+            undecided: VecDeque::new(),
+            tickets: 0,
+            reached: 0,
+            waiting: VecDeque::new(),
+            unused_since: None,
+            is_draining,
+            has_ended: false,
+            is_overfull: false,
+        };
+        let (state, waker) = (Mutex::new(state), AtomicWaker::new());
+        Arc::new(Self { vhost: vhost.into(), process, limits, clock, state, waker })
+    }
+
+    pub(super) fn vhost(&self) -> &str {
+        &self.vhost
+    }
+
+    pub(super) fn limits(&self) -> LogLimits {
+        self.limits
+    }
+
+    /// Adds a client; `None` if the log has ended, and another one is to be used.
+    pub(super) fn join(self: &Arc<Self>, login: &SharedLogin, outbox: &Arc<Outbox>) -> Option<LogClient> {
+        let mut state = self.state.lock();
+        if state.has_ended {
+            return None;
+        }
+        state.unused_since = None;
+        let (key, since) = (LoginKey(login.clone()), transport::now());
+        if state.status == LogStatus::Refused && !state.logins.contains_key(&key) && state.may_try(since) {
+            state.status = LogStatus::Undecided;
+        }
+        state.logins.entry(key).or_insert(LoginUse { clients: 0, refused: None }).clients += 1;
+        if state.status == LogStatus::Undecided {
+            state.undecided.push_back((since + MAX_DECISION, Arc::clone(outbox)));
+        }
+        drop(state);
+        self.waker.wake();
+        Some(LogClient { log: Arc::clone(self), login: login.clone(), since })
+    }
+
+    fn leave(&self, login: &SharedLogin) {
+        let mut state = self.state.lock();
+        let key = LoginKey(login.clone());
+        if let Some(login) = state.logins.get_mut(&key) {
+            login.clients -= 1;
+            if login.clients == 0 {
+                state.logins.remove(&key);
+            }
+        }
+        if state.logins.is_empty() {
+            state.unused_since = Some(transport::now());
+        }
+        drop(state);
+        self.waker.wake();
+    }
+
+    /// A login that has not been refused, or is to be tried again.
+    pub(super) fn next_login(&self, now: Instant) -> Option<SharedLogin> {
+        let state = self.state.lock();
+        let is_candidate =
+            |login: &LoginUse| state.may_try(now) && login.refused.is_none_or(|at| at + REFUSAL_TIME <= now);
+        state.logins.iter().find(|(_, login)| is_candidate(login)).map(|(key, _)| key.0.clone())
+    }
+
+    /// Whether a login has clients.
+    pub(super) fn needs(&self, login: &SharedLogin) -> bool {
+        let state = self.state.lock();
+        // The last one reads on until the log is given up.
+        state.logins.is_empty() || state.logins.contains_key(&LoginKey(login.clone()))
+    }
+
+    /// The upstream has refused the log to a login.
+    pub(super) fn handle_refusal(&self, login: &SharedLogin) {
+        let (mut state, now) = (self.state.lock(), transport::now());
+        if state.refusals.len() == MAX_REFUSALS {
+            state.refusals.pop_front();
+        }
+        state.refusals.push_back(now);
+        if let Some(login) = state.logins.get_mut(&LoginKey(login.clone())) {
+            login.refused = Some(now);
+        }
+    }
+
+    /// No login may read the log. Returns whether that is new.
+    pub(super) fn refuse(&self) -> bool {
+        self.set_status(LogStatus::Refused)
+    }
+
+    /// The log is declared and bound.
+    pub(super) fn handle_bound(&self) {
+        self.set_status(LogStatus::Bound);
+    }
+
+    /// The log was deleted, or another one has taken its place.
+    pub(super) fn handle_replaced(&self) {
+        let mut state = self.state.lock();
+        state.topics = RetainedTopics::new(self.limits, self.process);
+        state.status = LogStatus::Undecided;
+    }
+
+    fn set_status(&self, status: LogStatus) -> bool {
+        let mut state = self.state.lock();
+        let is_new = std::mem::replace(&mut state.status, status) != status;
+        let mut nudged: Vec<_> =
+            std::mem::take(&mut state.undecided).into_iter().map(|(_, who)| who).collect();
+        if status == LogStatus::Refused {
+            nudged.extend(std::mem::take(&mut state.waiting).into_iter().map(|(_, who)| who));
+        }
+        drop(state);
+        nudged.iter().for_each(|outbox| outbox.nudge());
+        is_new
+    }
+
+    /// Handles what was read. Returns whether it was this reader's own marker.
+    pub(super) fn read(&self, placed: Placed) -> LogRead {
+        let now = self.now();
+        let mut state = self.state.lock();
+        if let LogEntry::Marker { process, number } = placed.entry
+            && process == self.process
+            && number > state.reached
+        {
+            if placed.offset < state.topics.next() {
+                return LogRead::Replaced;
+            }
+            state.topics.read(placed, now);
+            state.reached = number;
+            let mut nudged = Vec::new();
+            while let Some((_, outbox)) = state.waiting.pop_front_if(|(ticket, _)| *ticket <= number) {
+                nudged.push(outbox);
+            }
+            drop(state);
+            nudged.iter().for_each(|outbox| outbox.nudge());
+            return LogRead::Marker(number);
+        }
+        if !state.topics.read(placed, now) && !std::mem::replace(&mut state.is_overfull, true) {
+            drop(state);
+            tracing::warn!(vhost = &*self.vhost, "retained messages are dropped, as there are too many");
+        }
+        LogRead::Entry
+    }
+
+    /// The number of a marker to be published, if one later than `last` is asked for.
+    pub(super) fn wanted_marker(&self, last: u64) -> Option<u64> {
+        Some(self.state.lock().tickets).filter(|tickets| *tickets > last)
+    }
+
+    /// A ticket of the reader itself, for a connection that begins.
+    pub(super) fn ticket_of_reader(&self) {
+        self.state.lock().tickets += 1;
+    }
+
+    /// The offset to read from.
+    pub(super) fn next_offset(&self) -> u64 {
+        self.state.lock().topics.next()
+    }
+
+    /// Number of topics with a message.
+    pub(super) fn topics(&self) -> usize {
+        self.state.lock().topics.len()
+    }
+
+    /// The next entry to be copied to the log's end.
+    pub(super) fn next_copy(&self) -> Option<Encoded> {
+        let now = self.now();
+        self.state.lock().topics.next_copy(now)
+    }
+
+    /// Whether there may be one.
+    pub(super) fn has_copies(&self) -> bool {
+        self.state.lock().topics.has_copies()
+    }
+
+    /// Copies may not have arrived.
+    pub(super) fn copy_again(&self) {
+        self.state.lock().topics.copy_again();
+    }
+
+    fn now(&self) -> Timestamp {
+        self.clock.timestamp(transport::now())
+    }
+
+    /// Ends waits.
+    pub(super) fn expire(&self, now: Instant) {
+        let mut state = self.state.lock();
+        let mut nudged = Vec::new();
+        while let Some((_, outbox)) = state.undecided.pop_front_if(|(end, _)| *end <= now) {
+            nudged.push(outbox);
+        }
+        drop(state);
+        nudged.iter().for_each(|outbox| outbox.nudge());
+    }
+
+    pub(super) fn end_if_unused(&self, now: Instant) -> bool {
+        let mut state = self.state.lock();
+        let idle_time = state.idle_time();
+        state.has_ended |= state.unused_since.is_some_and(|since| now >= since + idle_time);
+        state.has_ended
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().has_ended
+    }
+
+    /// The next time for the two before, and for a login that was refused if `retries`.
+    pub(super) fn next_deadline(&self, retries: bool) -> Option<Instant> {
+        let state = self.state.lock();
+        let unused = state.unused_since.map(|since| since + state.idle_time());
+        let retry = || match state.may_try(transport::now()) {
+            true => state.logins.values().filter_map(|login| login.refused).min(),
+            false => state.refusals.front().copied(),
+        };
+        let retry = retries.then(retry).flatten().map(|at| at + REFUSAL_TIME);
+        let undecided = state.undecided.front().map(|(end, _)| *end);
+        unused.into_iter().chain(retry).chain(undecided).min()
+    }
+
+    /// From now on the log is given up as soon as it has no client.
+    pub(super) fn drain(&self) {
+        self.state.lock().is_draining = true;
+        self.waker.wake();
+    }
+
+    /// Gives the log up.
+    pub(super) fn end(&self) {
+        self.state.lock().has_ended = true;
+        self.refuse();
+    }
+}
+
+/// The kind of an entry that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LogRead {
+    Entry,
+    /// This reader's own marker.
+    Marker(u64),
+    /// The log is another one than before.
+    Replaced,
+}
+
+impl LogState {
+    /// Whether another login may be tried.
+    fn may_try(&self, now: Instant) -> bool {
+        self.refusals.len() < MAX_REFUSALS || self.refusals.front().is_none_or(|at| *at + REFUSAL_TIME <= now)
+    }
+
+    fn idle_time(&self) -> Duration {
+        if self.is_draining { Duration::ZERO } else { IDLE_TIME }
+    }
+}
+
+/// A client's hold on the log of its virtual host. Dropping it gives it up.
+pub(in super::super) struct LogClient {
+    log: Arc<RetainedLog>,
+    login: SharedLogin,
+    since: Instant,
+}
+
+impl LogClient {
+    fn status(&self) -> LogStatus {
+        self.log.state.lock().status
+    }
+
+    /// Whether it is known whether messages are retained, or the client is not to wait for that any longer. Its outbox is
+    /// nudged when that is so.
+    pub(in super::super) fn is_decided(&self) -> bool {
+        self.status() != LogStatus::Undecided || transport::now() >= self.since + MAX_DECISION
+    }
+
+    /// Whether messages are retained, or may be.
+    pub(in super::super) fn is_available(&self) -> bool {
+        self.status() != LogStatus::Refused
+    }
+
+    /// Whether a message that is to be retained has to wait for the log. If so, the outbox is nudged when it need not.
+    pub(in super::super) fn must_wait(&self, outbox: &Arc<Outbox>) -> bool {
+        let mut state = self.log.state.lock();
+        let waits = state.status == LogStatus::Undecided;
+        if waits {
+            // It is nudged at the end of a client's wait, too, which does no harm.
+            state.undecided.push_back((transport::now() + MAX_DECISION, Arc::clone(outbox)));
+        }
+        waits
+    }
+
+    /// Whether a message with this key and size may be retained.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(super) fn check(&self, routing_key: &str, properties: &[u8], payload: usize) -> Result<(), Refusal> {
+        let size = record::size_of(routing_key, properties, payload);
+        let has_room = || {
+            let now = self.log.now();
+            self.log.state.lock().topics.has_room(&merged(routing_key), size, now)
+        };
+        if payload == 0 || has_room() {
+            return Ok(());
+        }
+        Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "too much is retained" })
+    }
+
+    /// The header by which the log knows a message.
+    pub(super) fn header(&self, message: &Incoming<'_>) -> (&'static str, FieldValue) {
+        record::original(message, self.log.now())
+    }
+
+    /// A ticket for the log as it is now; the outbox is nudged when it has been read. `None` if it is not read.
+    pub(super) fn ticket(&self, outbox: &Arc<Outbox>) -> Option<u64> {
+        let mut state = self.log.state.lock();
+        if state.status == LogStatus::Refused {
+            return None;
+        }
+        state.tickets += 1;
+        let ticket = state.tickets;
+        state.waiting.push_back((ticket, Arc::clone(outbox)));
+        drop(state);
+        self.log.waker.wake();
+        Some(ticket)
+    }
+
+    /// Whether the log has been read as far as it went at the time of a ticket, or is not read.
+    pub(super) fn has_reached(&self, ticket: u64) -> bool {
+        let state = self.log.state.lock();
+        state.reached >= ticket || state.status == LogStatus::Refused
+    }
+
+    /// The messages of the topics that a filter matches.
+    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
+        self.log.state.lock().topics.matching(&merged(filter), now)
+    }
+
+    /// The message of a topic.
+    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
+        self.log.state.lock().topics.get(topic, now)
+    }
+}
+
+impl Drop for LogClient {
+    fn drop(&mut self) {
+        self.log.leave(&self.login);
+    }
+}

@@ -1,0 +1,208 @@
+//! An entry of the log of retained messages, as a message of the upstream.
+//!
+//! Its own part is a header of bytes ([`HEADER`]): RabbitMQ 3.10 drops arrays and tables from the headers of what it writes to
+//! a stream. The routing key is that of the topic, and the body is the payload.
+//!
+//! ```text
+//! u8   kind: 252 original, 253 copy, 254 copy of a removal, 255 marker
+//! u64  version, of copies alone
+//! u8   QoS                                           \
+//! u64  milliseconds since 1970 of its expiry, or 0    } of originals and copies
+//!      properties of the PUBLISH packet              /
+//! u64  process and u64 number, of markers alone
+//! ```
+
+use amqp::properties::PERSISTENT;
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use broker::Timestamp;
+use bytes::Bytes;
+use mqtt::topic::{check_name, merged};
+use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
+
+use super::LOG;
+use crate::mqtt::hub::EXCHANGE as PUBLISHERS;
+use crate::mqtt::message::{Incoming, lasting};
+use crate::mqtt::retained::RetainedMessage;
+
+/// The header of an entry.
+const HEADER: &str = "x-leveret-retained";
+
+/// The header that RabbitMQ adds to a stream's messages.
+const OFFSET: &str = "x-stream-offset";
+
+/// The first word of the second routing key.
+const FIRST_WORD: &str = "%leveret-retained";
+
+/// The key by which the log is bound. A pattern that matches the first word of one of a message's two keys by a wildcard
+/// matches that of the other as well, so that no other queue gets a message by the second key alone.
+pub(super) const BINDING_KEY: &str = "%leveret-retained.#";
+
+// No bytes of UTF-8, so that no text of a client's is taken for one.
+const ORIGINAL: u8 = 252;
+const COPY: u8 = 253;
+const REMOVAL: u8 = 254;
+const MARKER: u8 = 255;
+
+/// Bytes that an entry takes in the log besides payload, key and header: more than RabbitMQ needs, so that copies are made
+/// in time.
+const OWN_BYTES: u64 = 160;
+
+/// An entry that was read.
+#[derive(Debug, PartialEq)]
+pub(super) enum LogEntry {
+    /// A topic has a message, or none any more.
+    Topic(TopicEntry),
+    /// A process has asked how far the log goes.
+    Marker { process: u64, number: u64 },
+    /// Something that somebody else has published.
+    Foreign,
+}
+
+/// A topic's message, or that it has none.
+#[derive(Debug, PartialEq)]
+pub(super) struct TopicEntry {
+    /// That of a copy; an original has its own offset.
+    pub(super) version: Option<u64>,
+    pub(super) topic: Box<str>,
+    /// `None` if it was removed.
+    pub(super) message: Option<RetainedMessage>,
+}
+
+/// An entry with its place in the log.
+#[derive(Debug, PartialEq)]
+pub(super) struct Placed {
+    pub(super) offset: u64,
+    /// Bytes in the log, as far as they can be known.
+    pub(super) size: u64,
+    pub(super) entry: LogEntry,
+}
+
+/// A message of the upstream: header and rest.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Encoded {
+    pub(super) routing_key: Box<str>,
+    /// Flags and list.
+    pub(super) properties: Vec<u8>,
+    pub(super) body: Bytes,
+}
+
+/// The second routing key of a message that is to be retained.
+pub(super) fn second_key(routing_key: &str) -> String {
+    let rest = routing_key.find('.').map_or("", |at| &routing_key[at..]);
+    format!("{FIRST_WORD}{rest}")
+}
+
+/// The header of a message that a client has published.
+pub(super) fn original(message: &Incoming<'_>, now: Timestamp) -> (&'static str, FieldValue) {
+    let expiry = message.properties.message_expiry_interval();
+    let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
+    let mut bytes = vec![ORIGINAL];
+    describe(message.qos, expires, &lasting(&message.properties), &mut bytes);
+    (HEADER, FieldValue::ByteArray(bytes))
+}
+
+/// A copy of a topic's message.
+pub(super) fn copy(version: u64, message: &RetainedMessage) -> Encoded {
+    let mut bytes = vec![COPY];
+    bytes.extend_from_slice(&version.to_be_bytes());
+    describe(message.qos, message.expires, &message.properties, &mut bytes);
+    encode(&message.topic, bytes, message.payload.clone())
+}
+
+/// A copy of the removal of a topic's message.
+pub(super) fn removal(version: u64, topic: &str) -> Encoded {
+    let mut bytes = vec![REMOVAL];
+    bytes.extend_from_slice(&version.to_be_bytes());
+    encode(topic, bytes, Bytes::new())
+}
+
+/// A marker.
+pub(super) fn marker(process: u64, number: u64) -> Encoded {
+    let mut bytes = vec![MARKER];
+    bytes.extend_from_slice(&process.to_be_bytes());
+    bytes.extend_from_slice(&number.to_be_bytes());
+    encode("", bytes, Bytes::new())
+}
+
+fn describe(qos: QoS, expires: Option<Timestamp>, properties: &PropertyList, out: &mut Vec<u8>) {
+    out.push(qos as u8);
+    out.extend_from_slice(&expires.map_or(0, |at| at.0).to_be_bytes());
+    out.extend_from_slice(properties.as_properties().bytes());
+}
+
+fn encode(topic: &str, header: Vec<u8>, body: Bytes) -> Encoded {
+    let headers: FieldTable = [(HEADER, FieldValue::ByteArray(header))].into_iter().collect();
+    let headers = headers.encode();
+    let mut amqp = Properties::default().with_delivery_mode(PERSISTENT);
+    amqp.headers = RawTable::check(&headers).ok();
+    let mut properties = Vec::new();
+    amqp.encode(&mut properties);
+    Encoded { routing_key: mqtt::topic::topic_to_routing_key(topic).into(), properties, body }
+}
+
+/// Reads a message of the log. Originals come by the exchange of publishers, the others by that of the log, which fewer may
+/// publish to. Returns `None` if the queue is no stream.
+pub(super) fn read(exchange: &str, routing_key: &str, properties: &[u8], body: &[u8]) -> Option<Placed> {
+    let size = OWN_BYTES + (routing_key.len() + properties.len() + body.len()) as u64;
+    let headers = Properties::decode(properties).ok()?.headers?.decode();
+    let offset = headers.get(OFFSET).and_then(FieldValue::as_integer)?;
+    let offset = u64::try_from(offset).ok()?;
+    let header = match headers.get(HEADER) {
+        // RabbitMQ 4 makes a long string of bytes.
+        Some(FieldValue::ByteArray(header) | FieldValue::LongString(header)) => header,
+        _ => return Some(Placed { offset, size, entry: LogEntry::Foreign }),
+    };
+    let kind = header.first().copied().unwrap_or_default();
+    let is_at_home = if kind == ORIGINAL { exchange == PUBLISHERS } else { exchange == LOG };
+    let entry = is_at_home.then(|| entry(routing_key, header, body)).flatten().filter(|entry| match entry {
+        // A later version than its own place in the log would hide all that follows.
+        LogEntry::Topic(topic) => topic.version.is_none_or(|version| version < offset),
+        _ => true,
+    });
+    Some(Placed { offset, size, entry: entry.unwrap_or(LogEntry::Foreign) })
+}
+
+fn entry(routing_key: &str, header: &[u8], body: &[u8]) -> Option<LogEntry> {
+    let (kind, rest) = header.split_first()?;
+    if *kind == MARKER {
+        let (process, rest) = number(rest)?;
+        let (number, _) = number(rest)?;
+        return Some(LogEntry::Marker { process, number });
+    }
+    let topic = merged(routing_key);
+    check_name(&topic).ok().filter(|()| !topic.contains('\0'))?;
+    let topic: Box<str> = (*topic).into();
+    let (version, rest) = match *kind {
+        ORIGINAL => (None, rest),
+        COPY | REMOVAL => number(rest).map(|(version, rest)| (Some(version), rest))?,
+        _ => return None,
+    };
+    if *kind == REMOVAL || body.is_empty() {
+        return Some(LogEntry::Topic(TopicEntry { version, topic, message: None }));
+    }
+    let (qos, rest) = rest.split_first()?;
+    let (expires, rest) = number(rest)?;
+    let checked = PacketProperties::check(rest, Holder::Publish).ok()?;
+    let is_publishers = |property: &Property<'_>| !matches!(property, Property::SubscriptionIdentifier(_));
+    let properties = lasting(&checked);
+    let properties = properties.as_properties().iter().filter(is_publishers);
+    let message = RetainedMessage {
+        topic: (*topic).into(),
+        qos: QoS::from_level(*qos)?,
+        properties: properties.fold(PropertyList::new(), PropertyList::with),
+        payload: Bytes::copy_from_slice(body),
+        expires: Some(expires).filter(|at| *at != 0).map(Timestamp),
+    };
+    Some(LogEntry::Topic(TopicEntry { version, topic, message: Some(message) }))
+}
+
+/// A number at the front of `bytes`, and the rest.
+fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_be_bytes(*number), rest))
+}
+
+/// Bytes that a message takes in the log.
+pub(super) fn size_of(routing_key: &str, properties: &[u8], payload: usize) -> u64 {
+    OWN_BYTES + (routing_key.len() + properties.len() + payload) as u64
+}

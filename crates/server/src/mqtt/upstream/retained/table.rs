@@ -1,0 +1,124 @@
+//! The logs of this process, and the task of each.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proxy::Pool;
+use sync::{Mutex, Rank};
+use transport::Outbox;
+
+use super::LOG;
+use super::link::LogReader;
+use super::log::{LogClient, RetainedLog};
+use super::topics::LogLimits;
+use crate::backend::Clock;
+use crate::upstream::sharing::task::{OpenUpstream, serve, unless_unused};
+use crate::upstream::sharing::{PoolUpstream, SharedLogin};
+
+/// One log for each virtual host with clients.
+pub(in super::super) struct RetainedLogs {
+    clock: Clock,
+    limits: LogLimits,
+    logs: Mutex<HashMap<Box<str>, Arc<RetainedLog>>, { Rank::RetainedTrees as u8 }>,
+    is_draining: AtomicBool,
+}
+
+impl RetainedLogs {
+    pub(in super::super) fn new(clock: Clock) -> Arc<Self> {
+        Self::with_limits(clock, super::LIMITS)
+    }
+
+    /// With logs of another size.
+    pub(super) fn with_limits(clock: Clock, limits: LogLimits) -> Arc<Self> {
+        Arc::new(Self { clock, limits, logs: Mutex::default(), is_draining: AtomicBool::new(false) })
+    }
+
+    /// Adds a client that the upstream has accepted with `login`. Its outbox is nudged when it is known whether messages are
+    /// retained. Must be called within a runtime: the first client of a virtual host starts the task of its log.
+    pub(in super::super) fn join(
+        self: &Arc<Self>,
+        pool: &Arc<Pool>,
+        login: &SharedLogin,
+        outbox: &Arc<Outbox>,
+    ) -> LogClient {
+        let pool = Arc::clone(pool);
+        self.join_by(login, outbox, move |login| PoolUpstream::new(&pool, login))
+    }
+
+    /// As [`Self::join`]; a new log opens its connections by `upstream`.
+    pub(super) fn join_by<U: OpenUpstream>(
+        self: &Arc<Self>,
+        login: &SharedLogin,
+        outbox: &Arc<Outbox>,
+        upstream: impl Fn(&SharedLogin) -> U + Send + Sync + 'static,
+    ) -> LogClient {
+        let login = SharedLogin { prefix: LOG, ..login.clone() };
+        let mut logs = self.logs.lock();
+        if let Some(client) = logs.get(&login.vhost).and_then(|log| log.join(&login, outbox)) {
+            return client;
+        }
+        loop {
+            let is_draining = self.is_draining.load(Ordering::Acquire);
+            let log = RetainedLog::new(&login.vhost, self.limits, self.clock, is_draining);
+            // A new log has not ended.
+            let Some(client) = log.join(&login, outbox) else { continue };
+            logs.insert(login.vhost.clone(), Arc::clone(&log));
+            drop(logs);
+            tokio::spawn(run(ListedLog { all: Arc::clone(self), log }, login, upstream));
+            return client;
+        }
+    }
+
+    /// From now on each log is given up as soon as its last client has gone.
+    pub(in super::super) fn drain(&self) {
+        self.is_draining.store(true, Ordering::Release);
+        let logs: Vec<_> = self.logs.lock().values().cloned().collect();
+        logs.iter().for_each(|log| log.drain());
+    }
+}
+
+/// Reads a log by the login of one of its clients, and by that of another one if the upstream refuses it.
+async fn run<U: OpenUpstream>(listed: ListedLog, first: SharedLogin, upstream: impl Fn(&SharedLogin) -> U) {
+    let log = &listed.log;
+    let (mut login, mut refused) = (first, None);
+    while !log.has_ended() {
+        let next = log.next_login(transport::now());
+        let is_waiting = next.is_none();
+        login = next.unwrap_or(login);
+        let reader = Arc::new(LogReader { log: Arc::clone(log), login: login.clone(), is_waiting });
+        if !is_waiting {
+            refused = serve(&reader, &upstream(&login)).await;
+            if refused.is_some() {
+                log.handle_refusal(&login);
+            }
+            continue;
+        }
+        if let Some(fault) = refused.take()
+            && log.refuse()
+        {
+            let (user, vhost) = (&login.credentials.username, log.vhost());
+            tracing::warn!(user, vhost, %fault, queue = LOG, "messages of MQTT clients are not retained");
+        }
+        unless_unused(&*reader, pending::<()>()).await;
+    }
+}
+
+/// A log's entry in the table, removed however its task ends.
+struct ListedLog {
+    all: Arc<RetainedLogs>,
+    log: Arc<RetainedLog>,
+}
+
+impl Drop for ListedLog {
+    fn drop(&mut self) {
+        // If the task has failed, clients must not wait for nothing.
+        self.log.end();
+        let mut logs = self.all.logs.lock();
+        // Another one may have taken its place.
+        if logs.get(self.log.vhost()).is_some_and(|other| Arc::ptr_eq(other, &self.log)) {
+            logs.remove(self.log.vhost());
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The retained message of each topic, as far as the log has been read, and the entries that are to be copied to the log's end.
+//!
+//! The upstream drops the log's oldest segments when it is full. An entry that is of use is copied before that, once more than
+//! half of the log's maximum lies behind it. A copy has the version of its original, the original's offset: what a topic
+//! retains is the entry of the highest version, wherever that lies. A process that copies an entry may not have read a later
+//! one yet, so that a copy may lie behind a newer entry: readers pass over it.
+//!
+//! A removal is forgotten half a maximum behind it, unless such an older copy lies behind it: a process that reads the log
+//! after the removal has been dropped would take the copy. The removal is then copied as well, and lies behind the older copy.
+//!
+//! Example: `a` is set at offset 1 and removed at 5. A process that has read 4 copies version 1, which is entry 6. A reader
+//! knows version 5 at 6, and copies the removal: entry 900 of version 5. One that begins to read at 6 reads `a`, and its
+//! removal at 900.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use broker::Timestamp;
+use hashbrown::HashMap;
+
+use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
+use crate::mqtt::retained::{RetainedMessage, RetainedTree};
+
+/// Sizes in bytes of the log of one virtual host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LogLimits {
+    /// The upstream drops the oldest segments above this.
+    pub(super) maximum: u64,
+    /// The size of a segment.
+    pub(super) segment: u64,
+}
+
+impl LogLimits {
+    /// Bytes of the entries of use up to which clients may retain more. Each of them is copied once while half of the maximum
+    /// is written: above that, copies would beget copies.
+    fn of_publishers(self) -> u64 {
+        self.maximum / 4
+    }
+
+    /// Bytes up to which entries are taken: publishers of several processes may go beyond their bound together, and others do
+    /// not know it.
+    fn of_readers(self) -> u64 {
+        self.maximum / 8 * 3
+    }
+
+    /// Bytes behind an entry after which it is copied.
+    fn of_copies(self) -> u64 {
+        self.maximum / 2
+    }
+}
+
+/// Removals that are remembered at most. Beyond that the oldest are forgotten early: a copy that a process was making just then
+/// would bring the message back.
+const MAX_REMOVALS: usize = 100_000;
+
+/// Entries that are looked at for one copy at most, so that a turn ends.
+const MAX_SCANNED: usize = 1000;
+
+/// The topics of a log.
+pub(super) struct RetainedTopics {
+    limits: LogLimits,
+    /// Bytes beyond [`LogLimits::of_copies`], by which processes differ: most copies are made by the first alone.
+    jitter: u64,
+    tree: RetainedTree,
+    known: HashMap<Arc<str>, KnownTopic>,
+    /// The topics by the offsets of their entries.
+    places: BTreeMap<u64, Arc<str>>,
+    /// The offsets of those without a message.
+    removals: BTreeSet<u64>,
+    /// Bytes of entries of topics with a message.
+    live: u64,
+    /// The first offset that was not read.
+    next: u64,
+    /// Bytes of all entries that were read.
+    end: u64,
+    /// The offset of the last entry that was handed out to be copied.
+    copied: Option<u64>,
+}
+
+/// The highest version of a topic.
+#[derive(Debug, Clone, Copy)]
+struct KnownTopic {
+    version: u64,
+    /// The offset of its last entry.
+    offset: u64,
+    /// [`RetainedTopics::end`] when that was read.
+    at: u64,
+    /// Bytes of that.
+    size: u64,
+    has_message: bool,
+    /// An entry of an earlier version lies behind it.
+    is_followed: bool,
+}
+
+impl RetainedTopics {
+    /// Of a log that was not read yet. `jitter` is a random number.
+    pub(super) fn new(limits: LogLimits, jitter: u64) -> Self {
+        let jitter = jitter % (limits.maximum / 8).max(1);
+        let (tree, known, places, removals) = Default::default();
+        let (live, next, end, copied) = (0, 0, 0, None);
+        Self { limits, jitter, tree, known, places, removals, live, next, end, copied }
+    }
+
+    /// The offset to read from.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Number of topics with a message.
+    pub(super) fn len(&self) -> usize {
+        self.known.len() - self.removals.len()
+    }
+
+    /// Handles an entry. Those that were read before are passed over. Returns false for a message that was not taken, as there
+    /// is no room for it.
+    pub(super) fn read(&mut self, placed: Placed, now: Timestamp) -> bool {
+        let Placed { offset, size, entry } = placed;
+        if offset < self.next {
+            return true;
+        }
+        self.next = offset + 1;
+        self.end += size;
+        let LogEntry::Topic(TopicEntry { version, topic, message }) = entry else { return true };
+        let version = version.unwrap_or(offset);
+        if let Some(known) = self.known.get_mut(&*topic)
+            && version <= known.version
+        {
+            if version < known.version {
+                known.is_followed = true;
+            } else {
+                self.copied_to(&topic, offset, size);
+            }
+            return true;
+        }
+        self.forget(&topic);
+        let message = message.filter(|message| !message.is_expired(now));
+        let wanted = message.is_some();
+        let message = message.filter(|message| self.takes(message, size, now));
+        let has_message = message.is_some();
+        match message {
+            Some(message) => _ = self.tree.set(message),
+            None => _ = self.tree.clear(&topic),
+        }
+        let topic: Arc<str> = (*topic).into();
+        let is_followed = false;
+        let known = KnownTopic { version, offset, at: self.end, size, has_message, is_followed };
+        self.place(topic, known);
+        while self.removals.len() > MAX_REMOVALS
+            && let Some(oldest) = self.removals.first().copied()
+        {
+            self.forget_at(oldest);
+        }
+        wanted == has_message
+    }
+
+    /// Whether there is room for a message that was read; its topic counts for nothing any more.
+    fn takes(&mut self, message: &RetainedMessage, size: u64, now: Timestamp) -> bool {
+        let fits = |all: &Self| all.live + size <= all.limits.of_readers() && all.tree.has_room(message);
+        if !fits(self) {
+            self.expire(now);
+        }
+        fits(self)
+    }
+
+    /// The entry of the known version has been copied.
+    fn copied_to(&mut self, topic: &str, offset: u64, size: u64) {
+        let Some((topic, mut known)) = self.unplace(topic) else { return };
+        (known.offset, known.at, known.size, known.is_followed) = (offset, self.end, size, false);
+        self.place(topic, known);
+    }
+
+    fn place(&mut self, topic: Arc<str>, known: KnownTopic) {
+        if known.has_message {
+            self.live += known.size;
+        } else {
+            self.removals.insert(known.offset);
+        }
+        self.places.insert(known.offset, Arc::clone(&topic));
+        self.known.insert(topic, known);
+    }
+
+    fn unplace(&mut self, topic: &str) -> Option<(Arc<str>, KnownTopic)> {
+        let (topic, known) = self.known.remove_entry(topic)?;
+        if known.has_message {
+            self.live -= known.size;
+        } else {
+            self.removals.remove(&known.offset);
+        }
+        self.places.remove(&known.offset);
+        Some((topic, known))
+    }
+
+    fn forget(&mut self, topic: &str) {
+        self.unplace(topic);
+    }
+
+    fn forget_at(&mut self, offset: u64) {
+        if let Some(topic) = self.places.get(&offset).cloned() {
+            self.forget(&topic);
+        }
+    }
+
+    /// Removes expired messages.
+    fn expire(&mut self, now: Timestamp) {
+        for topic in self.tree.sweep(now) {
+            self.removed_here(&topic);
+        }
+    }
+
+    /// The message of a topic has expired.
+    fn removed_here(&mut self, topic: &str) {
+        self.tree.clear(topic);
+        if let Some((topic, known)) = self.unplace(topic) {
+            self.place(topic, KnownTopic { has_message: false, ..known });
+        }
+    }
+
+    /// Whether a client may retain a message of this size.
+    pub(super) fn has_room(&mut self, topic: &str, size: u64, now: Timestamp) -> bool {
+        let before = self.known.get(topic).filter(|known| known.has_message).map_or(0, |known| known.size);
+        let fits = |all: &Self| all.live.saturating_sub(before) + size <= all.limits.of_publishers();
+        if !fits(self) {
+            self.expire(now);
+        }
+        fits(self)
+    }
+
+    /// The message of a topic.
+    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
+        self.tree.get(topic, now)
+    }
+
+    /// The messages of the topics that a filter matches.
+    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
+        self.tree.matching(filter, now)
+    }
+
+    /// The next entry to be copied to the log's end. The log must have been read to its end.
+    pub(super) fn next_copy(&mut self, now: Timestamp) -> Option<Encoded> {
+        let from = self.copied.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut forgotten = Vec::new();
+        let mut copy = None;
+        for (offset, topic) in self.places.range((from, Bound::Unbounded)).take(MAX_SCANNED) {
+            let Some(known) = self.known.get(topic) else { continue };
+            if known.at + self.limits.of_copies() + self.jitter >= self.end {
+                break;
+            }
+            self.copied = Some(*offset);
+            let message = self.tree.get(topic, now).filter(|_| known.has_message);
+            match message {
+                Some(message) => copy = Some(record::copy(known.version, &message)),
+                None if known.is_followed => copy = Some(record::removal(known.version, topic)),
+                None => forgotten.push(Arc::clone(topic)),
+            }
+            if copy.is_some() {
+                break;
+            }
+        }
+        for topic in forgotten {
+            self.tree.clear(&topic);
+            self.forget(&topic);
+        }
+        copy
+    }
+
+    /// Whether [`Self::next_copy`] is worth a call.
+    pub(super) fn has_copies(&self) -> bool {
+        let from = self.copied.map_or(Bound::Unbounded, Bound::Excluded);
+        let first = self.places.range((from, Bound::Unbounded)).next();
+        let known = first.and_then(|(_, topic)| self.known.get(topic));
+        known.is_some_and(|known| known.at + self.limits.of_copies() + self.jitter < self.end)
+    }
+
+    /// Copies that were handed out may not have arrived: they are handed out again.
+    pub(super) fn copy_again(&mut self) {
+        self.copied = None;
+    }
+
+    #[cfg(test)]
+    pub(super) fn known(&self) -> usize {
+        self.known.len()
+    }
+}
