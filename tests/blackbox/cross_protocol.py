@@ -18,7 +18,6 @@ DIRECTIONS = [(one, other) for one in ("amqp", "mqtt", "stomp") for other in ("a
 FORM_OF_4 = "in front of a RabbitMQ 4 messages have its form"
 # In front of an upstream (docs/compatibility.md).
 EXCEPTIONS = {
-    "what_mqtt_retains_goes_to_the_others_as_it_comes": "nothing is retained",
     "what_each_was_promised_survives_kill_minus_nine": "a session that lasts is granted QoS 1",
     "from_amqp_to_mqtt_the_subscription_says_the_quality[proxy4-1-1]": FORM_OF_4,
     "from_mqtt_to_amqp_the_quality_is_told[proxy4-": FORM_OF_4,

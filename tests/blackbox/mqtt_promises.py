@@ -16,9 +16,7 @@ BURST = 5000
 EXCEPTIONS = {
     "dots_and_slashes_stay_apart": "topics are RabbitMQ's, where they are the same",
     "plain_topics_as_with_rabbitmq_and_dots_as_slashes": "topics are RabbitMQ's, where they are the same",
-    "is_sent_the_retained_message": "nothing is retained",
 }
-SOMETIMES = {"burst": "for now: a publisher that is ahead of its confirms by 1,024 messages may not be read any more"}
 
 
 @pytest.fixture(scope="module", params=SERVED)

@@ -14,7 +14,7 @@ from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.mqtt_pool import MqttPool
 from harness.patience import PATIENCE
-from harness.releases import RELEASES, missing
+from harness.releases import RELEASES, missing, release
 
 VERSIONS = [V311, V5]
 LOG = "leveret.mqtt.retained"
@@ -287,7 +287,7 @@ def test_topic_permissions_are_asked_for_the_logs_key_by_rabbitmq_4(pool, topic)
 
 def test_all_is_there_after_all_have_started_again(tmp_path):
     # RabbitMQ 4.3.6 that is killed in the moment after a stream was declared does not find it again.
-    pool = MqttPool(None, tmp_path)
+    pool = MqttPool(release().name, tmp_path)
     servers = [pool.server]
     try:
         retain(pool, "stays", b"1")
@@ -315,7 +315,7 @@ def test_all_is_there_after_all_have_started_again(tmp_path):
 
 def test_what_is_retained_stays_when_the_log_has_dropped_its_oldest_entries(tmp_path):
     """More than the log's maximum is written to one topic; all others are still there for a Leveret that starts then."""
-    pool = MqttPool(None, tmp_path)
+    pool = MqttPool(release().name, tmp_path)
     late = None
     try:
         kept = sorted((f"kept/{number}", str(number).encode(), 1) for number in range(50))

@@ -27,7 +27,6 @@ ONLY_KEPT = f"^({KEPT}|amq)"
 NAMES = itertools.count(1)
 # In front of an upstream (docs/compatibility.md).
 EXCEPTIONS = {
-    "mqtt_5_publisher_is_told_each_time_and_goes_on[proxy": "nothing is retained, and a client that wants it nevertheless is let go",
     "without_acknowledgements_is_told_by_a_disconnect[proxy": "for now: DISCONNECT has no reason string, without which paho tells no reason",
 }
 

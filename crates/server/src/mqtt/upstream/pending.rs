@@ -238,9 +238,9 @@ impl PendingSubscribes {
         self.last_restored = self.last;
     }
 
-    /// Whether the request with this number was to restore a subscription.
+    /// Whether the request with this number was to restore a subscription. Requests that nothing waits for have the number 0.
     pub(super) fn is_restoring(&self, number: u64) -> bool {
-        number <= self.last_restored
+        (1..=self.last_restored).contains(&number)
     }
 
     /// A number for a request upstream.
@@ -341,7 +341,7 @@ mod tests {
         assert!(!pending.has_room() && pending.next_entry().is_some());
         pending.resolve(ReasonCode::NoSubscriptionExisted, &[], None);
         assert!(pending.next_entry().is_none() && pending.has_room() && !pending.is_due());
-        assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted(_))));
+        assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted { .. })));
         assert!(pending.is_due());
         let both = vec![ReasonCode::Success, ReasonCode::NoSubscriptionExisted];
         assert_eq!(answers(&mut pending), [(1, vec![ReasonCode::Success]), (2, both)]);
@@ -364,7 +364,7 @@ mod tests {
         assert!(outcome(&mut pending, first).is_none(), "the second decides");
         assert_eq!(outcome(&mut pending, second), Some(before));
         let (first, second) = (subscribe(&mut pending, 3, None), subscribe(&mut pending, 4, before));
-        assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted(_))));
+        assert!(matches!(pending.answered(first, None), Some(SubscribeOutcome::Granted { .. })));
         assert_eq!(outcome(&mut pending, second), Some(before), "the first was granted");
         let third = subscribe(&mut pending, 5, before);
         pending.forget("f");
