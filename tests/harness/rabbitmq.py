@@ -9,6 +9,7 @@ import subprocess
 from harness.child import Child, clean_environment
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.rabbitmqctl import Rabbitmqctl
 from harness.releases import release
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
@@ -35,6 +36,7 @@ class RabbitMq:
         # A port mapper of our own, started first: one that the server starts would outlive it.
         self.mapper = mapper or PortMapper(folder, *mapper_port)
         self.env = self.prepare(settings, plugins, home or folder / "home")
+        self.rabbitmqctl = Rabbitmqctl(folder, f"{TOOLS}/rabbitmqctl", self.release, self.env)
         self.starts = 0
         try:
             self.start(wait)
@@ -80,14 +82,19 @@ class RabbitMq:
 
     def control(self, *arguments):
         """rabbitmqctl for this node; returns what it prints."""
-        return self.tool("rabbitmqctl", *arguments)
+        code, printed, error = self.rabbitmqctl.run(self.arguments(arguments), CONTROL_SECONDS)
+        assert code == 0, printed + error
+        return printed
 
     def tool(self, name, *arguments):
         """One of the tools beside rabbitmqctl, such as rabbitmq-upgrade; returns what it prints."""
-        argv = [*self.release.inside, f"{TOOLS}/{name}", "--quiet", "--node", self.node, *map(str, arguments)]
+        argv = [*self.release.inside, f"{TOOLS}/{name}", *self.arguments(arguments)]
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def arguments(self, words):
+        return ["--quiet", "--node", self.node, *map(str, words)]
 
     @property
     def uri(self):
@@ -106,6 +113,7 @@ class RabbitMq:
     def stop(self):
         """Ends it for good. Nothing is kept, so it need not go in order and in peace, which would take seconds."""
         try:
+            self.rabbitmqctl.kill()
             self.server.kill()
         finally:
             if self.mapper_is_own:
