@@ -18,7 +18,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -84,6 +84,11 @@ ROUNDS ?= 1
 cluster: setup leveret
 	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py $(ARGS)'
 
+# Each operation of the OpenAPI description, asked EXAMPLES times with values that SEED makes up.
+EXAMPLES ?= 15
+openapi: setup leveret
+	LEVERET_OPENAPI_EXAMPLES=$(EXAMPLES) LEVERET_OPENAPI_SEED=$(SEED) $(SHELL) -c '$(PYTEST) blackbox/http_openapi.py $(ARGS)'
+
 # Hostile clients of ten kinds, so many of each at a time, in front of the broker and of the proxy.
 HOSTILE ?= 15000
 hostile: setup leveret
@@ -123,7 +128,7 @@ crash:
 	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
 # For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
-# PARTS are by commas: fuzz,crash,differential,hostile,cluster.
+# PARTS are by commas: fuzz,crash,differential,openapi,hostile,cluster.
 MINUTES ?= 60
 soak: setup leveret
 	cd tests && ../.cache/venv/bin/python soak.py --minutes $(MINUTES) $(if $(PARTS),--parts $(PARTS)) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
