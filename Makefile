@@ -18,25 +18,24 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
 # The workspace as it is linted and unit tested: without jemalloc, whose C takes a minute to build; the release build has it.
 WORKSPACE := --workspace --no-default-features --features leveret/bench --locked --quiet
 
-# What is fetched waits for the network, and scenarios mostly for each other; what computes runs beside them.
+# What is fetched waits for the network, scenarios wait mostly for each other, and a build has only one crate to compile at times: what
+# computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it.
 test:
-	$(MAKE) --jobs=2 setup compiled
-	$(MAKE) leveret
-	$(MAKE) --jobs=2 --output-sync=target progress unit loom differential
+	$(MAKE) --jobs=2 --output-sync=target setup leveret progress compiled unit loom differential
 
 compiled:
 	$(CARGO) test $(WORKSPACE) --lib --bins --tests --no-run
 
-# The scenarios' output as it comes, that of the others when each has ended.
-progress:
-	@$(MAKE) --output-sync=none scenarios
+# The scenarios' output as it comes, that of the others when each has ended. What they need is there by then.
+progress: setup leveret
+	@$(MAKE) --output-sync=none READY=yes scenarios
 
 # While a change is being written: lints, unit tests of the crates that differ from BASE, and CLIENT's scenarios on the broker and the
 # pool, with the debug build, which also asserts the order of locks.
@@ -66,7 +65,7 @@ leveret:
 # How many files run beside each other: most of their time is waiting, so that four take a quarter less of it than two on two cores. What is
 # narrowed down runs alone, and shows its output as it comes.
 WORKERS ?= $(if $(ARGS),0,4)
-scenarios: setup leveret
+scenarios: $(if $(READY),,setup leveret)
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Random programs on either release of RabbitMQ and on Leveret, which is told to follow it, compared step by step; for more:
@@ -85,6 +84,11 @@ differential: setup leveret
 ROUNDS ?= 1
 cluster: setup leveret
 	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py blackbox/mqtt_cluster.py $(ARGS)'
+
+# Each operation of the OpenAPI description, asked EXAMPLES times with values that SEED makes up.
+EXAMPLES ?= 15
+openapi: setup leveret
+	LEVERET_OPENAPI_EXAMPLES=$(EXAMPLES) LEVERET_OPENAPI_SEED=$(SEED) $(SHELL) -c '$(PYTEST) blackbox/http_openapi.py $(ARGS)'
 
 # Hostile clients of ten kinds, so many of each at a time, in front of the broker and of the proxy.
 HOSTILE ?= 15000
@@ -125,7 +129,7 @@ crash:
 	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
 # For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
-# PARTS are by commas: fuzz,crash,differential,hostile,cluster.
+# PARTS are by commas: fuzz,crash,differential,openapi,hostile,cluster.
 MINUTES ?= 60
 soak: setup leveret
 	cd tests && ../.cache/venv/bin/python soak.py --minutes $(MINUTES) $(if $(PARTS),--parts $(PARTS)) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
@@ -176,15 +180,15 @@ studies: setup leveret
 	cd tests && ../.cache/venv/bin/python studies.py $(ARGS)
 
 check: $(DENY)
-	cargo fmt --all --check
+	$(CARGO) fmt --all --check
 	python3 tests/tidy.py
-	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
-	cargo clippy --package leveret --all-targets --no-default-features --locked --quiet -- -D warnings
+	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
+	$(CARGO) clippy --package leveret --all-targets --no-default-features --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
-	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WORKSPACE) --no-deps --document-private-items
 
 $(DENY):
-	cargo install cargo-deny --quiet --locked --debug --config profile.dev.debug=0 --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)
+	$(CARGO) install cargo-deny --quiet --locked --debug --config profile.dev.debug=0 --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)
 
 run:
 	cargo run --release --locked -- serve

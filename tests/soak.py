@@ -1,5 +1,5 @@
-"""What looks for rare faults, with new seeds, for a time: parsers, random programs, power failures, hostile clients and a cluster that
-loses its nodes. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
+"""What looks for rare faults, with new seeds, for a time: parsers, random programs, made-up requests, power failures, hostile clients
+and a cluster that loses its nodes. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
 
     make soak [MINUTES=60] [PARTS=crash,cluster] [SOAK_SEED=7]
 """
@@ -26,6 +26,7 @@ FOLDER = ROOT / "target" / "soak"
 CRASH_SEEDS = 2000
 PROGRAMS, TIMED = 300, 60
 HOSTILE_CLIENTS = 3000
+EXAMPLES = 15
 FUZZ_SECONDS = 20
 # A batch that has not ended by then hangs.
 BATCH_SECONDS = 2 * TEST_SECONDS
@@ -92,6 +93,14 @@ def scenarios(target, file, settings):
         yield Batch(argv, again, environment=environment, folder=ROOT / "tests")
 
 
+def openapi(seed):
+    argv = [sys.executable, "-m", "pytest", "-x", "blackbox/http_openapi.py", "-k", "as_described"]
+    for number in itertools.count(seed):
+        environment = {"LEVERET_OPENAPI_EXAMPLES": str(EXAMPLES), "LEVERET_OPENAPI_SEED": str(number)}
+        again = f"make openapi EXAMPLES={EXAMPLES} SEED={number}"
+        yield Batch(argv, again, str(number), environment, ROOT / "tests")
+
+
 def fuzz(seed):
     """Each target of each crate in turn, on what the rounds before have found; the seed says which is first, as a short time is
     over before all have had their turn."""
@@ -127,6 +136,7 @@ def parts():
         Part("fuzz", fuzzers, fuzz, without_fuzzer),
         Part("crash", [[*store, "--no-run", "--locked", "--quiet"]], crash),
         Part("differential", [["cargo", "build", "--release", "--locked", "--quiet", "--package", "differential"]], differential),
+        Part("openapi", [], openapi),
         Part("hostile", [], lambda _: scenarios("hostile", "blackbox/hostile_clients.py", {"HOSTILE": HOSTILE_CLIENTS})),
         Part("cluster", [], lambda _: scenarios("cluster", "blackbox/cluster.py", {"ROUNDS": 1})),
     ]

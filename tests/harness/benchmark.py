@@ -49,7 +49,8 @@ class Servers(contextlib.ExitStack):
     def rabbitmq(self, name, *settings, release=None, plugins=PLUGINS):
         """RabbitMQ of the release with this name; `release` is the name of the release where several have the same."""
         if name not in self.started:
-            server = RabbitMq(self.folder / name, *settings, plugins=plugins, version=RELEASES[release or name])
+            version = RELEASES[release or name]
+            server = RabbitMq(self.folder / name, *settings, plugins=plugins, version=version, busy_wait=True)
             self.callback(server.stop)
             check_process(server)
             self.started[name] = server

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -65,7 +66,8 @@ class Management:
     def admin(self, *arguments):
         """The script that RabbitMQ's management plug-in serves: exit code and output."""
         [script] = PLUGINS.glob(ADMIN)
-        argv = ["python3", script, "-H", self.host, "-P", str(self.port), *map(str, arguments)]
+        # Without site packages, of which it needs none: half of its time goes into its start.
+        argv = [sys.executable, "-S", script, "-H", self.host, "-P", str(self.port), *map(str, arguments)]
         # In a home of its own, since it reads a file of settings there.
         with tempfile.TemporaryDirectory() as home:
             environment = clean_environment(HOME=home)

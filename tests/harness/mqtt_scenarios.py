@@ -54,9 +54,6 @@ MQTT_5 = {
 
 # By scenario, why a pool does otherwise (docs/compatibility.md).
 IN_FRONT_OF_AN_UPSTREAM = {
-    "retained": "nothing is retained",
-    "subscription_options": "nothing is retained",
-    "shared_subscriptions": "missing",
     "reason_codes": "a client is not told whether anybody has subscribed",
 }
 

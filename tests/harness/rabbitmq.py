@@ -9,6 +9,7 @@ import subprocess
 from harness.child import Child, clean_environment
 from harness.patience import PATIENCE
 from harness.ports import free_ports
+from harness.rabbitmqctl import Rabbitmqctl
 from harness.releases import release
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
@@ -22,15 +23,22 @@ ADD_USER = """
     rabbit_auth_backend_internal:exists(<<"{0}">>) orelse rabbit_auth_backend_internal:add_user(<<"{0}">>, <<"{0}">>, <<"tests">>),
     rabbit_auth_backend_internal:set_permissions(<<"{0}">>, <<"{1}">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>).
 """
+# Schedulers that have nothing to do sleep at once, as those of RabbitMQ 4 do anyway: those of 3.10 look for work for a while first, which
+# takes time from other tests.
+NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
 # Behind "Starting broker... ", unless something else was printed in between.
 READY = r"completed with \d+ plugins"
 
 
 class RabbitMq:
-    """A server. `mapper` is a cluster's, which its nodes share, as they share their Erlang cookie in `home`."""
+    """A server. `mapper` is a cluster's, which its nodes share, as they share their Erlang cookie in `home`. One with `busy_wait`
+    is as it comes, to be measured."""
 
-    def __init__(self, folder, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True, version=None):
+    def __init__(
+        self, folder, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True, version=None, busy_wait=False
+    ):
         self.folder = folder
+        self.flags = "-kernel inet_dist_use_interface {127,0,0,1}" + ("" if busy_wait else f" {NO_BUSY_WAIT}")
         self.release = release(version)
         self.port, self.distribution_port, *mapper_port = ports or free_ports(3)
         self.node = node_name(self.port)
@@ -39,6 +47,7 @@ class RabbitMq:
         # A port mapper of our own, started first: one that the server starts would outlive it.
         self.mapper = mapper or PortMapper(folder, *mapper_port)
         self.env = self.prepare(settings, plugins, home or folder / "home")
+        self.rabbitmqctl = Rabbitmqctl(folder, f"{TOOLS}/rabbitmqctl", self.release, self.env)
         self.starts = 0
         try:
             self.start(wait)
@@ -61,7 +70,7 @@ class RabbitMq:
             RUNNING_UNDER_SYSTEMD="true",
             RABBITMQ_NODENAME=self.node,
             RABBITMQ_DIST_PORT=str(self.distribution_port),
-            RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}",
+            RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=self.flags,
             RABBITMQ_MNESIA_BASE=str(self.folder / "mnesia"),
             RABBITMQ_LOG_BASE=str(self.folder / "log"),
             RABBITMQ_ENABLED_PLUGINS_FILE=str(self.folder / "plugins"),
@@ -84,11 +93,13 @@ class RabbitMq:
 
     def control(self, *arguments):
         """rabbitmqctl for this node; returns what it prints."""
-        return self.tool("rabbitmqctl", *arguments)
+        code, printed, error = self.rabbitmqctl.run(self.arguments(arguments), CONTROL_SECONDS)
+        assert code == 0, printed + error
+        return printed
 
     def tool(self, name, *arguments):
         """One of the tools beside rabbitmqctl, such as rabbitmq-upgrade; returns what it prints."""
-        argv = [*self.release.inside, f"{TOOLS}/{name}", "--quiet", "--node", self.node, *map(str, arguments)]
+        argv = [*self.release.inside, f"{TOOLS}/{name}", *self.arguments(arguments)]
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -96,6 +107,9 @@ class RabbitMq:
     def add_user(self, name, vhost="/"):
         """A user who may do everything in this virtual host, and whose password is the name; in one command, since each takes a second."""
         self.control("eval", ADD_USER.format(name, vhost))
+
+    def arguments(self, words):
+        return ["--quiet", "--node", self.node, *map(str, words)]
 
     @property
     def uri(self):
@@ -114,6 +128,7 @@ class RabbitMq:
     def stop(self):
         """Ends it for good. Nothing is kept, so it need not go in order and in peace, which would take seconds."""
         try:
+            self.rabbitmqctl.kill()
             self.server.kill()
         finally:
             if self.mapper_is_own:

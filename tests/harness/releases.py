@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.leveret import ROOT
 
@@ -10,10 +11,11 @@ FOLDER = ROOT / ".cache" / "rabbitmq4" / "usr"
 
 @dataclass(frozen=True)
 class Release:
-    """`inside` is what a command of it begins with."""
+    """`inside` is what a command of it begins with, and `usr` what it sees as /usr."""
 
     name: str
     inside: tuple = ()
+    usr: Path = Path("/usr")
 
 
 # What is in the folder takes the place of /usr, for the command alone; who is not root is so in there.
@@ -22,7 +24,7 @@ INSIDE = ("unshare", *USER, "--mount", "/bin/sh", "-c", 'mount --bind "$0" /usr 
 
 # The release whose answers the embedded broker gives, and is compared with.
 TAKEN_AFTER = "3.10"
-RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE)}
+RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE, FOLDER)}
 
 
 def missing(name):

@@ -1,0 +1,35 @@
+"""The harness runs rabbitmqctl's code in an Erlang machine that stays; what it prints and refuses is what the tool itself does."""
+
+import pytest
+
+TARGETS = ["rabbitmq", "rabbitmq4"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list_permissions", "--vhost", "/"),
+        ("set_permissions", "guest", ".*", "", "a b|é"),
+        ("list_queues", "no_such_column"),
+    ],
+    ids=" ".join,
+)
+def test_it_says_what_the_tool_says(target, words):
+    try:
+        assert said(target.control, words) == said(lambda *words: target.tool("rabbitmqctl", *words), words)
+    finally:
+        target.control("set_permissions", "guest", ".*", ".*", ".*")
+
+
+def said(run, words):
+    try:
+        return "done", run(*words)
+    except AssertionError as refused:
+        return "refused", str(refused)
+
+
+def test_one_that_has_ended_is_started_again(target):
+    before = target.control("list_users")
+    target.rabbitmqctl.process.kill()
+    target.rabbitmqctl.process.wait()
+    assert target.control("list_users") == before

@@ -1,0 +1,134 @@
+"""rabbitmqctl in an Erlang machine that stays: what it does is done by the tool's own code, but the machine, which takes a second of
+computing for each command that is run from a shell, is started once for a node."""
+
+import base64
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import select
+import shutil
+import subprocess
+import threading
+import time
+import zipfile
+
+from harness.disks import CACHE
+
+# The tool is a zip file behind a line that says how to run it. An Erlang machine can't load code from there, so that it is unpacked.
+TOOL = "lib/rabbitmq/lib/rabbitmq_server-*/escript/rabbitmqctl"
+# As the tool's own script (run_escript in rabbitmq-env) but for what is run.
+START = """
+set -e -a
+. "${0%/*}"/rabbitmq-env
+_rmq_env_set_erl_libs
+serve=$1
+shift
+exec erl +B -boot "$CLEAN_BOOT_FILE" -noshell -hidden -pa "$@" $RABBITMQ_CTL_ERL_ARGS \
+    -kernel inet_dist_listen_min "$RABBITMQ_CTL_DIST_PORT_MIN" -kernel inet_dist_listen_max "$RABBITMQ_CTL_DIST_PORT_MAX" \
+    -eval "$serve" -extra "$ESCRIPT_DIR"/rabbitmqctl
+"""
+# A line of arguments in Base64, each behind a hyphen, is a command; what it printed is followed by a line with a byte that is in no
+# output, and the exit code. This is the tool's own `main` without its end, which would be the machine's.
+SERVE = r"""
+{ok, _} = application:ensure_all_started(elixir),
+ok = application:load(rabbitmqctl),
+Print = fun(Output, Command, Options) ->
+    Formatter = 'Elixir.RabbitMQ.CLI.Core.Config':get_formatter(Command, Options),
+    Printer = 'Elixir.RabbitMQ.CLI.Core.Config':get_printer(Command, Options),
+    Formatted = 'Elixir.RabbitMQ.CLI.Core.Output':format_output(Output, Formatter, Options),
+    'Elixir.RabbitMQ.CLI.Core.Output':print_output(Formatted, Printer, Options)
+end,
+Exit = fun
+    ({error, Code, nil}) -> Code;
+    ({error, Code, Text}) -> ['Elixir.IO':puts(standard_error, Line) || Line <- lists:flatten([Text])], Code;
+    ({error, Other}) -> io:format(standard_error, "~p~n", [Other]), 70;
+    (_) -> 0
+end,
+Serve = fun Serve() ->
+    case io:get_line("") of
+        eof -> halt();
+        Line ->
+            Words = [base64:decode(Word) || [_ | Word] <- string:lexemes(unicode:characters_to_list(Line), " \n")],
+            Run = fun() -> exit({code, Exit('Elixir.RabbitMQCtl':exec_command(Words, Print))}) end,
+            {_, Command} = spawn_monitor(Run),
+            receive
+                {'DOWN', Command, process, _, {code, Code}} -> net_kernel:stop(), io:format("\x{1}~b~n", [Code]);
+                {'DOWN', Command, process, _, Reason} -> io:format(standard_error, "~p~n", [Reason]), halt(1)
+            end,
+            Serve()
+    end
+end,
+Serve().
+"""
+END = re.compile(rb"\x01(\d+)\n$")
+
+
+class Rabbitmqctl:
+    """One node's. `release` and `env` are the node's; the machine starts with the first command."""
+
+    def __init__(self, folder, script, release, env):
+        self.errors = folder / "rabbitmqctl.log"
+        self.script, self.release, self.env = script, release, env
+        self.process = None
+        self.turn = threading.Lock()
+
+    def run(self, arguments, seconds):
+        """The exit code, what was printed, and what was said of errors."""
+        with self.turn:
+            if self.process is None or self.process.poll() is not None:
+                self.start()
+            said = self.errors.stat().st_size
+            self.process.stdin.write(b" ".join(b"-" + base64.b64encode(word.encode()) for word in arguments) + b"\n")
+            try:
+                printed = self.read(time.monotonic() + seconds)
+            except BaseException:
+                self.kill()
+                raise
+            with self.errors.open("rb") as errors:
+                errors.seek(said)
+                error = errors.read().decode(errors="replace")
+        end = END.search(printed)
+        return int(end[1]), printed[: end.start()].decode(), error
+
+    def start(self):
+        argv = [*self.release.inside, "/bin/sh", "-c", START, self.script, SERVE, *code(self.release)]
+        with self.errors.open("ab") as errors:
+            # It ends with its input, so that it does not outlive the tests.
+            self.process = subprocess.Popen(
+                argv, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0, start_new_session=True
+            )
+
+    def read(self, deadline):
+        printed = b""
+        while not END.search(printed):
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"rabbitmqctl has not ended\n{printed.decode(errors='replace')}"
+            more = self.process.stdout.read(1 << 16)
+            assert more, f"rabbitmqctl has gone\n{printed.decode(errors='replace')}{self.errors.read_text(errors='replace')}"
+            printed += more
+        return printed
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+@functools.cache
+def code(release):
+    """The folders with the code of a release's rabbitmqctl."""
+    [tool] = release.usr.glob(TOOL)
+    key = hashlib.sha256(tool.read_bytes()).hexdigest()[:16]
+    folder = CACHE / f"rabbitmqctl-{key}"
+    if not folder.exists():
+        # Others may be at it, too.
+        new = folder.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(tool) as archive:
+            archive.extractall(new)
+        with contextlib.suppress(OSError):
+            new.rename(folder)
+        shutil.rmtree(new, ignore_errors=True)
+    return sorted({str(module.parent) for module in folder.rglob("*.beam")})
