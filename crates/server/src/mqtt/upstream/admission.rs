@@ -386,7 +386,8 @@ impl Admission for UpstreamAdmission {
             Stage::Probing(claiming, kept, _) | Stage::Reading(claiming, kept, _) => (claiming, kept),
             Stage::Asking(_) | Stage::Over => return,
         };
-        let Claiming { claim, uplink, watched, .. } = *claiming;
+        let Claiming { claim, mut uplink, watched, .. } = *claiming;
+        uplink.stop_consuming();
         // The queue may be being deleted, which must not hit that of the next connection.
         Farewell {
             hub: Arc::clone(&self.hub),

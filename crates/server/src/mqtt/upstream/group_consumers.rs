@@ -6,7 +6,7 @@ use amqp::method::{basic, channel};
 use amqp::{Fault, Method, ReplyCode};
 use slab::Slab;
 
-use super::queue_consumer::QueuedMessage;
+use super::queue_consumer::{MAX_ARRIVED, QueuedMessage};
 use super::queue_requests::{QueueRequest, QueueRequests};
 use crate::upstream::client::{AmqpClient, ReceivedMessage, announced};
 
@@ -23,8 +23,9 @@ pub(super) struct GroupConsumers {
     consumers: Slab<GroupConsumer>,
     /// Where the search for the next message begins.
     next: usize,
-    /// Number of messages in all of them.
+    /// Number of messages in all of them, and their bytes.
     arrived: usize,
+    bytes: usize,
 }
 
 struct GroupConsumer {
@@ -50,6 +51,8 @@ enum GroupConsumerState {
     Cancelled,
     /// Until channel.close-ok.
     Closing,
+    /// Its channel is closed; the events about it are still to be handled.
+    Gone,
 }
 
 /// An event of a consumer.
@@ -83,30 +86,47 @@ impl GroupConsumers {
 
     /// Ends a consumer, but for the messages that the client has: those that it has not return to the queue.
     pub(super) fn cancel(&mut self, client: &mut AmqpClient, key: usize) {
-        let Some(consumer) = self.consumers.get_mut(key) else { return };
+        let Some(consumer) = self.existing(key) else { return };
         client.send(channel_of(key), basic::Cancel { consumer_tag: TAG, no_wait: false });
         consumer.state = GroupConsumerState::Cancelling;
-        self.arrived -= consumer.arrived.len();
-        for QueuedMessage { delivery_tag, .. } in std::mem::take(&mut consumer.arrived) {
+        let arrived = std::mem::take(&mut consumer.arrived);
+        self.forget(&arrived);
+        for QueuedMessage { delivery_tag, .. } in arrived {
             client.send(channel_of(key), give_back(delivery_tag));
         }
     }
 
     /// Stops a consumer. Its messages return to the queue; `then` follows.
     pub(super) fn stop(&mut self, client: &mut AmqpClient, key: usize, then: Vec<QueueRequest>) {
-        let Some(consumer) = self.consumers.get_mut(key) else { return };
-        self.arrived -= consumer.arrived.len();
-        consumer.arrived = VecDeque::new();
+        let Some(consumer) = self.existing(key) else { return };
+        let arrived = std::mem::take(&mut consumer.arrived);
         consumer.then = then;
         close(client, key, consumer);
+        self.forget(&arrived);
     }
 
-    /// Closes the channels of those that the upstream has cancelled.
+    /// A consumer whose channel is not closed.
+    fn existing(&mut self, key: usize) -> Option<&mut GroupConsumer> {
+        self.consumers.get_mut(key).filter(|consumer| consumer.state != GroupConsumerState::Gone)
+    }
+
+    /// Messages that had arrived are not sent to the client.
+    fn forget(&mut self, arrived: &VecDeque<QueuedMessage>) {
+        self.arrived -= arrived.len();
+        self.bytes -= arrived.iter().map(QueuedMessage::bytes).sum::<usize>();
+    }
+
+    /// Closes the channels of those that the upstream has cancelled. Called when all events have been handled: the keys of
+    /// consumers that are gone may then be used again.
     pub(super) fn send(&mut self, client: &mut AmqpClient) {
+        self.consumers.retain(|_, consumer| consumer.state != GroupConsumerState::Gone);
+        if self.consumers.is_empty() {
+            self.consumers = Slab::new();
+        }
         for (key, consumer) in &mut self.consumers {
             match consumer.state {
                 GroupConsumerState::Cancelled => close(client, key, consumer),
-                GroupConsumerState::Closing => {}
+                GroupConsumerState::Closing | GroupConsumerState::Gone => {}
                 _ => {
                     for delivery_tag in std::mem::take(&mut consumer.returning) {
                         client.send(channel_of(key), give_back(delivery_tag));
@@ -118,7 +138,20 @@ impl GroupConsumers {
 
     /// Whether there is none.
     pub(super) fn is_empty(&self) -> bool {
-        self.consumers.is_empty()
+        self.consumers.iter().all(|(_, consumer)| consumer.state == GroupConsumerState::Gone)
+    }
+
+    /// Whether some wait for an answer of the upstream.
+    pub(super) fn is_changing(&self) -> bool {
+        self.consumers.iter().any(|(_, consumer)| {
+            use GroupConsumerState::{Cancelling, Closing, Opening};
+            matches!(consumer.state, Opening | Cancelling | Closing)
+        })
+    }
+
+    /// Whether no more messages should be read before some were taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= MAX_ARRIVED
     }
 
     /// Whether messages for the client wait here.
@@ -129,7 +162,8 @@ impl GroupConsumers {
     /// Acknowledges a message upstream.
     pub(super) fn acknowledge(&self, client: &mut AmqpClient, key: usize, delivery_tag: u64) {
         let is_open = |consumer: &GroupConsumer| {
-            !matches!(consumer.state, GroupConsumerState::Cancelled | GroupConsumerState::Closing)
+            use GroupConsumerState::{Cancelled, Closing, Gone};
+            !matches!(consumer.state, Cancelled | Closing | Gone)
         };
         if self.consumers.get(key).is_some_and(is_open) {
             client.send(channel_of(key), basic::Ack { delivery_tag, multiple: false });
@@ -152,6 +186,7 @@ impl GroupConsumers {
             consumer.arrived = VecDeque::new();
         }
         self.arrived -= 1;
+        self.bytes -= message.bytes();
         Some((key, message))
     }
 
@@ -161,13 +196,14 @@ impl GroupConsumers {
         let Some(message) = QueuedMessage::of(message) else { return };
         match consumer.state {
             GroupConsumerState::Consuming => {
-                consumer.arrived.push_back(message);
+                self.bytes += message.bytes();
                 self.arrived += 1;
+                consumer.arrived.push_back(message);
             }
             GroupConsumerState::Opening | GroupConsumerState::Cancelling | GroupConsumerState::Draining => {
                 consumer.returning.push(message.delivery_tag);
             }
-            GroupConsumerState::Cancelled | GroupConsumerState::Closing => {}
+            GroupConsumerState::Cancelled | GroupConsumerState::Closing | GroupConsumerState::Gone => {}
         }
     }
 
@@ -180,7 +216,7 @@ impl GroupConsumers {
         requests: &mut QueueRequests,
     ) -> Option<(usize, GroupEvent)> {
         let key = key_of(channel);
-        let consumer = self.consumers.get_mut(key)?;
+        let consumer = self.existing(key)?;
         let is_closing = consumer.state == GroupConsumerState::Closing;
         let event = match method {
             Method::BasicConsumeOk(_) if consumer.state == GroupConsumerState::Opening => {
@@ -193,8 +229,8 @@ impl GroupConsumers {
             }
             Method::BasicCancel(_) if !is_closing => {
                 consumer.state = GroupConsumerState::Cancelled;
-                self.arrived -= consumer.arrived.len();
-                consumer.arrived = VecDeque::new();
+                let arrived = std::mem::take(&mut consumer.arrived);
+                self.forget(&arrived);
                 let fault = Fault::new(ReplyCode::NotFound, "the queue of a shared subscription was deleted");
                 return Some((key, GroupEvent::Lost(fault)));
             }
@@ -203,12 +239,12 @@ impl GroupConsumers {
             Method::ChannelClose(_) | Method::ChannelCloseOk(_) => GroupEvent::Closed,
             _ => return None,
         };
-        let GroupConsumer { arrived, then, .. } = self.consumers.remove(key);
-        self.arrived -= arrived.len();
+        // An event before this one may start another consumer, which must not have its key.
+        consumer.state = GroupConsumerState::Gone;
+        let (arrived, then) = (std::mem::take(&mut consumer.arrived), std::mem::take(&mut consumer.then));
+        consumer.returning = Vec::new();
+        self.forget(&arrived);
         then.into_iter().for_each(|request| requests.push(UNANSWERED, request));
-        if self.consumers.is_empty() {
-            self.consumers = Slab::new();
-        }
         Some((key, event))
     }
 }

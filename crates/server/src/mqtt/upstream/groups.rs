@@ -17,7 +17,7 @@ use mqtt::topic::TopicFilter;
 use super::group_consumers::{GroupEvent, MAX_GROUPS};
 use super::pending::Subscribed;
 use super::queue_requests::QueueRequest;
-use super::session::{UpstreamSession, of_fault};
+use super::session::{MIN_EXPIRES, UpstreamSession, of_fault};
 use crate::mqtt::hub::QUEUE_PREFIX;
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
@@ -25,9 +25,6 @@ use crate::mqtt::subscriptions::Verdict;
 
 /// The end of the names of groups' queues: those of sessions end in `qos0` or `qos1`, so that no client's identifier names one.
 const SUFFIX: &str = "-shared";
-
-/// The shortest expiry of a group's queue, in milliseconds, so that it outlasts a member that comes back at once.
-const MIN_EXPIRES: u64 = 60_000;
 
 /// How often a queue is declared again that is deleted before it is consumed from: by a member that leaves.
 const MAX_ATTEMPTS: u32 = 5;
@@ -333,7 +330,7 @@ impl UpstreamSession {
             group.stage = GroupStage::Cancelling(consumer);
         }
         self.uplink.cancel_shared(consumer);
-        if self.lasts() {
+        if self.uses_queue() && !self.queue.is_absent() {
             self.request(QueueRequest::UnbindMark { queue: self.queue.name.clone(), mark: name });
         }
         self.outbox.nudge();
@@ -349,15 +346,24 @@ impl UpstreamSession {
 
 impl Groups {
     /// The connection has ended: the requests that follow each consumer, and those of groups without one. Groups are left
-    /// unless the session goes on.
-    pub(super) fn ends(self, is_left: bool) -> (Vec<(usize, Vec<QueueRequest>)>, Vec<QueueRequest>) {
-        let leave = |name: Box<str>| QueueRequest::LeaveGroup { mark: name.clone(), queue: name };
+    /// unless the session goes on. `marked` is the session's queue, which may mark them.
+    pub(super) fn ends(
+        self,
+        is_left: bool,
+        marked: Option<&str>,
+    ) -> (Vec<(usize, Vec<QueueRequest>)>, Vec<QueueRequest>) {
+        let leave = |name: Box<str>| {
+            let unbind =
+                marked.map(|queue| QueueRequest::UnbindMark { queue: queue.into(), mark: name.clone() });
+            let leave = QueueRequest::LeaveGroup { mark: name.clone(), queue: name.clone() };
+            unbind.into_iter().chain([leave]).collect::<Vec<_>>()
+        };
         let mut consumers: Vec<_> =
-            self.draining.into_iter().map(|(consumer, name)| (consumer, vec![leave(name)])).collect();
+            self.draining.into_iter().map(|(consumer, name)| (consumer, leave(name))).collect();
         let mut others = Vec::new();
         for (name, group) in self.groups {
             let is_left = is_left || group.filters.is_empty();
-            let then = if is_left { vec![leave(name)] } else { Vec::new() };
+            let then = if is_left { leave(name) } else { Vec::new() };
             match group.stage {
                 GroupStage::Binding => others.extend(then),
                 GroupStage::Opening(consumer)

@@ -146,9 +146,9 @@ impl UpstreamHub {
         &of_release[usize::from(is_lasting)][usize::from(retains)]
     }
 
-    /// The longest time that a session outlives its connection, in milliseconds.
+    /// The longest time that a session outlives its connection, in milliseconds, as far as RabbitMQ takes it for a queue.
     pub(super) fn longest_lease(&self) -> u64 {
-        u64::from(self.config.settings.session_expiry_maximum) * 1000
+        (u64::from(self.config.settings.session_expiry_maximum) * 1000).min(u64::from(u32::MAX))
     }
 
     /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one.

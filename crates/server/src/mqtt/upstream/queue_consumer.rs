@@ -40,7 +40,7 @@ impl QueuedMessage {
         Some(Self { delivery_tag, redelivered, exchange, routing_key, properties, body })
     }
 
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.routing_key.len() + self.properties.len() + self.body.len()
     }
 }

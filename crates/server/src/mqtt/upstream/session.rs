@@ -30,6 +30,7 @@ use super::uplink::{Uplink, UplinkEvent};
 use super::ways::Ways;
 use crate::backend::Backend;
 use crate::mqtt::claims::Owner;
+use crate::mqtt::detached::lease;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
@@ -181,9 +182,11 @@ impl UpstreamSession {
         self.end.is_none()
     }
 
-    /// Milliseconds after which the session's queue expires; `None` for never.
+    /// Milliseconds after which the session's queues expire; `None` for never. Those of a resumed session that ends with its
+    /// connection are deleted then.
     pub(super) fn queue_expires(&self) -> Option<u64> {
-        crate::mqtt::detached::lease(self.expiry)
+        let expires = if self.lasts() { lease(self.expiry) } else { Some(MIN_EXPIRES) };
+        expires.map(|expires| expires.min(MAX_EXPIRES))
     }
 
     /// The window of messages that the client has not acknowledged.
@@ -418,6 +421,7 @@ impl MqttSession for UpstreamSession {
             live,
             queue,
             groups,
+            uses_queue,
             mapping,
             now,
             at,
@@ -432,7 +436,10 @@ impl MqttSession for UpstreamSession {
         uplink.stop_consuming();
         let state_queue = uplink.state().name().map(Box::from);
         let taken = watched.as_ref().and_then(Watched::taken);
-        let (consumers, others) = groups.ends(end.session_expiry == 0);
+        let (consumers, others) = {
+            let marked = (uses_queue && queue.state != QueueState::Absent).then_some(&*queue.name);
+            groups.ends(end.session_expiry == 0, marked)
+        };
         consumers.into_iter().for_each(|(consumer, then)| uplink.stop_shared(consumer, then));
         let delay = match taken {
             // The session has ended.
@@ -488,6 +495,13 @@ pub(super) fn of_fault(fault: &Fault) -> ReasonCode {
         _ => ReasonCode::ImplementationSpecificError,
     }
 }
+
+/// The shortest time after which a queue expires, in milliseconds: RabbitMQ refuses 0, and a queue is to outlast a consumer that
+/// comes back at once.
+pub(super) const MIN_EXPIRES: u64 = 60_000;
+
+/// The longest one that RabbitMQ takes.
+const MAX_EXPIRES: u64 = u32::MAX as u64;
 
 /// Tags from here on are of messages that are in no queue of the session; lower ones are delivery tags.
 const LIVE_TAGS: u64 = 1 << 63;

@@ -67,7 +67,7 @@ impl UpstreamSession {
             options.qos = options.qos.min(QoS::AtLeastOnce);
         }
         let subscription = Subscription { options, identifier: request.identifier };
-        if !self.note_subscription(filter, &subscription) {
+        if !self.note_subscription(filter, &subscription, engine) {
             return self.pending.resolve(ReasonCode::QuotaExceeded, &[], None);
         }
         if Self::is_shared(filter, engine) {
@@ -150,6 +150,7 @@ impl UpstreamSession {
         let number = self.pending.next_number();
         let queue = self.queue.name.clone();
         self.uplink.request(number, QueueRequest::Unbind { queue, key: key.into() });
+        self.outbox.nudge();
         number
     }
 
@@ -203,12 +204,15 @@ impl UpstreamSession {
     pub(super) fn answered(&mut self, number: u64, answer: Result<(), Fault>, engine: &mut Engine) {
         let refused = answer.err().and_then(|fault| {
             tracing::debug!(client = &*self.owner.client_id, %fault, "refused by the upstream");
+            // A queue that another server has declared otherwise is used as it is.
+            if fault.code == ReplyCode::PreconditionFailed {
+                return None;
+            }
             if self.pending.is_restoring(number) {
                 // The session stays for when the client has permission again, as on the embedded broker.
                 self.fail(of_fault(&fault), &fault);
             }
-            // A queue that another server has declared otherwise is used as it is.
-            (fault.code != ReplyCode::PreconditionFailed).then(|| of_fault(&fault))
+            Some(of_fault(&fault))
         });
         if self.queue.state == QueueState::Declared(number) {
             self.queue.state = if refused.is_none() { QueueState::There } else { QueueState::Absent };
@@ -216,9 +220,7 @@ impl UpstreamSession {
         }
         match self.pending.answered(number, refused) {
             Some(SubscribeOutcome::Granted { subscribed, packet }) => {
-                if self.subscribed(number, subscribed, engine) {
-                    self.list(packet);
-                }
+                self.subscribed((number, packet), subscribed, engine);
             }
             Some(SubscribeOutcome::Refused { filter, settled }) => {
                 self.not_subscribed(number, &filter, settled, engine);
@@ -231,14 +233,14 @@ impl UpstreamSession {
     fn list(&mut self, packet: u64) {
         if let Some(number) = self.wait_for_list() {
             self.pending.wait_for(packet, number);
+            self.outbox.nudge();
         }
     }
 
-    /// The upstream has bound what a subscription needs: its messages come by the new way from now on. Returns whether the
-    /// session has changed by that.
-    fn subscribed(&mut self, number: u64, subscribed: Subscribed, engine: &mut Engine) -> bool {
+    /// The upstream has bound what a subscription needs: its messages come by the new way from now on.
+    fn subscribed(&mut self, (number, packet): (u64, u64), subscribed: Subscribed, engine: &mut Engine) {
         let Subscribed { filter, subscription } = subscribed;
-        let Some(change) = self.ways.take_changed(&filter, number) else { return false };
+        let Some(change) = self.ways.take_changed(&filter, number) else { return };
         engine.session_mut().subscribe(&filter, subscription);
         self.subscriptions.insert(&filter, subscription);
         if change.class == Class::Qos0 {
@@ -248,7 +250,7 @@ impl UpstreamSession {
         } else if let Some(over) = self.ways.linger(&filter, self.at) {
             self.end_way(&self.mapping.key(&over), Class::Qos0);
         }
-        true
+        self.list(packet);
     }
 
     /// The upstream has refused a subscription. The client is left with the one that it had before.
@@ -262,7 +264,11 @@ impl UpstreamSession {
         let key = self.mapping.key(filter);
         self.outdate_list();
         if let Some(change) = self.ways.take_changed(filter, number) {
-            return self.give_up(&key, Some(change));
+            self.give_up(&key, Some(change));
+            // Unless the one that it was to replace has been refused as well.
+            if !matches!(settled, Some(None)) {
+                return;
+            }
         }
         match settled {
             Some(Some(before)) => {

@@ -122,7 +122,7 @@ fn a_message_that_may_not_be_published_is_refused_and_the_next_is_published() {
     let mut uplink = world.uplink();
     uplink.publish(7, "no", &PLAIN, b"1", Instant::now());
     // Its answer is behind that of the message before it.
-    uplink.refuse(Then::Refuse { packet_id: 9, reason: ReasonCode::TopicNameInvalid, text: "" });
+    uplink.answer(Then::Refuse { packet_id: 9, reason: ReasonCode::TopicNameInvalid, text: "" });
     assert_eq!(settle(&mut uplink), ["7 refused with 403", "9 0x90 Topic Name invalid"]);
     uplink.publish(8, "ok", &PLAIN, b"2", Instant::now());
     assert_eq!(settle(&mut uplink), ["8 accepted"]);

@@ -214,7 +214,9 @@ impl Uplink {
     /// Whether the upstream is read. The answers that the client waits for come behind messages: it may not take these before
     /// it has those.
     fn is_reading(&self) -> bool {
-        !self.channels.consumer.is_full() || !self.is_settled()
+        let UplinkChannels { consumer, groups, state, .. } = &self.channels;
+        let is_full = consumer.is_full() || groups.is_full();
+        !is_full || !self.is_settled() || state.is_waiting() || groups.is_changing()
     }
 
     /// Whether another turn reads what the last one has left.

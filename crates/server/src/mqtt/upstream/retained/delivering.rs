@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::vec;
 
 use hashbrown::HashSet;
 use mqtt::QoS;
@@ -41,7 +42,7 @@ pub(in super::super) struct RetainedSession {
 
 struct RetainedTicket {
     ticket: u64,
-    filters: Vec<Arc<str>>,
+    filters: vec::IntoIter<Arc<str>>,
 }
 
 /// Whether a SUBSCRIBE waits for retained messages.
@@ -64,7 +65,7 @@ impl RetainedSession {
     /// Goes on with the wait of a SUBSCRIBE whose filters are bound.
     pub(in super::super) fn advance(&mut self, wait: &mut RetainedWait, outbox: &Arc<Outbox>, now: Instant) {
         if let RetainedWait::Wanted(filters) = wait {
-            let filters = std::mem::take(filters);
+            let filters = std::mem::take(filters).into_iter();
             *wait = match self.log.ticket(outbox) {
                 Some(ticket) => {
                     self.tickets.push_back(RetainedTicket { ticket, filters });
@@ -103,15 +104,21 @@ impl UpstreamSession {
     pub(in super::super) fn collect_retained(&mut self) {
         let Self { retained, subscriptions, now, .. } = self;
         let RetainedSession { log, tickets, pending, superseded, .. } = retained;
-        while let Some(RetainedTicket { filters, .. }) =
-            tickets.pop_front_if(|waiting| log.has_reached(waiting.ticket))
+        // One filter at a time, as each may match very many topics.
+        while !work::is_turn_over()
+            && let Some(waiting) = tickets.front_mut().filter(|waiting| log.has_reached(waiting.ticket))
         {
-            for filter in filters.iter().filter(|filter| subscriptions.get(filter).is_some()) {
-                let messages = log.matching(filter, *now);
-                work::charge(MATCHED, messages.len());
-                for message in messages.iter().filter(|message| !superseded.contains(&*message.topic)) {
-                    pending.add(Arc::clone(&message.topic), false, filter);
-                }
+            let Some(filter) = waiting.filters.next() else {
+                tickets.pop_front();
+                continue;
+            };
+            if subscriptions.get(&filter).is_none() {
+                continue;
+            }
+            let messages = log.matching(&filter, *now);
+            work::charge(MATCHED, messages.len());
+            for message in messages.iter().filter(|message| !superseded.contains(&*message.topic)) {
+                pending.add(Arc::clone(&message.topic), false, &filter);
             }
         }
         if tickets.is_empty() {

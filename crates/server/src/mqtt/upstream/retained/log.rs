@@ -35,6 +35,9 @@ pub(super) const REFUSAL_TIME: Duration = Duration::from_secs(60);
 /// wait for each other.
 const MAX_REFUSALS: usize = 8;
 
+/// Clients that wait for the log at which those that are gone are removed.
+const MIN_PRUNED: usize = 1024;
+
 /// The log of one virtual host, as sessions and its own task see it.
 pub(in super::super) struct RetainedLog {
     vhost: Box<str>,
@@ -61,6 +64,8 @@ struct LogState {
     reached: u64,
     /// Those that wait for a ticket.
     waiting: VecDeque<(u64, Arc<Outbox>)>,
+    /// Number of those at which closed connections are removed from them.
+    pruned_at: usize,
     /// Since when there has been no client.
     unused_since: Option<Instant>,
     is_draining: bool,
@@ -101,6 +106,7 @@ impl RetainedLog {
             tickets: 0,
             reached: 0,
             waiting: VecDeque::new(),
+            pruned_at: MIN_PRUNED,
             unused_since: None,
             is_draining,
             has_ended: false,
@@ -375,7 +381,7 @@ impl LogClient {
     pub(in super::super) fn must_wait(&self, outbox: &Arc<Outbox>) -> bool {
         let mut state = self.log.state.lock();
         let waits = state.status == LogStatus::Undecided;
-        if waits {
+        if waits && !state.undecided.back().is_some_and(|(_, last)| Arc::ptr_eq(last, outbox)) {
             // It is nudged at the end of a client's wait, too, which does no harm.
             state.undecided.push_back((transport::now() + MAX_DECISION, Arc::clone(outbox)));
         }
@@ -411,6 +417,11 @@ impl LogClient {
         }
         state.tickets += 1;
         let ticket = state.tickets;
+        if state.waiting.len() >= state.pruned_at {
+            // While the log cannot be read, clients come and go.
+            state.waiting.retain(|(_, outbox)| !outbox.is_closed());
+            state.pruned_at = MIN_PRUNED.max(2 * state.waiting.len());
+        }
         state.waiting.push_back((ticket, Arc::clone(outbox)));
         drop(state);
         self.log.waker.wake();

@@ -153,6 +153,10 @@ impl UpstreamSession {
                 let text = "the session's state queue is refused by the upstream";
                 self.uplink.answer(Then::Refuse { packet_id, reason, text });
             }
+            HeldWork::Release(packet_id) if usage == StateUsage::Refused => {
+                self.answers.push_back(Then::Complete { packet_id });
+            }
+            HeldWork::Forget(_) if usage == StateUsage::Refused => {}
             held if waits => {
                 self.work.is_needed |= usage == StateUsage::Unused;
                 return Err(held);
@@ -193,14 +197,35 @@ impl UpstreamSession {
     }
 
     /// Notes a subscription that is about to be made. Returns false if there is no place for it in the list.
-    pub(in super::super) fn note_subscription(&mut self, filter: &str, subscription: &Subscription) -> bool {
+    pub(in super::super) fn note_subscription(
+        &mut self,
+        filter: &str,
+        subscription: &Subscription,
+        engine: &Engine,
+    ) -> bool {
         if !self.uses_queue() {
             return true;
         }
         self.work.is_needed |=
             !is_plain(filter, subscription) && self.uplink.state().usage() == StateUsage::Unused;
-        self.work.listed_bytes += listed_bytes(filter);
-        self.work.listed_bytes + LIST_BYTES <= MAX_LIST
+        let bytes = listed_bytes(filter);
+        if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
+            // Those that are gone, and those that were made again, have been counted.
+            self.count_listed(engine);
+        }
+        let has_room = self.work.listed_bytes + bytes + LIST_BYTES <= MAX_LIST;
+        if has_room {
+            self.work.listed_bytes += bytes;
+        }
+        has_room
+    }
+
+    /// Counts the bytes of the subscriptions in a list.
+    fn count_listed(&mut self, engine: &Engine) {
+        let sizes = engine.session().subscriptions().map(|(filter, _)| listed_bytes(filter));
+        let (bytes, count) = sizes.fold((0, 0), |(bytes, count), size| (bytes + size, count + 1));
+        work::charge(LISTED_SUBSCRIPTION, count);
+        self.work.listed_bytes = bytes;
     }
 
     /// The number of the request that is answered when the list of subscriptions is confirmed, if there is one.
@@ -220,6 +245,7 @@ impl UpstreamSession {
     /// A subscription that is in the list was refused.
     pub(in super::super) fn outdate_list(&mut self) {
         self.work.is_outdated |= self.uplink.state().name().is_some();
+        self.outbox.nudge();
     }
 
     /// Declares the state queue if it is needed, and writes the list if it has changed.
@@ -235,12 +261,7 @@ impl UpstreamSession {
         }
         let has_queue = !self.queue.is_absent();
         let subscriptions = || engine.session().subscriptions().map(|(filter, one)| (filter, *one));
-        let (mut bytes, mut count) = (0, 0);
-        for (filter, _) in subscriptions() {
-            (bytes, count) = (bytes + listed_bytes(filter), count + 1);
-        }
-        work::charge(LISTED_SUBSCRIPTION, count);
-        self.work.listed_bytes = bytes;
+        self.count_listed(engine);
         let number = if opens {
             let (name, expires) = (queue_name(&self.owner.client_id, 2), self.queue_expires());
             self.uplink.state().open(&name, expires, has_queue, subscriptions());
@@ -309,7 +330,20 @@ impl UpstreamSession {
         for held in std::mem::take(&mut self.work.held) {
             match held {
                 HeldWork::Publish(message) if message.qos != QoS::ExactlyOnce || !self.uses_queue() => {
+                    if self.waits_for_log(&message) {
+                        let (vhost, client) = (&*self.owner.vhost, &*self.owner.client_id);
+                        tracing::warn!(
+                            vhost,
+                            client,
+                            topic = &*message.topic,
+                            "a message is published, but not retained"
+                        );
+                    }
                     self.publish_plain(&message);
+                }
+                HeldWork::Forget(packet_id) if self.uplink.state().usage() == StateUsage::Ready => {
+                    let (number, record) = self.uplink.state().write_released(packet_id);
+                    self.uplink.publish_record(number, &record, self.at);
                 }
                 // The client sends it again.
                 _ => {}

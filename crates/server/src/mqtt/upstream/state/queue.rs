@@ -231,7 +231,7 @@ impl StateQueue {
     }
 
     /// The digest of a message that the client has not released.
-    pub(super) fn digest(&self, packet_id: u16) -> Option<u64> {
+    pub(in super::super) fn digest(&self, packet_id: u16) -> Option<u64> {
         self.received.get(&packet_id).copied()
     }
 
@@ -241,8 +241,17 @@ impl StateQueue {
     }
 
     /// Whether there may be another record.
-    pub(super) fn has_room(&self) -> bool {
+    pub(in super::super) fn has_room(&self) -> bool {
         self.log.len() < FULL
+    }
+
+    /// Whether something here waits for the upstream.
+    pub(in super::super) fn is_waiting(&self) -> bool {
+        let is_idle = matches!(
+            self.phase,
+            StatePhase::None | StatePhase::Missing | StatePhase::Consuming | StatePhase::Stopped
+        );
+        !is_idle || self.usage == StateUsage::Opening || !self.has_room()
     }
 
     /// Whether a list is to be written, so that records can be removed.
@@ -257,7 +266,7 @@ impl StateQueue {
     }
 
     /// The next record: the client has released a message.
-    pub(super) fn write_released(&mut self, packet_id: u16) -> (u64, Vec<u8>) {
+    pub(in super::super) fn write_released(&mut self, packet_id: u16) -> (u64, Vec<u8>) {
         self.received.remove(&packet_id);
         self.write(&StateRecord::Released { packet_id })
     }
