@@ -7,10 +7,13 @@ from contextlib import closing
 import pytest
 
 from harness.mqtt5_wire import Mqtt5Wire, packets
+from harness.mqtt_broker import IS_SERVED, NOT_SERVED
 from harness.mqtt_client import MqttClient
 from harness.mqtt_pool import MqttPool
 from harness.mqtt_wire import PUBACK, PUBLISH, SUBACK, MqttWire
 from harness.releases import RELEASES, missing
+
+pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 
 @pytest.fixture(scope="module", params=RELEASES)

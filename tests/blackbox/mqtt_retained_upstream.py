@@ -10,11 +10,13 @@ from pika import BasicProperties
 from harness.leveret import Leveret
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import ANY, listening
+from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.mqtt_pool import MqttPool
 from harness.patience import PATIENCE
 from harness.releases import RELEASES, missing, release
+
+pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
 LOG = "leveret.mqtt.retained"

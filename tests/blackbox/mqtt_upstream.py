@@ -14,13 +14,15 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import ANY, listening
+from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.mqtt_pool import MqttPool
 from harness.mqtt_wire import CONNACK, PUBACK, PUBLISH, MqttWire, encoded, text
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.releases import RELEASES, missing
+
+pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
 # Reason codes of MQTT 5.0.
