@@ -496,7 +496,7 @@ pub(super) fn of_fault(fault: &Fault) -> ReasonCode {
     }
 }
 
-/// The shortest time after which a queue expires, in milliseconds: RabbitMQ refuses 0, and a queue is to outlast a consumer that
+/// The shortest time after which a queue expires, in milliseconds: RabbitMQ refuses 0, and it is to outlast a consumer that
 /// comes back at once.
 pub(super) const MIN_EXPIRES: u64 = 60_000;
 
