@@ -57,6 +57,6 @@ pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{MAX_UNSPLIT_MESSAGE, Server, ServerConfig};
-pub use spool::{Spool, SpoolConfig, SpoolError, SpoolRule, SpoolStatus};
+pub use spool::{ParkedMessage, Spool, SpoolConfig, SpoolError, SpoolRule, SpoolStatus};
 pub use upstream::sharing::{SharedCounts, SharedQueueStatus, SharedTotals};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

@@ -439,6 +439,14 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
     anywhere("leveret/shared-queues", &[list(Monitoring, leveret::shared_queues, "Queues that subscriptions share upstream")]),
+    anywhere("leveret/spool", &[list(Monitoring, leveret::spool, "Queues of the spool, and what keeps them from being forwarded")]),
+    anywhere("leveret/spool/parked", &[
+        list(Administrator, leveret::parked, "Messages that the upstream has refused for good"),
+        delete(Administrator, leveret::purge_parked, "Drop them all"),
+    ]),
+    anywhere("leveret/spool/parked/requeue", &[
+        bare(Administrator, leveret::requeue_parked, "Forward them again"),
+    ]),
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),

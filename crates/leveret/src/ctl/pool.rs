@@ -23,6 +23,15 @@ pub(super) enum PoolCommand {
     ListUpstreamConnections(Everywhere),
     /// Queues that subscriptions share upstream, and the copies made of their messages
     ListSharedQueues(Everywhere),
+    /// Messages in the spool, by virtual host and user, and what keeps them from being forwarded
+    #[command(visible_alias = "spool")]
+    ListSpool(Everywhere),
+    /// Messages of the spool that the upstream has refused for good
+    ListParked(Everywhere),
+    /// Forward parked messages again
+    RequeueParked,
+    /// Drop all parked messages
+    PurgeParked,
     /// Channels leased to clients, and what sharing has saved
     Leases,
     /// The limits of this process, and how often they were exceeded
@@ -36,6 +45,9 @@ pub(super) enum PoolCommand {
 const CLIENT: [&str; 5] = ["name", "user", "vhost", "protocol", "connection_name"];
 const SHARED_QUEUE: [&str; 7] =
     ["name", "user", "vhost", "subscribers", "bindings", "messages_received", "copies_delivered"];
+
+const SPOOL: [&str; 6] = ["user", "vhost", "messages", "bytes", "oldest_seconds", "waits_for"];
+const PARKED: [&str; 5] = ["user", "vhost", "exchange", "routing_key", "reason"];
 
 pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(), Failure> {
     match command {
@@ -52,6 +64,18 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
         ),
         PoolCommand::ListSharedQueues(list) => {
             list.show(api, output, &["leveret", "shared-queues"], &SHARED_QUEUE, false)
+        }
+        PoolCommand::ListSpool(list) => list.show(api, output, &["leveret", "spool"], &SPOOL, false),
+        PoolCommand::ListParked(list) => {
+            list.show(api, output, &["leveret", "spool", "parked"], &PARKED, false)
+        }
+        PoolCommand::RequeueParked => {
+            api.post(&path(&["leveret", "spool", "parked", "requeue"]), Vec::new())?;
+            output.done("parked messages are forwarded again")
+        }
+        PoolCommand::PurgeParked => {
+            api.delete(&path(&["leveret", "spool", "parked"]))?;
+            output.done("parked messages are dropped")
         }
         PoolCommand::Environment(list) => {
             list.show(api, output, &["leveret", "environment"], &["key", "value", "origin", "live"], false)
