@@ -9,20 +9,12 @@ import pytest
 from harness.mqtt5_wire import Mqtt5Wire, packets
 from harness.mqtt_broker import IS_SERVED, NOT_SERVED
 from harness.mqtt_client import MqttClient
-from harness.mqtt_pool import MqttPool
+from harness.mqtt_pool import pool
 from harness.mqtt_wire import PUBACK, PUBLISH, SUBACK, MqttWire
-from harness.releases import RELEASES, missing
 
+# Fixtures of these tests.
+__all__ = ["pool"]
 pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
-
-
-@pytest.fixture(scope="module", params=RELEASES)
-def pool(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    pool = MqttPool(request.param, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.stop()
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -12,10 +12,12 @@ from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
-from harness.mqtt_pool import MqttPool
+from harness.mqtt_pool import MqttPool, pool
 from harness.patience import PATIENCE
-from harness.releases import RELEASES, missing, release
+from harness.releases import missing, release
 
+# Fixtures of these tests.
+__all__ = ["pool"]
 pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
@@ -23,15 +25,6 @@ LOG = "leveret.mqtt.retained"
 # Reason codes of MQTT 5.0.
 NOT_AUTHORIZED, RETAIN_NOT_SUPPORTED = 0x87, 0x9A
 TOPICS = itertools.count()
-
-
-@pytest.fixture(scope="module", params=RELEASES)
-def pool(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    pool = MqttPool(request.param, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.stop()
 
 
 @pytest.fixture

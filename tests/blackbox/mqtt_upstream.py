@@ -16,26 +16,19 @@ from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
-from harness.mqtt_pool import MqttPool
+from harness.mqtt_pool import MqttPool, pool
 from harness.mqtt_wire import CONNACK, PUBACK, PUBLISH, MqttWire, encoded, text
 from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.releases import RELEASES, missing
 
+# Fixtures of these tests.
+__all__ = ["pool"]
 pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
 # Reason codes of MQTT 5.0.
 BAD_PASSWORD, NOT_AUTHORIZED, UNAVAILABLE, TAKEN_OVER = 0x86, 0x87, 0x88, 0x8E
-
-
-@pytest.fixture(scope="module", params=RELEASES)
-def pool(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    pool = MqttPool(request.param, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.stop()
 
 
 def queues(pool):

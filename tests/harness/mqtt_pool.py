@@ -10,6 +10,7 @@ from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
 from harness.mqtt_client import V311, MqttClient
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.releases import RELEASES, missing
 from harness.targets import POOL, release_of
 
 PLUGINS = "rabbitmq_mqtt"
@@ -53,3 +54,12 @@ class MqttPool:
             self.server.stop()
         finally:
             self.rabbitmq.stop()
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def pool(request, tmp_path_factory):
+    if reason := missing(request.param):
+        pytest.skip(reason)
+    pool = MqttPool(request.param, tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.stop()
