@@ -79,8 +79,8 @@ differential: setup leveret
 	    || exit 1; \
 	done
 
-# A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn; with a build
-# that serves MQTT there and a thousand sessions at two Leverets, each of these as well.
+# A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn; then, with
+# a thousand MQTT sessions at two Leverets, each of these as well.
 ROUNDS ?= 1
 cluster: setup leveret
 	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py blackbox/mqtt_cluster.py $(ARGS)'

@@ -43,7 +43,7 @@ class Carried(NamedTuple):
 
 
 # By RabbitMQ's plug-in, which is also the name of our setting.
-CARRIED = {"web_mqtt": Carried("mqtt", "Web-MQTT", ends_at_pool=False), "web_stomp": Carried("stomp", "Web-STOMP", ends_at_pool=True)}
+CARRIED = {"web_mqtt": Carried("mqtt", "Web-MQTT", ends_at_pool=True), "web_stomp": Carried("stomp", "Web-STOMP", ends_at_pool=True)}
 HEADER = ["system", "connections", "opened in", "memory each", "memory", "CPU"]
 LATENCY = "latency p50 / p99"
 

@@ -13,7 +13,6 @@ import pytest
 
 from harness.leveret import Leveret
 from harness.metrics import metric, wait_until
-from harness.mqtt_broker import IS_SERVED, NOT_SERVED
 from harness.mqtt_fleet import Fleet
 from harness.patience import PATIENCE, TEST_SECONDS
 from harness.ports import free_ports
@@ -23,7 +22,7 @@ from harness.releases import release
 # `make cluster` kills each of them in turn, so many times, and has as many sessions as were asked for; the suite one of each kind.
 ROUNDS = int(os.environ.get("LEVERET_CLUSTER_ROUNDS", "0"))
 SESSIONS = 1000 if ROUNDS else 40
-pytestmark = [pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED), pytest.mark.timeout(0 if ROUNDS else 2 * TEST_SECONDS)]
+pytestmark = pytest.mark.timeout(0 if ROUNDS else 2 * TEST_SECONDS)
 EXCHANGE, WITNESS, END = "amq.topic", "witness", b"end"
 # Queues of one node are away with it, and RabbitMQ's own MQTT has that limit: so this virtual host's are quorum queues.
 VHOST = "fleet"

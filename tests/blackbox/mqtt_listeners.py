@@ -9,7 +9,7 @@ import pytest
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import run
-from harness.mqtt_broker import ANY, IS_SERVED, SERVED, listening, shared
+from harness.mqtt_broker import ANY, SERVED, listening, shared
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.mqtt_wire import CONNACK, MqttWire
 from harness.patience import PATIENCE
@@ -229,14 +229,7 @@ def test_a_will_is_the_clients_too(restricted):
     heir.close()
 
 
-@pytest.mark.skipif(IS_SERVED, reason="it needs none")
-def test_without_the_upstreams_port_mqtt_is_refused_at_start(tmp_path):
-    authority = Authority(tmp_path)
-    certificate, key = authority.issue("server")
-    for listener in ("mqtt", "mqtts", "web-mqtt", "web-mqtts"):
-        flags = ["--upstream", "amqp://127.0.0.1:1", f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key]
-        code, _, told = run("serve", *flags)
-        assert code == 2 and f"--{listener}: needs upstream_mqtt" in told, told
+def test_the_upstreams_port_has_no_effect_without_an_upstream():
     code, _, told = run("serve", "--upstream-mqtt", "tcp://127.0.0.1:1", "--mqtt", ANY)
     assert code == 2 and "has no effect without an upstream" in told, told
 

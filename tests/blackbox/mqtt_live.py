@@ -7,14 +7,12 @@ from contextlib import closing
 import pytest
 
 from harness.mqtt5_wire import Mqtt5Wire, packets
-from harness.mqtt_broker import IS_SERVED, NOT_SERVED
 from harness.mqtt_client import MqttClient
 from harness.mqtt_pool import pool
 from harness.mqtt_wire import PUBACK, PUBLISH, SUBACK, MqttWire
 
 # Fixtures of these tests.
 __all__ = ["pool"]
-pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -10,7 +10,7 @@ from pika import BasicProperties
 from harness.leveret import Leveret
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
+from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.mqtt_pool import MqttPool, pool
 from harness.patience import PATIENCE
@@ -18,7 +18,6 @@ from harness.releases import missing, release
 
 # Fixtures of these tests.
 __all__ = ["pool"]
-pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
 LOG = "leveret.mqtt.retained"

@@ -9,14 +9,12 @@ import pytest
 
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import IS_SERVED, NOT_SERVED, listening
+from harness.mqtt_broker import listening
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.mqtt_pool import MqttPool
 from harness.mqtt_wire import PUBREL
 from harness.patience import PATIENCE
 from harness.releases import RELEASES, missing
-
-pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 NO_SUBSCRIPTION, NOT_AUTHORIZED, UNAVAILABLE, IDENTIFIER_NOT_FOUND = 0x11, 0x87, 0x88, 0x92
 NO_LOCAL, RETAIN_AS_PUBLISHED = 4, 8

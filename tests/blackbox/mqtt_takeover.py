@@ -8,13 +8,11 @@ import pytest
 
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import IS_SERVED, NOT_SERVED, listening
+from harness.mqtt_broker import listening
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.mqtt_pool import MqttPool
 from harness.patience import PATIENCE
 from harness.releases import RELEASES, missing
-
-pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
 EXCHANGE = "leveret.mqtt.takeover"

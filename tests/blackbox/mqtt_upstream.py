@@ -14,7 +14,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from harness.instances import leveret
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
-from harness.mqtt_broker import ANY, IS_SERVED, NOT_SERVED, listening
+from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V5, V311, MqttClient, publish_properties
 from harness.mqtt_pool import MqttPool, pool
 from harness.mqtt_wire import CONNACK, PUBACK, PUBLISH, MqttWire, encoded, text
@@ -24,7 +24,6 @@ from harness.releases import RELEASES, missing
 
 # Fixtures of these tests.
 __all__ = ["pool"]
-pytestmark = pytest.mark.skipif(not IS_SERVED, reason=NOT_SERVED)
 
 VERSIONS = [V311, V5]
 # Reason codes of MQTT 5.0.

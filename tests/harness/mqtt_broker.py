@@ -17,10 +17,6 @@ from harness.targets import POOL, RABBITMQ, lacking
 
 ANY = "127.0.0.1:0"
 FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
-# A build with the feature mqtt-upstream (crates/server/src/mqtt/upstream/UNFINISHED.md) serves MQTT at a pool, too.
-IS_SERVED = "LEVERET_MQTT_UPSTREAM" in os.environ
-NOT_SERVED = "MQTT in front of an upstream is not finished"
-POOL_FLAGS = FLAGS if IS_SERVED else FLAGS[4:]
 # The embedded broker, and Leveret in front of each RabbitMQ.
 SERVED = ["leveret", *POOL]
 PLUGINS = "rabbitmq_mqtt,rabbitmq_web_mqtt,rabbitmq_stomp,rabbitmq_web_stomp"
@@ -70,10 +66,9 @@ class Broker:
 
     def start(self, *flags):
         self.flags = flags
-        self.server = Leveret(self.folder, *(POOL_FLAGS if self.kind in POOL else FLAGS), *flags)
-        self.stomp, self.web_stomp = self.port("stomp", "stomp"), self.port("web-stomp", "ws")
-        if self.kind not in POOL or IS_SERVED:
-            self.mqtt, self.web_mqtt = self.port("mqtt", "mqtt"), self.port("web-mqtt", "ws")
+        self.server = Leveret(self.folder, *FLAGS, *flags)
+        self.mqtt, self.stomp = self.port("mqtt", "mqtt"), self.port("stomp", "stomp")
+        self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
 
     def kill(self):
         """Kills Leveret, and starts it again."""
@@ -100,7 +95,7 @@ class Broker:
 
 def shared(kind, targets):
     """Flags of a pool in front of the RabbitMQ that tests share, and the virtual host there of its MQTT clients."""
-    if reason := lacking(kind) or not IS_SERVED and NOT_SERVED:
+    if reason := lacking(kind):
         pytest.skip(reason)
     rabbitmq = targets[POOL[kind]]
     vhost = new_vhost(rabbitmq)

@@ -119,8 +119,7 @@ pub static PROTOCOLS: [ClientProtocol; FrontEnd::COUNT] = [
         metrics_label: "mqtt",
         listeners: listeners!("mqtt", "web_mqtt"),
         upstream_port: Some("upstream_mqtt"),
-        // Its faults are known (mqtt/upstream/UNFINISHED.md).
-        is_pooled: cfg!(feature = "mqtt-upstream"),
+        is_pooled: true,
         // That of RabbitMQ's Web-MQTT, those of other brokers, which are also the defaults of clients and their
         // examples (`/mqtt`, and `/` for a URL without a path), and the one used beside AMQP.
         paths: &["/ws", "/mqtt", "/", "/ws/mqtt"],

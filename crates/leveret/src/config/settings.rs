@@ -175,8 +175,8 @@ settings! {
         /// The same over TLS; needs `tls_cert` and `tls_key`.
         wss: ListenAddr = "off", requires CERTIFICATE;
 
-        /// MQTT 3.1, 3.1.1 and 5.0 for applications, on the embedded broker. With an upstream clients are relayed to
-        /// `upstream_mqtt`.
+        /// MQTT 3.1, 3.1.1 and 5.0 for applications, on the embedded broker or in front of the upstream, which needs no MQTT of
+        /// its own. With `upstream_mqtt` clients are relayed there instead.
         mqtt: ListenAddr = "127.0.0.1:1883", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
@@ -292,7 +292,8 @@ settings! {
         upstream: Vec<UpstreamUrl> = "off";
 
         /// The upstream's MQTT port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `mqtt`, `mqtts`,
-        /// `web_mqtt` and `web_mqtts` relay their clients: with an upstream, MQTT is not spoken here.
+        /// `web_mqtt` and `web_mqtts` relay their clients, byte by byte. Without it their sessions end here, and share the
+        /// connections to the upstream with AMQP's.
         upstream_mqtt: UpstreamPort = "off", requires UPSTREAM;
 
         /// The upstream's STOMP port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `stomp`, `stomps`,
@@ -433,7 +434,8 @@ settings! {
         mqtt_vhost: BrokerName = "/";
 
         /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in
-        /// from this machine only, as guest is, lets in only those.
+        /// from this machine only, as guest is, lets in only those. In front of an upstream it needs an entry in
+        /// `upstream_external`.
         mqtt_anonymous_user: OptionalName = "off";
 
         /// The user whose rights STOMP clients have that give no login, as RabbitMQ's `stomp.default_user`, but without a
@@ -442,7 +444,8 @@ settings! {
         stomp_default_user: OptionalName = "off";
 
         /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
-        /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this.
+        /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this. In front of an upstream
+        /// whose own MQTT listener has the same clients, it must be as long as there.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
 
         /// The longest Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or
