@@ -116,6 +116,13 @@ impl AmqpClient {
         frame::write_method(&mut self.unsent, channel, method);
     }
 
+    /// Closes a channel. Its unacknowledged messages return to their queues, and its consumers end, at once: neither is there
+    /// without the other, nor after channel.close-ok.
+    pub(crate) fn close_channel(&mut self, number: u16) {
+        let reply_code = amqp::ReplyCode::Success.code();
+        self.send(number, channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 });
+    }
+
     /// Publishes a message. `properties` are flags and list as they are on the wire.
     pub(crate) fn publish(
         &mut self,

@@ -252,9 +252,7 @@ impl GroupConsumers {
 fn close(client: &mut AmqpClient, key: usize, consumer: &mut GroupConsumer) {
     if consumer.state != GroupConsumerState::Closing {
         consumer.state = GroupConsumerState::Closing;
-        let reply_code = ReplyCode::Success.code();
-        let close = channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 };
-        client.send(channel_of(key), close);
+        client.close_channel(channel_of(key));
     }
 }
 

@@ -170,9 +170,7 @@ impl PublishingChannel {
     /// Closes the channel if it is idle.
     pub(super) fn rest(&mut self, client: &mut AmqpClient, now: Instant) {
         if self.next_deadline().is_some_and(|deadline| deadline <= now) {
-            let reply_code = amqp::ReplyCode::Success.code();
-            let close = channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 };
-            client.send(PUBLISHING[self.current], close);
+            client.close_channel(PUBLISHING[self.current]);
             *self = Self { current: 1 - self.current, is_other_closing: true, ..Self::default() };
         }
     }

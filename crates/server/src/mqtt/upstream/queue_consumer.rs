@@ -60,12 +60,8 @@ enum ConsumerState {
     #[default]
     None,
     Consuming,
-    /// basic.cancel was sent: messages are discarded.
-    Cancelling,
-    /// basic.recover is to be sent.
-    Cancelled,
-    /// basic.recover was sent: all unacknowledged messages return to the queue.
-    Returning,
+    /// Until channel.close-ok: messages are discarded, and return to the queue.
+    Closing,
 }
 
 impl SessionConsumer {
@@ -79,21 +75,13 @@ impl SessionConsumer {
         }
     }
 
-    /// Stops, and returns all messages that are not acknowledged to the queue. They are there, in their order, when
-    /// [`Self::is_stopped`].
+    /// Stops, and returns all messages that are not acknowledged to the queue. They are there, in their order, when nobody
+    /// consumes from it, and when [`Self::is_stopped`].
     pub(super) fn stop(&mut self, client: &mut AmqpClient) {
         (self.arrived, self.bytes) = (VecDeque::new(), 0);
         if self.state == ConsumerState::Consuming {
-            client.send(CONSUMING, basic::Cancel { consumer_tag: TAG, no_wait: false });
-            self.state = ConsumerState::Cancelling;
-        }
-    }
-
-    /// Sends what is to be sent next.
-    pub(super) fn send(&mut self, client: &mut AmqpClient) {
-        if self.state == ConsumerState::Cancelled {
-            client.send(CONSUMING, basic::Recover { requeue: true });
-            self.state = ConsumerState::Returning;
+            client.close_channel(CONSUMING);
+            self.state = ConsumerState::Closing;
         }
     }
 
@@ -142,18 +130,13 @@ impl SessionConsumer {
     /// Handles a method of the upstream on this channel. Returns the fault that has ended the consumer.
     pub(super) fn handle(&mut self, method: &Method<'_>) -> Option<Fault> {
         match method {
-            Method::BasicCancelOk(_) => {
-                self.state = ConsumerState::Cancelled;
-                None
-            }
-            Method::BasicRecoverOk(_) => {
+            Method::ChannelCloseOk(_) => {
                 self.state = ConsumerState::None;
                 None
             }
-            Method::BasicCancel(_) => {
-                let is_lost = self.state == ConsumerState::Consuming;
+            Method::BasicCancel(_) if self.state == ConsumerState::Consuming => {
                 *self = Self::default();
-                is_lost.then(|| Fault::new(amqp::ReplyCode::NotFound, "the session's queue was deleted"))
+                Some(Fault::new(amqp::ReplyCode::NotFound, "the session's queue was deleted"))
             }
             Method::ChannelClose(close) => {
                 let is_lost = self.state == ConsumerState::Consuming;

@@ -100,11 +100,7 @@ impl QueueRequests {
     pub(super) fn send(&mut self, client: &mut AmqpClient) {
         match self.channel {
             RequestChannel::Open if self.waiting.is_empty() => {
-                let reply_code = ReplyCode::Success.code();
-                client.send(
-                    REQUESTING,
-                    channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 },
-                );
+                client.close_channel(REQUESTING);
                 self.channel = RequestChannel::Closing;
                 return;
             }

@@ -188,7 +188,6 @@ impl Uplink {
         self.channels.publishing.rest(&mut self.client, now);
         loop {
             self.channels.requests.send(&mut self.client);
-            self.channels.consumer.send(&mut self.client);
             self.channels.groups.send(&mut self.client);
             let is_settled = self.channels.publishing.unconfirmed() == 0;
             self.channels.state.send(&mut self.client, is_settled);

@@ -103,9 +103,7 @@ pub(in super::super) enum StatePhase {
     Consuming,
     Declaring,
     Deleting,
-    /// basic.cancel was sent.
-    Cancelling,
-    /// basic.recover was sent: all records return to the queue.
+    /// Until channel.close-ok: all records return to the queue.
     Returning,
     /// They have returned.
     Stopped,
@@ -117,9 +115,8 @@ enum StateStep {
     Declare,
     Consume,
     Delete,
-    Cancel,
-    /// Returns all records to the queue.
-    Recover,
+    /// Ends the consumer, and returns all records to the queue.
+    Close,
 }
 
 #[derive(Default, PartialEq, Eq)]
@@ -315,7 +312,7 @@ impl StateQueue {
             self.end();
         }
         if self.channel == StateChannel::Open && self.phase == StatePhase::Missing {
-            close(client, STATE);
+            client.close_channel(STATE);
             self.channel = StateChannel::Closing;
         }
         if self.channel == StateChannel::Closed && !self.steps.is_empty() {
@@ -328,10 +325,14 @@ impl StateQueue {
             }
             while let Some(step) = self.steps.pop_front() {
                 self.take(step, client);
+                if step == StateStep::Close {
+                    self.channel = StateChannel::Closing;
+                    break;
+                }
             }
         }
         if self.usage == StateUsage::Ready && self.first.take().is_some() {
-            close(client, OPENING);
+            client.close_channel(OPENING);
         }
     }
 
@@ -359,10 +360,7 @@ impl StateQueue {
                 }
             }
             StateStep::Delete => client.send(STATE, queue::Delete { queue, ..Default::default() }),
-            StateStep::Cancel => {
-                client.send(STATE, basic::Cancel { consumer_tag: TAG, no_wait: false });
-            }
-            StateStep::Recover => client.send(STATE, basic::Recover { requeue: true }),
+            StateStep::Close => client.close_channel(STATE),
         }
     }
 
@@ -370,8 +368,8 @@ impl StateQueue {
     fn end(&mut self) {
         match self.phase {
             StatePhase::Reading { .. } | StatePhase::Consuming => {
-                self.phase = StatePhase::Cancelling;
-                self.steps.push_back(StateStep::Cancel);
+                self.phase = StatePhase::Returning;
+                self.steps.push_back(StateStep::Close);
             }
             StatePhase::Finding | StatePhase::Found { .. } | StatePhase::Declaring | StatePhase::Deleting => {
                 self.phase = StatePhase::Stopped;
@@ -395,11 +393,6 @@ impl StateQueue {
                 self.steps.push_back(StateStep::Consume);
             }
             (Method::QueueDeleteOk(_), StatePhase::Deleting) => self.phase = StatePhase::Missing,
-            (Method::BasicCancelOk(_), StatePhase::Cancelling) => {
-                self.phase = StatePhase::Returning;
-                self.steps.push_back(StateStep::Recover);
-            }
-            (Method::BasicRecoverOk(_), StatePhase::Returning) => self.phase = StatePhase::Stopped,
             (Method::BasicCancel(_), StatePhase::Reading { .. } | StatePhase::Consuming) => {
                 self.phase = StatePhase::Stopped;
                 return Some(StateEvent::Lost(Fault::new(
@@ -408,7 +401,12 @@ impl StateQueue {
                 )));
             }
             (Method::ChannelClose(close), _) => return self.closed(announced(close)),
-            (Method::ChannelCloseOk(_), _) => self.channel = StateChannel::Closed,
+            (Method::ChannelCloseOk(_), phase) => {
+                self.channel = StateChannel::Closed;
+                if phase == StatePhase::Returning {
+                    self.phase = StatePhase::Stopped;
+                }
+            }
             _ => {}
         }
         None
@@ -571,9 +569,4 @@ pub(in super::super) fn publish(client: &mut AmqpClient, number: u16, queue: &st
     Properties::default().with_delivery_mode(PERSISTENT).encode(&mut properties);
     let publish = basic::Publish { exchange: "", routing_key: queue, ..basic::Publish::default() };
     client.publish(number, publish, &properties, record);
-}
-
-fn close(client: &mut AmqpClient, number: u16) {
-    let reply_code = ReplyCode::Success.code();
-    client.send(number, channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 });
 }
