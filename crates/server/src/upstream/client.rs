@@ -100,8 +100,10 @@ pub(crate) enum ContentMethod {
         exchange: Box<str>,
         routing_key: Box<str>,
     },
-    /// basic.return, or basic.get-ok: this client publishes nothing as mandatory, and gets nothing.
-    Other,
+    /// basic.return.
+    Return,
+    /// basic.get-ok, for which this client never asks.
+    GetOk,
 }
 
 impl AmqpClient {
@@ -354,7 +356,8 @@ impl ContentMethod {
                 exchange: deliver.exchange.into(),
                 routing_key: deliver.routing_key.into(),
             }),
-            Method::BasicReturn(_) | Method::BasicGetOk(_) => Some(Self::Other),
+            Method::BasicReturn(_) => Some(Self::Return),
+            Method::BasicGetOk(_) => Some(Self::GetOk),
             _ => None,
         }
     }

@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 
 use super::delayed_wills::{UnfinishedWork, WillShare};
 use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
-use super::publishing::Unconfirmed;
 use super::queue_requests::QueueRequest;
 use super::retained::{BlindCopies, LogClient};
 use super::takeover::Watched;
@@ -60,9 +59,8 @@ impl Farewell {
     /// when its messages are back in their queue, so that another connection finds them in their order, and when it is known
     /// which messages of QoS 2 it has received.
     pub(super) fn say(mut self, now: Instant) {
-        let mut refused = Vec::new();
         while let Some(event) = self.uplink.next_event() {
-            note(&mut self.left, &mut refused, event);
+            note(&mut self.left, event);
         }
         for request in std::mem::take(&mut self.leaves) {
             self.uplink.request(0, request);
@@ -72,28 +70,22 @@ impl Farewell {
             || self.uplink.has_requests()
             || !self.uplink.is_stopped()
             || !self.deletes.is_empty()
-            || !refused.is_empty()
             || self.will.is_some();
         if waits {
             let unfinished = self.hub.wills.begin();
-            tokio::spawn(self.run(refused, unfinished));
+            tokio::spawn(self.run(unfinished));
         } else {
             self.uplink.end(now);
             release(&self.hub, &self.owner, &self.claim, (self.left, self.watched));
         }
     }
 
-    /// `refused` are the identifiers of messages that the upstream has refused.
-    async fn run(self, mut refused: Vec<u16>, _unfinished: UnfinishedWork) {
+    async fn run(self, _unfinished: UnfinishedWork) {
         let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched, .. } = self;
-        let settled = uplink.settle(|event| note(&mut left, &mut refused, event));
+        let settled = uplink.settle(|event| note(&mut left, event));
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
         // has not confirmed are published again by their client.
         let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
-        if forget(&mut uplink, &refused) {
-            let settled = uplink.settle(|event| note(&mut left, &mut Vec::new(), event));
-            let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
-        }
         if watched.as_ref().and_then(Watched::taken).is_none() {
             // If one has a consumer by now, that is the client's connection elsewhere.
             for queue in deletes {
@@ -102,7 +94,7 @@ impl Farewell {
         }
         // A deletion that is on its way must not hit the queue of the next connection, however late it is carried out. Without
         // an answer, the pool notices that the upstream is lost.
-        let _ = uplink.settle_requests(|event| note(&mut left, &mut Vec::new(), event)).await;
+        let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping, share: _share, log }) = will else { return };
         let is_due = tokio::select! {
@@ -125,29 +117,11 @@ impl Farewell {
     }
 }
 
-/// Notes an event for a session that is left; messages that were refused are added to `refused`.
-fn note(left: &mut Option<Box<DetachedUpstream>>, refused: &mut Vec<u16>, event: UplinkEvent) {
-    match event {
-        UplinkEvent::Published(Then::Refuse { packet_id, .. })
-        | UplinkEvent::PublishRefused(_, Unconfirmed::One(packet_id)) => refused.push(packet_id),
-        UplinkEvent::Published(then) => {
-            left.iter_mut().for_each(|left| note_accepted(&mut left.session, &then));
-        }
-        _ => {}
+/// Notes an event for a session that is left.
+fn note(left: &mut Option<Box<DetachedUpstream>>, event: UplinkEvent) {
+    if let UplinkEvent::Published(then) = event {
+        left.iter_mut().for_each(|left| note_accepted(&mut left.session, &then));
     }
-}
-
-/// Removes the records of refused messages of QoS 2, which their client sends again. Returns whether there were some.
-fn forget(uplink: &mut Uplink, refused: &[u16]) -> bool {
-    let mut has_records = false;
-    for packet_id in refused.iter().filter(|packet_id| **packet_id != 0) {
-        if uplink.state().name().is_some() && uplink.state().digest(*packet_id).is_some() {
-            let (number, record) = uplink.state().write_released(*packet_id);
-            uplink.publish_record(number, &record, transport::now());
-            has_records = true;
-        }
-    }
-    has_records
 }
 
 /// Notes that the upstream has confirmed a message, if that is what `then` would tell the client: one of QoS 2 is then not to

@@ -81,6 +81,8 @@ pub(super) enum PublishAnswer {
     Client(Then),
     /// The record with this number is confirmed, or refused.
     Record(u64, Confirmed),
+    /// A message is published, and its record refused.
+    Unrecorded,
 }
 
 /// The messages that were unconfirmed when the upstream closed the channel.
@@ -212,12 +214,16 @@ impl PublishingChannel {
                 None | Some(PublishedMessage::Plain(0)) => {}
                 Some(PublishedMessage::BeforeRecord(_)) => *is_refused = !is_acked,
                 Some(PublishedMessage::Record(number)) => answer(PublishAnswer::Record(number, verdict)),
-                Some(PublishedMessage::Plain(packet_id) | PublishedMessage::RecordOf(packet_id)) => {
-                    let is_accepted = is_acked && !std::mem::take(is_refused);
-                    // The upstream is not asked whether a queue has it.
-                    let accept = Then::Accept { packet_id, matched: true };
-                    let then = if is_accepted { accept } else { Then::refused_by_queue(packet_id) };
-                    answer(PublishAnswer::Client(then));
+                Some(PublishedMessage::Plain(packet_id)) => {
+                    answer(PublishAnswer::Client(verdict_on(packet_id, is_acked)));
+                }
+                // A client whose message is published must not be told to send it again.
+                Some(PublishedMessage::RecordOf(packet_id)) => {
+                    let is_published = !std::mem::take(is_refused);
+                    if is_published && !is_acked {
+                        answer(PublishAnswer::Unrecorded);
+                    }
+                    answer(PublishAnswer::Client(verdict_on(packet_id, is_published)));
                 }
             }
             while let Some((_, then)) = refused.pop_front_if(|(after, _)| *after <= number) {
@@ -252,4 +258,10 @@ impl PublishingChannel {
     pub(super) fn unconfirmed(&self) -> usize {
         self.unconfirmed.len()
     }
+}
+
+fn verdict_on(packet_id: u16, is_published: bool) -> Then {
+    // The upstream is not asked whether a queue has it.
+    let accept = Then::Accept { packet_id, matched: true };
+    if is_published { accept } else { Then::refused_by_queue(packet_id) }
 }

@@ -228,14 +228,11 @@ impl UpstreamSession {
     fn handle_events(&mut self, engine: &mut Engine) {
         while let Some(event) = self.uplink.next_event() {
             match event {
-                UplinkEvent::Published(then) => {
-                    if let Then::Refuse { packet_id, .. } = then {
-                        self.forget(packet_id);
-                    }
-                    self.answers.push_back(then);
-                }
+                UplinkEvent::Published(then) => self.answers.push_back(then),
                 UplinkEvent::Recorded => self.recorded(engine),
                 UplinkEvent::RecordRefused => self.record_refused(),
+                // A list has it.
+                UplinkEvent::Unrecorded => self.outdate_list(),
                 UplinkEvent::State(event) => self.handle_state(event, engine),
                 UplinkEvent::PublishRefused(fault, unconfirmed) => self.publish_refused(&fault, &unconfirmed),
                 UplinkEvent::Answered(number, answer) => {
@@ -264,7 +261,6 @@ impl UpstreamSession {
         match unconfirmed {
             Unconfirmed::One(packet_id) if *packet_id != 0 => {
                 let text = "refused by the upstream";
-                self.forget(*packet_id);
                 self.answers.push_back(Then::Refuse { packet_id: *packet_id, reason, text });
             }
             Unconfirmed::None => {}

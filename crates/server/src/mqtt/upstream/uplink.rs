@@ -37,6 +37,8 @@ struct UplinkChannels {
     groups: GroupConsumers,
     requests: QueueRequests,
     state: StateQueue,
+    /// Messages that were refused, whose records are to be revoked: their client may send them again.
+    refused: Vec<u16>,
     /// Events that were not taken yet.
     events: VecDeque<UplinkEvent>,
 }
@@ -58,14 +60,16 @@ pub(super) enum UplinkEvent {
     Recorded,
     /// The upstream has not taken a record.
     RecordRefused,
+    /// The upstream has not taken the record of a message that is published.
+    Unrecorded,
     State(StateEvent),
 }
 
 impl Uplink {
     pub(super) fn new(client: AmqpClient) -> Self {
-        let (publishing, consumer, groups, requests, events) = Default::default();
-        let channels =
-            UplinkChannels { publishing, consumer, groups, requests, state: StateQueue::new(), events };
+        let (publishing, consumer, groups, requests, refused, events) = Default::default();
+        let state = StateQueue::new();
+        let channels = UplinkChannels { publishing, consumer, groups, requests, state, refused, events };
         Self { client, channels, is_paused: false }
     }
 
@@ -108,8 +112,8 @@ impl Uplink {
 
     /// Answers a message that is not published, behind those before it.
     pub(super) fn answer(&mut self, then: Then) {
-        let UplinkChannels { publishing, events, .. } = &mut self.channels;
-        publishing.answer_behind(then, |then| events.push_back(UplinkEvent::Published(then)));
+        let UplinkChannels { publishing, refused, events, .. } = &mut self.channels;
+        publishing.answer_behind(then, |then| answer(refused, events, then));
     }
 
     /// Makes a request, whose answer has this number.
@@ -187,10 +191,12 @@ impl Uplink {
         self.client.handle_nudge(waker, now)?;
         self.channels.publishing.rest(&mut self.client, now);
         loop {
+            self.channels.revoke_refused(&mut self.client, now);
             self.channels.requests.send(&mut self.client);
             self.channels.groups.send(&mut self.client);
             let is_settled = self.channels.publishing.unconfirmed() == 0;
-            self.channels.state.send(&mut self.client, is_settled);
+            let failed = self.channels.state.send(&mut self.client, is_settled, now);
+            self.channels.events.extend(failed.map(UplinkEvent::State));
             self.client.flush(now)?;
             if !self.client.has_received() {
                 return Ok(());
@@ -250,7 +256,9 @@ impl Uplink {
 
     /// The latest time for [`Self::take_turn`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        [self.client.next_deadline(), self.channels.publishing.next_deadline()].into_iter().flatten().min()
+        let UplinkChannels { publishing, state, .. } = &self.channels;
+        let deadlines = [self.client.next_deadline(), publishing.next_deadline(), state.next_deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Waits until everything has been answered and nothing is consumed. Events are passed to `each`.
@@ -295,16 +303,23 @@ impl Uplink {
 
 impl UplinkChannels {
     fn handle(&mut self, event: ClientEvent<'_>) {
-        let Self { publishing, consumer, groups, requests, state, events } = self;
+        let Self { publishing, consumer, groups, requests, state, refused, events } = self;
         match event {
+            // Of what is published here, records alone are mandatory.
+            ClientEvent::Message(number, _) if PUBLISHING.contains(&number) => {
+                events.push_back(UplinkEvent::RecordRefused);
+            }
+            ClientEvent::Message(OPENING, _) => {
+                events.extend(state.first_list_returned().map(UplinkEvent::State));
+            }
             ClientEvent::Message(STATE, message) => state.handle_message(&message),
             ClientEvent::Method(number @ (STATE | OPENING), method) => {
                 events.extend(state.handle(number, &method).map(UplinkEvent::State));
             }
             ClientEvent::Message(CONSUMING, message) => consumer.handle_message(message),
             ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
-                let closed = publishing.handle(number, &method, |answer| match answer {
-                    PublishAnswer::Client(then) => events.push_back(UplinkEvent::Published(then)),
+                let closed = publishing.handle(number, &method, |answered| match answered {
+                    PublishAnswer::Client(then) => answer(refused, events, then),
                     PublishAnswer::Record(number, Confirmed::Acked) => {
                         state.confirmed(number);
                         events.push_back(UplinkEvent::Recorded);
@@ -312,10 +327,14 @@ impl UplinkChannels {
                     PublishAnswer::Record(_, Confirmed::Nacked) => {
                         events.push_back(UplinkEvent::RecordRefused);
                     }
+                    PublishAnswer::Unrecorded => events.push_back(UplinkEvent::Unrecorded),
                 });
-                if let Some(PublishingClosed { fault, unconfirmed, refused }) = closed {
+                if let Some(PublishingClosed { fault, unconfirmed, refused: behind }) = closed {
+                    if let Unconfirmed::One(packet_id) = unconfirmed {
+                        refused.push(packet_id);
+                    }
                     events.push_back(UplinkEvent::PublishRefused(fault, unconfirmed));
-                    events.extend(refused.into_iter().map(UplinkEvent::Published));
+                    behind.into_iter().for_each(|then| answer(refused, events, then));
                 }
             }
             ClientEvent::Method(CONSUMING, method) => {
@@ -335,6 +354,28 @@ impl UplinkChannels {
             ClientEvent::Message(..) | ClientEvent::Method(..) => {}
         }
     }
+}
+
+impl UplinkChannels {
+    /// Publishes that the records of refused messages are void. It goes in front of the end of the state queue's consumer: the
+    /// next connection must not take such a message for one that it has.
+    fn revoke_refused(&mut self, client: &mut AmqpClient, now: Instant) {
+        let Self { publishing, state, refused, .. } = self;
+        for packet_id in std::mem::take(refused) {
+            if state.name().is_some() && state.digest(packet_id).is_some() {
+                let (number, record) = state.write_released(packet_id);
+                publishing.publish_record(client, number, (state.name().unwrap_or_default(), &record), now);
+            }
+        }
+    }
+}
+
+/// Adds the answer to a message.
+fn answer(refused: &mut Vec<u16>, events: &mut VecDeque<UplinkEvent>, then: Then) {
+    if let Then::Refuse { packet_id, .. } = then {
+        refused.push(packet_id);
+    }
+    events.push_back(UplinkEvent::Published(then));
 }
 
 impl Drop for Uplink {

@@ -62,8 +62,6 @@ enum HeldWork {
     Refused(Then),
     /// The client has released a message.
     Release(u16),
-    /// The upstream has refused a message.
-    Forget(u16),
 }
 
 impl StateWork {
@@ -117,14 +115,6 @@ impl UpstreamSession {
         self.pass_held();
     }
 
-    /// A message was refused: there is nothing to be released.
-    pub(in super::super) fn forget(&mut self, packet_id: u16) {
-        if self.uplink.state().digest(packet_id).is_some() {
-            self.work.held.push_back(HeldWork::Forget(packet_id));
-            self.pass_held();
-        }
-    }
-
     /// Publishes what was held for as long as the state queue takes it.
     fn pass_held(&mut self) {
         while let Some(held) = self.work.held.pop_front() {
@@ -156,7 +146,6 @@ impl UpstreamSession {
             HeldWork::Release(packet_id) if usage == StateUsage::Refused => {
                 self.answers.push_back(Then::Complete { packet_id });
             }
-            HeldWork::Forget(_) if usage == StateUsage::Refused => {}
             held if waits => {
                 self.work.is_needed |= usage == StateUsage::Unused;
                 return Err(held);
@@ -167,12 +156,6 @@ impl UpstreamSession {
                 let (number, record) = self.uplink.state().write_released(packet_id);
                 self.uplink.publish_record(number, &record, self.at);
                 self.work.releases.push_back((number, packet_id));
-            }
-            HeldWork::Forget(packet_id) => {
-                if self.uplink.state().digest(packet_id).is_some() {
-                    let (number, record) = self.uplink.state().write_released(packet_id);
-                    self.uplink.publish_record(number, &record, self.at);
-                }
             }
         }
         Ok(())
@@ -273,6 +256,8 @@ impl UpstreamSession {
         };
         self.work.listing = Some((number, std::mem::take(&mut self.work.waiting)));
         (self.work.is_needed, self.work.is_outdated) = (false, false);
+        // There is room behind the list.
+        self.pass_held();
         self.outbox.nudge();
     }
 
@@ -340,10 +325,6 @@ impl UpstreamSession {
                         );
                     }
                     self.publish_plain(&message);
-                }
-                HeldWork::Forget(packet_id) if self.uplink.state().usage() == StateUsage::Ready => {
-                    let (number, record) = self.uplink.state().write_released(packet_id);
-                    self.uplink.publish_record(number, &record, self.at);
                 }
                 // The client sends it again.
                 _ => {}

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm, queue};
 use amqp::properties::PERSISTENT;
@@ -27,6 +28,10 @@ const LISTED: usize = 64;
 
 /// Records in the queue at which the client's messages wait until some are removed.
 const FULL: usize = 192;
+
+/// Time that a confirmed list may take to come back, in which the pool looks for a queue whose node is away. A list that does
+/// not come was lost upstream, and no record would be removed any more.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// As that of the session's queue.
 const TAG: &str = "mqtt";
@@ -72,6 +77,8 @@ struct StateLog {
     earlier: HashSet<RecordId>,
     /// Delivery tags of records that are not acknowledged.
     unacked: VecDeque<u64>,
+    /// When the list has to be back that is confirmed and is not.
+    overdue: Option<Instant>,
 }
 
 /// How far the queue is used.
@@ -237,9 +244,10 @@ impl StateQueue {
         self.received.len()
     }
 
-    /// Whether there may be another record.
+    /// Whether there may be another record. A list that is due goes first: copies of the records in front of it, which the pool
+    /// makes when it loses its connection, must not keep it out of the window.
     pub(in super::super) fn has_room(&self) -> bool {
-        self.log.len() < FULL
+        self.log.len() < FULL && !self.wants_list()
     }
 
     /// Whether something here waits for the upstream.
@@ -306,10 +314,30 @@ impl StateQueue {
         matches!(self.phase, StatePhase::None | StatePhase::Missing | StatePhase::Stopped)
     }
 
+    /// When to call [`Self::send`] at the latest.
+    pub(in super::super) fn next_deadline(&self) -> Option<Instant> {
+        self.log.overdue
+    }
+
     /// Sends what is to be sent. `is_settled` tells that everything that was published is confirmed.
-    pub(in super::super) fn send(&mut self, client: &mut AmqpClient, is_settled: bool) {
+    pub(in super::super) fn send(
+        &mut self,
+        client: &mut AmqpClient,
+        is_settled: bool,
+        now: Instant,
+    ) -> Option<StateEvent> {
         if self.is_ending && is_settled {
             self.end();
+        }
+        let is_awaited = self.phase == StatePhase::Consuming
+            && self.log.list.is_some_and(|list| list <= self.log.confirmed);
+        if !is_awaited {
+            self.log.overdue = None;
+        } else if now >= *self.log.overdue.get_or_insert(now + RETURN_TIMEOUT) {
+            self.log.overdue = None;
+            self.end();
+            let why = "a message of the state queue is lost";
+            return Some(StateEvent::Lost(Fault::new(ReplyCode::ResourceError, why)));
         }
         if self.channel == StateChannel::Open && self.phase == StatePhase::Missing {
             client.close_channel(STATE);
@@ -334,6 +362,7 @@ impl StateQueue {
         if self.usage == StateUsage::Ready && self.first.take().is_some() {
             client.close_channel(OPENING);
         }
+        None
     }
 
     fn take(&self, step: StateStep, client: &mut AmqpClient) {
@@ -344,8 +373,10 @@ impl StateQueue {
             }
             StateStep::Declare => {
                 let expires = self.expires.and_then(|expires| i64::try_from(expires).ok());
-                let arguments: FieldTable =
-                    expires.map(|expires| ("x-expires", FieldValue::I64(expires))).into_iter().collect();
+                // Two servers that both believe that they have the client do not divide the records among them.
+                let single = ("x-single-active-consumer", FieldValue::Boolean(true));
+                let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
+                let arguments: FieldTable = std::iter::once(single).chain(expires).collect();
                 let arguments = arguments.encode();
                 let arguments = RawTable::check(&arguments).unwrap_or_default();
                 client.send(STATE, queue::Declare { queue, durable: true, arguments, ..Default::default() });
@@ -458,12 +489,22 @@ impl StateQueue {
             Method::ChannelClose(close) => announced(close),
             _ => return None,
         };
+        Some(self.first_list_refused(fault))
+    }
+
+    /// The upstream has found no queue for the first list.
+    pub(in super::super) fn first_list_returned(&mut self) -> Option<StateEvent> {
+        let fault = Fault::new(ReplyCode::NotFound, "the state queue is gone");
+        (self.usage == StateUsage::Opening).then(|| self.first_list_refused(fault))
+    }
+
+    fn first_list_refused(&mut self, fault: Fault) -> StateEvent {
         self.usage = StateUsage::Refused;
         self.first = None;
         // Without a list it says nothing.
         self.phase = StatePhase::Deleting;
         self.steps.push_back(StateStep::Delete);
-        Some(StateEvent::Refused(fault))
+        StateEvent::Refused(fault)
     }
 
     /// Handles a message of the queue.
@@ -486,8 +527,12 @@ impl StateQueue {
             // Others have written it, or it was removed before.
             Some(_) | None => self.log.acknowledge_one(delivery_tag, &mut self.acks),
         }
-        if self.log.earlier.len() >= usize::from(WINDOW) {
-            // More than a server leaves there: the rest would not come.
+        let read = match self.phase {
+            StatePhase::Reading { .. } => self.log.unacked.len(),
+            _ => self.log.earlier.len(),
+        };
+        if read >= usize::from(WINDOW) {
+            // More than a server leaves there, which may be copies: the rest would not come.
             self.log.earlier = HashSet::new();
             self.log.acknowledge_before(u64::MAX, &mut self.acks);
         }
@@ -563,10 +608,11 @@ impl StateLog {
     }
 }
 
-/// Publishes a record.
+/// Publishes a record; one for which there is no queue is returned.
 pub(in super::super) fn publish(client: &mut AmqpClient, number: u16, queue: &str, record: &[u8]) {
     let mut properties = Vec::new();
     Properties::default().with_delivery_mode(PERSISTENT).encode(&mut properties);
-    let publish = basic::Publish { exchange: "", routing_key: queue, ..basic::Publish::default() };
+    let publish =
+        basic::Publish { exchange: "", routing_key: queue, mandatory: true, ..basic::Publish::default() };
     client.publish(number, publish, &properties, record);
 }

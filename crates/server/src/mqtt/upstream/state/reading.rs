@@ -14,7 +14,12 @@ use crate::mqtt::upstream::takeover::EarlierConsumer;
 pub(in super::super) struct StateReading {
     /// The wait for the client's earlier connection.
     earlier: EarlierConsumer,
+    /// How often the queue was found without a message.
+    empty: u32,
 }
+
+/// How often an empty queue is looked at again.
+const MOST_EMPTY: u32 = 3;
 
 /// The outcome of a step of it.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +50,13 @@ impl StateReading {
         match state.phase() {
             StatePhase::Missing => ReadState::Absent,
             StatePhase::Found { consumers, messages } => {
-                if self.earlier.is_pausing() || self.earlier.pause(consumers > 0, outbox) {
+                if self.earlier.is_pausing() {
+                    return ReadState::Waits;
+                }
+                // There is always a list, which may be on its way back from a connection that was lost.
+                let is_returning = messages == 0 && self.empty < MOST_EMPTY;
+                self.empty += u32::from(is_returning);
+                if self.earlier.pause(consumers > 0 || is_returning, outbox) {
                     return ReadState::Waits;
                 }
                 if consumers > 0 {

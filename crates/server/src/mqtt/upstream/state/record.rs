@@ -181,7 +181,8 @@ impl<'a> RecordReader<'a> {
         let (filter, rest) = self.0.split_at_checked(length.into())?;
         self.0 = rest;
         let filter = std::str::from_utf8(filter).ok().filter(|filter| !filter.contains('\0'))?;
-        TopicFilter::parse(filter, true).ok()?;
+        // To a client of MQTT 3.1.1, `$share/a` is a filter as any other; those of shared subscriptions are valid as such, too.
+        TopicFilter::parse(filter, false).ok()?;
         let [options] = self.array()?;
         let options = SubscribeOptions::from_byte(MqttVersion::V5, options).ok()?;
         let identifier = Some(u32::from_be_bytes(self.array()?)).filter(|id| *id != 0);
@@ -255,6 +256,16 @@ mod tests {
                     assert!(subscription.identifier.is_none_or(|id| (1..=MAX_IDENTIFIER).contains(&id)));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_filter_of_an_older_client_may_begin_as_that_of_a_shared_subscription() {
+        for filter in ["$share/x", "$share/+/a", "$share", "$share/group/a/#"] {
+            let StateRecord::List(mut written) = list() else { unreachable!() };
+            written.subscriptions[0].0 = filter.into();
+            let record = StateRecord::List(written);
+            assert_eq!(StateRecord::decode(&record.encode(ID)), Some((ID, record)));
         }
     }
 

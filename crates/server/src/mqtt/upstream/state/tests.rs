@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use broker::{Broker, BrokerConfig, SessionId, TopicPermissions};
+use amqp::RawTable;
+use broker::{
+    ApplyTo, Binding, Broker, BrokerConfig, Compatibility, Pattern, Policy, PolicyDefinition, QueueDeclare,
+    SessionId, Timestamp, TopicPermissions, VirtualHost,
+};
 use mqtt::QoS;
 use mqtt::packet::SubscribeOptions;
 use mqtt::session::{Session, Subscription};
@@ -19,6 +23,7 @@ use crate::server::Shared;
 use crate::simulated;
 
 const NAME: &str = "mqtt-subscription-meqos2";
+const NOW: Timestamp = Timestamp(0);
 /// Flags and list of no properties.
 const PLAIN: [u8; 2] = [0; 2];
 
@@ -63,6 +68,29 @@ impl World {
         }
         let session = link.uplink.state().restore(Session::new());
         (link, session)
+    }
+
+    fn vhost(&self) -> Arc<VirtualHost> {
+        self.broker().vhost("/").unwrap()
+    }
+
+    /// Makes a policy for one queue.
+    fn apply(&self, queue: &str, definition: serde_json::Value) {
+        let definition = definition.as_object().unwrap();
+        let definition = PolicyDefinition::parse(definition, Compatibility::V3_10).unwrap();
+        let pattern = Pattern::new(queue).unwrap();
+        let policy = Policy { name: queue.into(), pattern, priority: 0, apply_to: ApplyTo::All, definition };
+        self.vhost().set_policy(policy, NOW);
+    }
+
+    /// A queue that the client's messages go to, and that refuses them.
+    fn refuse(&self) {
+        let declare = QueueDeclare { name: "full", ..Default::default() };
+        self.vhost().declare_queue(SessionId(0), &declare, NOW).unwrap();
+        let arguments = RawTable::default();
+        let binding = Binding { source: "amq.topic", destination: "full", routing_key: "a", arguments };
+        self.vhost().bind_queue(SessionId(0), &binding).unwrap();
+        self.apply("full", refusing());
     }
 
     /// The number of messages in the queue; `None` if there is none.
@@ -116,11 +144,22 @@ impl Link {
         }
     }
 
+    /// As [`Self::settle`], at a later time.
+    fn settle_after(&mut self, time: Duration) {
+        self.uplink.take_turn(Waker::noop(), Instant::now() + time).unwrap();
+        self.settle();
+    }
+
     fn leave(mut self) {
         self.uplink.stop_consuming();
         self.settle();
         assert!(self.uplink.is_stopped());
     }
+}
+
+/// A policy by which a queue takes no message.
+fn refusing() -> serde_json::Value {
+    serde_json::json!({"max-length": 0, "overflow": "reject-publish"})
 }
 
 fn live() -> Subscription {
@@ -181,21 +220,110 @@ fn records_are_removed_when_a_later_list_is_confirmed() {
 }
 
 #[test]
-fn without_a_list_there_is_room_for_a_part_of_the_window() {
+fn a_list_goes_in_front_of_many_records_and_they_fill_a_part_of_the_window() {
     let mut world = World::new();
     let mut link = world.link();
     link.open(&[]);
-    for packet_id in 1..1000 {
-        if !link.uplink.state().has_room() {
-            break;
+    let (mut packet_id, mut rounds) = (0, Vec::new());
+    for _ in 0..2 {
+        let before = packet_id;
+        while link.uplink.state().has_room() {
+            packet_id += 1;
+            link.publish(packet_id, 7);
         }
-        link.publish(packet_id, 7);
+        rounds.push(packet_id - before);
+        if link.uplink.state().wants_list() {
+            let (number, list) = link.uplink.state().write_list(false, std::iter::empty());
+            link.uplink.publish_record(number, &list, Instant::now());
+        }
     }
+    // The first list is one of them, and so is the second.
+    assert_eq!(rounds, [63, 127]);
     link.settle();
     assert!(link.uplink.state().wants_list() && !link.uplink.state().has_room());
     link.keep(&[]);
     assert!(link.uplink.state().has_room() && !link.uplink.state().wants_list());
     assert_eq!(world.count(), Some(1));
+}
+
+#[test]
+fn a_list_that_was_lost_upstream_ends_the_session() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[]);
+    // As if RabbitMQ had confirmed it, and lost it with a node.
+    let (number, _) = link.uplink.state().write_list(false, std::iter::empty());
+    link.uplink.state().confirmed(number);
+    link.settle();
+    link.settle_after(Duration::from_secs(80));
+    assert_eq!(link.events, ["Opened"]);
+    assert!(link.uplink.next_deadline().is_some());
+    link.settle_after(Duration::from_secs(100));
+    assert!(link.events[1].starts_with("Lost("), "{:?}", link.events);
+}
+
+#[test]
+fn a_record_without_a_queue_is_not_taken_for_kept() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[]);
+    world.vhost().delete_queue(SessionId(0), NAME, false, false).unwrap();
+    link.release(1);
+    link.settle();
+    assert!(link.events.iter().any(|event| event == "RecordRefused"), "{:?}", link.events);
+}
+
+#[test]
+fn a_message_is_accepted_though_its_record_is_refused() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[]);
+    world.apply(NAME, refusing());
+    link.publish(1, 7);
+    link.settle();
+    assert_eq!(link.events, ["Opened", "Unrecorded", "1 accepted"]);
+}
+
+#[test]
+fn the_next_connection_does_not_take_a_refused_message_for_one_that_it_has() {
+    let mut world = World::new();
+    world.refuse();
+    let mut link = world.link();
+    link.open(&[]);
+    for packet_id in 1..=3 {
+        link.publish(packet_id, 7);
+    }
+    // Before the upstream has answered.
+    link.leave();
+    let (_next, session) = world.resumed();
+    assert_eq!(session.received().count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_without_a_list_is_looked_at_again() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[("live/+", live())]);
+    link.publish(1, 7);
+    link.settle();
+    // Its records are with a connection that RabbitMQ does not know to be lost, and whose consumer it has removed.
+    let mut next = world.link();
+    let (mut reading, outbox) = (StateReading::default(), Arc::new(Outbox::new(1)));
+    next.uplink.state().find(NAME);
+    link.uplink.stop_consuming();
+    let (mut looks, mut link) = (0, Some(link));
+    while reading.advance(next.uplink.state(), NAME, false, &outbox) != ReadState::Read {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        next.settle();
+        looks += 1;
+        if looks == 3
+            && let Some(link) = link.take()
+        {
+            link.leave();
+        }
+    }
+    let session = next.uplink.state().restore(Session::new());
+    assert_eq!(session.received().collect::<Vec<_>>(), [1]);
 }
 
 #[test]
@@ -206,14 +334,14 @@ fn messages_of_others_are_removed_and_those_of_a_server_are_not() {
     link.publish(1, 7);
     link.settle();
     link.leave();
-    let vhost = world.broker().vhost("/").unwrap();
+    let vhost = world.vhost();
     let publisher = vhost.publisher(&world.broker().authenticate_external("guest", true).unwrap());
     let mut publisher = publisher;
     for number in 0..600_u32 {
         let body = broker::Body::Copied(&number.to_be_bytes());
         let publish = broker::Publish { exchange: "", routing_key: NAME, properties: &PLAIN, body };
-        publisher.publish(publish, broker::Timestamp::default()).unwrap();
-        publisher.flush_all(broker::Timestamp::default());
+        publisher.publish(publish, NOW).unwrap();
+        publisher.flush_all(NOW);
     }
     assert_eq!(world.count(), Some(602));
     let (_link, session) = world.resumed();
@@ -245,7 +373,7 @@ fn a_client_that_may_not_publish_to_the_queue_leaves_none() {
         write: "^amq\\.topic$".to_owned(),
         read: ".*".to_owned(),
     };
-    world.broker().vhost("/").unwrap().set_permissions("guest", Some(&permissions)).unwrap();
+    world.vhost().set_permissions("guest", Some(&permissions)).unwrap();
     let mut link = world.link();
     link.open(&[]);
     assert_eq!(link.events, ["refused with 403"]);
@@ -258,7 +386,7 @@ fn a_message_that_is_refused_is_refused_alone_and_has_no_record() {
     let mut world = World::new();
     let permissions =
         TopicPermissions { exchange: "amq.topic".to_owned(), write: "^ok".to_owned(), read: ".*".to_owned() };
-    world.broker().vhost("/").unwrap().set_topic_permissions("guest", &permissions).unwrap();
+    world.vhost().set_topic_permissions("guest", &permissions).unwrap();
     let mut link = world.link();
     link.open(&[]);
     link.publish(7, 7);
@@ -268,5 +396,7 @@ fn a_message_that_is_refused_is_refused_alone_and_has_no_record() {
         "{:?}",
         link.events
     );
-    assert_eq!(world.count(), Some(1));
+    link.leave();
+    let (_, session) = world.resumed();
+    assert_eq!(session.received().count(), 0);
 }
