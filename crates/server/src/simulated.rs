@@ -1,5 +1,7 @@
 //! The server that simulations step without sockets. Its limits are small, so that tests reach them.
 
+mod cable;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,8 @@ use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::registry::{Arrival, OpenConnection, Opening};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
 use crate::upstream::client::AmqpClient;
+
+pub(crate) use cable::Cable;
 
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);

@@ -3,7 +3,6 @@
 
 mod lasting;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,72 +16,22 @@ use broker::{
     Binding, Broker, BrokerConfig, FrontEnd, Queue, QueueDeclare, SessionId, Timestamp, TopicPermissions,
     VirtualHost,
 };
-use proxy::{Connecting, Connector, Pool, PoolConfig, UpstreamAddress};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::watch;
-use transport::{Intent, Outbox, Peer, Protocol, Stream};
+use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::UpstreamHub;
-use crate::amqp::connection::AmqpConnection;
 use crate::backend::{Backend, Clock};
 use crate::client::ClientConnection;
 use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::simulation::describe;
 use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection};
 use crate::server::{Server, Shared};
-use crate::simulated;
+use crate::simulated::{self, Cable};
 
 const V5: MqttVersion = MqttVersion::V5;
 const V311: MqttVersion = MqttVersion::V311;
 
 /// Time in which everything happens that waits for no deadline.
 const SOON: Duration = Duration::from_millis(100);
-
-/// Connects the pool to the broker.
-struct Cable {
-    upstream: Arc<Shared>,
-    /// Whether the broker's answers arrive.
-    answers: watch::Sender<bool>,
-}
-
-impl std::fmt::Debug for Cable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cable")
-    }
-}
-
-impl Connector for Cable {
-    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
-        Box::pin(async {
-            let (near, middle) = tokio::io::duplex(16 * 1024);
-            let (other, far) = tokio::io::duplex(16 * 1024);
-            let shared = Arc::clone(&self.upstream);
-            tokio::spawn(async move {
-                let (mut connection, outbox) = simulated::connection::<AmqpConnection>(
-                    &shared,
-                    1,
-                    Peer::Unix,
-                    FrontEnd::Amqp,
-                    transport::now(),
-                );
-                let timeout = Duration::from_secs(10);
-                transport::drive(&mut Stream::Memory(far), &mut connection, &outbox, 1 << 20, timeout).await;
-            });
-            let ((mut asked, mut answered), (mut answers, mut asks)) =
-                (tokio::io::split(middle), tokio::io::split(other));
-            tokio::spawn(async move { tokio::io::copy(&mut asked, &mut asks).await });
-            let mut open = self.answers.subscribe();
-            tokio::spawn(async move {
-                let mut buffer = [0; 4096];
-                while let Ok(length @ 1..) = answers.read(&mut buffer).await {
-                    open.wait_for(|open| *open).await.unwrap();
-                    answered.write_all(&buffer[..length]).await.unwrap();
-                }
-            });
-            Ok(Stream::Memory(near))
-        })
-    }
-}
 
 /// An upstream, and a server in front of it.
 struct World {
@@ -97,10 +46,8 @@ impl World {
     fn new() -> Self {
         let (broker, clock) = (Broker::new(BrokerConfig::default()), Clock::start());
         let upstream = simulated::server_of(broker, clock, 0).shared();
-        let cable = Arc::new(Cable { upstream: Arc::clone(&upstream), answers: watch::Sender::new(true) });
-        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
-        let connector = Arc::clone(&cable);
-        let pool = Pool::new(PoolConfig { connector, ..PoolConfig::new(vec![address]) });
+        let cable = Cable::to(&upstream);
+        let pool = cable.pool();
         let shared = Server::new(simulated::config(), Backend::Upstream(pool), clock, "test").shared();
         let settings = Arc::new(MqttSettings::default());
         let hub =
@@ -111,7 +58,7 @@ impl World {
 
     /// Lets the answers of the upstream through, or keeps them back.
     fn let_answers_through(&self, open: bool) {
-        self.cable.answers.send_replace(open);
+        self.cable.let_answers_through(open);
     }
 
     fn vhost(&self) -> Arc<VirtualHost> {

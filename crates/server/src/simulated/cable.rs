@@ -1,0 +1,74 @@
+//! The way from a pool to a broker within the process.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::FrontEnd;
+use proxy::{Connecting, Connector, Pool, PoolConfig, UpstreamAddress};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+use transport::{Peer, Stream};
+
+use super::connection;
+use crate::amqp::connection::AmqpConnection;
+use crate::server::Shared;
+
+/// Connects a pool to the embedded broker of another server, within the process.
+pub(crate) struct Cable {
+    upstream: Arc<Shared>,
+    /// Whether the broker's answers arrive.
+    answers: watch::Sender<bool>,
+}
+
+impl Cable {
+    pub(crate) fn to(upstream: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { upstream: Arc::clone(upstream), answers: watch::Sender::new(true) })
+    }
+
+    /// A pool at the near end.
+    pub(crate) fn pool(self: &Arc<Self>) -> Arc<Pool> {
+        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
+        let connector = Arc::clone(self);
+        Pool::new(PoolConfig { connector, ..PoolConfig::new(vec![address]) })
+    }
+
+    /// Lets the answers of the upstream through, or keeps them back.
+    pub(crate) fn let_answers_through(&self, open: bool) {
+        self.answers.send_replace(open);
+    }
+}
+
+impl std::fmt::Debug for Cable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cable")
+    }
+}
+
+impl Connector for Cable {
+    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
+        Box::pin(async {
+            let (near, middle) = tokio::io::duplex(16 * 1024);
+            let (other, far) = tokio::io::duplex(16 * 1024);
+            let shared = Arc::clone(&self.upstream);
+            tokio::spawn(async move {
+                let (mut connection, outbox) =
+                    connection::<AmqpConnection>(&shared, 1, Peer::Unix, FrontEnd::Amqp, transport::now());
+                let timeout = Duration::from_secs(10);
+                transport::drive(&mut Stream::Memory(far), &mut connection, &outbox, 1 << 20, timeout).await;
+            });
+            let ((mut asked, mut answered), (mut answers, mut asks)) =
+                (tokio::io::split(middle), tokio::io::split(other));
+            tokio::spawn(async move { tokio::io::copy(&mut asked, &mut asks).await });
+            let mut open = self.answers.subscribe();
+            tokio::spawn(async move {
+                let mut buffer = [0; 4096];
+                while let Ok(length @ 1..) = answers.read(&mut buffer).await {
+                    open.wait_for(|open| *open).await.unwrap();
+                    answered.write_all(&buffer[..length]).await.unwrap();
+                }
+            });
+            Ok(Stream::Memory(near))
+        })
+    }
+}
