@@ -7,9 +7,12 @@ import pika
 import pytest
 import websocket
 
+from harness.ctl import Ctl
 from harness.dashboard import PALE, Visit, window
 from harness.instances import leveret
+from harness.metrics import wait_until
 from harness.mqtt_broker import ANY, listening
+from harness.mqtt_client import V5, V311, MqttClient
 from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
 
@@ -109,9 +112,10 @@ def test_shared_subscriptions_are_shown_while_there_are_some_and_what_they_save(
         visit.wait("[...document.querySelectorAll('#view .what')].some((each) => each.textContent === 'Messages saved by shared subscriptions')")
         [row] = visit.rows()
         assert row.pop("Queue").startswith("stomp-subscription-")
-        told = {"User name": "guest", "Virtual host": "/", "Subscribers": "3", "Bindings": "1", "Messages in": "1", "Copies out": "3"}
+        told = {"Protocol": "STOMP", "User name": "guest", "Virtual host": "/", "Subscribers": "3", "Bindings": "1"}
+        told |= {"Messages in": "1", "Copies out": "3"}
         assert row == told
-        assert figures(visit)["Messages saved by shared subscriptions"] == "2"
+        assert figures(visit)["Messages saved by shared subscriptions"] == figures(visit)["Queues saved now"] == "2"
         assert window.evaluate(PALE) == []
         assert visit.violations() == [] and window.complaints() == []
         window.become_phone()
@@ -139,6 +143,69 @@ def test_clients_show_the_protocol_that_they_speak(tmp_path, targets, window):
         window.evaluate("[...document.querySelectorAll('#view tbody tr')].find((each) => each.textContent.includes('STOMP 1.1')).querySelector('a').click()")
         visit.wait("document.querySelector('#view dl')?.textContent.includes('STOMP 1.1')")
         assert visit.violations() == [] and window.complaints() == []
+        stack.close()
+        server.stop()
+
+
+def tables(visit):
+    """The rows of each table that is shown, by its caption: dictionaries by the columns' titles."""
+    script = """
+        return Object.fromEntries([...document.querySelectorAll("#view table")].filter((each) => each.checkVisibility()).map((table) => {
+            const titles = [...table.querySelectorAll("thead th")].map((each) => each.textContent.trim());
+            const rows = [...table.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent));
+            return [table.caption.textContent, rows.map((row) => Object.fromEntries(row.map((text, at) => [titles[at], text])))];
+        }));
+    """
+    return visit.window.evaluate(script)
+
+
+def test_sessions_groups_and_retained_messages_are_shown_and_a_session_leads_to_its_connection(tmp_path, targets, window):
+    with limited(tmp_path, targets, "--mqtt", ANY, "--stomp", ANY) as server, contextlib.ExitStack() as stack:
+        port = listening(server, "mqtt", "mqtt")
+        live = stack.enter_context(MqttClient(port, "dash-live", V311))
+        live.subscribe("dash/a", 0)
+        with MqttClient(port, "dash-away", V5, keep=True, expiry=300) as away:
+            away.subscribe("dash/a", 1)
+        member = stack.enter_context(MqttClient(port, "dash-member", V5))
+        member.subscribe("$share/dash/work", 1)
+        wire = stack.enter_context(contextlib.closing(StompWire(listening(server, "stomp", "stomp"))))
+        assert wire.connect()[0] == "CONNECTED"
+        live.publish("dash/a", b"x", retain=True)
+        live.message()
+        ctl = Ctl(server.http)
+        wait_until(lambda: ctl.rows("list_retained", "topics") == [["1"]])
+        wait_until(lambda: ["dash-away", "detached"] in ctl.rows("list_sessions", "name", "state"))
+        visit = Visit(window, server).open(("sessions",))
+        visit.settle()
+        assert "Sessions" in places(visit)
+        visit.wait("document.querySelectorAll('#view table').length === 3")
+        shown = tables(visit)
+        rows = {row["Client"]: row for row in shown["Sessions"]}
+        [stomp] = set(rows) - {"dash-live", "dash-away", "dash-member"}
+        columns = ("User name", "State", "Expiry", "Keep alive", "Subscriptions", "Published", "Delivered")
+        pick = lambda name: tuple(rows[name][column] for column in columns)
+        assert pick("dash-live") == ("guest", "connected", "with the connection", "60 s", "1", "1", "1")
+        assert pick("dash-away") == ("guest", "detached", "5 min", "–", "1", "–", "–")
+        assert pick(stomp) == ("guest", "connected", "with the connection", "–", "0", "0", "0")
+        assert (rows["dash-member"]["Protocol"], rows[stomp]["Protocol"]) == ("MQTT 5-0", "STOMP 1.2")
+        [group] = shown["Shared groups"]
+        assert (group["Group"], group["Members"], group["Delivered"]) == ("$share/dash/work", "1", "0")
+        [retained] = shown["Retained messages"]
+        assert (retained["Virtual host"], retained["State"], retained["Topics"]) == ("/", "running", "1")
+        told = figures(visit)
+        assert (told["MQTT subscriptions"], told["Sessions without a connection"], told["Retained topics"]) == ("2", "1", "1")
+        assert window.evaluate(PALE) == []
+        assert visit.violations() == [] and window.complaints() == []
+        window.become_phone()
+        assert visit.overflow() == 0
+        window.become_desktop()
+        window.evaluate("[...document.querySelectorAll('#view tbody a')].find((each) => each.textContent === 'dash-live').click()")
+        visit.wait("document.querySelector('#view dl')?.textContent.includes('ends with the connection')")
+        visit.close_connection("enough")
+        assert live.gone.wait(PATIENCE)
+        # Nothing stays in RabbitMQ.
+        with MqttClient(port, "dash-away", V5) as last:
+            last.publish("dash/a", b"", retain=True)
         stack.close()
         server.stop()
 

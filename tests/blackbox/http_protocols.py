@@ -42,15 +42,28 @@ def test_an_mqtt_client(ours):
         client.loop_stop()
     assert (shown["protocol"], shown["user"], shown["vhost"]) == ("MQTT 5-0", "guest", "/")
     assert shown["client_properties"] == {"client_id": "mine"}
+    nothing = {"subscriptions": 0, "messages_published": 0, "messages_delivered": 0}
+    assert shown["session"] == {"lasting": False, "expiry_seconds": 0} | nothing
+    assert shown["timeout"] == 60
 
 
 def test_a_stomp_client(ours):
     with socket.create_connection(("127.0.0.1", port(ours, "stomp")), timeout=PATIENCE) as client:
-        client.sendall(b"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
+        client.sendall(b"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\nheart-beat:20000,0\n\n\0")
         assert client.recv(4096).startswith(b"CONNECTED")
+        client.sendall(b"SUBSCRIBE\nid:1\ndestination:/topic/counted\n\n\0SEND\ndestination:/topic/counted\n\nx\0")
+        assert client.recv(4096).startswith(b"MESSAGE")
         shown = close_the_only_one(ours)
-        assert (shown["protocol"], shown["user"]) == ("STOMP 1.2", "guest")
+        assert (shown["protocol"], shown["user"], shown["timeout"]) == ("STOMP 1.2", "guest", 20)
+        counted = {"subscriptions": 1, "messages_published": 1, "messages_delivered": 1}
+        assert shown["session"] == {"lasting": False, "expiry_seconds": 0} | counted
         told = b""
         while part := client.recv(4096):
             told += part
         assert b"ERROR" in told and b"enough" in told
+
+
+def test_sessions_are_listed_in_front_of_an_upstream_alone(ours):
+    for shared in ("sessions", "shared-groups", "retained", "shared-queues"):
+        assert ours.get(f"leveret/{shared}") == []
+    assert ours.status("GET", "leveret/shared-queues/none/bindings") == 404

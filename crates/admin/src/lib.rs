@@ -28,8 +28,8 @@ mod stall;
 use std::sync::Arc;
 
 pub use api::{
-    Api, CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
-    Process as ApiProcess, TlsListener,
+    Api, CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
+    ListenerInfo, NodeInfo, Process as ApiProcess, SessionInfo, TlsListener,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

@@ -10,7 +10,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
 use crate::limits::ConnectionLease;
-use crate::registry::{Arrival, OpenConnection, RegisteredConnection};
+use crate::registry::{Arrival, ClientSession, OpenConnection, RegisteredConnection};
 use crate::server::{Newcomer, Shared};
 use crate::websocket::Carriage;
 
@@ -122,6 +122,11 @@ impl ConnectionCore {
     /// Why an operator has asked for the connection to be closed. Returned once.
     pub(crate) fn take_close_reason(&self) -> Option<Box<str>> {
         self.registered.as_ref().and_then(|registered| registered.connection().take_close_reason())
+    }
+
+    /// The session as operators see it, while the connection is open.
+    pub(crate) fn session(&self) -> Option<&ClientSession> {
+        self.registered.as_ref().and_then(|registered| registered.connection().session())
     }
 
     /// Whether the client is slow to read: nothing is read from it until it has read some of its output.

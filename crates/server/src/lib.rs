@@ -49,12 +49,15 @@ pub use limits::{
 };
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Confirms, Counter, ServerMetrics};
-pub use mqtt::{MqttConfig, MqttRestoreError, MqttUpstreamTotals};
+pub use mqtt::{
+    DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, RetainedState,
+    RetainedStatus,
+};
 pub use network::{Network, NotNetwork};
 pub use preface::{Preface, TrustedProxies};
 pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
-pub use registry::{ChannelStatus, OpenConnection, canonical};
+pub use registry::{ChannelStatus, ClientSession, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{MAX_UNSPLIT_MESSAGE, Server, ServerConfig};
-pub use upstream::sharing::{SharedCounts, SharedQueueStatus, SharedTotals};
+pub use upstream::sharing::{SharedBindingStatus, SharedCounts, SharedQueueStatus, SharedTotals};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

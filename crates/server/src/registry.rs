@@ -4,6 +4,7 @@
 //! session needs for more than a moment.
 
 mod bytes;
+mod session;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use sync::{Mutex, Rank};
 use transport::{Outbox, Peer};
 
 use self::bytes::ByteRates;
+pub use self::session::ClientSession;
 use crate::amqp::deliveries::Deliveries;
 
 /// All open connections, by number.
@@ -39,6 +41,7 @@ pub struct OpenConnection {
     negotiated: Negotiated,
     /// Encoded, which takes the least memory: few are ever read.
     client_properties: Box<[u8]>,
+    session: Option<ClientSession>,
     received: AtomicU64,
     /// Sorted by number. Most connections have one channel, for which a tree would take more memory.
     channels: Mutex<Vec<Arc<OpenChannel>>, { Rank::Leaf as u8 }>,
@@ -73,6 +76,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) connected_at: u64,
     pub(crate) negotiated: Negotiated,
     pub(crate) client_properties: &'a FieldTable,
+    /// If it is MQTT's or STOMP's.
+    pub(crate) session: Option<ClientSession>,
     pub(crate) outbox: &'a Arc<Outbox>,
 }
 
@@ -169,6 +174,7 @@ impl OpenConnection {
             connected_at,
             negotiated,
             client_properties: opening.client_properties.encode().into(),
+            session: opening.session,
             received: AtomicU64::new(0),
             channels: Mutex::default(),
             outbox: Arc::clone(opening.outbox),
@@ -241,6 +247,17 @@ impl OpenConnection {
     /// The client-properties that the client sent.
     pub fn client_properties(&self) -> FieldTable {
         RawTable::check(&self.client_properties).map(|table| table.decode()).unwrap_or_default()
+    }
+
+    /// The identifier of an MQTT client.
+    pub fn client_id(&self) -> Option<String> {
+        let properties = self.session.as_ref().map(|_| self.client_properties())?;
+        properties.get("client_id")?.as_text().map(str::to_owned)
+    }
+
+    /// Its session, if it is MQTT's or STOMP's.
+    pub fn session(&self) -> Option<&ClientSession> {
+        self.session.as_ref()
     }
 
     /// Bytes received since it was opened.
@@ -408,6 +425,7 @@ mod tests {
             connected_at: 1,
             negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
             client_properties: &[("n", amqp::FieldValue::I32(1))].into_iter().collect(),
+            session: None,
             outbox: &outbox,
         }))
     }

@@ -25,12 +25,15 @@ use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
 use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
-use crate::mqtt::{self, MqttBackend, MqttConfig, MqttRestoreError, MqttUpstreamTotals, UpstreamHub};
+use crate::mqtt::{
+    self, DetachedMqttSession, GroupStatus, MqttBackend, MqttConfig, MqttRestoreError, MqttUpstreamTotals,
+    RetainedStatus, UpstreamHub,
+};
 use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
-use crate::upstream::sharing::{SharedQueueStatus, SharedSubscriptions, SharedTotals};
+use crate::upstream::sharing::{SharedBindingStatus, SharedQueueStatus, SharedSubscriptions, SharedTotals};
 use crate::websocket::{self, WebSocketConfig};
 
 /// Pause before accepting again after a shortage of file descriptors or memory.
@@ -305,10 +308,34 @@ impl Server {
         self.shared.subscriptions.totals()
     }
 
-    /// The state that is kept for MQTT clients without a connection; `None` if there are none in front of an upstream.
+    /// The binding keys of the shared queue with this name upstream; `None` if no queue has it.
+    pub fn shared_bindings(&self, queue: &str) -> Option<Vec<SharedBindingStatus>> {
+        self.shared.subscriptions.bindings(queue)
+    }
+
+    /// MQTT clients in front of an upstream together; `None` if they are not served there.
     pub fn mqtt_upstream_totals(&self) -> Option<MqttUpstreamTotals> {
+        self.mqtt_upstream().map(|hub| hub.totals())
+    }
+
+    /// The MQTT sessions without a connection that are known in front of an upstream, oldest first.
+    pub fn detached_mqtt_sessions(&self) -> Vec<DetachedMqttSession> {
+        self.mqtt_upstream().map(|hub| hub.detached()).unwrap_or_default()
+    }
+
+    /// The groups of shared subscriptions with members here in front of an upstream, in no order.
+    pub fn mqtt_groups(&self) -> Vec<GroupStatus> {
+        self.mqtt_upstream().map(|hub| hub.groups()).unwrap_or_default()
+    }
+
+    /// The retained messages in front of an upstream, by virtual hosts with clients, in no order.
+    pub fn retained_messages(&self) -> Vec<RetainedStatus> {
+        self.mqtt_upstream().map(|hub| hub.retained_messages()).unwrap_or_default()
+    }
+
+    fn mqtt_upstream(&self) -> Option<&UpstreamHub> {
         match self.shared.mqtt()? {
-            MqttBackend::Upstream(hub) => Some(hub.totals()),
+            MqttBackend::Upstream(hub) => Some(hub),
             MqttBackend::Broker(_) => None,
         }
     }

@@ -97,6 +97,7 @@ pub(crate) fn amqp_client(shared: &Arc<Shared>, id: u64, user: &str) -> AmqpClie
         connected_at: 0,
         negotiated,
         client_properties: &client_properties,
+        session: None,
         outbox: inner.outbox(),
     });
     let request = OpenRequest { virtual_host: "/".into(), negotiated, client_properties, capabilities };

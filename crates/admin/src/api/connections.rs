@@ -11,7 +11,7 @@ use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 use super::process::{ChannelInfo, ClientConnection};
-use super::stats;
+use super::{sessions, stats};
 
 /// `GET /api/connections`, and those of a virtual host.
 pub(super) fn all(call: &Call) -> ApiAnswer {
@@ -162,6 +162,9 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
         "ssl_key_exchange": null, "ssl_protocol": null, "peer_cert_issuer": null, "peer_cert_subject": null,
         "peer_cert_validity": null, "websocket": info.websocket,
     });
+    if let Some(session) = connection.session() {
+        shown["session"] = sessions::of_connection(&session);
+    }
     if call.compatibility() == Compatibility::V4 {
         shown["peer_cert_serial_number"] = Value::Null;
     }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::call::{ApiAnswer, Call, Reply};
 use super::error::ApiError;
 use super::listing::list;
+use super::sessions;
 
 /// `GET /api/leveret/clients`.
 pub(super) fn clients(call: &Call) -> ApiAnswer {
@@ -21,7 +22,7 @@ pub(super) fn clients(call: &Call) -> ApiAnswer {
         |(name, connection)| (connection.vhost(), name),
         |(name, connection)| {
             let info = connection.info();
-            json!({
+            let mut shown = json!({
                 "id": connection.id(), "name": name, "user": connection.user(), "vhost": connection.vhost(),
                 "protocol": info.protocol, "peer_host": info.peer_host, "peer_port": info.peer_port, "ssl": info.tls,
                 "websocket": info.websocket, "connected_at": info.connected_at, "received_bytes": info.received,
@@ -29,7 +30,13 @@ pub(super) fn clients(call: &Call) -> ApiAnswer {
                 "connection_name": info.client_properties.get("connection_name"),
                 "product": info.client_properties.get("product"),
                 "upstream_connections": served.get(&connection.id()).cloned().unwrap_or_default(),
-            })
+            });
+            if let Some(session) = connection.session() {
+                shown["client_id"] = json!(session.client_id);
+                shown["keep_alive"] = json!(info.heartbeat);
+                shown["session"] = sessions::of_connection(&session);
+            }
+            shown
         },
     )
 }
@@ -82,7 +89,8 @@ pub(super) fn drain(call: &Call) -> ApiAnswer {
     Ok(Reply::no_content())
 }
 
-fn objects(call: &Call, objects: Vec<Value>, name: &str) -> ApiAnswer {
+/// Replies with objects that are sorted by the member that is their name.
+pub(super) fn objects(call: &Call, objects: Vec<Value>, name: &str) -> ApiAnswer {
     let items: Vec<_> = objects
         .into_iter()
         .map(|object| (object[name].as_str().unwrap_or_default().to_owned(), object))

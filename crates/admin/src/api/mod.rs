@@ -44,6 +44,7 @@ mod quorum;
 mod request;
 mod routes;
 mod samples;
+mod sessions;
 mod snapshot;
 mod stats;
 mod totals;
@@ -57,8 +58,8 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub use process::{
-    CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
-    Process, TlsListener,
+    CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession, ListenerInfo,
+    NodeInfo, Process, SessionInfo, TlsListener,
 };
 pub(crate) use request::{Caller, for_monitors, router};
 

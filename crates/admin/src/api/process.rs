@@ -50,6 +50,18 @@ pub trait Process: Send + Sync + 'static {
     /// The queues that subscriptions share upstream, as objects; empty without an upstream.
     fn shared_queues(&self) -> Vec<Value>;
 
+    /// The binding keys of the shared queue with this name, as objects; `None` if there is no such queue.
+    fn shared_bindings(&self, queue: &str) -> Option<Vec<Value>>;
+
+    /// The MQTT sessions without a connection that are known here in front of an upstream.
+    fn detached_sessions(&self) -> Vec<DetachedSession>;
+
+    /// The groups of shared subscriptions with members here, as objects; empty without an upstream.
+    fn shared_groups(&self) -> Vec<Value>;
+
+    /// The retained messages of each virtual host, as objects; empty without an upstream.
+    fn retained_messages(&self) -> Vec<Value>;
+
     /// Channels leased to clients, and what sharing has saved, as an object; `None` without an upstream.
     fn leases(&self) -> Option<Value>;
 
@@ -98,6 +110,9 @@ pub trait ClientConnection: Send + Sync {
     /// All other facts about the connection.
     fn info(&self) -> ConnectionInfo;
 
+    /// Its session, if it is MQTT's or STOMP's.
+    fn session(&self) -> Option<SessionInfo>;
+
     /// Its channels, with their message counts as of `now`.
     fn channels(&self, now: Timestamp) -> Vec<ChannelInfo>;
 
@@ -145,6 +160,38 @@ pub struct ConnectionInfo {
     pub backlog: u64,
     /// Number of open channels.
     pub channels: u64,
+}
+
+/// The session of an MQTT or STOMP connection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// The identifier of an MQTT client.
+    pub client_id: Option<String>,
+    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` for ever.
+    pub expiry: u32,
+    /// Number of the client's subscriptions.
+    pub subscriptions: u64,
+    /// Messages that the client has published on this connection.
+    pub published: u64,
+    /// Messages that were sent to the client on this connection.
+    pub delivered: u64,
+}
+
+/// An MQTT session without a connection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DetachedSession {
+    /// As the client gave it in CONNECT.
+    pub client_id: String,
+    /// The user that the session belongs to.
+    pub user: String,
+    /// The virtual host that its queues are in.
+    pub vhost: String,
+    /// Number of its subscriptions.
+    pub subscriptions: u64,
+    /// Seconds that it outlives its connection: `u32::MAX` for ever.
+    pub expiry: u32,
+    /// When the connection ended, in milliseconds since 1970.
+    pub since: u64,
 }
 
 /// Properties and counters of a channel.

@@ -11,7 +11,8 @@ use super::login::Who::{
 };
 use super::{
     bindings, certificates, connections, consumers, definitions, exchanges, features, health, leveret,
-    limits, messages, openapi, overview, parameters, permissions, policies, queues, quorum, users, vhosts,
+    limits, messages, openapi, overview, parameters, permissions, policies, queues, quorum, sessions, users,
+    vhosts,
 };
 
 /// A path and its methods.
@@ -439,6 +440,12 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
     anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
     anywhere("leveret/shared-queues", &[list(Monitoring, leveret::shared_queues, "Queues that subscriptions share upstream")]),
+    anywhere("leveret/shared-queues/{name}/bindings", &[
+        list(Monitoring, sessions::shared_bindings, "Binding keys of a queue that subscriptions share upstream"),
+    ]),
+    anywhere("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
+    anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
+    anywhere("leveret/retained", &[list(Monitoring, sessions::retained, "Retained MQTT messages of each virtual host upstream")]),
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),

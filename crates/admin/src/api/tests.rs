@@ -91,6 +91,22 @@ impl Process for Quiet {
         Vec::new()
     }
 
+    fn shared_bindings(&self, _: &str) -> Option<Vec<Value>> {
+        None
+    }
+
+    fn detached_sessions(&self) -> Vec<DetachedSession> {
+        Vec::new()
+    }
+
+    fn shared_groups(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn retained_messages(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
     fn leases(&self) -> Option<Value> {
         None
     }

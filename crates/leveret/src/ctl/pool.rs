@@ -1,7 +1,7 @@
 //! Commands for features that RabbitMQ lacks: clients of the pool, its upstreams and savings, limits, and the
 //! drain.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::api::{Api, path};
@@ -23,6 +23,15 @@ pub(super) enum PoolCommand {
     ListUpstreamConnections(Everywhere),
     /// Queues that subscriptions share upstream, and the copies made of their messages
     ListSharedQueues(Everywhere),
+    /// The binding keys of a queue that subscriptions share upstream
+    ListSharedBindings(OfQueue),
+    /// MQTT and STOMP sessions, connected or not, in front of an upstream
+    #[command(visible_alias = "sessions")]
+    ListSessions(Everywhere),
+    /// Groups of MQTT's shared subscriptions with members that are connected here
+    ListSharedGroups(Everywhere),
+    /// Retained MQTT messages of each virtual host upstream
+    ListRetained(Everywhere),
     /// Channels leased to clients, and what sharing has saved
     Leases,
     /// The limits of this process, and how often they were exceeded
@@ -33,9 +42,22 @@ pub(super) enum PoolCommand {
     Drain,
 }
 
+/// A list of what one shared queue has.
+#[derive(Debug, Args)]
+pub(super) struct OfQueue {
+    /// The name of the queue upstream, as list_shared_queues shows it
+    queue: String,
+    #[command(flatten)]
+    list: Everywhere,
+}
+
 const CLIENT: [&str; 5] = ["name", "user", "vhost", "protocol", "connection_name"];
 const SHARED_QUEUE: [&str; 7] =
     ["name", "user", "vhost", "subscribers", "bindings", "messages_received", "copies_delivered"];
+
+const SESSION: [&str; 7] = ["name", "user", "vhost", "protocol", "state", "lasting", "subscriptions"];
+const GROUP: [&str; 5] = ["name", "vhost", "filter", "members", "messages_delivered"];
+const RETAINED: [&str; 5] = ["vhost", "queue", "state", "topics", "bytes"];
 
 pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(), Failure> {
     match command {
@@ -53,6 +75,15 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
         PoolCommand::ListSharedQueues(list) => {
             list.show(api, output, &["leveret", "shared-queues"], &SHARED_QUEUE, false)
         }
+        PoolCommand::ListSharedBindings(OfQueue { queue, list }) => {
+            let parts = ["leveret", "shared-queues", queue, "bindings"];
+            list.show(api, output, &parts, &["key", "subscribers", "bound"], true)
+        }
+        PoolCommand::ListSessions(list) => list.show(api, output, &["leveret", "sessions"], &SESSION, true),
+        PoolCommand::ListSharedGroups(list) => {
+            list.show(api, output, &["leveret", "shared-groups"], &GROUP, true)
+        }
+        PoolCommand::ListRetained(list) => list.show(api, output, &["leveret", "retained"], &RETAINED, false),
         PoolCommand::Environment(list) => {
             list.show(api, output, &["leveret", "environment"], &["key", "value", "origin", "live"], false)
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use admin::{ChannelInfo, ClientConnection, ConnectionInfo};
+use admin::{ChannelInfo, ClientConnection, ConnectionInfo, SessionInfo};
 use broker::{MessageCounts, Timestamp};
 use server::{ChannelStatus, OpenConnection, canonical};
 use transport::Peer;
@@ -54,6 +54,17 @@ impl ClientConnection for ManagementView {
             backlog: connection.backlog() as u64,
             channels: connection.channel_count() as u64,
         }
+    }
+
+    fn session(&self) -> Option<SessionInfo> {
+        let session = self.0.session()?;
+        Some(SessionInfo {
+            client_id: self.0.client_id(),
+            expiry: session.expiry(),
+            subscriptions: session.subscriptions().into(),
+            published: session.published(),
+            delivered: session.delivered(),
+        })
     }
 
     fn channels(&self, now: Timestamp) -> Vec<ChannelInfo> {

@@ -7,7 +7,7 @@ mod pool;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admin::{ApiProcess, ClientConnection, Counters, ListenerInfo, NodeInfo, TlsListener};
+use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NodeInfo, TlsListener};
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
 use server::{Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server};
@@ -160,9 +160,26 @@ impl ApiProcess for Manager {
         self.server.shared_queues().iter().map(pool::shared_queue).collect()
     }
 
+    fn shared_bindings(&self, queue: &str) -> Option<Vec<Value>> {
+        let bindings = self.server.shared_bindings(queue)?;
+        Some(bindings.iter().map(pool::shared_binding).collect())
+    }
+
+    fn detached_sessions(&self) -> Vec<DetachedSession> {
+        self.server.detached_mqtt_sessions().into_iter().map(pool::detached).collect()
+    }
+
+    fn shared_groups(&self) -> Vec<Value> {
+        self.server.mqtt_groups().iter().map(pool::shared_group).collect()
+    }
+
+    fn retained_messages(&self) -> Vec<Value> {
+        self.server.retained_messages().iter().map(pool::retained).collect()
+    }
+
     fn leases(&self) -> Option<Value> {
         match &self.backend {
-            Backend::Upstream(upstream) => Some(pool::leases(upstream)),
+            Backend::Upstream(upstream) => Some(pool::leases(&self.server, upstream)),
             Backend::Broker(_) => None,
         }
     }

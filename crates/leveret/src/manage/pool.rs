@@ -1,8 +1,12 @@
 //! The pool as the API shows it.
 
+use admin::DetachedSession;
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
-use server::SharedQueueStatus;
+use server::{
+    DetachedMqttSession, GroupStatus, RetainedStatus, Server, SharedBindingStatus, SharedQueueStatus,
+    SharedTotals,
+};
 
 /// Limits of the pool, which do not change while the process runs.
 #[derive(Debug, Clone, Copy)]
@@ -41,16 +45,50 @@ pub(super) fn connection(view: &UpstreamView) -> Value {
 /// A queue that subscriptions share upstream.
 pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
     json!({
-        "name": status.queue, "user": status.user, "vhost": status.vhost, "subscribers": status.subscribers,
+        "name": status.queue, "protocol": status.protocol, "user": status.user, "vhost": status.vhost, "subscribers": status.subscribers,
         "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
         "overflowed_subscribers": status.overflowed, "connections_lost": status.lost,
     })
 }
 
-/// The leased channels, and the figures on the savings from sharing.
-pub(super) fn leases(pool: &Pool) -> Value {
-    let metrics = pool.metrics();
+/// A binding key of such a queue.
+pub(super) fn shared_binding(status: &SharedBindingStatus) -> Value {
+    json!({"key": &*status.key, "subscribers": status.subscribers, "bound": status.is_bound})
+}
+
+/// A group of MQTT's shared subscriptions.
+pub(super) fn shared_group(status: &GroupStatus) -> Value {
     json!({
+        "name": status.queue, "vhost": status.vhost, "filter": status.filter, "members": status.members,
+        "messages_delivered": status.delivered,
+    })
+}
+
+/// The retained messages of a virtual host.
+pub(super) fn retained(status: &RetainedStatus) -> Value {
+    json!({
+        "vhost": status.vhost, "queue": status.queue, "state": status.state.name(), "topics": status.topics,
+        "bytes": status.bytes,
+    })
+}
+
+/// An MQTT session without a connection.
+pub(super) fn detached(session: DetachedMqttSession) -> DetachedSession {
+    let DetachedMqttSession { client_id, user, vhost, subscriptions, expiry, since } = session;
+    DetachedSession { client_id, user, vhost, subscriptions: subscriptions as u64, expiry, since: since.0 }
+}
+
+/// The leased channels, and the figures on the savings from sharing. A client would have a connection of its own upstream,
+/// and its live subscriptions one queue at least, to which each message would be delivered.
+pub(super) fn leases(server: &Server, pool: &Pool) -> Value {
+    let metrics = pool.metrics();
+    let SharedTotals { queues, subscribers, counts, .. } = server.shared_totals();
+    let connections_saved = server.connection_count().saturating_sub(metrics.upstream_connections);
+    json!({
+        "connections_saved": connections_saved, "shared_queues": queues, "shared_subscribers": subscribers,
+        "queues_saved": subscribers.saturating_sub(queues), "shared_messages_received": counts.received,
+        "shared_copies_delivered": counts.copies, "messages_saved": counts.copies.saturating_sub(counts.received),
+
         "clients": metrics.clients, "upstream_connections": metrics.upstream_connections,
         "own_connections": metrics.own_connections, "blocked_connections": metrics.blocked_connections,
         "channels": metrics.upstream_channels, "resting_channels": metrics.resting_channels,

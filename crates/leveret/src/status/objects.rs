@@ -32,10 +32,16 @@ pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut
     }
 }
 
-/// Writes the number of open connections by protocol and transport.
+/// Writes the number of open connections by protocol and transport, and figures on the sessions of MQTT and STOMP.
 pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    let mut subscriptions = BTreeMap::from([("mqtt".to_owned(), 0), ("stomp".to_owned(), 0)]);
+    let mut lasting = 0_u64;
     for connection in server.open_connections() {
+        if let Some(session) = connection.session() {
+            *subscriptions.entry(protocol(&connection)).or_default() += u64::from(session.subscriptions());
+            lasting += u64::from(session.expiry() > 0);
+        }
         *counts.entry((protocol(&connection), transport(&connection))).or_default() += 1;
     }
     let help = "Client connections with an open session, by protocol and transport.";
@@ -43,6 +49,13 @@ pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
     for ((protocol, transport), count) in counts {
         family.sample(&[("protocol", &protocol), ("transport", transport)], count);
     }
+    let help = "Subscriptions of connected MQTT and STOMP clients, by protocol.";
+    let mut family = out.family("leveret_protocol_subscriptions", help, MetricKind::Gauge);
+    for (protocol, count) in subscriptions {
+        family.sample(&[("protocol", &protocol)], count);
+    }
+    let help = "Connected MQTT clients whose session outlives the connection.";
+    out.gauge("leveret_mqtt_lasting_clients", help, lasting);
 }
 
 /// The protocol without its version, as in the scheme of a URL.

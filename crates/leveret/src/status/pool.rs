@@ -70,19 +70,48 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
 
 /// MQTT clients in front of the upstream.
 fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter) {
-    let MqttUpstreamTotals { detached_sessions, detached_bytes, delayed_wills, delayed_will_bytes } = *totals;
     for (name, help, value) in [
         (
             "leveret_mqtt_detached_sessions",
             "MQTT sessions without a connection that are known here; their messages are in their queues upstream.",
-            detached_sessions,
+            totals.detached_sessions as u64,
         ),
-        ("leveret_mqtt_detached_bytes", "Memory of those sessions, about, in bytes.", detached_bytes),
-        ("leveret_mqtt_delayed_wills", "MQTT wills whose delay has not passed.", delayed_wills),
-        ("leveret_mqtt_delayed_will_bytes", "Memory of those wills, about, in bytes.", delayed_will_bytes),
+        (
+            "leveret_mqtt_detached_bytes",
+            "Memory of those sessions, about, in bytes.",
+            totals.detached_bytes as u64,
+        ),
+        ("leveret_mqtt_delayed_wills", "MQTT wills whose delay has not passed.", totals.delayed_wills as u64),
+        (
+            "leveret_mqtt_delayed_will_bytes",
+            "Memory of those wills, about, in bytes.",
+            totals.delayed_will_bytes as u64,
+        ),
+        (
+            "leveret_mqtt_shared_groups",
+            "Groups of MQTT's shared subscriptions with members that are connected here.",
+            totals.groups as u64,
+        ),
+        (
+            "leveret_mqtt_shared_group_members",
+            "Members of these groups, a client once for each of its groups.",
+            totals.group_members,
+        ),
+        (
+            "leveret_mqtt_retained_topics",
+            "Topics with a retained MQTT message, as far as the upstream's streams have been read here.",
+            totals.retained_topics as u64,
+        ),
+        (
+            "leveret_mqtt_retained_bytes",
+            "Bytes of the retained MQTT messages in the upstream's streams.",
+            totals.retained_bytes,
+        ),
     ] {
-        out.gauge(name, help, value as u64);
+        out.gauge(name, help, value);
     }
+    let help = "MQTT messages delivered to the members of groups of shared subscriptions.";
+    out.counter("leveret_mqtt_shared_group_messages_total", help, totals.group_delivered);
     let help = "MQTT messages of QoS 0 dropped because no upstream could be reached.";
     out.counter("leveret_mqtt_dropped_messages_total", help, dropped);
 }

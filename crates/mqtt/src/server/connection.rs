@@ -76,6 +76,8 @@ pub(super) struct Core {
     pub(super) maximum_packet_size: u32,
     /// Whether the client wants reason strings with every failure.
     pub(super) problem_information: bool,
+    /// Messages that were sent to the client on this connection, repeated ones not included.
+    pub(super) delivered: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +113,7 @@ impl ServerConnection {
                 receive_maximum: u16::MAX,
                 maximum_packet_size: u32::MAX,
                 problem_information: true,
+                delivered: 0,
             },
         }
     }
@@ -199,6 +202,21 @@ impl ServerConnection {
     /// The client's version; 5.0 until it is known.
     pub fn version(&self) -> MqttVersion {
         self.core.version
+    }
+
+    /// The Keep Alive in seconds, once the client is accepted; 0 if there is none.
+    pub fn keep_alive(&self) -> u16 {
+        self.core.keep_alive_secs
+    }
+
+    /// Seconds that the session outlives its connection, once the client is accepted; `u32::MAX` for ever.
+    pub fn session_expiry(&self) -> u32 {
+        self.core.session_expiry
+    }
+
+    /// Number of messages that were sent to the client on this connection. Those sent again are not counted.
+    pub fn delivered(&self) -> u64 {
+        self.core.delivered
     }
 
     /// The session state of the client.

@@ -51,6 +51,7 @@ impl ServerConnection {
         if message.qos == QoS::AtMostOnce {
             let publish = message.as_publish(version, 0, false);
             send(version, &mut self.core.sent_aliases, size, &publish, &message.payload, out);
+            self.core.delivered += 1;
             return Ok(None);
         }
         if self.room() == 0 {
@@ -66,6 +67,7 @@ impl ServerConnection {
             let publish = message.as_publish(version, packet_id, dup);
             send(version, &mut core.sent_aliases, size, &publish, &payload, out);
         }
+        core.delivered += 1;
         Ok(Some(packet_id))
     }
 
@@ -94,6 +96,7 @@ impl ServerConnection {
             return Err(Undeliverable::TooLarge);
         }
         send(core.version, &mut core.sent_aliases, core.maximum_packet_size, &publish, payload, out);
+        core.delivered += 1;
         Ok(())
     }
 

@@ -152,6 +152,7 @@ fn a_client_of_5_0_is_told_what_it_cannot_assume() {
     let reported = connack.properties;
     assert_eq!(reported.assigned_client_identifier(), Some("given"));
     assert_eq!((reported.server_keep_alive(), reported.session_expiry_interval()), (Some(30), Some(60)));
+    assert_eq!((bench.connection.keep_alive(), bench.connection.session_expiry()), (30, 60));
     assert_eq!(
         (reported.receive_maximum(), reported.maximum_packet_size()),
         (Some(65_535), Some(16 * 1024 * 1024))
@@ -311,6 +312,7 @@ fn deliveries_stop_at_the_clients_window_and_go_on_behind_its_acks() {
     let full = bench.connection.deliver(message(QoS::AtLeastOnce, b"z"), 72, &mut bench.out);
     assert_eq!(full, Err(Undeliverable::NoRoom));
     assert_eq!(bench.connection.deliver(message(QoS::AtMostOnce, b"q"), 0, &mut bench.out), Ok(None));
+    assert_eq!(bench.connection.delivered(), 3, "one had no room");
     assert_eq!(bench.say(&ack(AckKind::PubComp, 2)), "", "it was not released");
     assert!(bench.say(&ack(AckKind::PubAck, 1)).starts_with("Delivered { tag: 70"));
     assert_eq!(bench.connection.room(), 1);

@@ -98,6 +98,11 @@ impl Session {
         self.subscriptions.iter().map(|(filter, subscription)| (&**filter, subscription))
     }
 
+    /// Number of filters that are subscribed to, shared ones included.
+    pub fn subscription_count(&self) -> usize {
+        self.subscriptions.len()
+    }
+
     /// The subscription with this filter.
     pub fn subscription(&self, filter: &str) -> Option<&Subscription> {
         self.subscriptions.get(filter)

@@ -169,6 +169,7 @@ impl AmqpConnection {
             connected_at: shared.clock.timestamp(now).0,
             negotiated: request.negotiated,
             client_properties: &request.client_properties,
+            session: None,
             outbox: &outbox,
         });
         handshake.view = Some(Arc::clone(&view));

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use amqp::handshake::Negotiated;
 use amqp::{FieldTable, FieldValue};
+use broker::Compatibility;
 use mqtt::server::{Cause, MqttEnd, MqttEvent, ServerConnection as Engine};
-use mqtt::{MqttFault, ReasonCode, packet};
+use mqtt::{MqttFault, MqttVersion, ReasonCode, packet};
 use sync::work;
 use transport::Intent;
 
@@ -18,7 +19,7 @@ use super::message::MessageMapping;
 use super::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
 use crate::alarms::Blocked;
 use crate::client::{ConnectionCore, Ending, ProtocolState};
-use crate::registry::{OpenConnection, Opening};
+use crate::registry::{ClientSession, OpenConnection, Opening};
 use crate::websocket::Carriage;
 
 /// The MQTT part of a client's connection.
@@ -51,6 +52,7 @@ impl MqttConnection {
                 if let Some(record) = &mut self.core.record {
                     record.published += 1;
                 }
+                self.core.session().inspect(|session| session.count_published());
                 self.block_if_alarmed();
             }
             Next::Refused { packet_id: 0, refusal } => {
@@ -125,17 +127,14 @@ impl MqttConnection {
         let view = OpenConnection::new(Opening {
             id: self.core.id,
             arrival: self.core.arrival,
-            protocol: match self.engine.version() {
-                mqtt::MqttVersion::V31 => "MQTT 3.1",
-                mqtt::MqttVersion::V311 => "MQTT 3.1.1",
-                mqtt::MqttVersion::V5 => "MQTT 5-0",
-            },
+            protocol: protocol_name(self.engine.version(), self.core.shared.backend.compatibility()),
             user,
             vhost,
             mechanism: "",
             connected_at: self.core.shared.clock.timestamp(now).0,
-            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
+            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: self.engine.keep_alive() },
             client_properties: &client_properties,
+            session: Some(ClientSession::new(self.engine.session_expiry())),
             outbox: &self.core.outbox,
         });
         client.opened(&view);
@@ -204,8 +203,17 @@ impl MqttConnection {
                 break;
             }
         }
+        self.note_session();
         self.set_intent();
         self.leave_when_settled(now);
+    }
+
+    /// Shows operators what the session has by now.
+    fn note_session(&self) {
+        if let Some(session) = self.core.session() {
+            session.set_subscriptions(self.engine.session().subscription_count());
+            session.set_delivered(self.engine.delivered());
+        }
     }
 
     /// Sets whether the client is read.
@@ -337,6 +345,18 @@ impl Next {
     }
 }
 
+/// The protocol with its version, as that release of RabbitMQ shows it.
+fn protocol_name(version: MqttVersion, compatibility: Compatibility) -> &'static str {
+    match (version, compatibility) {
+        (MqttVersion::V31, Compatibility::V3_10) => "MQTT 3.1.0",
+        (MqttVersion::V311, Compatibility::V3_10) => "MQTT 3.1.1",
+        (MqttVersion::V31, Compatibility::V4) => "MQTT 3-1",
+        (MqttVersion::V311, Compatibility::V4) => "MQTT 3-1-1",
+        // RabbitMQ 3.10 does not speak it.
+        (MqttVersion::V5, _) => "MQTT 5-0",
+    }
+}
+
 /// Performs an action whose time has come. Some of them end the connection.
 fn apply(then: Then, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
     match then {
@@ -348,7 +368,7 @@ fn apply(then: Then, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> 
         Then::Complete { packet_id } => engine.complete(packet_id, out),
         Then::Subscribed { packet_id, reasons } => {
             // MQTT 3.1 has no code for a failure.
-            if engine.version() == mqtt::MqttVersion::V31
+            if engine.version() == MqttVersion::V31
                 && let Some(reason) = reasons.iter().find(|reason| reason.is_error())
             {
                 return engine.fail(MqttFault::new(*reason, "subscription refused"), out);

@@ -61,9 +61,11 @@ use self::broker_admission::BrokerAdmission;
 use self::hub::Hub;
 use self::login::{MqttLogin, MqttRefused};
 use self::message::MessageMapping;
-pub use self::upstream::MqttUpstreamTotals;
 use self::upstream::UpstreamAdmission;
 pub(crate) use self::upstream::UpstreamHub;
+pub use self::upstream::{
+    DetachedMqttSession, GroupStatus, MqttUpstreamTotals, RetainedState, RetainedStatus,
+};
 use crate::backend::Clock;
 use crate::client::ConnectionCore;
 use crate::server::Shared;

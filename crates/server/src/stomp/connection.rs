@@ -13,7 +13,7 @@ use transport::{Intent, Outbox};
 use super::login::{LoginFailure, StompLogin, StompRefused, log_in};
 use super::session::{StompSession, of_fault};
 use crate::client::{ConnectionCore, Ending, ProtocolState};
-use crate::registry::{OpenConnection, Opening};
+use crate::registry::{ClientSession, OpenConnection, Opening};
 use crate::server::MAX_UNSPLIT_MESSAGE;
 use crate::websocket::Carriage;
 
@@ -77,8 +77,11 @@ impl StompConnection {
             Some(StompEvent::Ended(end)) => Some(Outcome::Ended(end.clone())),
             Some(StompEvent::Connect(connect)) => Some(Outcome::LogIn(log_in(&mut self.core, connect))),
             Some(StompEvent::Request(request)) => {
-                if let (Some(record), EventKind::Send { .. }) = (&mut self.core.record, &request.kind) {
-                    record.published += 1;
+                if let EventKind::Send { .. } = &request.kind {
+                    if let Some(record) = &mut self.core.record {
+                        record.published += 1;
+                    }
+                    self.core.session().inspect(|session| session.count_published());
                 }
                 self.is_leaving |= matches!(request.kind, EventKind::Disconnect);
                 self.session.as_mut().map(|session| match session.handle(request, now) {
@@ -118,6 +121,9 @@ impl StompConnection {
 
     /// Makes the connection visible to operators.
     fn register(&mut self, session: &mut dyn StompSession, now: Instant) {
+        // As RabbitMQ shows it: whole seconds.
+        let heart_beat = self.machine.expected_heart_beat().map_or(0, |interval| interval.as_secs());
+        let heartbeat_secs = u16::try_from(heart_beat).unwrap_or(u16::MAX);
         let view = OpenConnection::new(Opening {
             id: self.core.id,
             arrival: self.core.arrival,
@@ -130,12 +136,20 @@ impl StompConnection {
             vhost: session.vhost(),
             mechanism: "",
             connected_at: self.core.shared.clock.timestamp(now).0,
-            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
+            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs },
             client_properties: &FieldTable::new(),
+            session: Some(ClientSession::default()),
             outbox: &self.core.outbox,
         });
         session.opened(&view);
         self.core.opened(view);
+    }
+
+    /// Shows operators what the session has by now.
+    fn note_session(&self) {
+        if let Some(session) = self.core.session() {
+            session.set_subscriptions(self.machine.subscription_count());
+        }
     }
 
     /// Ends the connection if an operator has asked for that.
@@ -306,6 +320,7 @@ impl ProtocolState for StompConnection {
             session.flush(now);
         }
         self.settle_receipts(now);
+        self.note_session();
         if self.is_over { input.len() } else { taken }
     }
 
@@ -332,6 +347,7 @@ impl ProtocolState for StompConnection {
                         self.machine.cancelled(&tag, number, &mut out);
                     }
                     self.append(&out);
+                    self.note_session();
                     self.settle_receipts(now);
                 }
                 Err(fault) => self.fail(fault, None, now),

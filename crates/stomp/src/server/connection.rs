@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::event::{AckMode, ConnectRequest, StompEnd, StompEvent, TransactionId};
 use super::heart_beat::{Due, HeartBeat};
@@ -229,6 +229,16 @@ impl StompServerConnection {
     /// The negotiated version; 1.0 until then.
     pub fn version(&self) -> StompVersion {
         self.core.version
+    }
+
+    /// Number of the client's subscriptions.
+    pub fn subscription_count(&self) -> usize {
+        self.core.subscriptions.len()
+    }
+
+    /// The interval at which the client's heart-beats are expected; `None` if they are not.
+    pub fn expected_heart_beat(&self) -> Option<Duration> {
+        self.core.heart_beat.expected()
     }
 
     /// The identifier of this session; empty until [`Self::accept`].

@@ -50,6 +50,11 @@ impl HeartBeat {
         (self.send.as_millis(), self.expect.as_millis())
     }
 
+    /// The interval that the client has promised, if it has.
+    pub(super) fn expected(&self) -> Option<Duration> {
+        (!self.expect.is_zero()).then_some(self.expect)
+    }
+
     pub(super) fn sent(&mut self, now: Instant) {
         self.sent = now;
     }
@@ -98,7 +103,9 @@ mod tests {
             (Some("10000,4000"), (4000, 10_000)),
             (Some(" 100 , 0 "), (0, 1000)),
         ] {
-            assert_eq!(HeartBeat::negotiate(header, now).unwrap().answer(), answer, "{header:?}");
+            let negotiated = HeartBeat::negotiate(header, now).unwrap();
+            assert_eq!(negotiated.answer(), answer, "{header:?}");
+            assert_eq!(negotiated.expected().map_or(0, |interval| interval.as_millis()), answer.1);
         }
         for header in ["", "1", "1,2,3", "-1,0", "a,b"] {
             assert!(HeartBeat::negotiate(Some(header), now).is_err(), "{header}");

@@ -26,6 +26,10 @@ impl ClientConnection for Connected {
         ConnectionInfo::default()
     }
 
+    fn session(&self) -> Option<SessionInfo> {
+        None
+    }
+
     fn channels(&self, _: Timestamp) -> Vec<ChannelInfo> {
         self.0.clone()
     }

@@ -175,11 +175,14 @@ impl UpstreamSession {
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         let tag = self.own_tag();
-        let is_sent = self.send(message, tag, engine).is_ok() && is_answered;
+        let is_sent = self.send(message, tag, engine).is_ok();
         if is_sent {
+            self.groups.count_delivered(consumer);
+        }
+        if is_sent && is_answered {
             self.groups.sent(tag, consumer, delivery_tag);
         }
-        is_sent
+        is_sent && is_answered
     }
 
     /// The part of an AMQP message that matters to MQTT clients; `None` if it has no topic.

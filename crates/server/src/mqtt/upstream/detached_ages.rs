@@ -4,6 +4,7 @@
 //! there, as on a Leveret that has never had it.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use mqtt::session::Session;
@@ -70,6 +71,11 @@ impl DetachedAges {
     /// The oldest session, if there are too many bytes: it is to be removed.
     pub(super) fn excess(&self) -> Option<&Arc<Owner>> {
         self.by_age.values().next().filter(|_| self.bytes > self.max_bytes)
+    }
+
+    /// The next sessions behind one, oldest first, with the numbers to go on from.
+    pub(super) fn after(&self, number: u64) -> impl Iterator<Item = (u64, &Arc<Owner>)> {
+        self.by_age.range((Bound::Excluded(number), Bound::Unbounded)).map(|(number, owner)| (*number, owner))
     }
 
     /// Number of sessions, and of their bytes.

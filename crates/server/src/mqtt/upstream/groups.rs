@@ -15,6 +15,7 @@ use mqtt::session::Subscription;
 use mqtt::topic::TopicFilter;
 
 use super::group_consumers::{GroupEvent, MAX_GROUPS};
+use super::group_table::GroupMember;
 use super::pending::Subscribed;
 use super::queue_requests::QueueRequest;
 use super::session::{MIN_EXPIRES, UpstreamSession, of_fault};
@@ -55,6 +56,8 @@ struct Group {
     /// The requests that are answered when it is consumed from, and when it is left.
     joining: Vec<u64>,
     leaving: Vec<u64>,
+    /// By which operators see the membership.
+    member: GroupMember,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +75,12 @@ impl Groups {
     pub(super) fn verdict(&self, consumer: usize) -> Option<Verdict> {
         let group = self.groups.get(self.consumers.get(&consumer)?)?;
         Some(Verdict::of(&group.subscription))
+    }
+
+    /// Counts a message of a consumer that is sent.
+    pub(super) fn count_delivered(&self, consumer: usize) {
+        let group = self.consumers.get(&consumer).and_then(|name| self.groups.get(name));
+        group.inspect(|group| group.member.count_delivered());
     }
 
     /// A message is sent that the client is to acknowledge.
@@ -155,6 +164,7 @@ impl UpstreamSession {
             return Vec::new();
         }
         let (joining, leaving) = Default::default();
+        let member = self.hub.groups.join(&self.owner.vhost, name, filter);
         let group = Group {
             key: key.into(),
             filters: vec![filter.into()],
@@ -163,6 +173,7 @@ impl UpstreamSession {
             attempts: 0,
             joining,
             leaving,
+            member,
         };
         self.groups.groups.insert(name.into(), group);
         self.bind_group(name, key)

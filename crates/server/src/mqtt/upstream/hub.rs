@@ -11,7 +11,9 @@ use tokio::sync::oneshot;
 
 use super::delayed_wills::{DelayedWills, WillTotals};
 use super::detached_ages::{DetachedAge, DetachedAges};
+use super::group_table::{GroupTable, GroupTotals};
 use super::retained::RetainedLogs;
+use super::shown::{DetachedMqttSession, SESSIONS_AT_ONCE};
 use super::state::MAX_RECEIVED;
 use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
@@ -34,11 +36,12 @@ pub(crate) struct UpstreamHub {
     pub(super) wills: Arc<DelayedWills>,
     pub(super) takeovers: Arc<Takeovers>,
     pub(super) retained: Arc<RetainedLogs>,
+    pub(super) groups: Arc<GroupTable>,
     /// Itself.
     pub(super) weak: Weak<Self>,
 }
 
-/// The state that a server in front of an upstream keeps for MQTT clients without a connection.
+/// The MQTT clients of a server in front of an upstream, with the state that it keeps for those without a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MqttUpstreamTotals {
     /// Sessions whose connection has ended, as far as they are known here.
@@ -49,6 +52,16 @@ pub struct MqttUpstreamTotals {
     pub delayed_wills: usize,
     /// Bytes of those, about.
     pub delayed_will_bytes: usize,
+    /// Groups of shared subscriptions with members here.
+    pub groups: usize,
+    /// Members that are connected here, once for each of their groups.
+    pub group_members: u64,
+    /// Messages that members were sent since the start.
+    pub group_delivered: u64,
+    /// Topics with a retained message.
+    pub retained_topics: usize,
+    /// Bytes of their entries upstream.
+    pub retained_bytes: u64,
 }
 
 #[derive(Default)]
@@ -127,11 +140,11 @@ impl UpstreamHub {
                 })
             })
         });
-        let (sessions, wills) = (Mutex::default(), Arc::default());
+        let (sessions, wills, groups) = (Mutex::default(), Arc::default(), Arc::default());
         let (takeovers, retained) = (Takeovers::new(), RetainedLogs::new(clock));
         Arc::new_cyclic(|hub| {
             let weak = Weak::clone(hub);
-            Self { config, settings, clock, sessions, wills, takeovers, retained, weak }
+            Self { config, settings, clock, sessions, wills, takeovers, retained, groups, weak }
         })
     }
 
@@ -204,11 +217,41 @@ impl UpstreamHub {
         forgotten.into_iter().for_each(|kept| kept.end());
     }
 
-    /// The state that is kept here for clients without a connection.
+    /// The detached sessions for operators, oldest first. The lock is released every [`SESSIONS_AT_ONCE`] of them.
+    pub(crate) fn detached(&self) -> Vec<DetachedMqttSession> {
+        let (mut all, mut last) = (Vec::new(), 0);
+        loop {
+            let mut sessions = self.sessions.lock();
+            let UpstreamSessions { claims, ages } = &mut *sessions;
+            let before = last;
+            for (number, owner) in ages.after(last).take(SESSIONS_AT_ONCE) {
+                last = number;
+                let kept = claims.detached(owner);
+                all.extend(kept.map(|kept| DetachedMqttSession::of(owner, kept)));
+            }
+            if last == before {
+                return all;
+            }
+        }
+    }
+
+    /// All clients together, for operators.
     pub(crate) fn totals(&self) -> MqttUpstreamTotals {
         let (detached_sessions, detached_bytes) = self.sessions.lock().ages.totals();
         let WillTotals { wills: delayed_wills, bytes: delayed_will_bytes } = self.wills.totals();
-        MqttUpstreamTotals { detached_sessions, detached_bytes, delayed_wills, delayed_will_bytes }
+        let GroupTotals { groups, members: group_members, delivered: group_delivered } = self.groups.totals();
+        let retained = self.retained.status();
+        MqttUpstreamTotals {
+            detached_sessions,
+            detached_bytes,
+            delayed_wills,
+            delayed_will_bytes,
+            groups,
+            group_members,
+            group_delivered,
+            retained_topics: retained.iter().map(|log| log.topics).sum(),
+            retained_bytes: retained.iter().map(|log| log.bytes).sum(),
+        }
     }
 }
 
@@ -297,9 +340,12 @@ mod tests {
             }))
         };
         hub.release(&mine, &first, kept(60, Some(will)));
+        let told: Vec<_> = hub.detached().iter().map(|each| (each.client_id.clone(), each.expiry)).collect();
+        assert_eq!(told, [("mine".to_owned(), 60)]);
         assert!(claim(&hub, &mine, "you").is_none());
         let second = claim(&hub, &mine, "me").unwrap();
         assert!(second.take_granted().flatten().is_some_and(|kept| !kept.is_over(since)));
+        assert_eq!(hub.detached(), [], "its client is connected");
         assert!(
             published.try_recv() == Err(oneshot::error::TryRecvError::Closed),
             "its client has come back"
@@ -311,5 +357,29 @@ mod tests {
         hub.release(&other, &others, None);
         assert_eq!(published.try_recv(), Ok(()));
         assert!(claim(&hub, &mine, "you").is_some(), "it is nobody's");
+    }
+
+    #[test]
+    fn detached_sessions_are_listed_oldest_first_and_each_once() {
+        let hub = hub();
+        let count = 2 * SESSIONS_AT_ONCE + 1;
+        let since = hub.clock.timestamp(Instant::now());
+        for number in 0..count {
+            let owner = Arc::new(Owner { vhost: "/".into(), client_id: number.to_string().into() });
+            let claim = claim(&hub, &owner, "me").unwrap();
+            claim.take_granted();
+            let kept = DetachedUpstream {
+                user: "me".into(),
+                session: Session::new(),
+                has_queue: true,
+                expiry: u32::MAX,
+                since,
+                will: None,
+                age: None,
+            };
+            hub.release(&owner, &claim, Some(Box::new(kept)));
+        }
+        let listed: Vec<_> = hub.detached().into_iter().map(|each| each.client_id).collect();
+        assert_eq!(listed, (0..count).map(|number| number.to_string()).collect::<Vec<_>>());
     }
 }

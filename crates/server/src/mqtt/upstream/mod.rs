@@ -6,12 +6,14 @@
 //!   are answered; [`delivering`]: messages for the client, and [`ways`]: how they come.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
 //! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
-//! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers.
+//! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers;
+//!   [`group_table`]: all groups with members here.
 //! - [`state`]: what of a session that lasts is kept upstream beside its messages.
 //! - [`takeover`]: a client's connections to other servers are closed when it connects here.
 //! - [`retained`]: retained messages, which all servers in front of the upstream share.
 //! - [`farewell`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
 //!   [`delayed_wills`], [`detached_ages`].
+//! - [`shown`]: all of these, as operators see them.
 //!
 //! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
 //! gives it. The queue is the session: it exists for as long as the queue does, and a client finds it on any Leveret, and on
@@ -27,6 +29,7 @@ mod delivering;
 mod detached_ages;
 mod farewell;
 mod group_consumers;
+mod group_table;
 mod groups;
 mod hub;
 mod live;
@@ -37,6 +40,7 @@ mod queue_consumer;
 mod queue_requests;
 mod retained;
 mod session;
+mod shown;
 #[cfg(test)]
 mod simulation;
 mod state;
@@ -48,5 +52,8 @@ mod uplink;
 mod ways;
 
 pub(super) use admission::UpstreamAdmission;
+pub use group_table::GroupStatus;
 pub use hub::MqttUpstreamTotals;
 pub(crate) use hub::UpstreamHub;
+pub use retained::{RetainedState, RetainedStatus};
+pub use shown::DetachedMqttSession;

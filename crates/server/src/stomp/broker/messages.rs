@@ -1,5 +1,7 @@
 //! Encodes MESSAGE frames.
 
+use std::sync::Arc;
+
 use amqp::Properties;
 use broker::{BodyView, Delivery, Queue};
 use stomp::END_OF_FRAME;
@@ -9,10 +11,15 @@ use transport::OutBuf;
 
 use crate::amqp::content::Destination;
 use crate::amqp::deliveries::Form;
+use crate::registry::OpenConnection;
 use crate::stomp::properties::write_headers;
 
-/// Encodes the messages of one subscription.
-pub(super) struct Messages(pub(super) MessageForm);
+/// Encodes the messages of one subscription, and counts them.
+pub(super) struct Messages {
+    pub(super) form: MessageForm,
+    /// The connection as operators see it.
+    pub(super) view: Option<Arc<OpenConnection>>,
+}
 
 impl Form for Messages {
     fn write(
@@ -26,7 +33,7 @@ impl Form for Messages {
     ) {
         let message = delivery.message();
         let published = PublishedTo { exchange: message.exchange(), routing_key: message.routing_key() };
-        let mut frame = self.0.begin(buf.tail(), published, delivery_tag, delivery.redelivered());
+        let mut frame = self.form.begin(buf.tail(), published, delivery_tag, delivery.redelivered());
         let properties = delivery.properties(from, false);
         // The broker only stores properties that it has validated.
         write_headers(&mut frame, &Properties::decode(&properties).unwrap_or_default());
@@ -36,5 +43,7 @@ impl Form for Messages {
             BodyView::Chunks(chunks) => chunks.iter().for_each(|chunk| buf.push(chunk.clone())),
         }
         buf.tail().extend_from_slice(END_OF_FRAME);
+        let session = self.view.as_ref().and_then(|view| view.session());
+        session.inspect(|session| session.count_delivered());
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct StompContext {
     pub(super) name: Arc<str>,
     pub(super) consumers: Arc<ConnectionConsumers>,
     /// The connection as operators see it. Set once it is open.
-    view: Option<Arc<OpenConnection>>,
+    pub(super) view: Option<Arc<OpenConnection>>,
     outbox: Arc<Outbox>,
     room: DiskRoom,
     nudge: Arc<dyn Waiter>,

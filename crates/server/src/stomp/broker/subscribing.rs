@@ -131,7 +131,7 @@ impl BrokerStompSession {
             no_ack: !is_acked,
             prefetch: limit,
             queue: Arc::clone(queue),
-            form: Messages(form),
+            form: Messages { form, view: self.context.view.clone() },
         };
         let spec = ConsumerSpec {
             consumer: Arc::new(consumer),

@@ -165,5 +165,6 @@ impl UpstreamStompSession {
         let published = PublishedTo { exchange: &message.exchange, routing_key: &message.routing_key };
         let head = (published, FIRST_TAG + self.live.sent, message.redelivered);
         write_message(&self.outbox, &own.form, head, &message.properties, &message.body);
+        self.count_delivered();
     }
 }

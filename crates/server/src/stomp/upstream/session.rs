@@ -44,6 +44,8 @@ pub(in crate::stomp) struct UpstreamStompSession {
     /// Wakes the connection's task when the upstream has sent something.
     waker: Waker,
     pub(super) outbox: Arc<Outbox>,
+    /// The connection as operators see it, once it is open.
+    view: Option<Arc<OpenConnection>>,
     pub(super) name: Arc<str>,
     /// The subscriptions whose queue is shared with other clients.
     pub(super) live: LiveSubscriptions,
@@ -134,6 +136,7 @@ impl UpstreamStompSession {
             client,
             waker: outbox.nudging_waker(),
             outbox: Arc::clone(outbox),
+            view: None,
             name: broker::generated_name("session-").into(),
             live: LiveSubscriptions::new(shared, outbox, credentials, vhost),
             version,
@@ -308,11 +311,18 @@ impl UpstreamStompSession {
         let published = PublishedTo { exchange, routing_key };
         let head = (published, *delivery_tag, *redelivered);
         write_message(&self.outbox, &own.form, head, &message.properties, &message.body);
+        self.count_delivered();
         if own.is_acked {
             self.unsettled.add(*delivery_tag, number);
         } else {
             self.unsettled.add_done(*delivery_tag);
         }
+    }
+
+    /// Counts a message that was sent to the client.
+    pub(super) fn count_delivered(&self) {
+        let session = self.view.as_ref().and_then(|view| view.session());
+        session.inspect(|session| session.count_delivered());
     }
 
     /// Makes the consumer of the first receipt that waits, if it is a subscription's.
@@ -361,7 +371,9 @@ impl StompSession for UpstreamStompSession {
         self.live.vhost()
     }
 
-    fn opened(&mut self, _: &Arc<OpenConnection>) {}
+    fn opened(&mut self, view: &Arc<OpenConnection>) {
+        self.view = Some(Arc::clone(view));
+    }
 
     fn handle(&mut self, request: &Request<'_>, _: Instant) -> Result<(), StompFault> {
         let receipt = request.receipt();

@@ -40,7 +40,7 @@ pub(crate) mod task;
 pub(crate) mod tests;
 
 pub(crate) use inbox::{Copies, InboxLimits, SharedEvent, SharedInbox, SharedMessage};
-pub use queue::SharedQueueStatus;
+pub use queue::{SharedBindingStatus, SharedQueueStatus};
 pub(crate) use queue::{SharedLogin, SharedSubscriber};
 pub use state::SharedCounts;
 pub use subscriptions::SharedTotals;

@@ -42,6 +42,8 @@ pub(crate) struct SharedQueue {
 /// A shared queue as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedQueueStatus {
+    /// The protocol of the subscribers, as in the scheme of a URL.
+    pub protocol: &'static str,
     /// The user whose clients share it.
     pub user: String,
     /// The virtual host that it is in.
@@ -62,6 +64,24 @@ pub struct SharedQueueStatus {
     pub lost: u64,
 }
 
+/// A binding key of a shared queue as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedBindingStatus {
+    /// The key by which the queue is bound to `amq.topic`.
+    pub key: Arc<str>,
+    /// Clients with a subscription to it; 0 for a key that is to be unbound.
+    pub subscribers: usize,
+    /// Whether the upstream has bound it.
+    pub is_bound: bool,
+}
+
+impl SharedLogin {
+    /// The protocol of the subscribers, by which its queues' names begin.
+    fn protocol(&self) -> &'static str {
+        self.prefix.split_once('-').map_or(self.prefix, |(protocol, _)| protocol)
+    }
+}
+
 impl SharedQueue {
     pub(super) fn new(login: SharedLogin) -> Arc<Self> {
         let state = Mutex::new(SharedState::new(transport::now()));
@@ -78,6 +98,7 @@ impl SharedQueue {
     pub(super) fn status(&self) -> SharedQueueStatus {
         let state = self.state.lock();
         SharedQueueStatus {
+            protocol: self.login.protocol(),
             user: self.login.credentials.username.clone(),
             vhost: self.login.vhost.to_string(),
             queue: state.queue().map(|name| name.to_string()),
@@ -88,6 +109,29 @@ impl SharedQueue {
             overflowed: state.counts.overflowed,
             lost: state.counts.lost,
         }
+    }
+
+    /// Whether the upstream knows it by this name.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        self.state.lock().queue().is_some_and(|queue| **queue == *name)
+    }
+
+    /// Its binding keys for operators, in the order in which they were first needed. The lock is released in between.
+    pub(super) fn bindings(&self) -> Vec<SharedBindingStatus> {
+        let mut ids: Vec<_> = self.state.lock().bindings.keys().copied().collect();
+        ids.sort_unstable();
+        let mut all = Vec::with_capacity(ids.len());
+        for some in ids.chunks(SLOTS_AT_ONCE) {
+            let state = self.state.lock();
+            let has_queue = state.queue().is_some();
+            let found = some.iter().filter_map(|id| state.bindings.get(id));
+            all.extend(found.map(|binding| SharedBindingStatus {
+                key: Arc::clone(&binding.key),
+                subscribers: binding.subscribers.len(),
+                is_bound: has_queue && binding.is_bound,
+            }));
+        }
+        all
     }
 
     /// Its numbers of subscribers and bindings, and its counts.

@@ -12,7 +12,7 @@ use sync::{Mutex, Rank};
 use transport::InnerOutbox;
 
 use super::inbox::SharedInbox;
-use super::queue::{SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
+use super::queue::{SharedBindingStatus, SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
 use super::state::SharedCounts;
 use super::task::{self, OpenError, OpenUpstream, UpstreamLinked};
 use crate::upstream::client::AmqpClient;
@@ -103,6 +103,12 @@ impl SharedSubscriptions {
     /// The queues for operators, in no order.
     pub(crate) fn status(&self) -> Vec<SharedQueueStatus> {
         self.running().iter().map(|queue| queue.status()).collect()
+    }
+
+    /// The binding keys of the queue with this name upstream; `None` if no queue has it.
+    pub(crate) fn bindings(&self, name: &str) -> Option<Vec<SharedBindingStatus>> {
+        let queue = self.running().into_iter().find(|queue| queue.is_named(name))?;
+        Some(queue.bindings())
     }
 
     /// The totals for operators. Counts never go back.

@@ -73,6 +73,7 @@ export function connection({ api, place, sampler }) {
       ["Frame max", told.frame_max ? bytes(told.frame_max) : null],
       ["From client", bytes(told.recv_oct)],
       ["To client", bytes(told.send_oct)],
+      ...sessionFacts(told.session),
     ]);
     const properties = Object.entries(told.client_properties ?? {}).filter(([, value]) => typeof value !== "object");
     clientSection.hidden = properties.length === 0;
@@ -80,6 +81,19 @@ export function connection({ api, place, sampler }) {
   };
   const close = button("Close connection", () => closeConnection(api, id, back), { class: "danger" });
   return { title: "Connection", subject: id, actions: [close], element, refresh };
+}
+
+/** Facts of sessions of MQTT and STOMP alone. */
+function sessionFacts(session) {
+  if (!session) return [];
+  const seconds = session.expiry_seconds;
+  const lasts = seconds === null ? "for ever" : `${duration(seconds * 1000)} after the connection`;
+  return [
+    ["Session", session.lasting ? `stays ${lasts}` : "ends with the connection"],
+    ["Subscriptions", count(session.subscriptions)],
+    ["Messages published", count(session.messages_published)],
+    ["Messages delivered", count(session.messages_delivered)],
+  ];
 }
 
 async function closeConnection(api, id, back) {

@@ -36,6 +36,8 @@ export function pool({ api, sampler }) {
     { key: "leasesShare", title: "Share of all channels" },
     { key: "trips", title: "Round trips saved" },
     { key: "copies", title: "Messages saved by shared subscriptions" },
+    { key: "queues", title: "Queues saved now" },
+    { key: "connections", title: "Connections saved now" },
   ]);
   const troubles = tiles(TROUBLES.map(([key, title]) => ({ key, title })));
   const spoken = protocols();
@@ -65,6 +67,8 @@ export function pool({ api, sampler }) {
       leasesShare: percent(reused, leases),
       trips: short(read("round_trips_saved_total")),
       copies: savedCopies(metrics),
+      queues: saved(metrics.value("leveret_shared_subscribers"), metrics.value("leveret_shared_queues")),
+      connections: saved(metrics.value("rabbitmq_connections"), metrics.value("leveret_upstream_connections")),
     });
     const known = TROUBLES.filter(([key]) => read(key) !== undefined);
     troubles.update(Object.fromEntries(known.map(([key]) => [key, short(read(key))])));
@@ -137,6 +141,11 @@ function sharingFigures() {
   return { element, update };
 }
 
+/** The number by which clients exceed the things upstream that they share; nothing if they do not. */
+function saved(clients, there) {
+  return clients > there ? short(clients - there) : undefined;
+}
+
 /** Messages that the upstream would have sent once more for each subscriber; nothing before there was one. */
 function savedCopies(metrics) {
   const copies = metrics.value("leveret_shared_delivered_copies_total");
@@ -152,6 +161,7 @@ function sharedSubscriptions(api) {
     key: (queue) => queue.at,
     columns: [
       { title: "Queue", sort: "name", text: (each) => each.name ?? "not connected" },
+      { title: "Protocol", sort: "protocol", text: (each) => each.protocol.toUpperCase() },
       { title: "User name", sort: "user", text: (each) => each.user },
       { title: "Virtual host", sort: "vhost", text: (each) => each.vhost },
       { title: "Subscribers", sort: "subscribers", number: true, text: (each) => count(each.subscribers) },

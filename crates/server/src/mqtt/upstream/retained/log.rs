@@ -14,6 +14,7 @@ use sync::{AtomicWaker, Mutex, Rank};
 use transport::Outbox;
 
 use super::record::{self, Encoded, LogEntry, Placed};
+use super::status::RetainedStatus;
 use super::topics::{LogLimits, RetainedTopics};
 use crate::backend::Clock;
 use crate::mqtt::message::Incoming;
@@ -263,6 +264,12 @@ impl RetainedLog {
     /// Number of topics with a message.
     pub(super) fn topics(&self) -> usize {
         self.state.lock().topics.len()
+    }
+
+    /// The log for operators.
+    pub(super) fn status(&self) -> RetainedStatus {
+        let state = self.state.lock();
+        RetainedStatus::new(&self.vhost, state.status, (state.topics.len(), state.topics.bytes()))
     }
 
     /// The next entry to be copied to the log's end.

@@ -6,7 +6,8 @@
 //! RabbitMQ tens of kilobytes, which makes gigabytes of 100,000 topics.
 //!
 //! - [`record`]: an entry of the log. [`topics`]: what is retained, and which entries are copied before they drop out.
-//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process, and by whose login one is read.
+//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process, and by whose login one is read;
+//!   [`status`]: as operators see them.
 //! - [`link`]: the conversation with the upstream, which [`crate::upstream::sharing::task`] runs.
 //! - [`publishing`]: a session's messages that are to be retained; [`delivering`]: those for its new subscriptions.
 //!
@@ -38,6 +39,7 @@ mod link;
 mod log;
 mod publishing;
 mod record;
+mod status;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,7 @@ mod topics;
 pub(super) use delivering::{RetainedSession, RetainedWait};
 pub(super) use log::LogClient;
 pub(super) use publishing::BlindCopies;
+pub use status::{RetainedState, RetainedStatus};
 pub(super) use table::RetainedLogs;
 
 use topics::LogLimits;

@@ -12,6 +12,7 @@ use transport::Outbox;
 use super::LOG;
 use super::link::LogReader;
 use super::log::{LogClient, RetainedLog};
+use super::status::RetainedStatus;
 use super::topics::LogLimits;
 use crate::backend::Clock;
 use crate::upstream::sharing::task::{OpenUpstream, serve, unless_unused};
@@ -69,6 +70,12 @@ impl RetainedLogs {
             tokio::spawn(run(ListedLog { all: Arc::clone(self), log }, login, upstream));
             return client;
         }
+    }
+
+    /// The logs for operators, in no order.
+    pub(in super::super) fn status(&self) -> Vec<RetainedStatus> {
+        let logs: Vec<_> = self.logs.lock().values().cloned().collect();
+        logs.iter().map(|log| log.status()).collect()
     }
 
     /// From now on each log is given up as soon as its last client has gone.

@@ -112,6 +112,11 @@ impl RetainedTopics {
         self.known.len() - self.removals.len()
     }
 
+    /// Bytes of the entries of topics with a message.
+    pub(super) fn bytes(&self) -> u64 {
+        self.live
+    }
+
     /// Handles an entry. Those that were read before are passed over. Returns false for a message that was not taken, as there
     /// is no room for it.
     pub(super) fn read(&mut self, placed: Placed, now: Timestamp) -> bool {

@@ -93,6 +93,7 @@ impl Upstream {
             connected_at: 0,
             negotiated,
             client_properties: &FieldTable::new(),
+            session: None,
             outbox: &outbox,
         });
         let identity = self.broker().authenticate_external(user, true).unwrap();

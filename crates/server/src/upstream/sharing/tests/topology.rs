@@ -30,6 +30,7 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
     assert_eq!(
         site.status(),
         SharedQueueStatus {
+            protocol: "stomp",
             user: USER.to_owned(),
             vhost: "/".to_owned(),
             queue: Some(queue.name().to_string()),
@@ -41,6 +42,12 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
             lost: 0,
         }
     );
+    let bindings = site.all.bindings(queue.name()).unwrap();
+    let told: Vec<_> =
+        bindings.iter().map(|binding| (&*binding.key, binding.subscribers, binding.is_bound)).collect();
+    let keys: Vec<_> = (0..10).map(|room| format!("room.{room}")).collect();
+    assert_eq!(told, keys.iter().map(|key| (&**key, 100, true)).collect::<Vec<_>>());
+    assert!(site.all.bindings("another").is_none());
 }
 
 #[tokio::test(start_paused = true)]

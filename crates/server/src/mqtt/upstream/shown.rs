@@ -1,0 +1,53 @@
+//! The sessions, groups and retained messages in front of an upstream, as operators see them.
+
+use broker::Timestamp;
+
+use super::group_table::GroupStatus;
+use super::hub::{DetachedUpstream, UpstreamHub};
+use super::retained::RetainedStatus;
+use crate::mqtt::claims::Owner;
+
+/// Detached sessions that are looked at before the lock of all sessions is released: some tens of microseconds.
+pub(super) const SESSIONS_AT_ONCE: usize = 128;
+
+/// A session without a connection, as far as this process knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DetachedMqttSession {
+    /// As the client gave it in CONNECT.
+    pub client_id: String,
+    /// The user that the session belongs to.
+    pub user: String,
+    /// The virtual host that its queues are in.
+    pub vhost: String,
+    /// Number of its subscriptions.
+    pub subscriptions: usize,
+    /// Seconds that it outlives its connection; `u32::MAX` for ever.
+    pub expiry: u32,
+    /// When the connection ended.
+    pub since: Timestamp,
+}
+
+impl DetachedMqttSession {
+    pub(super) fn of(owner: &Owner, kept: &DetachedUpstream) -> Self {
+        Self {
+            client_id: owner.client_id.to_string(),
+            user: kept.user.to_string(),
+            vhost: owner.vhost.to_string(),
+            subscriptions: kept.session.subscription_count(),
+            expiry: kept.expiry,
+            since: kept.since,
+        }
+    }
+}
+
+impl UpstreamHub {
+    /// The groups with members here, in no order.
+    pub(crate) fn groups(&self) -> Vec<GroupStatus> {
+        self.groups.status()
+    }
+
+    /// The retained messages of each virtual host with clients, in no order.
+    pub(crate) fn retained_messages(&self) -> Vec<RetainedStatus> {
+        self.retained.status()
+    }
+}
