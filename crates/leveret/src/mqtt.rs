@@ -19,6 +19,7 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
     MqttConfig {
         vhost: config.mqtt_vhost.0.clone(),
         anonymous_user: config.mqtt_anonymous_user.0.clone(),
+        queue_max: config.mqtt_queue_max.0,
         settings: Arc::new(MqttSettings {
             maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),

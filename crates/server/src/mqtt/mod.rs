@@ -52,7 +52,7 @@ use std::time::Instant;
 
 use ::mqtt::MqttVersion;
 use ::mqtt::server::MqttSettings;
-use broker::Broker;
+use broker::{Broker, QueueCapacity};
 pub(crate) use connection::MqttConnection;
 pub use error::MqttRestoreError;
 
@@ -75,8 +75,26 @@ pub struct MqttConfig {
     pub vhost: String,
     /// The user that clients without a user name act as; `None` refuses them.
     pub anonymous_user: Option<String>,
+    /// Bytes of the messages that wait for a live client; above them those of QoS 0 are dropped, the oldest first.
+    pub queue_max: u64,
     /// Limits and supported features.
     pub settings: Arc<MqttSettings>,
+}
+
+/// Bytes of memory that a waiting message takes in addition to its body.
+const MESSAGE_OVERHEAD: u64 = 100;
+
+impl MqttConfig {
+    /// One virtual host, and no anonymous clients.
+    #[cfg(test)]
+    fn of_test(settings: Arc<MqttSettings>) -> Self {
+        Self { vhost: "/".to_owned(), anonymous_user: None, queue_max: 4 << 20, settings }
+    }
+
+    /// [`MqttConfig::queue_max`] as the capacity of a queue, which counts bodies alone.
+    fn queue_capacity(&self) -> QueueCapacity {
+        QueueCapacity { messages: self.queue_max / MESSAGE_OVERHEAD, bytes: self.queue_max }
+    }
 }
 
 /// The sessions of all MQTT clients.
