@@ -49,7 +49,7 @@ pub use limits::{
 };
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Confirms, Counter, ServerMetrics};
-pub use mqtt::{MqttConfig, MqttRestoreError, MqttUpstreamTotals};
+pub use mqtt::{MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts};
 pub use network::{Network, NotNetwork};
 pub use preface::{Preface, TrustedProxies};
 pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};

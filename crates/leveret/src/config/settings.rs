@@ -27,6 +27,7 @@ use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
 use super::value_error::ValueError;
+use super::vhost_mapping::{CertificateVhosts, PortVhosts};
 use super::watermark::Watermark;
 
 /// One setting without its type, as the parser, the layers and the reference use it.
@@ -436,6 +437,16 @@ settings! {
 
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
         mqtt_vhost: BrokerName = "/";
+
+        /// The virtual hosts of MQTT clients by the server's port that they have connected to, `PORT=VHOST`, as RabbitMQ's
+        /// global parameter mqtt_port_to_vhost_mapping. A virtual host in front of the user name and one of
+        /// `mqtt_certificate_vhosts` go before it; all others are in `mqtt_vhost`.
+        mqtt_port_vhosts: PortVhosts = "off";
+
+        /// The virtual hosts of MQTT clients by their certificates, `NAME=VHOST` with the name that `tls_login_from` takes
+        /// from it, as RabbitMQ's global parameter mqtt_default_vhosts. A virtual host in front of the user name goes before
+        /// it.
+        mqtt_certificate_vhosts: CertificateVhosts = "off", requires LOGIN_BY_CERTIFICATE;
 
         /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in
         /// from this machine only, as guest is, lets in only those. In front of an upstream it needs an entry in

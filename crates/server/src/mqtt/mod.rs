@@ -42,6 +42,7 @@ mod session;
 mod subscribing;
 mod subscriptions;
 mod upstream;
+mod vhosts;
 mod waiting;
 
 #[cfg(test)]
@@ -64,6 +65,7 @@ use self::message::MessageMapping;
 pub use self::upstream::MqttUpstreamTotals;
 use self::upstream::UpstreamAdmission;
 pub(crate) use self::upstream::UpstreamHub;
+pub use self::vhosts::MqttVhosts;
 use crate::backend::Clock;
 use crate::client::ConnectionCore;
 use crate::server::Shared;
@@ -71,8 +73,8 @@ use crate::server::Shared;
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]
 pub struct MqttConfig {
-    /// The virtual host of clients that name none.
-    pub vhost: String,
+    /// The virtual hosts of clients that name none.
+    pub vhosts: MqttVhosts,
     /// The user that clients without a user name act as; `None` refuses them.
     pub anonymous_user: Option<String>,
     /// Bytes of the messages that wait for a live client; above them those of QoS 0 are dropped, the oldest first.
@@ -88,7 +90,8 @@ impl MqttConfig {
     /// One virtual host, and no anonymous clients.
     #[cfg(test)]
     fn of_test(settings: Arc<MqttSettings>) -> Self {
-        Self { vhost: "/".to_owned(), anonymous_user: None, queue_max: 4 << 20, settings }
+        let vhosts = MqttVhosts { default: "/".to_owned(), ..MqttVhosts::default() };
+        Self { vhosts, anonymous_user: None, queue_max: 4 << 20, settings }
     }
 
     /// [`MqttConfig::queue_max`] as the capacity of a queue, which counts bodies alone.
