@@ -48,6 +48,8 @@ counters! {
     messages_requeued,
     /// Messages that a full queue with overflow reject-publish or reject-publish-dlx refused; each queue counts.
     messages_refused,
+    /// Messages of QoS 0 dropped, the oldest first, because their MQTT client did not take them in time (mqtt_queue_max).
+    mqtt_messages_dropped,
     /// Messages passed on to the dead-letter exchange of their queue, for any reason; each hop counts.
     messages_dead_lettered,
     /// Messages dead-lettered because a consumer rejected them; also part of messages_dead_lettered.

@@ -36,6 +36,7 @@ impl VirtualHost {
                 owner: None,
                 arguments: FieldTable::new(),
                 type_name: None,
+                capacity: None,
             },
             arguments: QueueArguments {
                 max_length: Some(MAX_REPLIES),

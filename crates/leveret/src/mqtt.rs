@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqtt::server::MqttSettings;
-use server::MqttConfig;
+use server::{MqttConfig, MqttVhosts};
 
 use crate::config::Config;
 
@@ -17,8 +17,13 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
     // Rounded up, since 0 would mean off.
     let keep_alive = config.mqtt_keep_alive_max.as_millis().div_ceil(1000);
     MqttConfig {
-        vhost: config.mqtt_vhost.0.clone(),
+        vhosts: MqttVhosts {
+            by_certificate: config.mqtt_certificate_vhosts.0.iter().cloned().collect(),
+            by_port: config.mqtt_port_vhosts.0.iter().cloned().collect(),
+            default: config.mqtt_vhost.0.clone(),
+        },
         anonymous_user: config.mqtt_anonymous_user.0.clone(),
+        queue_max: config.mqtt_queue_max.0,
         settings: Arc::new(MqttSettings {
             maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),

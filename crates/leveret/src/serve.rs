@@ -317,6 +317,7 @@ fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> Serve
         heartbeat: config.heartbeat,
         max_message_size: config.max_message_size.of_broker(),
         incomplete_limit: incomplete_limit(config),
+        inbox_total: usize::try_from(config.upstream_inbox_total.0).unwrap_or(usize::MAX),
         stomp_default_user: config.stomp_default_user.0.clone(),
         outbox_limit: usize::try_from(config.outbox_limit.0).unwrap_or(usize::MAX),
         handshake_timeout: config.handshake_timeout,

@@ -50,8 +50,8 @@ pub use limits::{
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Confirms, Counter, ServerMetrics};
 pub use mqtt::{
-    DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, RetainedState,
-    RetainedStatus,
+    DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts,
+    RetainedState, RetainedStatus,
 };
 pub use network::{Network, NotNetwork};
 pub use preface::{Preface, TrustedProxies};

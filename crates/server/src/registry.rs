@@ -62,6 +62,13 @@ pub(crate) struct Arrival {
     pub(crate) websocket: bool,
 }
 
+impl Arrival {
+    /// The server's port; `None` for a Unix socket.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.local.map(|local| local.port())
+    }
+}
+
 /// The properties of a connection that is being opened.
 pub(crate) struct Opening<'a> {
     pub(crate) id: u64,

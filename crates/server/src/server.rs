@@ -58,6 +58,8 @@ pub struct ServerConfig {
     pub max_message_size: u64,
     /// Bytes that partially received messages may take, over all clients of the embedded broker.
     pub incomplete_limit: usize,
+    /// Bytes that messages may take which wait for all clients whose subscriptions share a queue upstream.
+    pub inbox_total: usize,
     /// The user that STOMP clients without a login act as; `None` refuses them.
     pub stomp_default_user: Option<String>,
     /// Bytes that may wait to be written to one client before nothing more is read from it. Deliveries fill half of
@@ -174,6 +176,7 @@ impl Server {
         let shared = Shared {
             counter: ConnectionCounter::new(config.limits),
             incomplete: Incomplete::new(config.incomplete_limit),
+            subscriptions: Arc::new(SharedSubscriptions::new(config.inbox_total)),
             config,
             backend,
             product: format!("{PRODUCT}/{version}"),
@@ -183,7 +186,6 @@ impl Server {
             alarms: Arc::default(),
             registry: Arc::default(),
             mqtt: OnceLock::new(),
-            subscriptions: Arc::default(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),

@@ -33,6 +33,7 @@ pub(crate) fn config() -> ServerConfig {
         heartbeat: 0,
         max_message_size: 20_000,
         incomplete_limit: 1 << 20,
+        inbox_total: 256 << 20,
         stomp_default_user: None,
         outbox_limit: 1 << 20,
         handshake_timeout: HANDSHAKE_TIMEOUT,

@@ -56,6 +56,7 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
         auto_delete: flag(&body, "auto_delete", false)?,
         arguments: raw(&arguments)?,
         type_name: None,
+        capacity: None,
     };
     if declare.exclusive {
         return Err(ApiError::bad_request(

@@ -13,6 +13,7 @@ pub(crate) use equivalence::{check_argument, check_field, check_flag, check_queu
 
 use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
+use crate::queue::QueueCapacity;
 
 /// The kind of queue asked for by `x-queue-type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -161,6 +162,16 @@ impl QueueArguments {
             delivery_limit: values("x-delivery-limit").filter_map(FieldValue::as_integer).min(),
             lazy: text("x-queue-mode") == Some("lazy"),
         }
+    }
+
+    /// These arguments of a queue that keeps no more than `capacity`. It drops the oldest messages: a publisher is not to be
+    /// refused because of one slow client.
+    pub(crate) fn within(mut self, capacity: QueueCapacity) -> Self {
+        let lower = |own: Option<u64>, most: u64| Some(own.map_or(most, |own| own.min(most)));
+        self.max_length = lower(self.max_length, capacity.messages);
+        self.max_length_bytes = lower(self.max_length_bytes, capacity.bytes);
+        self.overflow = Overflow::DropHead;
+        self
     }
 }
 

@@ -90,7 +90,11 @@ impl PolicyTable {
         let [policy, operator] = [&self.policies, &self.operator].map(|ranking| {
             ranking.of_queue(queue).map_or(&NO_ARGUMENTS, |policy| &policy.definition.arguments)
         });
-        QueueArguments::read(&queue.own_arguments(), &[policy, operator])
+        let arguments = QueueArguments::read(&queue.own_arguments(), &[policy, operator]);
+        match queue.properties().capacity {
+            Some(capacity) => arguments.within(capacity),
+            None => arguments,
+        }
     }
 
     /// The alternate exchange of an exchange, from its arguments or by policy.

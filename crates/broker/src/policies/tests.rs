@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::message::Body;
+use crate::queue::QueueCapacity;
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
 use crate::{
     Broker, BrokerConfig, Compatibility, Consumer, ConsumerRoom, ConsumerSpec, Offer, Overflow, Publish,
@@ -72,6 +73,23 @@ fn of_numbers_the_lowest_holds_and_otherwise_the_argument() {
     assert_eq!((&*letters.exchange, letters.routing_key.as_deref()), ("own", Some("policy")));
     let bare = queue(&vhost, "bare", &[]).arguments();
     assert_eq!((bare.overflow, bare.max_length), (Overflow::RejectPublish, Some(4)));
+}
+
+#[test]
+fn a_queue_with_a_capacity_drops_its_oldest_messages_whatever_its_policies_say() {
+    let (broker, vhost) = vhost();
+    vhost.set_policy(policy("p", "", 0, r#"{"max-length": 9, "overflow": "reject-publish"}"#), NOW);
+    let capacity = Some(QueueCapacity { messages: 2, bytes: 100 });
+    let declare = QueueDeclare { name: "q", capacity, ..Default::default() };
+    let queue = vhost.declare_queue(ME, &declare, NOW).unwrap().queue;
+    for _ in 0..5 {
+        publish(&broker, &vhost, "", "q");
+    }
+    assert_eq!(queue.message_count(), 2);
+    assert_eq!(broker.metrics().mqtt_messages_dropped.get(), 3);
+    assert_eq!(broker.metrics().messages_refused.get(), 0);
+    vhost.set_policy(policy("p", "", 0, r#"{"max-length": 1}"#), NOW);
+    assert_eq!(queue.message_count(), 1, "a lower limit of a policy holds");
 }
 
 #[test]

@@ -367,6 +367,10 @@ impl Queue {
         let Effects { mut dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
         let mut lined_up = false;
         if !dead.is_empty() {
+            if self.properties.capacity.is_some() {
+                let over = dead.iter().filter(|dead| dead.reason == DeathReason::MaxLength).count();
+                self.metrics.mqtt_messages_dropped.add(over);
+            }
             if self.arguments.load().dead_lettering.is_none() {
                 dead.drain(..).filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
             } else {

@@ -97,6 +97,18 @@ pub struct QueueProperties {
     pub arguments: FieldTable,
     /// The name of its type, if that is not its kind's.
     pub type_name: Option<&'static str>,
+    /// The most that it keeps, if its front end limits it.
+    pub capacity: Option<QueueCapacity>,
+}
+
+/// The most ready messages that a queue of a front end keeps, whatever its policies say. It then drops the oldest ones, which
+/// are counted in [`Metrics::mqtt_messages_dropped`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueCapacity {
+    /// Ready messages, delivered ones not included.
+    pub messages: u64,
+    /// Bytes of their bodies.
+    pub bytes: u64,
 }
 
 /// The parts of a new queue.

@@ -33,7 +33,7 @@ use crate::paging::Paging;
 use crate::permissions::{Access, ClientName, Grant, Grants};
 use crate::policies::PolicyTable;
 use crate::publisher::Publisher;
-use crate::queue::Queue;
+use crate::queue::{Queue, QueueCapacity};
 use crate::rates::{ExchangeFlow, MessageCounts};
 use crate::replies::ReplyQueues;
 use crate::routing::{ExchangeKind, Routed};
@@ -77,6 +77,8 @@ pub struct QueueDeclare<'a> {
     /// The name of its type, if it is a queue of a front end's: a classic queue, whatever the virtual host's default, without
     /// `x-queue-type`.
     pub type_name: Option<&'static str>,
+    /// The most that it keeps, if its front end limits it. Only for queues that are not durable, as it is not stored.
+    pub capacity: Option<QueueCapacity>,
 }
 
 /// A binding, to a queue (`queue.bind`, `queue.unbind`) or to an exchange (`exchange.bind`, `exchange.unbind`).

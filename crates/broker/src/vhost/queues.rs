@@ -101,6 +101,7 @@ impl VirtualHost {
             owner,
             arguments: arguments.clone(),
             type_name: declare.type_name,
+            capacity: declare.capacity,
         };
         // Only a durable queue is in the store, under a number that is never reused.
         let number = self.catalogue().filter(|_| declare.durable).map(|catalogue| catalogue.new_id());

@@ -84,6 +84,7 @@ impl<'b> Restoring<'b> {
                 owner: None,
                 arguments,
                 type_name: None,
+                capacity: None,
             },
             arguments: parsed,
             number: Some(written.number),

@@ -15,6 +15,7 @@ mod setting_error;
 mod settings;
 mod value;
 mod value_error;
+mod vhost_mapping;
 mod watermark;
 
 pub(crate) use address::{

@@ -27,6 +27,7 @@ use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
 use super::value_error::ValueError;
+use super::vhost_mapping::{CertificateVhosts, PortVhosts};
 use super::watermark::Watermark;
 
 /// One setting without its type, as the parser, the layers and the reference use it.
@@ -378,6 +379,10 @@ settings! {
 
         /// The same of all clients together.
         upstream_replay_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
+
+        /// How many bytes of messages wait for all slow MQTT and STOMP clients whose subscriptions share a queue upstream. One
+        /// client may take no more of it than the others have left, however high `mqtt_queue_max` is.
+        upstream_inbox_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
     }
 
     "Broker" {
@@ -433,6 +438,16 @@ settings! {
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
         mqtt_vhost: BrokerName = "/";
 
+        /// The virtual hosts of MQTT clients by the server's port that they have connected to, `PORT=VHOST`, as RabbitMQ's
+        /// global parameter mqtt_port_to_vhost_mapping. A virtual host in front of the user name and one of
+        /// `mqtt_certificate_vhosts` go before it; all others are in `mqtt_vhost`.
+        mqtt_port_vhosts: PortVhosts = "off";
+
+        /// The virtual hosts of MQTT clients by their certificates, `NAME=VHOST` with the name that `tls_login_from` takes
+        /// from it, as RabbitMQ's global parameter mqtt_default_vhosts. A virtual host in front of the user name goes before
+        /// it.
+        mqtt_certificate_vhosts: CertificateVhosts = "off", requires LOGIN_BY_CERTIFICATE;
+
         /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in
         /// from this machine only, as guest is, lets in only those. In front of an upstream it needs an entry in
         /// `upstream_external`.
@@ -447,6 +462,12 @@ settings! {
         /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this. In front of an upstream
         /// whose own MQTT listener has the same clients, it must be as long as there.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
+
+        /// How many bytes of messages wait for an MQTT client that does not take them in time. Above it its oldest messages of
+        /// QoS 0 are dropped, as RabbitMQ does above `mqtt.mailbox_soft_limit` messages. In front of an upstream a client
+        /// whose other messages exceed it is closed (0x97 Quota exceeded in MQTT 5.0). Queues of sessions that last, and on
+        /// the embedded broker all messages of QoS 1 and 2, are queues like others, which this does not limit.
+        mqtt_queue_max: ByteSize = "4MiB", from "1MiB" to "1GiB";
 
         /// The longest Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or
         /// for none, is given this one (Server Keep Alive), and is disconnected after one and a half of it in silence.

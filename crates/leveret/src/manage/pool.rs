@@ -47,7 +47,7 @@ pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
     json!({
         "name": status.queue, "protocol": status.protocol, "user": status.user, "vhost": status.vhost, "subscribers": status.subscribers,
         "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
-        "overflowed_subscribers": status.overflowed, "connections_lost": status.lost,
+        "dropped_messages": status.dropped, "overflowed_subscribers": status.overflowed, "connections_lost": status.lost,
     })
 }
 

@@ -29,7 +29,7 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
 
 /// The queues that subscriptions share upstream. Sharing has saved as many messages as copies exceed those received.
 fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
-    let SharedTotals { queues, subscribers, bindings, counts } = *totals;
+    let SharedTotals { queues, subscribers, bindings, waiting_bytes, counts } = *totals;
     for (name, help, value) in [
         ("leveret_shared_queues", "Queues that subscriptions share upstream.", queues),
         ("leveret_shared_subscribers", "Clients whose subscriptions share a queue upstream.", subscribers),
@@ -38,10 +38,15 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
             "Binding keys of the queues that subscriptions share upstream.",
             bindings,
         ),
+        (
+            "leveret_shared_waiting_bytes",
+            "Bytes of messages from shared queues that wait for slow clients (upstream_inbox_total).",
+            waiting_bytes,
+        ),
     ] {
         out.gauge(name, help, value as u64);
     }
-    let SharedCounts { received, copies, overflowed, lost } = counts;
+    let SharedCounts { received, copies, dropped, overflowed, lost } = counts;
     for (name, help, value) in [
         (
             "leveret_shared_received_messages_total",
@@ -52,6 +57,11 @@ fn write_shared_queues(totals: &SharedTotals, out: &mut MetricsWriter) {
             "leveret_shared_delivered_copies_total",
             "Copies of the messages from shared queues handed to subscribers. Sharing saves the upstream what these exceed the messages received.",
             copies,
+        ),
+        (
+            "leveret_shared_dropped_messages_total",
+            "Messages of QoS 0 dropped, the oldest first, because their MQTT client did not take them in time (mqtt_queue_max).",
+            dropped,
         ),
         (
             "leveret_shared_overflowed_subscribers_total",

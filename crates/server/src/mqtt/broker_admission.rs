@@ -131,7 +131,7 @@ impl Admission for BrokerAdmission {
 fn validate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<AuthorisedSession, MqttRefused> {
     let (broker, peer) = (hub.broker(), core.peer);
     let loopback = peer.is_loopback();
-    let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref())?;
+    let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
     let (name, validated) = match login_as {
         LoginAs::Password { user, password } => {
             (user, broker.authenticate_from(user, password, peer.ip(), loopback, Instant::now()))

@@ -121,7 +121,7 @@ impl MqttLogin {
         })
     }
 
-    /// The virtual host, and how the client proves who it is. `external` is the user of its certificate.
+    /// The virtual host, and how the client proves who it is. `external` is the user of its certificate, `port` the server's.
     ///
     /// # Errors
     /// The client has no complete credentials.
@@ -129,6 +129,7 @@ impl MqttLogin {
         &'a self,
         config: &'a MqttConfig,
         external: Option<&'a str>,
+        port: Option<u16>,
     ) -> Result<(&'a str, LoginAs<'a>), MqttRefused> {
         let (vhost, name) = match &self.user {
             Some(user) => split_user_name(user),
@@ -147,7 +148,8 @@ impl MqttLogin {
             },
             (None, Some(_)) => return Err(bad_credentials("password without a user")),
         };
-        Ok((vhost.unwrap_or(&config.vhost), login_as))
+        // As in RabbitMQ, a virtual host in front of the user name goes before one that is configured.
+        Ok((vhost.unwrap_or_else(|| config.vhosts.of(external, port)), login_as))
     }
 
     /// The user name as the client sent it, for the log.

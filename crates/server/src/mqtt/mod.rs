@@ -42,6 +42,7 @@ mod session;
 mod subscribing;
 mod subscriptions;
 mod upstream;
+mod vhosts;
 mod waiting;
 
 #[cfg(test)]
@@ -52,7 +53,7 @@ use std::time::Instant;
 
 use ::mqtt::MqttVersion;
 use ::mqtt::server::MqttSettings;
-use broker::Broker;
+use broker::{Broker, QueueCapacity};
 pub(crate) use connection::MqttConnection;
 pub use error::MqttRestoreError;
 
@@ -66,6 +67,7 @@ pub(crate) use self::upstream::UpstreamHub;
 pub use self::upstream::{
     DetachedMqttSession, GroupStatus, MqttUpstreamTotals, RetainedState, RetainedStatus,
 };
+pub use self::vhosts::MqttVhosts;
 use crate::backend::Clock;
 use crate::client::ConnectionCore;
 use crate::server::Shared;
@@ -73,12 +75,31 @@ use crate::server::Shared;
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]
 pub struct MqttConfig {
-    /// The virtual host of clients that name none.
-    pub vhost: String,
+    /// The virtual hosts of clients that name none.
+    pub vhosts: MqttVhosts,
     /// The user that clients without a user name act as; `None` refuses them.
     pub anonymous_user: Option<String>,
+    /// Bytes of the messages that wait for a live client; above them those of QoS 0 are dropped, the oldest first.
+    pub queue_max: u64,
     /// Limits and supported features.
     pub settings: Arc<MqttSettings>,
+}
+
+/// Bytes of memory that a waiting message takes in addition to its body.
+const MESSAGE_OVERHEAD: u64 = 100;
+
+impl MqttConfig {
+    /// One virtual host, and no anonymous clients.
+    #[cfg(test)]
+    pub(crate) fn of_test(settings: Arc<MqttSettings>) -> Self {
+        let vhosts = MqttVhosts { default: "/".to_owned(), ..MqttVhosts::default() };
+        Self { vhosts, anonymous_user: None, queue_max: 4 << 20, settings }
+    }
+
+    /// [`MqttConfig::queue_max`] as the capacity of a queue, which counts bodies alone.
+    fn queue_capacity(&self) -> QueueCapacity {
+        QueueCapacity { messages: self.queue_max / MESSAGE_OVERHEAD, bytes: self.queue_max }
+    }
 }
 
 /// The sessions of all MQTT clients.

@@ -64,9 +64,8 @@ impl World {
         let clock = Clock::start();
         let server = server_of(Arc::clone(&broker), clock, 0);
         let config = MqttConfig {
-            vhost: "/".to_owned(),
             anonymous_user: Some("guest".to_owned()),
-            settings: Arc::new(MqttSettings::default()),
+            ..MqttConfig::of_test(Arc::new(MqttSettings::default()))
         };
         let hub = Hub::new(broker, config, clock);
         hub.load(clock.timestamp(Instant::now())).unwrap();

@@ -159,6 +159,8 @@ impl MqttClient {
             SourceKind::Own(Class::Qos0) if is_native && !self.outlives() => QOS0_QUEUE,
             _ => QueueKind::Classic.name(),
         };
+        // Its messages are of QoS 0, and it goes with the connection.
+        let is_bounded = kind == SourceKind::Own(Class::Qos0) && !(durable && self.outlives());
         let declare = QueueDeclare {
             name,
             durable,
@@ -166,6 +168,7 @@ impl MqttClient {
             exclusive: is_native && is_own && !self.outlives(),
             arguments,
             type_name: Some(type_name),
+            capacity: is_bounded.then(|| self.hub.config.queue_capacity()),
             ..QueueDeclare::default()
         };
         let declared = self.authorised.declare_queue(self.session_id, &declare, self.now)?;

@@ -86,6 +86,7 @@ impl Channel {
             auto_delete: m.auto_delete,
             arguments: m.arguments,
             type_name: None,
+            capacity: None,
         };
         let declared = context.authorised.declare_queue(context.session, &declare, context.now)?;
         context.hold_until(declared.ticket);

@@ -82,7 +82,7 @@ impl UpstreamAdmission {
     ) -> Result<Self, MqttRefused> {
         let external = core.external.clone();
         let (vhost, login_as) = login
-            .credentials(&hub.config, external.as_deref())
+            .credentials(&hub.config, external.as_deref(), core.arrival.port())
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
         let (user, credentials) = match login_as {
             LoginAs::Password { user, password } => (user, Credentials::plain(user, password)),

@@ -309,7 +309,7 @@ mod tests {
 
     fn hub() -> Arc<UpstreamHub> {
         let settings = Arc::new(MqttSettings::default());
-        let config = MqttConfig { vhost: "/".to_owned(), anonymous_user: None, settings };
+        let config = MqttConfig::of_test(settings);
         UpstreamHub::new(config, Clock::start())
     }
 

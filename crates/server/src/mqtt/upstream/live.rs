@@ -3,20 +3,26 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use amqp::Fault;
+use amqp::{Fault, Properties};
 use hashbrown::HashMap;
+use mqtt::QoS;
 use smallvec::SmallVec;
 use transport::Outbox;
 
 use crate::backend::Backend;
+use crate::mqtt::message;
+use crate::mqtt::native::StoredForm;
 use crate::server::Shared;
 use crate::upstream::sharing::{
-    Copies, InboxLimits, SharedEvent, SharedInbox, SharedLogin, SharedMessage, SharedSubscriber,
+    Copies, InboxLimits, IsDroppable, SharedEvent, SharedInbox, SharedLogin, SharedMessage, SharedSubscriber,
 };
 
 /// The live subscriptions of one client: one for each binding key.
 pub(super) struct LiveFilters {
     login: SharedLogin,
+    /// How much may wait for the client, and which messages may be dropped.
+    limits: InboxLimits,
+    is_droppable: IsDroppable,
     /// Since the first subscription.
     shared: Option<SharedPart>,
     keys: HashMap<Box<str>, LiveKey>,
@@ -55,9 +61,24 @@ pub(super) enum LiveEvent {
 }
 
 impl LiveFilters {
-    pub(super) fn new(login: SharedLogin) -> Self {
+    /// Without subscriptions. Above `queue_max` bytes of waiting messages, those of QoS 0 are dropped, the oldest first; if
+    /// there are none, the client is to be closed. `form` is that of the upstream's messages.
+    pub(super) fn new(login: SharedLogin, queue_max: u64, form: StoredForm) -> Self {
         let (shared, keys, asked, answers, held) = Default::default();
-        Self { login, shared, keys, asked, answers, held }
+        let limits =
+            InboxLimits { messages: usize::MAX, bytes: usize::try_from(queue_max).unwrap_or(usize::MAX) };
+        let is_droppable: IsDroppable = match form {
+            StoredForm::Headers => |message| is_qos0(message, StoredForm::Headers),
+            _ => |message| is_qos0(message, StoredForm::AnnotationHeader),
+        };
+        Self { login, limits, is_droppable, shared, keys, asked, answers, held }
+    }
+
+    /// Sets whether messages of QoS 1 and 2 are to be sent as such to the subscription with a binding key.
+    pub(super) fn set_reliable(&self, key: &str, is_reliable: bool) {
+        if let (Some(known), Some(part)) = (self.keys.get(key), &self.shared) {
+            part.inbox.set_reliable(known.number, is_reliable);
+        }
     }
 
     /// Subscribes to a binding key; the answer has this number.
@@ -72,7 +93,9 @@ impl LiveFilters {
         }
         let Backend::Upstream(pool) = &shared.backend else { return };
         let part = self.shared.get_or_insert_with(|| {
-            let inbox = SharedInbox::new(outbox, InboxLimits::default(), Copies::PerClient);
+            let budget = shared.subscriptions.budget();
+            let inbox =
+                SharedInbox::new(outbox, self.limits, budget, Copies::PerClient, Some(self.is_droppable));
             let subscriber = shared.subscriptions.join(pool, &self.login, &inbox);
             SharedPart { inbox, subscriber }
         });
@@ -144,4 +167,11 @@ impl LiveFilters {
             part.subscriber.unsubscribe(key, known.number);
         }
     }
+}
+
+/// Whether a message was published at QoS 0. One that cannot be read is not sent to anybody.
+fn is_qos0(message: &SharedMessage, form: StoredForm) -> bool {
+    let Ok(properties) = Properties::decode(&message.properties) else { return true };
+    let outgoing = message::outgoing(message.routing_key.to_string(), &properties, form);
+    outgoing.is_none_or(|outgoing| outgoing.qos == QoS::AtMostOnce)
 }

@@ -143,7 +143,7 @@ impl UpstreamSession {
             outbox: Arc::clone(outbox),
             waker: outbox.nudging_waker(),
             uplink,
-            live: LiveFilters::new(shared_login),
+            live: LiveFilters::new(shared_login, hub.config.queue_max, admitted.mapping.form),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
             ways: Ways::default(),

@@ -50,8 +50,7 @@ impl World {
         let pool = cable.pool();
         let shared = Server::new(simulated::config(), Backend::Upstream(pool), clock, "test").shared();
         let settings = Arc::new(MqttSettings::default());
-        let hub =
-            UpstreamHub::new(MqttConfig { vhost: "/".to_owned(), anonymous_user: None, settings }, clock);
+        let hub = UpstreamHub::new(MqttConfig::of_test(settings), clock);
         shared.set_mqtt(MqttBackend::Upstream(Arc::clone(&hub)));
         Self { upstream, shared, hub, cable, next_id: 1 }
     }

@@ -94,6 +94,7 @@ impl UpstreamSession {
                 self.subscriptions.insert(filter, subscription);
             }
         }
+        self.note_reliable(filter, &key);
         let subscribed = Some(Subscribed { filter: filter.into(), subscription });
         match declared {
             Some(declared) => self.pending.resolve(granted(options.qos), &[declared, number], subscribed),
@@ -107,6 +108,14 @@ impl UpstreamSession {
     /// The way by which messages of a subscription come: the session's queue, if it has one and they are of QoS 1.
     fn class_of(&self, qos: QoS) -> Class {
         if self.uses_queue() { Class::of(qos) } else { Class::Qos0 }
+    }
+
+    /// Has live messages of QoS 1 and 2 kept for a client whose subscription gets them as such.
+    fn note_reliable(&self, filter: &str, key: &str) {
+        if !self.uses_queue() {
+            let is_reliable = self.subscriptions.binds(filter, self.mapping, |qos| qos != QoS::AtMostOnce);
+            self.live.set_reliable(key, is_reliable);
+        }
     }
 
     /// Asks the upstream for a binding. Returns the numbers of the requests: for the queue, if it is not there, and for the
@@ -197,6 +206,7 @@ impl UpstreamSession {
             self.end_way(&key, Class::Qos0);
         }
         let number = self.end_way(&key, self.class_of(before.options.qos));
+        self.note_reliable(filter, &key);
         self.pending.resolve(ReasonCode::Success, number.as_slice(), None);
     }
 
@@ -277,6 +287,7 @@ impl UpstreamSession {
                     return;
                 }
                 self.subscriptions.insert(filter, before);
+                self.note_reliable(filter, &key);
             }
             Some(None) => {
                 self.subscriptions.remove(filter);

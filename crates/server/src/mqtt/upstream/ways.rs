@@ -195,9 +195,8 @@ mod tests {
     }
 
     fn live(body: &str) -> Arc<SharedMessage> {
-        let (exchange, routing_key, properties) = ("amq.topic".into(), "a.b".into(), Bytes::new());
         let body = Bytes::copy_from_slice(body.as_bytes());
-        Arc::new(SharedMessage { exchange, routing_key, properties, body, redelivered: false })
+        Arc::new(SharedMessage::new("amq.topic", "a.b", (Bytes::new(), body), false))
     }
 
     fn deferred(ways: &mut Ways, now: Instant) -> Vec<Bytes> {

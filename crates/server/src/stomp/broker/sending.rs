@@ -105,6 +105,7 @@ impl BrokerStompSession {
             auto_delete: how.auto_delete,
             arguments: RawTable::check(&arguments).unwrap_or_default(),
             type_name: None,
+            capacity: None,
         };
         let context = &self.context;
         let declared = context.authorised.declare_queue(context.session, &declare, context.now);

@@ -81,7 +81,10 @@ impl LiveSubscriptions {
     pub(super) fn subscribe(&mut self, key: &str, number: u64) {
         let Backend::Upstream(pool) = &self.shared.backend else { return };
         let (subscriber, _) = self.joined.get_or_insert_with(|| {
-            let inbox = SharedInbox::new(&self.outbox, InboxLimits::default(), Copies::PerSubscription);
+            let inbox = {
+                let budget = self.shared.subscriptions.budget();
+                SharedInbox::new(&self.outbox, InboxLimits::default(), budget, Copies::PerSubscription, None)
+            };
             (self.shared.subscriptions.join(pool, &self.login, &inbox), inbox)
         });
         self.pending.insert(number);

@@ -129,6 +129,10 @@ impl SharedState {
             let copies = numbers.len() as u64;
             match entry.inbox.push_message(numbers, &fan_out.message) {
                 Pushed::Taken => counts.copies += copies,
+                Pushed::Dropped(dropped) => {
+                    counts.copies += copies;
+                    counts.dropped += dropped;
+                }
                 Pushed::Overflowed => counts.overflowed += 1,
                 Pushed::Ignored => {}
             }

@@ -1,13 +1,17 @@
 //! The messages and answers that wait for one subscriber's own task.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use amqp::Fault;
 use bytes::Bytes;
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 use sync::{Mutex, Rank};
 use transport::Outbox;
+
+use super::budget::{InboxBudget, InboxShare};
+use super::waiting::{WaitingMessage, WaitingMessages};
 
 /// Numbers of subscriptions of one client. Most messages match one of them.
 pub(crate) type SubscriptionNumbers = SmallVec<[u64; 1]>;
@@ -23,17 +27,32 @@ pub(crate) struct SharedMessage {
     pub(crate) body: Bytes,
     /// Whether the queue has delivered it before, to a connection that was lost.
     pub(crate) redelivered: bool,
+    /// Its part of the budget of all inboxes, from the first inbox on.
+    share: OnceLock<InboxShare>,
+    /// Whether it may be dropped by its own quality, once that was asked for.
+    is_droppable: OnceLock<bool>,
 }
 
 impl SharedMessage {
+    pub(crate) fn new(
+        exchange: impl Into<Box<str>>,
+        routing_key: impl Into<Box<str>>,
+        (properties, body): (Bytes, Bytes),
+        redelivered: bool,
+    ) -> Self {
+        let (exchange, routing_key) = (exchange.into(), routing_key.into());
+        let (share, is_droppable) = Default::default();
+        Self { exchange, routing_key, properties, body, redelivered, share, is_droppable }
+    }
+
     /// Bytes that it takes in an inbox.
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         ENTRY + self.exchange.len() + self.routing_key.len() + self.properties.len() + self.body.len()
     }
 }
 
 /// Bytes added for each message in an inbox: its entry, and its part of the message's own overhead.
-const ENTRY: usize = 100;
+pub(super) const ENTRY: usize = 100;
 
 /// An event for a subscriber.
 #[derive(Debug)]
@@ -75,11 +94,18 @@ pub(crate) enum Copies {
     PerClient,
 }
 
+/// Whether a message is one that may be dropped for a slow client, such as one of QoS 0.
+pub(crate) type IsDroppable = fn(&SharedMessage) -> bool;
+
 /// The events for one subscriber. Its outbox is nudged when there is something to take.
 pub(crate) struct SharedInbox {
     outbox: Arc<Outbox>,
     limits: InboxLimits,
+    /// Of all inboxes of the server.
+    budget: Arc<InboxBudget>,
     copies: Copies,
+    /// `None` if a client that does not take its messages is to be closed at once.
+    is_droppable: Option<IsDroppable>,
     contents: Mutex<InboxContents, { Rank::SharedInbox as u8 }>,
 }
 
@@ -87,9 +113,10 @@ pub(crate) struct SharedInbox {
 struct InboxContents {
     /// Answers, which do not wait for messages that the client has no room for.
     answers: VecDeque<SharedEvent>,
-    messages: VecDeque<(SubscriptionNumbers, Arc<SharedMessage>)>,
-    /// Bytes of `messages`.
-    bytes: usize,
+    /// `None` for an idle client.
+    messages: Option<Box<WaitingMessages>>,
+    /// The subscriptions whose messages may be dropped only if they are droppable by themselves; `None` without any.
+    reliable: Option<Box<HashSet<u64>>>,
     /// The subscriber found no room for the next message; set until it tries again.
     stalled: bool,
     /// Set when nothing more is taken.
@@ -106,6 +133,8 @@ enum InboxEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
     Taken,
+    /// This number of droppable messages were dropped, the oldest first: for this one, unless it is one of them.
+    Dropped(u64),
     /// It was the one too many.
     Overflowed,
     /// The inbox has overflowed before, or has ended.
@@ -114,8 +143,31 @@ pub(super) enum Pushed {
 
 impl SharedInbox {
     /// An empty inbox of the client with this outbox.
-    pub(crate) fn new(outbox: &Arc<Outbox>, limits: InboxLimits, copies: Copies) -> Arc<Self> {
-        Arc::new(Self { outbox: Arc::clone(outbox), limits, copies, contents: Mutex::default() })
+    pub(crate) fn new(
+        outbox: &Arc<Outbox>,
+        limits: InboxLimits,
+        budget: &Arc<InboxBudget>,
+        copies: Copies,
+        is_droppable: Option<IsDroppable>,
+    ) -> Arc<Self> {
+        let (outbox, budget, contents) = (Arc::clone(outbox), Arc::clone(budget), Mutex::default());
+        Arc::new(Self { outbox, limits, budget, copies, is_droppable, contents })
+    }
+
+    /// As [`Self::new`], with a budget of its own; without messages that may be dropped.
+    #[cfg(test)]
+    pub(crate) fn of_test(outbox: &Arc<Outbox>, limits: InboxLimits, copies: Copies) -> Arc<Self> {
+        Self::new(outbox, limits, &InboxBudget::new(256 << 20), copies, None)
+    }
+
+    /// Sets whether messages for a subscription may be dropped only if they are droppable by themselves. At first they may.
+    pub(crate) fn set_reliable(&self, number: u64, is_reliable: bool) {
+        let mut contents = self.contents.lock();
+        if is_reliable {
+            contents.reliable.get_or_insert_default().insert(number);
+        } else if let Some(reliable) = &mut contents.reliable {
+            reliable.remove(&number);
+        }
     }
 
     /// Takes the next event. Call it on each nudge, and when the client has room again, until it returns `None`; a caller
@@ -137,20 +189,23 @@ impl SharedInbox {
             }
             return Some(answer);
         }
-        let (numbers, message) = contents.messages.front_mut()?;
+        let InboxContents { messages, stalled, .. } = &mut *contents;
+        let waiting = messages.as_mut()?;
         if !has_room {
-            contents.stalled = true;
+            *stalled = true;
             return None;
         }
-        if self.copies == Copies::PerSubscription && numbers.len() > 1 {
-            return Some(SharedEvent::Message([numbers.remove(0)].into(), Arc::clone(message)));
+        let first = waiting.first_mut()?;
+        if self.copies == Copies::PerSubscription && first.numbers.len() > 1 {
+            let number = first.numbers.remove(0);
+            return Some(SharedEvent::Message([number].into(), Arc::clone(&first.message)));
         }
-        let (numbers, message) = contents.messages.pop_front()?;
-        contents.bytes -= message.size();
-        if contents.messages.is_empty() {
+        let WaitingMessage { numbers, message, .. } = waiting.pop()?;
+        if waiting.len() == 0 {
             // An idle client holds no buffer.
-            contents.messages = VecDeque::new();
+            *messages = None;
         }
+        self.budget.give_back(ENTRY);
         Some(SharedEvent::Message(numbers, message))
     }
 
@@ -170,32 +225,70 @@ impl SharedInbox {
         if contents.end.is_some() {
             return Pushed::Ignored;
         }
-        let bytes = contents.bytes + message.size();
-        let waiting = contents.messages.len();
-        if waiting > 0 && (waiting >= self.limits.messages || bytes > self.limits.bytes) {
-            contents.end(SharedEvent::Overflowed);
-            drop(contents);
-            self.outbox.nudge();
-            return Pushed::Overflowed;
+        // Before the limit is looked at, which depends on what is left.
+        message.share.get_or_init(|| self.budget.take(message.size()));
+        let is_droppable = self.may_drop(&contents, &numbers, message);
+        let mut dropped = 0;
+        while self.is_full(&contents, message) {
+            let has_dropped = contents.messages.as_mut().is_some_and(|waiting| waiting.drop_oldest());
+            if !has_dropped && !is_droppable {
+                self.end_contents(&mut contents, SharedEvent::Overflowed);
+                drop(contents);
+                self.outbox.nudge();
+                return Pushed::Overflowed;
+            }
+            dropped += 1;
+            if !has_dropped {
+                return Pushed::Dropped(dropped);
+            }
+            self.budget.give_back(ENTRY);
         }
-        contents.bytes = bytes;
-        contents.messages.push_back((numbers, Arc::clone(message)));
+        contents.messages.get_or_insert_default().push(numbers, message, is_droppable);
+        self.budget.use_up(ENTRY);
         let stalled = contents.stalled;
         drop(contents);
         if !stalled {
             self.outbox.nudge();
         }
-        Pushed::Taken
+        if dropped == 0 { Pushed::Taken } else { Pushed::Dropped(dropped) }
+    }
+
+    /// Whether a message is one too many: for the client, or since the others leave it no more of the budget. A single one is
+    /// always taken.
+    fn is_full(&self, contents: &InboxContents, message: &SharedMessage) -> bool {
+        let Some(waiting) = contents.messages.as_ref().filter(|waiting| waiting.len() > 0) else {
+            return false;
+        };
+        let most = self.limits.bytes.min(self.budget.left());
+        waiting.len() >= self.limits.messages || waiting.bytes() + message.size() > most
+    }
+
+    fn may_drop(
+        &self,
+        contents: &InboxContents,
+        numbers: &SubscriptionNumbers,
+        message: &SharedMessage,
+    ) -> bool {
+        let Some(is_droppable) = self.is_droppable else { return false };
+        let is_reliable =
+            |number| contents.reliable.as_ref().is_some_and(|reliable| reliable.contains(number));
+        !numbers.iter().any(is_reliable) || *message.is_droppable.get_or_init(|| is_droppable(message))
     }
 
     /// Replaces everything by the last event.
     pub(super) fn end(&self, fault: Fault) {
         let mut contents = self.contents.lock();
         if contents.end.is_none() {
-            contents.end(SharedEvent::Ended(fault));
+            self.end_contents(&mut contents, SharedEvent::Ended(fault));
             drop(contents);
             self.nudge();
         }
+    }
+
+    /// Replaces everything by the last event.
+    fn end_contents(&self, contents: &mut InboxContents, event: SharedEvent) {
+        self.budget.give_back(contents.overhead());
+        *contents = InboxContents { end: Some(InboxEnd::Pending(event)), ..InboxContents::default() };
     }
 
     /// Has the subscriber's task look at its state.
@@ -204,9 +297,16 @@ impl SharedInbox {
     }
 }
 
+impl Drop for SharedInbox {
+    fn drop(&mut self) {
+        self.budget.give_back(self.contents.get_mut().overhead());
+    }
+}
+
 impl InboxContents {
-    fn end(&mut self, event: SharedEvent) {
-        *self = Self { end: Some(InboxEnd::Pending(event)), ..Self::default() };
+    /// Bytes that its entries take of the budget.
+    fn overhead(&self) -> usize {
+        self.messages.as_ref().map_or(0, |waiting| waiting.overhead())
     }
 }
 
@@ -217,14 +317,12 @@ mod tests {
     use super::*;
 
     fn message(body: &'static [u8]) -> Arc<SharedMessage> {
-        let (exchange, routing_key, properties) = ("amq.topic".into(), "k".into(), Bytes::new());
-        let body = Bytes::from_static(body);
-        Arc::new(SharedMessage { exchange, routing_key, properties, body, redelivered: false })
+        Arc::new(SharedMessage::new("amq.topic", "k", (Bytes::new(), Bytes::from_static(body)), false))
     }
 
     fn inbox(messages: usize, bytes: usize, copies: Copies) -> (Arc<SharedInbox>, transport::InnerOutbox) {
         let outer = transport::InnerOutbox::new(1);
-        (SharedInbox::new(outer.outbox(), InboxLimits { messages, bytes }, copies), outer)
+        (SharedInbox::of_test(outer.outbox(), InboxLimits { messages, bytes }, copies), outer)
     }
 
     fn push(inbox: &SharedInbox, numbers: &[u64], body: &'static [u8]) -> Pushed {
@@ -253,7 +351,8 @@ mod tests {
             assert!(outer.take_nudge());
             assert_eq!(std::iter::from_fn(|| next(&inbox)).collect::<Vec<_>>(), expected);
             let contents = inbox.contents.lock();
-            assert_eq!((contents.bytes, contents.messages.capacity()), (0, 0));
+            assert!(contents.messages.is_none());
+            assert_eq!(inbox.budget.used(), 0);
         }
     }
 
@@ -298,5 +397,82 @@ mod tests {
         assert_eq!(next(&inbox).as_deref(), Some("[1] a"));
         push(&inbox, &[1], b"c");
         assert!(outer.take_nudge());
+    }
+    /// An inbox that drops messages with an upper-case body, within `budget`.
+    fn dropping(messages: usize, bytes: usize, budget: &Arc<InboxBudget>) -> Arc<SharedInbox> {
+        let outer = transport::InnerOutbox::new(1);
+        let limits = InboxLimits { messages, bytes };
+        let is_upper: IsDroppable = |message| message.body.is_ascii() && message.body[0].is_ascii_uppercase();
+        let inbox = SharedInbox::new(outer.outbox(), limits, budget, Copies::PerClient, Some(is_upper));
+        inbox.set_reliable(1, true);
+        inbox
+    }
+
+    fn rest(inbox: &SharedInbox) -> Vec<String> {
+        std::iter::from_fn(|| next(inbox)).collect()
+    }
+
+    #[test]
+    fn droppable_messages_go_first_the_oldest_of_them_first_and_the_others_keep_their_order() {
+        let budget = InboxBudget::new(1 << 20);
+        let inbox = dropping(4, 10_000, &budget);
+        for body in [&b"a"[..], b"B", b"c", b"D"] {
+            assert_eq!(push(&inbox, &[1], body), Pushed::Taken);
+        }
+        assert_eq!(push(&inbox, &[1], b"e"), Pushed::Dropped(1));
+        // By a subscription that is not reliable, any message may be dropped.
+        assert_eq!(push(&inbox, &[2], b"f"), Pushed::Dropped(1));
+        assert_eq!(push(&inbox, &[1], b"g"), Pushed::Dropped(1));
+        assert_eq!(push(&inbox, &[1], b"H"), Pushed::Dropped(1), "itself");
+        assert_eq!(rest(&inbox), ["[1] a", "[1] c", "[1] e", "[1] g"]);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_client_is_closed_only_if_messages_would_be_lost_that_may_not_be_dropped() {
+        let budget = InboxBudget::new(1 << 20);
+        let inbox = dropping(2, 10_000, &budget);
+        push(&inbox, &[1], b"a");
+        push(&inbox, &[1, 2], b"b");
+        assert_eq!(push(&inbox, &[2], b"c"), Pushed::Dropped(1));
+        assert_eq!(push(&inbox, &[1], b"d"), Pushed::Overflowed);
+        assert_eq!(budget.used(), 0);
+        assert_eq!(rest(&inbox), ["Overflowed"]);
+    }
+
+    #[test]
+    fn a_subscription_that_is_reliable_no_more_lets_messages_be_dropped() {
+        let inbox = dropping(1, 10_000, &InboxBudget::new(1 << 20));
+        inbox.set_reliable(1, false);
+        push(&inbox, &[1], b"a");
+        assert_eq!(push(&inbox, &[1], b"b"), Pushed::Dropped(1));
+        assert_eq!(rest(&inbox), ["[1] b"]);
+    }
+
+    #[test]
+    fn all_inboxes_together_stay_within_their_budget_and_leave_some_of_it() {
+        const MESSAGE: usize = 10_000;
+        let body: &'static [u8] = Box::leak(vec![b'X'; MESSAGE].into());
+        let budget = InboxBudget::new(100 * MESSAGE);
+        let slow: Vec<_> = (0..9).map(|_| dropping(usize::MAX, usize::MAX, &budget)).collect();
+        for _ in 0..100 {
+            slow.iter().for_each(|inbox| _ = push(inbox, &[1], body));
+        }
+        // Ten shares, of which one is left.
+        assert!((80 * MESSAGE..95 * MESSAGE).contains(&budget.used()), "{}", budget.used());
+        let quick = dropping(usize::MAX, usize::MAX, &budget);
+        assert_eq!([(); 3].map(|()| push(&quick, &[1], body)), [Pushed::Taken; 3]);
+        drop((slow, quick));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_message_that_waits_for_many_takes_its_memory_once() {
+        let body: &'static [u8] = Box::leak(vec![b'X'; 10_000].into());
+        let budget = InboxBudget::new(1 << 20);
+        let inboxes: Vec<_> = (0..1000).map(|_| dropping(10, 20_000, &budget)).collect();
+        let shared = message(body);
+        inboxes.iter().for_each(|inbox| _ = inbox.push_message([1].as_slice().into(), &shared));
+        assert_eq!(budget.used(), shared.size() + 1000 * ENTRY);
     }
 }

@@ -192,7 +192,7 @@ impl Conversation {
         let ReceivedMessage { properties, body, .. } = received;
         let Some(matched) = self.queue.matching(&exchange, &routing_key, &properties) else { return };
         let (properties, body) = (Bytes::from(properties.into_owned()), Bytes::from(body.into_owned()));
-        let message = SharedMessage { exchange, routing_key, properties, body, redelivered };
+        let message = SharedMessage::new(exchange, routing_key, (properties, body), redelivered);
         self.current = Some(FanOut::new(message, matched));
     }
 

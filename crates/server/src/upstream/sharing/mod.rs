@@ -5,7 +5,8 @@
 //!
 //! - [`subscriptions`]: all shared queues of a server, and how they log in upstream ([`SharedSubscriptions`]).
 //! - [`queue`]: one of them, and a client's hold on it ([`SharedSubscriber`]).
-//! - [`inbox`]: what waits for one client ([`SharedInbox`]).
+//! - [`inbox`]: what waits for one client ([`SharedInbox`]); [`waiting`]: its messages; [`budget`]: the memory of all inboxes
+//!   together.
 //! - [`state`]: subscribers and bindings; [`requests`]: what the upstream is asked for; [`answers`]: how its answers reach
 //!   the subscribers; [`fan_out`]: how a message does.
 //! - [`link`]: the conversation with the upstream. [`task`]: connects, and connects again.
@@ -28,6 +29,7 @@
 //! to a key that is bound already is not checked again. Permissions that depend on a client's id do not apply.
 
 mod answers;
+mod budget;
 mod fan_out;
 mod inbox;
 pub(crate) mod link;
@@ -38,8 +40,9 @@ mod subscriptions;
 pub(crate) mod task;
 #[cfg(test)]
 pub(crate) mod tests;
+mod waiting;
 
-pub(crate) use inbox::{Copies, InboxLimits, SharedEvent, SharedInbox, SharedMessage};
+pub(crate) use inbox::{Copies, InboxLimits, IsDroppable, SharedEvent, SharedInbox, SharedMessage};
 pub use queue::{SharedBindingStatus, SharedQueueStatus};
 pub(crate) use queue::{SharedLogin, SharedSubscriber};
 pub use state::SharedCounts;

@@ -58,6 +58,8 @@ pub struct SharedQueueStatus {
     pub received: u64,
     /// Copies of them that were handed to subscribers.
     pub copies: u64,
+    /// Messages of QoS 0 dropped for clients that did not take them in time.
+    pub dropped: u64,
     /// Subscribers that did not take their messages in time.
     pub overflowed: u64,
     /// Upstream connections that were lost. Messages published until the next was ready have not come.
@@ -106,6 +108,7 @@ impl SharedQueue {
             bindings: state.bindings.len(),
             received: state.counts.received,
             copies: state.counts.copies,
+            dropped: state.counts.dropped,
             overflowed: state.counts.overflowed,
             lost: state.counts.lost,
         }

@@ -65,6 +65,8 @@ pub struct SharedCounts {
     pub received: u64,
     /// Copies of them handed to subscribers.
     pub copies: u64,
+    /// Messages of QoS 0 dropped for clients that did not take them in time.
+    pub dropped: u64,
     /// Subscribers that did not take their messages in time.
     pub overflowed: u64,
     /// Upstream connections lost, each with the messages published until the next was ready.
@@ -74,9 +76,10 @@ pub struct SharedCounts {
 impl SharedCounts {
     /// Adds the counts of another queue.
     pub(super) fn add(&mut self, other: Self) {
-        let Self { received, copies, overflowed, lost } = other;
+        let Self { received, copies, dropped, overflowed, lost } = other;
         self.received += received;
         self.copies += copies;
+        self.dropped += dropped;
         self.overflowed += overflowed;
         self.lost += lost;
     }

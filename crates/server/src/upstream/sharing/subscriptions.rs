@@ -11,6 +11,7 @@ use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use sync::{Mutex, Rank};
 use transport::InnerOutbox;
 
+use super::budget::InboxBudget;
 use super::inbox::SharedInbox;
 use super::queue::{SharedBindingStatus, SharedLogin, SharedQueue, SharedQueueStatus, SharedSubscriber};
 use super::state::SharedCounts;
@@ -27,9 +28,9 @@ const MAX_BACKLOG: usize = 1024 * 1024;
 const CHANNELS: u16 = 2;
 
 /// The queues that live subscriptions share upstream, one for each login, virtual host and protocol.
-#[derive(Default)]
 pub(crate) struct SharedSubscriptions {
     table: Mutex<SharedTable, { Rank::SharedSubscriptions as u8 }>,
+    budget: Arc<InboxBudget>,
     is_draining: AtomicBool,
 }
 
@@ -53,6 +54,8 @@ pub struct SharedTotals {
     pub subscribers: usize,
     /// Number of binding keys of all queues, those without a subscriber included.
     pub bindings: usize,
+    /// Bytes of messages that wait for clients.
+    pub waiting_bytes: usize,
     /// Counts since the start of the server, with those of queues that have ended.
     pub counts: SharedCounts,
 }
@@ -61,6 +64,17 @@ pub struct SharedTotals {
 pub(crate) struct LoginKey(pub(crate) SharedLogin);
 
 impl SharedSubscriptions {
+    /// Without subscribers. Messages that wait for all of them may take `inbox_total` bytes.
+    pub(crate) fn new(inbox_total: usize) -> Self {
+        let (table, is_draining) = Default::default();
+        Self { table, budget: InboxBudget::new(inbox_total), is_draining }
+    }
+
+    /// The budget of all inboxes.
+    pub(crate) fn budget(&self) -> &Arc<InboxBudget> {
+        &self.budget
+    }
+
     /// Adds a subscriber, whose events go to `inbox`. The login must have been accepted by the upstream. Must be called within
     /// a runtime: the first subscriber of a login starts the task that opens the upstream connection.
     pub(crate) fn join(
@@ -116,7 +130,12 @@ impl SharedSubscriptions {
         let table = self.table.lock();
         let (queues, counts) = (table.running(), table.ended);
         drop(table);
-        let mut totals = SharedTotals { queues: queues.len(), counts, ..SharedTotals::default() };
+        let mut totals = SharedTotals {
+            queues: queues.len(),
+            waiting_bytes: self.budget.used(),
+            counts,
+            ..SharedTotals::default()
+        };
         for queue in queues {
             let (subscribers, bindings, counts) = queue.figures();
             totals.subscribers += subscribers;

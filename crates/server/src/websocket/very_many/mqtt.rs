@@ -26,7 +26,7 @@ async fn each_mqtt_session_in_front_of_an_upstream_takes_less_than_10_kib() {
     let vhost = broker.vhost("/").unwrap();
     let world = World::new(Backend::Upstream(Cable::to(&upstream).pool()), FrontEnd::Mqtt);
     let settings = Arc::new(MqttSettings::default());
-    let config = MqttConfig { vhost: "/".to_owned(), anonymous_user: None, settings };
+    let config = MqttConfig::of_test(settings);
     world.shared.set_mqtt(MqttBackend::Upstream(UpstreamHub::new(config, Clock::start())));
 
     let count = count();

@@ -40,7 +40,7 @@ struct TestConnection {
 impl Process {
     fn new(upstream: &Upstream) -> Self {
         let settings = Arc::new(MqttSettings::default());
-        let config = MqttConfig { vhost: "/".to_owned(), anonymous_user: None, settings };
+        let config = MqttConfig::of_test(settings);
         Self { upstream: upstream.clone(), hub: UpstreamHub::new(config, Clock::start()) }
     }
 

@@ -231,7 +231,7 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        Self::of(Upstream::new(), Arc::default())
+        Self::of(Upstream::new(), Arc::new(SharedSubscriptions::new(256 << 20)))
     }
 
     /// The same, with another publisher.
@@ -268,7 +268,7 @@ impl Site {
 
     fn join_as(&self, secret: &[u8], limits: InboxLimits, copies: Copies) -> Subscriber {
         let carrier = InnerOutbox::new(1);
-        let inbox = SharedInbox::new(carrier.outbox(), limits, copies);
+        let inbox = SharedInbox::of_test(carrier.outbox(), limits, copies);
         let login = SharedLogin {
             prefix: "stomp-subscription-",
             credentials: Arc::new(Credentials::plain(USER, secret)),

@@ -68,7 +68,7 @@ impl PooledSite {
 
     fn join(&self, password: &str) -> Subscriber {
         let carrier = InnerOutbox::new(1);
-        let inbox = SharedInbox::new(carrier.outbox(), InboxLimits::default(), Copies::PerSubscription);
+        let inbox = SharedInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerSubscription);
         let login = SharedLogin {
             prefix: "stomp-subscription-",
             credentials: Arc::new(Credentials::plain(USER, password)),

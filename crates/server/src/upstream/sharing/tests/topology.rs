@@ -38,6 +38,7 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
             bindings: 10,
             received: 10,
             copies: 1000,
+            dropped: 0,
             overflowed: 0,
             lost: 0,
         }
@@ -68,7 +69,7 @@ fn a_key_that_was_bound_to_the_last_queue_is_not_bound_to_the_next() {
     let credentials = Arc::new(Credentials::plain(USER, *b""));
     let queue = SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() });
     let carrier = InnerOutbox::new(1);
-    let inbox = SharedInbox::new(carrier.outbox(), InboxLimits::default(), Copies::PerClient);
+    let inbox = SharedInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerClient);
     let hold = queue.join(&inbox).unwrap();
     let events = || std::iter::from_fn(|| inbox.take(true)).map(|event| describe(&event)).collect::<Vec<_>>();
     for round in 0..2 {
@@ -267,8 +268,11 @@ async fn totals_stay_when_queues_end_and_are_replaced() {
     site.publish("k", "x").await;
     site.upstream.lose();
     settle().await;
-    let counts = SharedCounts { received: 1, copies: 2, overflowed: 0, lost: 1 };
-    assert_eq!(site.all.totals(), SharedTotals { queues: 1, subscribers: 2, bindings: 1, counts });
+    let counts = SharedCounts { received: 1, copies: 2, dropped: 0, overflowed: 0, lost: 1 };
+    assert_eq!(
+        site.all.totals(),
+        SharedTotals { queues: 1, subscribers: 2, bindings: 1, waiting_bytes: 0, counts }
+    );
     drop(one);
     // The queue is given up in the task's next turn, and is replaced at once or before that.
     site.all.drain();
@@ -280,7 +284,10 @@ async fn totals_stay_when_queues_end_and_are_replaced() {
     later.subscribe("k", 1).await;
     site.publish("k", "y").await;
     let counts = SharedCounts { received: 2, copies: 3, ..counts };
-    assert_eq!(site.all.totals(), SharedTotals { queues: 1, subscribers: 1, bindings: 1, counts });
+    assert_eq!(
+        site.all.totals(),
+        SharedTotals { queues: 1, subscribers: 1, bindings: 1, waiting_bytes: 0, counts }
+    );
 }
 
 #[tokio::test(start_paused = true)]

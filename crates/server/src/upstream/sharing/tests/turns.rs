@@ -34,7 +34,7 @@ impl Crowd {
     }
 
     fn join(&mut self, keys: &[&str]) {
-        let inbox = SharedInbox::new(self.carrier.outbox(), InboxLimits::default(), Copies::PerClient);
+        let inbox = SharedInbox::of_test(self.carrier.outbox(), InboxLimits::default(), Copies::PerClient);
         let hold = self.queue.join(&inbox).unwrap();
         keys.iter().enumerate().for_each(|(number, key)| hold.subscribe(key, number as u64));
         self.subscribers.push((inbox, hold));
@@ -86,13 +86,7 @@ async fn a_subscriber_takes_little() {
 }
 
 fn message(key: &str) -> SharedMessage {
-    SharedMessage {
-        exchange: "amq.topic".into(),
-        routing_key: key.into(),
-        properties: Bytes::new(),
-        body: Bytes::from_static(b"x"),
-        redelivered: false,
-    }
+    SharedMessage::new("amq.topic", key, (Bytes::new(), Bytes::from_static(b"x")), false)
 }
 
 #[tokio::test(start_paused = true)]
