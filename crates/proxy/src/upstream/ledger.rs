@@ -9,6 +9,7 @@
 mod carried;
 mod changes;
 mod entry;
+mod late;
 mod position;
 mod prefetch;
 mod quiet;
@@ -24,6 +25,7 @@ use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
 use self::entry::{SentEntry, What};
+use self::late::LateAnswers;
 pub(crate) use self::position::{has_headers, stream_offset};
 pub(crate) use self::prefetch::PrefetchState;
 pub(crate) use self::quiet::Quiet;
@@ -64,6 +66,12 @@ struct Record {
     unanswered_methods: u64,
     /// Numbers of the requests that are the pool's own proofs.
     proofs: VecDeque<u64>,
+    /// Number of these, from the front, whose replies have come before a late answer in front of them.
+    early_proofs: usize,
+    /// The requests whose answers come late.
+    late: LateAnswers,
+    /// Whether the session waits for late answers. Cleared when it is notified.
+    awaits_late: bool,
     /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
     unproven: usize,
     /// The last frame sent without a reply of its own. Set when it is sent, never cleared.
@@ -176,10 +184,8 @@ impl Ledger {
     /// Takes a `channel.flow-ok` if it answers one of the pool's own proofs.
     pub(super) fn answers_proof(&self) -> bool {
         let mut record = self.record.lock();
-        let is_proof = record.proofs.front().is_some_and(|number| *number == record.answered + 1);
+        let is_proof = record.takes_proof();
         if is_proof {
-            record.proofs.pop_front();
-            record.answered += 1;
             self.change_proven(&mut record);
             self.forget_answered(&mut record);
         }
@@ -250,13 +256,21 @@ impl Ledger {
                 record.sends_unanswered(false);
                 return false;
             }
-            Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
+            Ok(Method::BasicCancel(cancel)) => {
+                record.carried.forget_consumer(cancel.consumer_tag);
+                if cancel.no_wait {
+                    // Elsewhere there is nothing to cancel: its consumer, if there was one, was answered.
+                    record.sends_unanswered(false);
+                    return false;
+                }
+            }
             Ok(method) if !has_answer => self.sent_unanswered(&mut record, &method, payload),
             _ => {}
         }
         let what = if has_answer {
             record.asked += 1;
             record.unproven = 0;
+            record.note_late_answer(payload);
             What::Asked { first: record.asked, count: 1, prefetch }
         } else {
             record.sends_unanswered(false);
@@ -383,7 +397,6 @@ impl Ledger {
                     record.carried.prefetch.set(prefetch_count, global);
                 }
             }
-            // The cancel may have been sent before the consumer existed.
             Some(Method::BasicCancelOk(ok)) => record.carried.forget_consumer(ok.consumer_tag),
             Some(Method::QueueDeclareOk(ok)) => {
                 if let Some((method, _)) = record.asked() {
@@ -405,6 +418,7 @@ impl Ledger {
             }
             _ => {}
         }
+        record.count_early_proofs();
         self.forget_answered(&mut record);
         let is_due = record.take_awaited();
         drop(record);

@@ -25,6 +25,7 @@ mod confirms_in_flight_are_awaited;
 mod connections_are_shared_evenly;
 mod errors_pass_exactly;
 mod exclusive_queues_stay_private;
+mod late_answers_are_waited_for;
 mod moved_channels_keep_their_order;
 mod only_the_offender_ends;
 mod places_are_waited_for;

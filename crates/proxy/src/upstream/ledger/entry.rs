@@ -137,7 +137,7 @@ impl SentEntry {
     }
 }
 
-fn is_consume(payload: &[u8]) -> bool {
+pub(super) fn is_consume(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 20, ..])
 }
 
