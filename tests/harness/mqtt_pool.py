@@ -3,6 +3,7 @@
 import contextlib
 
 import pika
+import pytest
 
 from harness.leveret import Leveret
 from harness.mqtt_broker import ANY, listening
