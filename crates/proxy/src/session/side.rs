@@ -316,6 +316,7 @@ impl Side {
     /// Creates a lease for the channel's next placement.
     pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16, now: Instant) -> Lease {
         self.carried.prefetch = self.setup.prefetch;
+        self.carried.confirming = self.setup.confirm;
         let ledger = Ledger::new(link, self.carried.clone());
         self.ledger = Some(ledger.clone());
         Lease {
@@ -379,8 +380,9 @@ impl Side {
         if self.paused_since.is_none() {
             self.refused_since = None;
         }
-        // Limits that the broker has not confirmed are among the frames, and follow at their place.
-        self.setup.prefetch = self.carried.prefetch;
+        // Limits that the broker has not confirmed are among the frames, and follow at their place. So does a
+        // `confirm.select` behind messages outside confirm mode.
+        self.setup = Setup { confirm: self.carried.confirming, prefetch: self.carried.prefetch };
         self.last_queue = self.last_queue.take().or(self.carried.last_queue.take());
         if ends {
             self.carried.consumers.clear();
@@ -547,6 +549,7 @@ impl Side {
         };
         if publishing.setup.confirm {
             self.setup.confirm = true;
+            self.ledger.iter().for_each(|ledger| ledger.begin_confirming());
             route.upstream.count_confirms(route.channel);
             write_method(output.to(&route.upstream), route.channel, confirm::Select { no_wait: true });
         }

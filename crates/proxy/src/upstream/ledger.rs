@@ -51,6 +51,9 @@ struct Record {
     carried: Carried,
     /// Whether the lease began with consumers that were made again.
     made_again: bool,
+    /// The number of requests in front of the `confirm.select` that has begun confirm mode, if it came behind messages
+    /// that were unproven then.
+    select_behind: Option<u64>,
     /// Messages sent in confirm mode.
     published: u64,
     /// Confirmed messages, numbered from 1.
@@ -125,6 +128,12 @@ impl Ledger {
     /// Sets the number of messages that were published on the channel before this lease.
     pub(crate) fn set_base(&self, base: u64) {
         self.record.lock().base = base;
+    }
+
+    /// Records that the pool itself begins confirm mode, behind nothing that is unproven.
+    pub(crate) fn begin_confirming(&self) {
+        let is_behind_unproven = self.record.lock().begin_confirming();
+        debug_assert!(!is_behind_unproven);
     }
 
     /// Records whole messages sent in confirm mode.
@@ -218,7 +227,7 @@ impl Ledger {
                 *unproven += payload.len();
                 too_large
             }
-            What::Asked { .. } | What::Unanswered { .. } => return,
+            What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => return,
         };
         if *too_large {
             return;
@@ -240,7 +249,7 @@ impl Ledger {
     pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: PrefetchState) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
-            // The deliveries that they settle end with the connection; and confirm mode is set up separately.
+            // The deliveries that they settle end with the connection.
             Ok(
                 Method::BasicAck(_)
                 | Method::BasicNack(_)
@@ -249,7 +258,16 @@ impl Ledger {
             ) => {
                 return false;
             }
-            Ok(Method::ConfirmSelect(select)) if select.no_wait => return false,
+            Ok(Method::ConfirmSelect(select)) => {
+                let is_behind_unproven = record.begin_confirming();
+                if select.no_wait {
+                    if is_behind_unproven {
+                        let what = What::Selected { asked: record.asked };
+                        self.push(&mut record, SentEntry::new(what, method_frame(payload)));
+                    }
+                    return false;
+                }
+            }
             Ok(Method::BasicConsume(consume)) if consume.no_wait => {
                 let consumer = Consumer::new(consume, consume.consumer_tag, None, prefetch);
                 record.carried.consumers.push(self.counted(consumer));
@@ -535,7 +553,25 @@ impl Record {
             What::Unanswered { published, asked, .. } | What::Unconfirmed { published, asked, .. } => {
                 self.answered > asked || self.confirms.up_to() > published
             }
+            What::Selected { asked } => self.answered > asked || self.confirms.up_to() > 0,
         }
+    }
+
+    /// Confirm mode begins now, unless it has begun. Returns whether it does so behind messages that may have to be sent
+    /// again: outside confirm mode, as the broker would number them otherwise.
+    fn begin_confirming(&mut self) -> bool {
+        if self.carried.confirming || self.select_behind.is_some() {
+            return false;
+        }
+        let is_unproven =
+            |entry: &SentEntry| matches!(entry.what, What::Unconfirmed { .. }) && !self.is_done(&entry.what);
+        let is_behind_unproven = self.entries.iter().any(is_unproven);
+        if is_behind_unproven {
+            self.select_behind = Some(self.asked);
+        } else {
+            self.carried.confirming = true;
+        }
+        is_behind_unproven
     }
 
     /// An entry for messages outside confirm mode that are sent now.
@@ -587,7 +623,7 @@ impl Record {
                     remains.frames.extend_from_slice(&entry.frames);
                     remains.messages += count;
                 }
-                What::Asked { .. } | What::Unanswered { .. } => {
+                What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => {
                     for (kind, payload) in entry.unanswered(self.answered) {
                         put_frame(&mut remains.frames, kind, 0, payload, 0);
                     }
@@ -595,6 +631,8 @@ impl Record {
             }
         }
         self.carried.numbers = numbers.without(self.confirms.up_to(), gone);
+        self.carried.confirming |=
+            self.select_behind.is_some_and(|asked| self.is_done(&What::Selected { asked }));
         remains.carried = std::mem::take(&mut self.carried);
         remains
     }

@@ -29,6 +29,7 @@ pub(crate) struct Peer {
     late: VecDeque<Answer>,
     /// Number of queues that it has named.
     named: u64,
+    bodies: BTreeSet<u64>,
     channels: BTreeMap<u16, PeerChannel>,
 }
 
@@ -75,6 +76,7 @@ impl Peer {
             confirms: VecDeque::new(),
             late: VecDeque::new(),
             named: 0,
+            bodies: BTreeSet::new(),
             channels: BTreeMap::new(),
         }
     }
@@ -205,6 +207,11 @@ impl Peer {
             (kind, missing) => panic!("{kind:?} with {missing:?} bytes missing"),
         };
         known.content = (missing > 0).then_some(Some(missing));
+        if frame.kind == FrameKind::Body
+            && let Ok(body) = frame.payload.try_into()
+        {
+            self.bodies.insert(u64::from_be_bytes(body));
+        }
         if missing > 0 {
             return;
         }
@@ -229,6 +236,11 @@ impl Peer {
     /// Tags of the consumers on a channel.
     pub(crate) fn consumers(&self, channel: u16) -> BTreeSet<String> {
         self.channels.get(&channel).map(|known| known.consumers.clone()).unwrap_or_default()
+    }
+
+    /// Bodies of 8 bytes that have come, as numbers.
+    pub(crate) fn bodies(&self) -> &BTreeSet<u64> {
+        &self.bodies
     }
 
     /// Has the oldest late answer delivered behind those to the methods that were read by now.
