@@ -60,10 +60,10 @@ pub(crate) enum Event {
     Retry,
     /// The client's own connection had run out of channel numbers, and has one again.
     ChannelFree,
-    /// The broker has processed what the next frames of a channel were waiting for.
+    /// The broker has processed what the next frames of a channel, or its move, were waiting for.
     Answered,
-    /// Everything published on the channel has been confirmed.
-    Confirmed { channel: u16, lease: u64 },
+    /// Everything published on a channel has been confirmed.
+    Confirmed,
     /// An upstream connection is ready or failed to open: the client's own, or a shared one.
     Ready { own: bool, role: Role, result: Result<Arc<Upstream>, Refusal> },
     /// The broker's verdict on the client's new secret, the `number`th.

@@ -32,7 +32,7 @@
 //! | placed | a frame needs the own connection; the client reads too slowly, has a new secret, or has streamed enough | leaving; nowhere, if it only published and nothing is in flight |
 //! | placed, general | the first message, on a connection that nobody else uses | nowhere; the publishing side is placed instead |
 //! | placed | the client closes the channel | closing if it was used for more than publishing; otherwise nowhere |
-//! | leaving | everything is confirmed | leaving; the old upstream channel is closed |
+//! | leaving | everything is confirmed, and consumers are answered ([`crate::upstream::Ledger::lets_pass`]) | leaving; the old upstream channel is closed |
 //! | leaving | close-ok | waiting; nowhere, if the client has closed the channel and nothing is held |
 //! | closing | close-ok | nowhere |
 //! | closing | the other side has to go to the own connection | leaving |
@@ -207,6 +207,11 @@ impl Channel {
     /// Whether no side is placed.
     pub(super) fn is_nowhere(&self) -> bool {
         self.sides().all(Side::is_nowhere)
+    }
+
+    /// Whether a side is moving, and its old upstream channel has still to be closed.
+    pub(super) fn is_to_be_left(&self) -> bool {
+        self.sides().any(Side::is_to_be_left)
     }
 
     /// Bytes of frames that wait.

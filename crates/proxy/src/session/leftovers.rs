@@ -38,7 +38,7 @@ impl ProxySession {
         if channel.is_confirming() {
             departed.side.set_confirming();
         }
-        let waits = !channel.in_line.is_empty();
+        let waits = !channel.in_line.is_empty() || channel.general.is_held_back();
         for side in channel.sides_mut() {
             let is_lost = side.route().is_some_and(|route| route.upstream.has_ended());
             let mut remains = Remains::default();
@@ -98,7 +98,8 @@ pub(crate) fn send_again(
 
 /// The frames of `held` that need no client to be present, and that cannot make the broker close a connection (P2):
 /// whole messages, and methods that any connection can carry. Excludes consumers and gets, which would take
-/// messages for a client that cannot acknowledge them, and frames behind `tx.select`, which are not committed.
+/// messages for a client that cannot acknowledge them, cancels of its consumers, which are gone, and frames behind
+/// `tx.select`, which are not committed.
 fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     let mut kept = Vec::new();
     // The start of the current message, whether it is harmless, and the data needed to decide that.
@@ -112,6 +113,7 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
             }
             FrameKind::Method => match Method::decode(payload) {
                 Ok(Method::TxSelect(_)) => break,
+                Ok(Method::BasicCancel(_)) => continue,
                 Ok(method) if validate(&method, exclusive) == Ok(Need::Any) => {}
                 _ => continue,
             },

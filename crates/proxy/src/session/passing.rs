@@ -29,6 +29,9 @@ impl ProxySession {
         let before = side.held.len();
         let result = side.send(&mut self.output, kind, payload);
         self.held += side.held.len() - before;
+        if side.is_held_back() {
+            self.line_up(number);
+        }
         result
     }
 
@@ -61,6 +64,9 @@ impl ProxySession {
         let before = side.held.len();
         let result = side.send_stored(&mut self.output, stored);
         self.held += side.held.len() - before;
+        if side.is_held_back() {
+            self.line_up(number);
+        }
         result
     }
 
@@ -85,7 +91,8 @@ impl ProxySession {
         }
     }
 
-    /// Passes on frames from the wait queue that may go now.
+    /// Passes on frames that may go now: those that wait for late answers, and then those in the wait queue. Channels
+    /// that may be left now are closed at the broker.
     pub(super) fn go_on(&mut self) -> Result<(), Fault> {
         let mut result = Ok(());
         for number in std::mem::take(&mut self.lined_up) {
@@ -96,26 +103,29 @@ impl ProxySession {
     }
 
     fn go_on_with(&mut self, number: u16) -> Result<(), Fault> {
+        self.close_left(number);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let before = channel.general.held.len();
+        let mut result = channel.general.go_on(&mut self.output);
+        self.held -= before - channel.general.held.len();
         let mut stored = std::mem::take(&mut channel.in_line);
         self.held -= stored.len();
-        let (mut sent, mut result) = (0, Ok(()));
-        while let Some((turn, length)) = first_unit(&stored[sent..]) {
+        let mut sent = 0;
+        while result.is_ok()
+            && let Some((turn, length)) = first_unit(&stored[sent..])
+        {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             if !channel.is_own() && !channel.may_pass(turn, &mut self.output) {
                 break;
             }
             result = self.send_stored(number, turn, &stored[sent..sent + length], false);
             sent += length;
-            if result.is_err() {
-                break;
-            }
         }
         stored.drain(..sent);
         let Some(channel) = self.channels.get_mut(number) else { return result };
         self.held += stored.len();
         channel.in_line = stored;
-        if !channel.in_line.is_empty() {
+        if !channel.in_line.is_empty() || channel.general.is_held_back() || channel.is_to_be_left() {
             self.line_up(number);
         } else if channel.is_closing() {
             self.close_sides(number);

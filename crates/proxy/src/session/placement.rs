@@ -66,9 +66,14 @@ impl ProxySession {
                 channel.general.place = SidePlacement::Waiting { own: true, resuming };
                 false
             }
-            // Its close was sent already.
-            SidePlacement::Leaving { route, .. } | SidePlacement::Closing(route) => {
-                channel.general.place = SidePlacement::Leaving { route: route.clone(), own: true };
+            SidePlacement::Leaving { route, close_sent, .. } => {
+                let (route, close_sent) = (route.clone(), *close_sent);
+                channel.general.place = SidePlacement::Leaving { route, own: true, close_sent };
+                false
+            }
+            SidePlacement::Closing(route) => {
+                let route = route.clone();
+                channel.general.place = SidePlacement::Leaving { route, own: true, close_sent: true };
                 false
             }
             SidePlacement::Placed(route) => !route.own,
@@ -97,9 +102,9 @@ impl ProxySession {
                         publishing.place = SidePlacement::Nowhere;
                     }
                 }
-                // Its close was sent already.
                 SidePlacement::Closing(route) => {
-                    publishing.place = SidePlacement::Leaving { route: route.clone(), own: true };
+                    let route = route.clone();
+                    publishing.place = SidePlacement::Leaving { route, own: true, close_sent: true };
                 }
                 SidePlacement::Nowhere | SidePlacement::Waiting { .. } | SidePlacement::Leaving { .. } => {}
             }
@@ -143,11 +148,13 @@ impl ProxySession {
             match upstream.lease(side.new_lease(&self.link, lease, number, self.output.now), confirm, role) {
                 Placed::On(leased) => {
                     self.next_lease += 1;
-                    self.held -= side.held.len();
+                    let before = side.held.len();
                     self.pool.counters().count_lease(leased.fresh);
                     let route = Route { upstream, channel: leased.channel, own };
-                    side.start(&mut self.output, route, leased, lease)?;
-                    if channel.is_closing() {
+                    let result = side.start(&mut self.output, route, leased, lease);
+                    self.held -= before - side.held.len();
+                    result?;
+                    if side.is_held_back() || channel.is_closing() {
                         // Not at once: the frames it was placed for may still be on their way to it.
                         self.line_up(number);
                     }
@@ -249,17 +256,19 @@ impl ProxySession {
     }
 
     /// Starts a side's move to another connection. Nothing goes out on it until the old upstream channel is
-    /// closed, so that nothing overtakes earlier publishes; the close waits for their confirms.
+    /// closed, so that nothing overtakes earlier publishes; the close waits for their confirms, and for late answers.
     pub(super) fn leave(&mut self, number: u16, role: Role, own: bool) -> Result<(), Fault> {
         self.output.hand_over();
         let Some(side) = self.side(number, role) else { return Ok(()) };
         let SidePlacement::Placed(route) = &side.place else { return Ok(()) };
         let route = route.clone();
-        if route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()) {
-            route.upstream.close_channel(route.channel);
-        }
         let returns = route.own && !own;
-        side.place = SidePlacement::Leaving { route, own };
+        side.place = SidePlacement::Leaving { route, own, close_sent: false };
+        let before = side.held.len();
+        side.drop_stale();
+        self.held -= before - side.held.len();
+        self.close_left(number);
+        let Some(side) = self.side(number, role) else { return Ok(()) };
         if returns && !side.touched {
             // It has only published, and is placed with its next message: most likely on a connection that is
             // there, be it the one that is about to be given back.
@@ -267,6 +276,20 @@ impl ProxySession {
         }
         let confirm = side.is_confirming();
         self.connection(own, role, confirm).map(drop)
+    }
+
+    /// Closes the upstream channels that are being left, once nothing more is to come there.
+    pub(super) fn close_left(&mut self, number: u16) {
+        let Some(channel) = self.channels.get_mut(number) else { return };
+        for side in channel.sides_mut().filter(|side| side.may_be_left()) {
+            if let SidePlacement::Leaving { route, close_sent, .. } = &mut side.place {
+                *close_sent = true;
+                route.upstream.close_channel(route.channel);
+            }
+        }
+        if channel.is_to_be_left() {
+            self.line_up(number);
+        }
     }
 
     /// Handles all events, even if one of them fails: no event is repeated.
@@ -293,15 +316,8 @@ impl ProxySession {
             }
             Event::Retry => return self.retry(),
             Event::ChannelFree => return self.place_waiting(true, Role::General),
-            Event::Confirmed { channel, lease } => {
-                if let Some(side) = self.channels.get_mut(channel).and_then(|channel| channel.of_lease(lease))
-                    && let SidePlacement::Leaving { route, .. } = &side.place
-                {
-                    route.upstream.close_channel(route.channel);
-                }
-            }
-            // The waiting frames are checked after all events.
-            Event::Answered => {}
+            // Waiting frames, and channels that are being left, are checked after all events.
+            Event::Confirmed | Event::Answered => {}
             Event::Ready { own, role, result } => return self.ready(own, role, result),
             Event::SecretVerified { number, result } => return self.secret_verified(number, result),
             Event::BrokenOff { upstream } if self.life == Life::Open => {
@@ -461,7 +477,7 @@ impl ProxySession {
         let Some(role) = channel.role_of(lease) else { return Ok(()) };
         let is_over = channel.is_closing() && channel.held() == 0;
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
-        let SidePlacement::Leaving { route: Route { own: was_own, .. }, own } = side.place else {
+        let SidePlacement::Leaving { route: Route { own: was_own, .. }, own, .. } = side.place else {
             side.place = SidePlacement::Nowhere;
             self.close_sides(number);
             return Ok(());

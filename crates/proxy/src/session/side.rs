@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use amqp::frame::write_method;
+use amqp::frame::{OVERHEAD, write_method};
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
@@ -23,7 +23,7 @@ pub(super) struct Side {
     pub(super) place: SidePlacement,
     /// Number of the present lease, to match events.
     pub(super) lease: u64,
-    /// Frames that wait for placement.
+    /// Frames that wait for placement, or for late answers to methods in front of them ([`Ledger::lets_pass`]).
     pub(super) held: Vec<u8>,
     /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
@@ -44,7 +44,8 @@ pub(super) struct Side {
     carried: Carried,
     /// The frames in flight on the present upstream channel.
     ledger: Option<Arc<Ledger>>,
-    /// The meaning of an empty queue name, if the broker cannot know it because the channel was moved.
+    /// The meaning of an empty queue name, if the broker cannot know it because the channel was moved, or if no answer of
+    /// the broker tells it.
     last_queue: Option<Box<str>>,
 }
 
@@ -60,11 +61,12 @@ pub(super) enum SidePlacement {
         own: bool,
         resuming: bool,
     },
-    /// Moving to another connection, the client's own one or not: the old upstream channel is being closed, or will
-    /// be once its messages are confirmed.
+    /// Moving to another connection, the client's own one or not: the old upstream channel is being closed if
+    /// `close_sent`, or will be once its messages are confirmed and late answers have come.
     Leaving {
         route: Route,
         own: bool,
+        close_sent: bool,
     },
     Placed(Route),
     /// The client has closed its channel, and `channel.close` was sent to the broker: close-ok follows.
@@ -143,6 +145,10 @@ impl Side {
         };
         let frame_max = route.upstream.frame_max;
         check_fits(kind, payload, frame_max)?;
+        if !self.held.is_empty() || self.has_to_wait(kind, payload) {
+            put_frame(&mut self.held, kind, 0, payload, 0);
+            return Ok(());
+        }
         if kind == FrameKind::Method && !is_publish(payload) {
             let (upstream, channel) = (route.upstream.clone(), route.channel);
             let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
@@ -167,6 +173,64 @@ impl Side {
             self.count_publishes(1, is_mandatory(payload));
         }
         Ok(())
+    }
+
+    /// Whether a frame waits for late answers to methods in front of it; then an event follows.
+    fn has_to_wait(&self, kind: FrameKind, payload: &[u8]) -> bool {
+        kind == FrameKind::Method
+            && !is_publish(payload)
+            && !is_settling(payload)
+            && self.ledger.as_ref().is_some_and(|ledger| !ledger.lets_pass(payload))
+    }
+
+    /// Whether it is placed, and frames wait for late answers.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.is_placed() && !self.held.is_empty()
+    }
+
+    /// Whether it is moving, and its old upstream channel has still to be closed.
+    pub(super) fn is_to_be_left(&self) -> bool {
+        matches!(self.place, SidePlacement::Leaving { close_sent: false, .. })
+    }
+
+    /// Whether that can be done now: no confirm or late answer is still to come. If one is, an event follows.
+    pub(super) fn may_be_left(&self) -> bool {
+        let SidePlacement::Leaving { route, close_sent: false, .. } = &self.place else { return false };
+        route.upstream.await_confirms(route.channel, self.published)
+            && self.ledger.as_ref().is_none_or(|ledger| ledger.await_late_answers())
+    }
+
+    /// Passes on the frames that have waited for late answers and may go now.
+    pub(super) fn go_on(&mut self, output: &mut Output) -> Result<(), Fault> {
+        if !self.is_held_back() {
+            return Ok(());
+        }
+        let mut held = std::mem::take(&mut self.held);
+        let (mut sent, mut result) = (0, Ok(()));
+        for (kind, payload) in stored_frames(&held) {
+            if result.is_err() || self.has_to_wait(kind, payload) {
+                break;
+            }
+            result = self.send(output, kind, payload);
+            sent += payload.len() + OVERHEAD;
+        }
+        held.drain(..sent);
+        self.held = held;
+        result
+    }
+
+    /// Drops the held frames that settle deliveries of an upstream channel that is left or lost.
+    pub(super) fn drop_stale(&mut self) {
+        if !self.touched || self.held.is_empty() {
+            return;
+        }
+        let mut current = Vec::new();
+        for (kind, payload) in stored_frames(&self.held) {
+            if kind != FrameKind::Method || !is_settling(payload) {
+                put_frame(&mut current, kind, 0, payload, 0);
+            }
+        }
+        self.held = current;
     }
 
     /// Passes on held frames: all of them, or none if one does not fit.
@@ -252,6 +316,7 @@ impl Side {
     /// Creates a lease for the channel's next placement.
     pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16, now: Instant) -> Lease {
         self.carried.prefetch = self.setup.prefetch;
+        self.carried.confirming = self.setup.confirm;
         let ledger = Ledger::new(link, self.carried.clone());
         self.ledger = Some(ledger.clone());
         Lease {
@@ -315,12 +380,14 @@ impl Side {
         if self.paused_since.is_none() {
             self.refused_since = None;
         }
-        // Limits that the broker has not confirmed are among the frames, and follow at their place.
-        self.setup.prefetch = self.carried.prefetch;
-        self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
+        // Limits that the broker has not confirmed are among the frames, and follow at their place. So does a
+        // `confirm.select` behind messages outside confirm mode.
+        self.setup = Setup { confirm: self.carried.confirming, prefetch: self.carried.prefetch };
+        self.last_queue = self.last_queue.take().or(self.carried.last_queue.take());
         if ends {
             self.carried.consumers.clear();
         }
+        self.drop_stale();
         self.held.splice(..0, remains.frames);
         let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
         // If nothing is left, nothing has to be undone either.
@@ -356,7 +423,7 @@ impl Side {
         self.carried.consumers.clear();
         self.carried.lost_since.get_or_insert(now);
         self.held = remains.frames;
-        self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
+        self.last_queue = self.last_queue.take().or(self.carried.last_queue.take());
     }
 
     /// Creates a side that sends a departed client's unsettled frames again.
@@ -410,7 +477,7 @@ impl Side {
     pub(super) fn left(&mut self, last_queue: Option<Box<str>>, own: bool) {
         self.published = 0;
         self.carried = self.take_remains().carried;
-        self.last_queue = last_queue.or(self.last_queue.take());
+        self.last_queue = self.last_queue.take().or(last_queue);
         self.place = SidePlacement::Waiting { own, resuming: !self.carried.consumers.is_empty() };
     }
 
@@ -419,7 +486,7 @@ impl Side {
         self.ledger.as_ref().filter(|ledger| ledger.has_entries()).map(Arc::downgrade)
     }
 
-    /// Whether the broker has processed everything that was sent.
+    /// Whether nothing waits, and the broker has processed everything that was sent.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         match &self.place {
@@ -427,7 +494,7 @@ impl Side {
             SidePlacement::Waiting { .. } => self.held.is_empty(),
             SidePlacement::Leaving { .. } => false,
             SidePlacement::Placed(_) | SidePlacement::Closing(_) => {
-                self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet())
+                self.held.is_empty() && self.ledger.as_ref().is_none_or(|ledger| ledger.is_quiet())
             }
         }
     }
@@ -439,6 +506,10 @@ impl Side {
         else {
             return self.is_quiet();
         };
+        if !self.held.is_empty() {
+            // They wait for late answers, which are awaited already.
+            return false;
+        }
         match ledger.await_quiet() {
             Quiet::Yes => return true,
             Quiet::Asking if self.is_placed() => {
@@ -473,11 +544,12 @@ impl Side {
         let general = Self {
             setup: self.setup,
             carried: Carried { delivered: self.carried.delivered, ..Carried::default() },
-            last_queue: last_queue.or(self.last_queue.take()),
+            last_queue: self.last_queue.take().or(last_queue),
             ..Self::default()
         };
         if publishing.setup.confirm {
             self.setup.confirm = true;
+            self.ledger.iter().for_each(|ledger| ledger.begin_confirming());
             route.upstream.count_confirms(route.channel);
             write_method(output.to(&route.upstream), route.channel, confirm::Select { no_wait: true });
         }
@@ -507,8 +579,15 @@ impl Side {
                     self.setup.prefetch.set(qos.prefetch_count, qos.global);
                 }
             }
-            // The broker knows a last queue again.
-            [0, 50, 0, 10, ..] => self.last_queue = None,
+            [0, 50, 0, 10, ..] => {
+                // The broker knows a last queue again, and answers with its name unless it is asked not to.
+                self.last_queue = match Method::decode(payload) {
+                    Ok(Method::QueueDeclare(declare)) if declare.no_wait && !declare.queue.is_empty() => {
+                        Some(declare.queue.into())
+                    }
+                    _ => None,
+                };
+            }
             _ => {}
         }
         let has_answer = awaits_reply(payload);

@@ -1,3 +1,4 @@
+mod pipelining;
 mod states;
 
 use amqp::Negotiated;

@@ -39,6 +39,9 @@ impl ProxySession {
         } else {
             return Ok(None);
         };
+        if side.is_held_back() {
+            return Ok(None);
+        }
         let SidePlacement::Placed(route) = &side.place else { return Ok(None) };
         validate_publish(publish)?;
         let fits = |frame_max: u32| max_body_payload(frame_max);

@@ -275,7 +275,7 @@ impl Upstream {
     }
 
     /// Asks for a proof from every session that has sent something since its last one.
-    pub(super) fn ask_for_proofs(&self) {
+    pub(crate) fn ask_for_proofs(&self) {
         self.unproven.store(false, Ordering::Release);
         for slot in &self.state.lock().slots {
             if let Slot::Leased(lease) = slot

@@ -9,6 +9,7 @@
 mod carried;
 mod changes;
 mod entry;
+mod late;
 mod position;
 mod prefetch;
 mod quiet;
@@ -24,6 +25,7 @@ use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
 use self::entry::{SentEntry, What};
+use self::late::LateAnswers;
 pub(crate) use self::position::{has_headers, stream_offset};
 pub(crate) use self::prefetch::PrefetchState;
 pub(crate) use self::quiet::Quiet;
@@ -49,6 +51,9 @@ struct Record {
     carried: Carried,
     /// Whether the lease began with consumers that were made again.
     made_again: bool,
+    /// The number of requests in front of the `confirm.select` that has begun confirm mode, if it came behind messages
+    /// that were unproven then.
+    select_behind: Option<u64>,
     /// Messages sent in confirm mode.
     published: u64,
     /// Confirmed messages, numbered from 1.
@@ -64,6 +69,12 @@ struct Record {
     unanswered_methods: u64,
     /// Numbers of the requests that are the pool's own proofs.
     proofs: VecDeque<u64>,
+    /// Number of these, from the front, whose replies have come before a late answer in front of them.
+    early_proofs: usize,
+    /// The requests whose answers come late.
+    late: LateAnswers,
+    /// Whether the session waits for late answers. Cleared when it is notified.
+    awaits_late: bool,
     /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
     unproven: usize,
     /// The last frame sent without a reply of its own. Set when it is sent, never cleared.
@@ -117,6 +128,12 @@ impl Ledger {
     /// Sets the number of messages that were published on the channel before this lease.
     pub(crate) fn set_base(&self, base: u64) {
         self.record.lock().base = base;
+    }
+
+    /// Records that the pool itself begins confirm mode, behind nothing that is unproven.
+    pub(crate) fn begin_confirming(&self) {
+        let is_behind_unproven = self.record.lock().begin_confirming();
+        debug_assert!(!is_behind_unproven);
     }
 
     /// Records whole messages sent in confirm mode.
@@ -176,10 +193,8 @@ impl Ledger {
     /// Takes a `channel.flow-ok` if it answers one of the pool's own proofs.
     pub(super) fn answers_proof(&self) -> bool {
         let mut record = self.record.lock();
-        let is_proof = record.proofs.front().is_some_and(|number| *number == record.answered + 1);
+        let is_proof = record.takes_proof();
         if is_proof {
-            record.proofs.pop_front();
-            record.answered += 1;
             self.change_proven(&mut record);
             self.forget_answered(&mut record);
         }
@@ -212,7 +227,7 @@ impl Ledger {
                 *unproven += payload.len();
                 too_large
             }
-            What::Asked { .. } | What::Unanswered { .. } => return,
+            What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => return,
         };
         if *too_large {
             return;
@@ -234,7 +249,7 @@ impl Ledger {
     pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: PrefetchState) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
-            // The deliveries that they settle end with the connection; and confirm mode is set up separately.
+            // The deliveries that they settle end with the connection.
             Ok(
                 Method::BasicAck(_)
                 | Method::BasicNack(_)
@@ -243,20 +258,37 @@ impl Ledger {
             ) => {
                 return false;
             }
-            Ok(Method::ConfirmSelect(select)) if select.no_wait => return false,
+            Ok(Method::ConfirmSelect(select)) => {
+                let is_behind_unproven = record.begin_confirming();
+                if select.no_wait {
+                    if is_behind_unproven {
+                        let what = What::Selected { asked: record.asked };
+                        self.push(&mut record, SentEntry::new(what, method_frame(payload)));
+                    }
+                    return false;
+                }
+            }
             Ok(Method::BasicConsume(consume)) if consume.no_wait => {
                 let consumer = Consumer::new(consume, consume.consumer_tag, None, prefetch);
                 record.carried.consumers.push(self.counted(consumer));
                 record.sends_unanswered(false);
                 return false;
             }
-            Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
+            Ok(Method::BasicCancel(cancel)) => {
+                record.carried.forget_consumer(cancel.consumer_tag);
+                if cancel.no_wait {
+                    // Elsewhere there is nothing to cancel: its consumer, if there was one, was answered.
+                    record.sends_unanswered(false);
+                    return false;
+                }
+            }
             Ok(method) if !has_answer => self.sent_unanswered(&mut record, &method, payload),
             _ => {}
         }
         let what = if has_answer {
             record.asked += 1;
             record.unproven = 0;
+            record.note_late_answer(payload);
             What::Asked { first: record.asked, count: 1, prefetch }
         } else {
             record.sends_unanswered(false);
@@ -383,7 +415,6 @@ impl Ledger {
                     record.carried.prefetch.set(prefetch_count, global);
                 }
             }
-            // The cancel may have been sent before the consumer existed.
             Some(Method::BasicCancelOk(ok)) => record.carried.forget_consumer(ok.consumer_tag),
             Some(Method::QueueDeclareOk(ok)) => {
                 if let Some((method, _)) = record.asked() {
@@ -405,6 +436,7 @@ impl Ledger {
             }
             _ => {}
         }
+        record.count_early_proofs();
         self.forget_answered(&mut record);
         let is_due = record.take_awaited();
         drop(record);
@@ -521,7 +553,25 @@ impl Record {
             What::Unanswered { published, asked, .. } | What::Unconfirmed { published, asked, .. } => {
                 self.answered > asked || self.confirms.up_to() > published
             }
+            What::Selected { asked } => self.answered > asked || self.confirms.up_to() > 0,
         }
+    }
+
+    /// Confirm mode begins now, unless it has begun. Returns whether it does so behind messages that may have to be sent
+    /// again: outside confirm mode, as the broker would number them otherwise.
+    fn begin_confirming(&mut self) -> bool {
+        if self.carried.confirming || self.select_behind.is_some() {
+            return false;
+        }
+        let is_unproven =
+            |entry: &SentEntry| matches!(entry.what, What::Unconfirmed { .. }) && !self.is_done(&entry.what);
+        let is_behind_unproven = self.entries.iter().any(is_unproven);
+        if is_behind_unproven {
+            self.select_behind = Some(self.asked);
+        } else {
+            self.carried.confirming = true;
+        }
+        is_behind_unproven
     }
 
     /// An entry for messages outside confirm mode that are sent now.
@@ -573,7 +623,7 @@ impl Record {
                     remains.frames.extend_from_slice(&entry.frames);
                     remains.messages += count;
                 }
-                What::Asked { .. } | What::Unanswered { .. } => {
+                What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => {
                     for (kind, payload) in entry.unanswered(self.answered) {
                         put_frame(&mut remains.frames, kind, 0, payload, 0);
                     }
@@ -581,6 +631,8 @@ impl Record {
             }
         }
         self.carried.numbers = numbers.without(self.confirms.up_to(), gone);
+        self.carried.confirming |=
+            self.select_behind.is_some_and(|asked| self.is_done(&What::Selected { asked }));
         remains.carried = std::mem::take(&mut self.carried);
         remains
     }

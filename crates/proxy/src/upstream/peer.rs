@@ -1,12 +1,12 @@
 //! A broker without a socket, at the far end of one upstream connection: it checks what it is sent, and its answers
 //! wait until the test delivers them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::frame::write_method;
-use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, exchange, queue, tx};
 use amqp::{ContentHeader, Credentials, Frame, FrameKind, Method};
 use transport::Protocol;
 
@@ -24,6 +24,12 @@ pub(crate) struct Peer {
     pub(crate) answers: VecDeque<Answer>,
     /// Confirms, likewise: brokers answer methods before messages are on disk.
     confirms: VecDeque<Answer>,
+    /// Answers to `basic.consume` and `basic.cancel`, likewise: RabbitMQ sends them behind answers to later methods, and
+    /// not at all on a channel that is closed before.
+    late: VecDeque<Answer>,
+    /// Number of queues that it has named.
+    named: u64,
+    bodies: BTreeSet<u64>,
     channels: BTreeMap<u16, PeerChannel>,
 }
 
@@ -44,6 +50,9 @@ struct PeerChannel {
     content: Option<Option<u64>>,
     /// Whether it has sent `channel.close`, and waits for close-ok.
     closed: bool,
+    /// Tags of its consumers.
+    consumers: BTreeSet<String>,
+    has_last_queue: bool,
 }
 
 impl Peer {
@@ -61,7 +70,15 @@ impl Peer {
         let access = Access { endpoint, credentials: credentials.clone(), virtual_host: "/".into() };
         let role = owner.is_none().then_some(role);
         let connection = open(pool, limits, access, owner, role, now);
-        Self { connection, answers: VecDeque::new(), confirms: VecDeque::new(), channels: BTreeMap::new() }
+        Self {
+            connection,
+            answers: VecDeque::new(),
+            confirms: VecDeque::new(),
+            late: VecDeque::new(),
+            named: 0,
+            bodies: BTreeSet::new(),
+            channels: BTreeMap::new(),
+        }
     }
 
     /// Reads all that the pool has sent; whether that was anything.
@@ -108,6 +125,7 @@ impl Peer {
                     self.channels.remove(&number);
                 }
                 self.confirms.retain(|confirm| confirm.channel != number);
+                self.late.retain(|late| late.channel != number);
                 self.answer(number, "channel.close-ok", channel::CloseOk {});
             }
             _ if known.closed => {}
@@ -118,17 +136,61 @@ impl Peer {
                     self.answer(number, "confirm.select-ok", confirm::SelectOk {});
                 }
             }
+            Method::BasicConsume(_) | Method::BasicCancel(_) => self.take_late(number, &method),
+            _ => self.take_plain(number, &method),
+        }
+    }
+
+    /// A method that is answered at once, if at all.
+    fn take_plain(&mut self, number: u16, method: &Method<'_>) {
+        let Some(known) = self.channels.get_mut(&number) else { return };
+        match method {
             Method::QueueDeclare(declare) => {
-                let ok = queue::DeclareOk { queue: declare.queue, ..Default::default() };
-                self.answer(number, "queue.declare-ok", ok);
+                known.has_last_queue = true;
+                self.named += u64::from(declare.queue.is_empty());
+                let name = format!("amq.gen-{}", self.named);
+                let queue = if declare.queue.is_empty() { &*name } else { declare.queue };
+                if !declare.no_wait {
+                    self.answer(number, "queue.declare-ok", queue::DeclareOk { queue, ..Default::default() });
+                }
             }
-            Method::BasicConsume(consume) if !consume.no_wait => {
-                let ok = basic::ConsumeOk { consumer_tag: consume.consumer_tag };
-                self.answer(number, "basic.consume-ok", ok);
+            Method::QueueBind(bind) => {
+                assert!(known.has_last_queue || !bind.queue.is_empty(), "no last queue");
+                self.answer(number, "queue.bind-ok", queue::BindOk {});
             }
+            Method::ExchangeDeclare(_) => {
+                self.answer(number, "exchange.declare-ok", exchange::DeclareOk {});
+            }
+            Method::BasicGet(_) => self.answer(number, "basic.get-empty", basic::GetEmpty::default()),
+            Method::BasicRecover(_) => self.answer(number, "basic.recover-ok", basic::RecoverOk {}),
+            Method::TxSelect(_) => self.answer(number, "tx.select-ok", tx::SelectOk {}),
             Method::BasicQos(_) => self.answer(number, "basic.qos-ok", basic::QosOk {}),
             Method::ChannelFlow(_) => {
                 self.answer(number, "channel.flow-ok", channel::FlowOk { active: true });
+            }
+            _ => {}
+        }
+    }
+
+    /// A method that is answered late.
+    fn take_late(&mut self, number: u16, method: &Method<'_>) {
+        let is_late = self.late.iter().any(|late| late.channel == number && late.name == "basic.consume-ok");
+        let Some(known) = self.channels.get_mut(&number) else { return };
+        match method {
+            Method::BasicConsume(consume) => {
+                assert!(known.consumers.insert(consume.consumer_tag.to_owned()), "530: {consume:?}");
+                if !consume.no_wait {
+                    let ok = basic::ConsumeOk { consumer_tag: consume.consumer_tag };
+                    self.answer(number, "basic.consume-ok", ok);
+                }
+            }
+            Method::BasicCancel(cancel) => {
+                assert!(!is_late, "541: {cancel:?} before basic.consume-ok");
+                known.consumers.remove(cancel.consumer_tag);
+                if !cancel.no_wait {
+                    let ok = basic::CancelOk { consumer_tag: cancel.consumer_tag };
+                    self.answer(number, "basic.cancel-ok", ok);
+                }
             }
             _ => {}
         }
@@ -145,6 +207,11 @@ impl Peer {
             (kind, missing) => panic!("{kind:?} with {missing:?} bytes missing"),
         };
         known.content = (missing > 0).then_some(Some(missing));
+        if frame.kind == FrameKind::Body
+            && let Ok(body) = frame.payload.try_into()
+        {
+            self.bodies.insert(u64::from_be_bytes(body));
+        }
         if missing > 0 {
             return;
         }
@@ -158,13 +225,32 @@ impl Peer {
     fn answer<'m>(&mut self, channel: u16, name: &'static str, method: impl Into<Method<'m>>) {
         let mut bytes = Vec::new();
         write_method(&mut bytes, channel, method);
-        let queue = if name == "basic.ack" { &mut self.confirms } else { &mut self.answers };
+        let queue = match name {
+            "basic.ack" => &mut self.confirms,
+            "basic.consume-ok" | "basic.cancel-ok" => &mut self.late,
+            _ => &mut self.answers,
+        };
         queue.push_back(Answer { name, channel, bytes });
     }
 
-    /// Delivers the oldest answer to a method; returns its name.
+    /// Tags of the consumers on a channel.
+    pub(crate) fn consumers(&self, channel: u16) -> BTreeSet<String> {
+        self.channels.get(&channel).map(|known| known.consumers.clone()).unwrap_or_default()
+    }
+
+    /// Bodies of 8 bytes that have come, as numbers.
+    pub(crate) fn bodies(&self) -> &BTreeSet<u64> {
+        &self.bodies
+    }
+
+    /// Has the oldest late answer delivered behind those to the methods that were read by now.
+    pub(crate) fn come_around(&mut self) {
+        self.answers.extend(self.late.pop_front());
+    }
+
+    /// Delivers the oldest answer to a method, late ones last; returns its name.
     pub(crate) fn deliver(&mut self, now: Instant) -> Option<&'static str> {
-        let Answer { name, bytes, .. } = self.answers.pop_front()?;
+        let Answer { name, bytes, .. } = self.answers.pop_front().or_else(|| self.late.pop_front())?;
         self.connection.handle_input(&bytes, now);
         Some(name)
     }
@@ -184,6 +270,7 @@ impl Peer {
         let Some(number) = numbers.get(pick as usize % numbers.len().max(1)).copied() else { return false };
         self.answers.retain(|answer| answer.channel != number);
         self.confirms.retain(|confirm| confirm.channel != number);
+        self.late.retain(|late| late.channel != number);
         if let Some(known) = self.channels.get_mut(&number) {
             known.closed = true;
         }
@@ -203,6 +290,7 @@ impl Peer {
         self.channels.clear();
         self.answers.clear();
         self.confirms.clear();
+        self.late.clear();
     }
 
     /// The connection is cut.
@@ -211,5 +299,6 @@ impl Peer {
         self.channels.clear();
         self.answers.clear();
         self.confirms.clear();
+        self.late.clear();
     }
 }

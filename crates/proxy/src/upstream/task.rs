@@ -552,7 +552,7 @@ impl Lease {
         if let Some(confirms) = &mut self.confirms
             && confirms.confirmed(tag, multiple)
         {
-            self.link.notify(Event::Confirmed { channel: self.client_channel, lease: self.id });
+            self.link.notify(Event::Confirmed);
         }
         self.ledger.confirmed(tag, multiple)
     }

@@ -162,8 +162,8 @@ async fn p7_limits_are_set_again_before_and_behind_the_consumers_that_they_are_f
     client.expect("basic.consume-ok").await;
     broker.fall_silent();
     // Neither is answered, so both are sent again behind what was in force.
-    client.send(1, basic::Consume { queue: "q", consumer_tag: "e", ..Default::default() }).await;
     client.send(1, basic::Qos { prefetch_count: 5, ..Default::default() }).await;
+    client.send(1, basic::Consume { queue: "q", consumer_tag: "e", ..Default::default() }).await;
     all_is_quiet().await;
     drop(upstream);
     // The connection of its own, on which it was by then.
@@ -179,7 +179,7 @@ async fn p7_limits_are_set_again_before_and_behind_the_consumers_that_they_are_f
             other => panic!("{other:?}"),
         });
     }
-    assert_eq!(seen, ["9 true", "7 false", "c", "9 true", "d", "e", "5 false"]);
+    assert_eq!(seen, ["9 true", "7 false", "c", "9 true", "d", "5 false", "e"]);
 }
 
 #[tokio::test(start_paused = true)]

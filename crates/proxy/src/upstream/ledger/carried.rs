@@ -16,6 +16,9 @@ use crate::topology::Consuming;
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Carried {
     pub(crate) numbers: Numbers,
+    /// Whether the next upstream channel begins in confirm mode. If not, a `confirm.select` may be among the frames that
+    /// are sent again.
+    pub(crate) confirming: bool,
     pub(crate) consumers: Vec<Consumer>,
     /// The limits that the broker has said to be in force.
     pub(crate) prefetch: PrefetchState,

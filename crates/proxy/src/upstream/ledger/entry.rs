@@ -25,6 +25,8 @@ pub(super) enum What {
     Unanswered { published: u64, asked: u64, count: u64 },
     /// `count` messages outside confirm mode, likewise. The frames of one that is too large are not kept.
     Unconfirmed { published: u64, asked: u64, count: u64, too_large: bool },
+    /// The `confirm.select` with no-wait that ends them, behind `asked` requests.
+    Selected { asked: u64 },
 }
 
 impl SentEntry {
@@ -137,7 +139,7 @@ impl SentEntry {
     }
 }
 
-fn is_consume(payload: &[u8]) -> bool {
+pub(super) fn is_consume(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 20, ..])
 }
 

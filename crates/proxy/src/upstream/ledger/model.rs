@@ -1,6 +1,6 @@
 //! The ledger against a list that keeps every message and method separately.
 
-use amqp::method::basic;
+use amqp::method::{basic, confirm};
 use amqp::properties::NO_PROPERTIES;
 
 use super::entry::SHARED_BYTES;
@@ -16,6 +16,7 @@ struct Model {
     confirmed: Vec<u64>,
     asked: u64,
     answered: u64,
+    is_confirming: bool,
     consumers: Vec<(String, PrefetchState)>,
 }
 
@@ -26,8 +27,23 @@ struct Item {
 
 enum Kind {
     Message(u64),
-    Asked { number: u64, change: Option<(Change, String)>, prefetch: PrefetchState },
-    Unanswered { published: u64, asked: u64 },
+    Asked {
+        number: u64,
+        change: Option<(Change, String)>,
+        prefetch: PrefetchState,
+    },
+    Unanswered {
+        published: u64,
+        asked: u64,
+    },
+    /// A message outside confirm mode.
+    Unconfirmed {
+        asked: u64,
+    },
+    /// The `confirm.select` behind these, with no-wait.
+    Selected {
+        asked: u64,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -46,6 +62,7 @@ impl Model {
             Kind::Message(number) => number <= up_to,
             Kind::Asked { number, .. } => number <= self.answered,
             Kind::Unanswered { published, asked } => self.answered > asked || up_to > published,
+            Kind::Unconfirmed { asked } | Kind::Selected { asked } => self.answered > asked || up_to > 0,
         }
     }
 
@@ -149,6 +166,7 @@ impl Run {
     fn step(&mut self) {
         let times = 1 + self.below(20);
         match self.below(8) {
+            0 | 1 if !self.model.is_confirming => self.publish_unconfirmed(times),
             0 => self.publish_batch(times),
             1 => self.publish_in_frames(),
             2 | 3 => (0..times).for_each(|_| self.ask()),
@@ -167,10 +185,35 @@ impl Run {
             method_frame(&payload(basic::Publish { routing_key: &routing_key, ..Default::default() }));
         amqp::frame::write_content_header(&mut out, 0, 2, NO_PROPERTIES);
         put_frame(&mut out, FrameKind::Body, 0, b"ab", 0);
-        self.model.published += 1;
-        let what = Kind::Message(self.model.published);
+        let what = if self.model.is_confirming {
+            self.model.published += 1;
+            Kind::Message(self.model.published)
+        } else {
+            Kind::Unconfirmed { asked: self.model.asked }
+        };
         self.model.items.push(Item { what, frames: out.clone() });
         out
+    }
+
+    /// Publishes outside confirm mode, and perhaps begins it behind that.
+    fn publish_unconfirmed(&mut self, count: u64) {
+        if self.below(2) == 0 {
+            let frames: Vec<u8> = (0..count).flat_map(|_| self.message()).collect();
+            self.ledger.unconfirmed_messages(&frames, count);
+        }
+        if self.below(4) > 0 {
+            return;
+        }
+        let is_unproven =
+            |item: &Item| matches!(item.what, Kind::Unconfirmed { .. }) && !self.model.is_over(item, 0);
+        let is_behind_unproven = self.model.items.iter().any(is_unproven);
+        let select = payload(confirm::Select { no_wait: true });
+        self.ledger.method(&select, false, self.prefetch);
+        self.model.is_confirming = true;
+        if is_behind_unproven {
+            let what = Kind::Selected { asked: self.model.asked };
+            self.model.items.push(Item { what, frames: method_frame(&select) });
+        }
     }
 
     fn publish_batch(&mut self, count: u64) {
@@ -277,6 +320,9 @@ fn whatever_happens_exactly_the_rest_is_replayed_and_what_was_kept_is_given_back
         let replayed = run.model.replayed();
         let remains = run.ledger.take();
         assert!(remains.frames == replayed, "seed {seed}");
+        let selects = stored_frames(&replayed).any(|(_, payload)| matches!(payload, [0, 85, 0, 10, ..]));
+        let is_begun = run.model.is_confirming && !selects;
+        assert_eq!(remains.carried.confirming, is_begun, "seed {seed}");
         let prefetches = remains.carried.consumers.iter().map(|consumer| consumer.prefetch);
         let tags = remains.carried.consumers.iter().map(|consumer| match Method::decode(&consumer.again()) {
             Ok(Method::BasicConsume(consume)) => consume.consumer_tag.to_owned(),

@@ -50,11 +50,14 @@ impl Ledger {
 }
 
 impl Record {
-    /// Whether the session waits and everything has been processed now; clears the wait if so.
+    /// Whether what the session waits for has come: everything has been processed, or the late answers are there. Clears
+    /// the wait if so.
     pub(super) fn take_awaited(&mut self) -> bool {
-        let is_due = self.awaited && self.is_quiet();
-        self.awaited &= !is_due;
-        is_due
+        let is_through = self.awaited && self.is_quiet();
+        let has_come = self.awaits_late && !self.has_late_answers();
+        self.awaited &= !is_through;
+        self.awaits_late &= !has_come;
+        is_through || has_come
     }
 
     fn is_quiet(&self) -> bool {

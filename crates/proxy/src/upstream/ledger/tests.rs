@@ -1,5 +1,5 @@
 use amqp::frame::{OVERHEAD, write_content_header, write_method};
-use amqp::method::{basic, queue};
+use amqp::method::{basic, confirm, queue};
 use amqp::properties::NO_PROPERTIES;
 
 use super::entry::SHARED_BYTES;
@@ -76,6 +76,69 @@ fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
     assert_eq!(third.confirmed(1, false), 2);
     assert_eq!(third.confirmed(3, true), 6);
     assert_eq!(third.take().carried.numbers, Numbers { offset: 6, gaps: vec![] });
+}
+
+#[test]
+fn confirm_select_stays_behind_messages_that_are_unproven() {
+    let select = |no_wait| payload(confirm::Select { no_wait });
+    for no_wait in [true, false] {
+        let first = ledger(Carried::default());
+        first.unconfirmed_messages(&message("a"), 1);
+        first.method(&select(no_wait), !no_wait, PrefetchState::default());
+        first.messages(&message("1"), 1);
+        let remains = first.take();
+        assert_eq!(keys(&remains.frames), ["a", "confirm.select", "1"]);
+        assert!(!remains.carried.confirming);
+
+        for is_confirmed in [true, false] {
+            let second = ledger(remains.carried.clone());
+            second.unconfirmed_messages(&message("a"), 1);
+            second.method(&select(no_wait), !no_wait, PrefetchState::default());
+            second.messages(&[message("1"), message("2")].concat(), 2);
+            second.method(&select(true), false, PrefetchState::default());
+            if is_confirmed {
+                assert_eq!(second.confirmed(1, false), 1);
+            } else if no_wait {
+                second.prove();
+                assert!(second.answers_proof());
+            } else {
+                second.answered(Some(&confirm::SelectOk {}.into()), None);
+            }
+            let remains = second.take();
+            let left = keys(&remains.frames);
+            // Only one with an answer is sent again for that.
+            let has_select = is_confirmed && !no_wait;
+            assert_eq!(left.contains(&"confirm.select".to_owned()), has_select);
+            assert_eq!(left.last().unwrap(), "2");
+            assert!(remains.carried.confirming, "{no_wait} {is_confirmed}");
+        }
+    }
+}
+
+#[test]
+fn confirm_select_behind_nothing_that_is_unproven_is_not_kept() {
+    let ledger = ledger(Carried::default());
+    ledger.unconfirmed_messages(&message("a"), 1);
+    ledger.prove();
+    assert!(ledger.answers_proof());
+    ledger.method(&payload(confirm::Select { no_wait: true }), false, PrefetchState::default());
+    assert!(!ledger.has_entries());
+    ledger.messages(&message("1"), 1);
+    let remains = ledger.take();
+    assert_eq!(keys(&remains.frames), ["1"]);
+    assert!(remains.carried.confirming);
+}
+
+#[test]
+fn confirm_select_is_kept_behind_any_number_of_methods_without_an_answer() {
+    let ledger = ledger(Carried::default());
+    ledger.unconfirmed_messages(&message("a"), 1);
+    ledger.method(&payload(confirm::Select { no_wait: true }), false, PrefetchState::default());
+    let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
+    for _ in 0..=UNANSWERED_MAX {
+        ledger.method(&bind, false, PrefetchState::default());
+    }
+    assert_eq!(keys(&ledger.take().frames)[..3], ["a", "confirm.select", "queue.bind"]);
 }
 
 #[test]

@@ -91,6 +91,7 @@ pub(super) const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
     (Closing, Faulted, &[Gone]),
     (ClosingHalf, Ready, &[Gone]),
     (ClosingHalf, CloseOk, &[Gone]),
+    (ClosingHalf, Answer, &[Gone]),
     (ClosingHalf, PeerCloses, &[Gone]),
     (ClosingHalf, Lost, &[Gone]),
     (ClosingHalf, Faulted, &[Gone]),
@@ -115,6 +116,7 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (Waiting, Own, &[WaitingOwn, PlacedOwn]),
     (Waiting, Granted, &[WaitingOwn, PlacedOwn]),
     (Waiting, Ready, &[Placed, ClosingSide]),
+    (Waiting, Faulted, &[WaitingOwn]),
     (WaitingOwn, Ready, &[PlacedOwn, ClosingSide]),
     (WaitingOwn, CloseOk, &[PlacedOwn, ClosingSide]),
     (WaitingOwn, PeerCloses, &[PlacedOwn, ClosingSide]),
@@ -130,9 +132,10 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (Placed, Overflow, &[Nowhere, Leaving]),
     (Placed, Ready, &[Nowhere, ClosingSide]),
     (Placed, Answer, &[Nowhere, Leaving, ClosingSide]),
+    (PlacedOwn, Answer, &[ClosingSide]),
     (Placed, PeerCloses, &[Nowhere, ClosingSide]),
     (Placed, Lost, &[Nowhere, Waiting, WaitingOwn, PlacedOwn]),
-    (Placed, Faulted, &[Nowhere, Waiting, WaitingOwn, PlacedOwn, Leaving]),
+    (Placed, Faulted, &[Nowhere, Waiting, WaitingOwn, PlacedOwn, Leaving, ClosingSide]),
     (PlacedOwn, Close, &[ClosingSide]),
     (PlacedOwn, CloseConnection, &[ClosingSide]),
     (PlacedOwn, Lost, &[Nowhere, WaitingOwn]),
@@ -141,14 +144,19 @@ pub(super) const SIDES: &[(PlaceState, Cause, &[PlaceState])] = &[
     (Leaving, Lost, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
     (Leaving, Faulted, &[Nowhere, WaitingOwn, PlacedOwn, ClosingSide]),
     (ClosingSide, CloseOk, &[Nowhere]),
-    (ClosingSide, Lost, &[Waiting, WaitingOwn]),
+    (ClosingSide, Lost, &[Nowhere, Waiting, WaitingOwn]),
     (ClosingSide, Faulted, &[Waiting, WaitingOwn]),
 ];
 
 /// Lines of [`SIDES`] that happen too seldom to be met in each run.
 pub(super) const RARE: &[(PlaceState, Cause, PlaceState)] = &[
     (Nowhere, Answer, WaitingOwn),
+    (Nowhere, PeerCloses, ClosingSide),
     (Nowhere, Lost, Waiting),
     (Waiting, Own, PlacedOwn),
+    (Waiting, Faulted, WaitingOwn),
+    (Placed, Ready, ClosingSide),
+    (Placed, Faulted, ClosingSide),
     (Leaving, CloseOk, Placed),
+    (ClosingSide, Lost, Nowhere),
 ];

@@ -1,0 +1,75 @@
+"""P7: messages in front of confirm.select have no confirms, also when the link is lost before they are proven to have arrived."""
+
+import struct
+
+import pytest
+
+from harness.forwarder import Forwarder
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.upstreams import upstream  # noqa: F401
+from harness.wire import BODY, HEADER, METHOD, Wire, content_header, frame, long_string, publish_arguments, short_string
+
+QUEUE = "confirm.select"
+QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
+QUEUE_DELETE, QUEUE_DELETE_OK = (50, 40), (50, 41)
+PUBLISH, ACK = (60, 40), (60, 80)
+SELECT, SELECT_OK = (85, 10), (85, 11)
+DURABLE = 2
+IN_FRONT = 3
+
+
+def method(ids, arguments=b""):
+    return frame(METHOD, 1, struct.pack(">HH", *ids) + arguments)
+
+
+def declare():
+    return method(QUEUE_DECLARE, b"\0\0" + short_string(QUEUE) + bytes([DURABLE]) + long_string(b""))
+
+
+def publish(body):
+    content = frame(HEADER, 1, content_header(len(body))) + frame(BODY, 1, body)
+    return method(PUBLISH, publish_arguments("", QUEUE)) + content
+
+
+def take_confirms(wire, numbers, wanted):
+    """Adds the numbers of messages that are confirmed, up to these ones."""
+    while not wanted <= numbers:
+        tag, multiple = struct.unpack(">QB", wire.expect(ACK))
+        assert tag not in numbers
+        numbers |= set(range(1, tag + 1)) if multiple else {tag}
+
+
+@pytest.fixture
+def link(upstream):  # noqa: F811
+    link = Forwarder(upstream.port)
+    yield link
+    link.stop()
+
+
+@pytest.mark.parametrize("no_wait", [False, True], ids=["wait", "no-wait"])
+def test_p7_no_message_is_confirmed_for_one_in_front_of_confirm_select(tmp_path, link, no_wait):
+    with leveret(tmp_path, "--upstream", link.url) as server, Wire(server.port).handshake() as wire:
+        wire.open_channel()
+        # It has a channel for publishing from now on, on which nothing is unproven.
+        wire.send(declare() + publish(b"proven") + declare())
+        wire.expect(QUEUE_DECLARE_OK)
+        wire.expect(QUEUE_DECLARE_OK)
+        link.swallows = True
+        lost = b"".join(publish(b"in front %d" % number) for number in range(IN_FRONT))
+        wire.send(lost + method(SELECT, bytes([no_wait])) + publish(b"first"))
+        wait_until(lambda: link.swallowed >= len(lost + publish(b"first")))
+        link.cut()
+        if not no_wait:
+            wire.expect(SELECT_OK)
+        wire.send(publish(b"second"))
+        numbers = set()
+        take_confirms(wire, numbers, {1, 2})
+        # Then all confirms are on their way to the client, in front of the answer to what it sends next.
+        wait_until(lambda: metric(server, "leveret_upstream_replay_kept_bytes") == 0)
+        wire.send(declare())
+        messages = struct.unpack(">I", wire.expect(QUEUE_DECLARE_OK)[-8:-4])[0]
+        assert (numbers, messages) == ({1, 2}, 1 + IN_FRONT + 2)
+        wire.send(method(QUEUE_DELETE, b"\0\0" + short_string(QUEUE) + b"\0"))
+        wire.expect(QUEUE_DELETE_OK)
+        server.stop()
