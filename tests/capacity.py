@@ -10,6 +10,7 @@ The tables of docs/benchmarks.md go to standard output, what `leveret bench` pri
 """
 
 import argparse
+import functools
 import os
 import resource
 import subprocess
@@ -18,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, table
+from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, median, per_second, system, table
 from harness.leveret import ROOT
+from harness.mqtt_load import fan_out, throughput
 
 # What a process has open besides its clients' sockets.
 SPARE = 256
@@ -27,6 +29,8 @@ SPARE = 256
 LEVELS = [5_000, 15_000, 20_000]
 # And here, of devices that have subscribed and wait.
 DEVICES = 18_000
+# Of one message, and messages under way from one client to another.
+SUBSCRIBERS, UNCONFIRMED = 10_000, 1_000
 # They say no more than that they are there.
 IDLE = ("--interval", "36000", "--heartbeat", "60")
 # Everybody comes from the same machine.
@@ -194,10 +198,42 @@ def test(file, *arguments, **environment):
     subprocess.run(command, check=True, cwd=ROOT / "tests", env={**os.environ, **environment})
 
 
+def mqtt_rates(_folder, options, most):
+    """One message to very many subscribers, and messages of QoS 1 from one client to another, over MQTT's own port; beside the latter
+    what AMQP does through the same pool, with as many unconfirmed."""
+    subscribers, rounds, seconds = (200, 3, 1) if options.quick else (min(SUBSCRIBERS, most), 20, 10)
+    rows = []
+    for start in (own, *(functools.partial(behind, name) for name in compared())):
+        with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+            title, server, stream = start(servers)
+            port = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
+            times = sorted(fan_out(port, subscribers, rounds))
+            messages = throughput(port, seconds, UNCONFIRMED)
+            # As the MQTT clients: every message is acknowledged by itself.
+            _, report = bench("stream", [stream], "--confirms", UNCONFIRMED, "--time", seconds)
+            amqp = median(report, stream.split("=")[0], "rate")
+            last = f"{digits(times[len(times) // 2], 1e3)} / {digits(times[-1], 1e3)} ms"
+            rows.append([title, last, per_second(messages), per_second(amqp)])
+    heads = ["system", f"the last of {subscribers:,} subscribers, median / worst", "MQTT, QoS 1", "AMQP, confirms"]
+    print(table(heads, rows) + "\n", flush=True)
+
+
+def own(servers):
+    server = servers.leveret("leveret", *UNLIMITED, "--mqtt", ANY)
+    return "Leveret", server, system("leveret", server)
+
+
+def behind(name, servers):
+    rabbitmq = servers.rabbitmq(name)
+    server = servers.pool(f"in-front-of-{name}", rabbitmq, *UNLIMITED, "--mqtt", ANY)
+    return f"Leveret in front of {servers.title(name)}", server, system("pool", server, rabbitmq)
+
+
 STUDIES = [
     ("broker", broker),
     ("mqtt", mqtt),
     ("stomp", stomp),
+    ("mqtt-rates", mqtt_rates),
     ("relay", relay),
     ("rabbitmq", rabbitmq),
     ("tls", tls),
