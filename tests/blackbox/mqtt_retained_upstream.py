@@ -229,6 +229,16 @@ def test_entries_that_somebody_else_has_written_do_no_harm(pool, other, topic):
             for exchange, key in (("amq.topic", f"{topic}.a"), (LOG, f"{topic}.a"), (LOG, "#.+"), ("", LOG)):
                 copies = {"BCC": [f"%leveret-retained.{number}" for number in range(3)]}
                 channel.basic_publish(exchange, key, b"forged", BasicProperties(headers=(own or {}) | copies))
+        # Names and strings that are no UTF-8, and an offset of the publisher's own.
+        for properties in (
+            BasicProperties(content_type=b"\xff\xfe", content_encoding=b"\xff"),
+            BasicProperties(content_type=b"\xff\xfe", headers={"x-stream-offset": 2**40}),
+            BasicProperties(headers={b"\xff\xfe": b"\xff", "x-stream-offset": "text"}),
+            BasicProperties(message_id=b"\xff", correlation_id=b"\xff", reply_to=b"\xff", app_id=b"\xff", user_id=None),
+        ):
+            for exchange, key in (("amq.topic", "%leveret-retained.x"), (LOG, "")):
+                channel.basic_publish(exchange, key, b"forged", properties)
+        channel.queue_declare("", exclusive=True)
     assert retained(other, [f"{topic}/#"]) == []
     retain(pool, f"{topic}/a", b"true")
     for port in (pool.mqtt, other):
