@@ -53,6 +53,7 @@ pub(super) struct LogLink {
 
 struct LogDialogue {
     log: Arc<RetainedLog>,
+    login: SharedLogin,
     stage: LogStage,
     confirms: PublisherConfirms,
     /// The marker that is on its way; 0 for none.
@@ -96,7 +97,7 @@ impl UpstreamLinked for LogReader {
     }
 
     fn link(self: &Arc<Self>, client: AmqpClient, _now: Instant) -> LogLink {
-        LogLink::new(&self.log, client)
+        LogLink::new(&self.log, &self.login, client)
     }
 
     fn handle_lost(&self) {
@@ -105,11 +106,15 @@ impl UpstreamLinked for LogReader {
 
     fn expire(&self, now: Instant) {
         self.log.expire(now);
+        if self.is_waiting {
+            // The login for which clients wait may be gone: it is known then that there is none.
+            self.log.choose_login(now);
+        }
     }
 
     fn end_if_unused(&self, now: Instant) -> bool {
         let is_over = match self.is_waiting {
-            true => self.log.next_login(now).is_some(),
+            true => self.log.has_login(now),
             false => !self.log.needs(&self.login),
         };
         self.log.end_if_unused(now) || is_over
@@ -122,10 +127,11 @@ impl UpstreamLinked for LogReader {
 
 impl LogLink {
     /// Begins to declare the log.
-    fn new(log: &Arc<RetainedLog>, client: AmqpClient) -> Self {
+    pub(super) fn new(log: &Arc<RetainedLog>, login: &SharedLogin, client: AmqpClient) -> Self {
         log.ticket_of_reader();
         let dialogue = LogDialogue {
             log: Arc::clone(log),
+            login: login.clone(),
             stage: LogStage::Exchange,
             confirms: PublisherConfirms::default(),
             marker: 0,
@@ -220,7 +226,7 @@ impl LogDialogue {
             ClientEvent::Method(READING, method) => match method {
                 Method::BasicConsumeOk(_) => {
                     self.stage = LogStage::Reading;
-                    self.log.handle_bound();
+                    self.log.handle_bound(&self.login);
                 }
                 Method::ChannelClose(close) => self.handle_closed(announced(&close)),
                 Method::BasicCancel(_) => {
@@ -351,7 +357,8 @@ impl LogDialogue {
             self.acked = self.received;
             client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
         }
-        if self.marker == self.reached
+        // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
+        if self.marker <= self.reached
             && let Some(number) = self.log.wanted_marker(self.reached)
         {
             self.marker = number;

@@ -6,7 +6,8 @@
 //! RabbitMQ tens of kilobytes, which makes gigabytes of 100,000 topics.
 //!
 //! - [`record`]: an entry of the log. [`topics`]: what is retained, and which entries are copied before they drop out.
-//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process, and by whose login one is read.
+//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process; [`logins`]: by whose
+//!   login one is read.
 //! - [`link`]: the conversation with the upstream, which [`crate::upstream::sharing::task`] runs.
 //! - [`publishing`]: a session's messages that are to be retained; [`delivering`]: those for its new subscriptions.
 //!
@@ -28,7 +29,8 @@
 //! the log, when a subscription is bound and the marker published comes to neither; its publisher has no confirm then.
 //!
 //! # Invariants
-//! - A message that is to be retained is published only once the log is declared and bound.
+//! - A message that is to be retained is published only once the log is declared and bound, or no login here may have it.
+//! - It has the second key even then: another server may read the log, and is not to go on with a message that was removed.
 //! - What anybody may have published is validated, and no entry hides those behind it ([`record::read`]).
 //! - Entries of use are a part of the log that is bounded, so that copying them ends ([`topics::LogLimits`]).
 //! - All clients see what is retained once the upstream has accepted the binding of their filter, whoever reads the log.
@@ -36,6 +38,7 @@
 mod delivering;
 mod link;
 mod log;
+mod logins;
 mod publishing;
 mod record;
 mod table;

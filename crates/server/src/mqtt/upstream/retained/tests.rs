@@ -1,5 +1,9 @@
 //! Several processes that read one log, write to it, and copy its entries while the oldest are dropped.
 
+mod logins;
+mod reading;
+mod stream;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +15,8 @@ use bytes::Bytes;
 use mqtt::{Property, PropertyList, QoS};
 use transport::Outbox;
 
-use super::log::{LogClient, REFUSAL_TIME};
+use super::log::LogClient;
+use super::logins::REFUSAL_TIME;
 use super::publishing::BlindCopies;
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
 use super::topics::{LogLimits, RetainedTopics};
