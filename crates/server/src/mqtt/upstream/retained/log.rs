@@ -14,7 +14,7 @@ use transport::Outbox;
 
 use super::logins::LogLogins;
 use super::record::{self, Encoded, LogEntry, Placed};
-use super::topics::{LogLimits, RetainedTopics};
+use super::topics::{LogLimits, MatchProgress, RetainedTopics};
 use crate::backend::Clock;
 use crate::mqtt::message::Incoming;
 use crate::mqtt::retained::RetainedMessage;
@@ -47,6 +47,8 @@ struct LogState {
     topics: RetainedTopics,
     /// Served until the log that has taken this one's place has been read once.
     previous: Option<PreviousTopics>,
+    /// Number of logs that were served before.
+    replaced: u64,
     logins: LogLogins,
     status: LogStatus,
     /// Those that wait for another status, with the ends of their waits.
@@ -79,6 +81,20 @@ pub(super) enum LogStatus {
     Refused,
 }
 
+/// How far the topics that a filter matches have been found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LogProgress {
+    /// Number of logs that were served before the one that is looked through.
+    log: u64,
+    topics: MatchProgress,
+}
+
+impl LogProgress {
+    pub(super) fn is_done(self) -> bool {
+        self.topics == MatchProgress::Done
+    }
+}
+
 /// What the log had before it was replaced.
 struct PreviousTopics {
     topics: RetainedTopics,
@@ -108,6 +124,7 @@ impl RetainedLog {
         let state = LogState {
             topics: RetainedTopics::new(limits, number()),
             previous: None,
+            replaced: 0,
             logins: LogLogins::default(),
             status: LogStatus::Undecided,
             undecided: VecDeque::new(),
@@ -224,7 +241,9 @@ impl RetainedLog {
             state.topics.read(placed, now);
             state.reached = number;
             // A marker of before may be in the new log, too, and does not tell that all of it has been read.
-            state.previous.take_if(|previous| number > previous.tickets);
+            if state.previous.take_if(|previous| number > previous.tickets).is_some() {
+                state.replaced += 1;
+            }
             let mut nudged = Vec::new();
             while let Some((_, outbox)) = state.waiting.pop_front_if(|(ticket, _)| *ticket <= number) {
                 nudged.push(outbox);
@@ -439,9 +458,19 @@ impl LogClient {
         state.reached >= ticket || state.status == LogStatus::Refused
     }
 
-    /// The messages of the topics that a filter matches.
-    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
-        self.log.state.lock().served().matching(&merged(filter), now)
+    /// Messages of the topics that a filter matches, as [`RetainedTopics::matching`] finds them.
+    pub(super) fn matching(
+        &self,
+        filter: &str,
+        progress: &mut LogProgress,
+        now: Timestamp,
+    ) -> Vec<Arc<RetainedMessage>> {
+        let state = self.log.state.lock();
+        if progress.log != state.replaced {
+            // Offsets are those of another log.
+            *progress = LogProgress { log: state.replaced, topics: MatchProgress::Begun };
+        }
+        state.served().matching(&merged(filter), &mut progress.topics, now)
     }
 
     /// The message of a topic.

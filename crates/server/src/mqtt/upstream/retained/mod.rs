@@ -21,8 +21,8 @@
 //!
 //! When the upstream has answered the bindings of a SUBSCRIBE, the reader publishes a marker to the log; what it has read when
 //! the marker comes back is what the log had at that time. SUBACK and the retained messages follow then. Subscriptions share
-//! markers: one is on its way at a time. A message that is published later comes by the binding. A live message with RETAIN
-//! replaces the copy of its topic that the client has not been sent, as it may be newer, and an old one must not follow it.
+//! markers: one is on its way at a time. A message that is published later comes by the binding. After a live
+//! message with RETAIN the copy of its topic is sent only if it is the same: another one may be older, and must not follow it.
 //! The copy may be ahead of live messages that are still on their way: these follow it up to the newest.
 //!
 //! RabbitMQ looks bindings up before it hands a message to its queues. A message that it has looked up, and not yet handed to

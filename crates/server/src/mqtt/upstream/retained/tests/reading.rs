@@ -7,11 +7,11 @@ use amqp::properties::PERSISTENT;
 use super::stream::TestStream;
 use super::*;
 use crate::mqtt::upstream::retained::link::LogLink;
-use crate::mqtt::upstream::retained::log::RetainedLog;
+use crate::mqtt::upstream::retained::log::{LogProgress, RetainedLog};
 use crate::upstream::sharing::link::LinkStep;
 use crate::upstream::sharing::task::UpstreamLink;
 
-fn log() -> Arc<RetainedLog> {
+pub(super) fn log() -> Arc<RetainedLog> {
     RetainedLog::new("/", LIMITS, Clock::start(), false)
 }
 
@@ -20,29 +20,32 @@ fn login(user: &str) -> SharedLogin {
     SharedLogin { prefix: LOG, credentials, vhost: "/".into() }
 }
 
-fn client(log: &Arc<RetainedLog>, user: &str) -> (LogClient, Arc<Outbox>) {
+pub(super) fn client(log: &Arc<RetainedLog>, user: &str) -> (LogClient, Arc<Outbox>) {
     let outbox = Arc::new(Outbox::new(1));
     (log.join(&login(user), &outbox).unwrap(), outbox)
 }
 
 /// A link that has read all that there is.
-fn link(log: &Arc<RetainedLog>, stream: &TestStream) -> LogLink {
+pub(super) fn link(log: &Arc<RetainedLog>, stream: &TestStream) -> LogLink {
     stream.permit(USER);
     let mut link = LogLink::new(log, &login(USER), stream.client(USER));
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     link
 }
 
-fn turn(link: &mut LogLink) -> Result<LinkStep, crate::upstream::sharing::link::LinkEnd> {
+pub(super) fn turn(link: &mut LogLink) -> Result<LinkStep, crate::upstream::sharing::link::LinkEnd> {
     link.take_turn(Waker::noop(), transport::now())
 }
 
 fn payloads(client: &LogClient, filter: &str) -> Vec<String> {
-    let found = client.matching(filter, NOW);
+    let (mut progress, mut found) = (LogProgress::default(), Vec::new());
+    while !progress.is_done() {
+        found.extend(client.matching(filter, &mut progress, NOW));
+    }
     found.iter().map(|message| message.payload.escape_ascii().to_string()).collect()
 }
 
-fn retain(stream: &TestStream, topic: &str, payload: &[u8]) {
+pub(super) fn retain(stream: &TestStream, topic: &str, payload: &[u8]) {
     stream.append(EXCHANGE, original(topic, payload, &PropertyList::new(), QoS::AtLeastOnce));
 }
 
