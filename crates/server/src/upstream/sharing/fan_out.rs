@@ -97,8 +97,8 @@ impl SharedState {
         (!ids.is_empty()).then_some(MatchedBindings { number: self.counts.received, ids })
     }
 
-    /// Gives the few subscribers of a binding that has had many the first slots, so that a message looks at no others. No message
-    /// is under way to them.
+    /// Gives the few subscribers of a binding that has had many the first slots, so that a message looks at no others. No
+    /// message is under way to them.
     fn shrink(&mut self, id: BindingId) {
         let Self { bindings, subscribers, answers, .. } = self;
         let Some(binding) = bindings.get_mut(&id) else { return };

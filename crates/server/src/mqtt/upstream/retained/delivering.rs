@@ -114,8 +114,8 @@ impl RetainedSession {
         }
     }
 
-    /// Whether a topic's message may follow what the client has been sent. If it is another one than the last live one it may be
-    /// older; a newer one comes live. If it is that one, each new subscription gets it (section 3.3.1.3).
+    /// Whether a topic's message may follow what the client has been sent. If it is another one than the last live one it may
+    /// be older; a newer one comes live. If it is that one, each new subscription gets it (section 3.3.1.3).
     fn may_follow(&self, message: &RetainedMessage) -> bool {
         let last = self.live.get(&*message.topic);
         last.is_none_or(|last| *last == self.live.hasher().hash_one(&*message.payload))

@@ -55,6 +55,8 @@ struct LogDialogue {
     log: Arc<RetainedLog>,
     login: SharedLogin,
     stage: LogStage,
+    /// Whether the upstream has answered that the queue is there.
+    is_declared: bool,
     confirms: PublisherConfirms,
     /// The marker that is on its way; 0 for none.
     marker: u64,
@@ -133,6 +135,7 @@ impl LogLink {
             log: Arc::clone(log),
             login: login.clone(),
             stage: LogStage::Exchange,
+            is_declared: false,
             confirms: PublisherConfirms::default(),
             marker: 0,
             reached: 0,
@@ -212,7 +215,10 @@ impl LogDialogue {
             ClientEvent::Message(_, message) => self.handle_entry(&message),
             ClientEvent::Method(PUBLISHING, method) => match method {
                 Method::ExchangeDeclareOk(_) => self.stage = LogStage::Queue,
-                Method::QueueDeclareOk(_) => self.stage = LogStage::Publishers,
+                Method::QueueDeclareOk(_) => {
+                    self.is_declared = true;
+                    self.stage = LogStage::Publishers;
+                }
                 Method::QueueBindOk(_) if self.stage == LogStage::Publishers => self.stage = LogStage::Own,
                 Method::QueueBindOk(_) => self.stage = LogStage::Consumer,
                 Method::BasicAck(ack) => {
@@ -252,11 +258,24 @@ impl LogDialogue {
             LogStage::Reading if fault.code != ReplyCode::AccessRefused => {
                 return self.end = Some(LinkEnd::Lost(fault));
             }
+            _ if self.is_down(fault.code) => return self.end = Some(LinkEnd::Lost(fault)),
             _ => return self.end = Some(LinkEnd::Refused(fault)),
         };
         // The channel is closed.
         self.confirms = PublisherConfirms::default();
         self.reopens = true;
+    }
+
+    /// Whether a fault says that the stream is there, and has not been started: RabbitMQ accepts clients before that. In 3.10
+    /// it is not found then, and in 4 it has no replica.
+    fn is_down(&self, code: ReplyCode) -> bool {
+        match self.stage {
+            LogStage::Exchange | LogStage::Reading => false,
+            LogStage::Consumer if code == ReplyCode::PreconditionFailed => true,
+            // A declaration finds what is not there by creating it.
+            LogStage::Queue => code == ReplyCode::NotFound,
+            _ => self.is_declared && code == ReplyCode::NotFound,
+        }
     }
 
     /// A message of any kind, from anybody who may publish to one of the exchanges or to the queue.

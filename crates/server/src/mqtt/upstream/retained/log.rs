@@ -95,7 +95,7 @@ impl LogProgress {
     }
 }
 
-/// What the log had before it was replaced.
+/// The topics of the log that was replaced.
 struct PreviousTopics {
     topics: RetainedTopics,
     /// The last ticket at that time.
@@ -366,7 +366,7 @@ impl LogState {
         StatusChange { is_new, nudged }
     }
 
-    /// What clients are sent.
+    /// The topics whose messages clients are sent.
     fn served(&self) -> &RetainedTopics {
         self.previous.as_ref().map_or(&self.topics, |previous| &previous.topics)
     }
@@ -419,7 +419,7 @@ impl LogClient {
         let has_room = || {
             let now = self.log.now();
             let mut state = self.log.state.lock();
-            // What is not read here may have room.
+            // There may be room in a log that is not read here.
             state.status == LogStatus::Refused || state.topics.has_room(&merged(routing_key), size, now)
         };
         if payload == 0 || has_room() {

@@ -264,10 +264,10 @@ impl RetainedTopics {
     }
 
     /// Messages of the topics that a filter matches, from where `progress` has come to; call it until that is
-    /// [`MatchProgress::Done`]. What is set or copied meanwhile may come twice.
+    /// [`MatchProgress::Done`]. A message that is set or copied meanwhile may come twice.
     ///
-    /// A filter that visits few nodes of the tree finds them there. For others all topics are gone through in the order of their
-    /// entries, in which they can be left and found again.
+    /// A filter that visits few nodes of the tree finds them there. For others all topics are gone through in the order of
+    /// their entries, in which they can be left and found again.
     pub(super) fn matching(
         &self,
         filter: &str,

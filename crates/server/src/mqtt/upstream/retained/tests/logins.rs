@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
+use amqp::ReplyCode;
+
 use super::stream::TestStream;
 use super::*;
 use crate::mqtt::upstream::retained::logins::{LogLogins, MAX_REFUSALS};
 
 fn login(user: impl ToString) -> SharedLogin {
-    let credentials = Arc::new(Credentials::plain(&user.to_string(), "secret"));
+    let credentials = Arc::new(Credentials::plain(user.to_string(), "secret"));
     SharedLogin { prefix: LOG, credentials, vhost: "/".into() }
 }
 
@@ -132,4 +134,19 @@ async fn a_message_has_the_logs_key_whether_this_server_reads_the_log_or_not() {
     let headers = Properties::decode(&applied).unwrap().headers.unwrap().decode();
     let key = FieldValue::Array(vec![FieldValue::text("%leveret-retained.b")]);
     assert_eq!(headers.get("BCC"), Some(&key));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_has_not_been_started_yet_is_asked_for_again_soon() {
+    for consumer in [ReplyCode::NotFound, ReplyCode::PreconditionFailed] {
+        let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+        stream.permit("client");
+        stream.starts_slowly(ReplyCode::NotFound, consumer);
+        let (client, outbox) = join(&logs, &stream, "client");
+        settle().await;
+        assert!(client.must_wait(&outbox), "nobody is told that nothing is retained");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(client.is_available() && !client.must_wait(&outbox));
+        assert_eq!(stream.asked().len(), 3);
+    }
 }

@@ -142,7 +142,7 @@ async fn very_many_live_messages_while_the_log_cannot_be_read_are_not_remembered
         }
     });
     assert!(taken.bytes_current < 200 << 10, "{} bytes", taken.bytes_current);
-    // What the log had at the time of the first ticket may be old.
+    // The log of the time of the first ticket may be old.
     retain(&stream, "0", b"new");
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     session.collect(|_| true, NOW);

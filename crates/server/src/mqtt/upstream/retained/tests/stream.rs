@@ -29,6 +29,8 @@ struct StreamState {
     consumers: Vec<StreamConsumer>,
     /// The users that may have it.
     permitted: HashSet<String>,
+    /// The faults with which it refuses the next declaration, and the next consumer.
+    down: [Option<ReplyCode>; 2],
     /// The users that have asked for it.
     asked: Vec<String>,
 }
@@ -44,6 +46,11 @@ struct StreamConsumer {
 impl TestStream {
     pub(super) fn permit(&self, user: &str) {
         self.0.lock().permitted.insert(user.to_owned());
+    }
+
+    /// Refuses the next declaration and the next consumer.
+    pub(super) fn starts_slowly(&self, declaration: ReplyCode, consumer: ReplyCode) {
+        self.0.lock().down = [Some(declaration), Some(consumer)];
     }
 
     pub(super) fn forbid(&self, user: &str) {
@@ -136,8 +143,8 @@ impl StreamConsumer {
     }
 }
 
-/// As RabbitMQ delivers a message of a stream. Properties that are malformed are taken for those of a test, which has the offset
-/// in them.
+/// As RabbitMQ delivers a message of a stream. Properties that are malformed are taken for those of a test, which has the
+/// offset in them.
 fn stamped(properties: &[u8], offset: i64) -> Vec<u8> {
     let Ok(mut amqp) = Properties::decode(properties) else { return properties.into() };
     let mut headers = amqp.headers.map(|headers| headers.decode()).unwrap_or_default();
@@ -167,6 +174,15 @@ struct StreamSession {
 }
 
 impl StreamSession {
+    fn refuse(&self, number: u16, code: ReplyCode) {
+        let close = channel::Close { reply_code: code.code(), reply_text: "", class_id: 0, method_id: 0 };
+        respond(&self.outbox, number, close);
+    }
+
+    fn take_down(&self, which: usize) -> Option<ReplyCode> {
+        self.stream.0.lock().down[which].take()
+    }
+
     fn handle_method(&mut self, number: u16, method: &Method<'_>) {
         let outbox = &self.outbox;
         match method {
@@ -175,13 +191,17 @@ impl StreamSession {
                 respond(outbox, number, exchange::DeclareOk {});
             }
             Method::QueueDeclare(_) if !self.stream.0.lock().permitted.contains(&self.user) => {
-                let code = ReplyCode::AccessRefused.code();
-                let close = channel::Close { reply_code: code, reply_text: "", class_id: 50, method_id: 10 };
-                respond(outbox, number, close);
+                self.refuse(number, ReplyCode::AccessRefused);
             }
-            Method::QueueDeclare(_) => respond(outbox, number, queue::DeclareOk::default()),
+            Method::QueueDeclare(_) => match self.take_down(0) {
+                Some(code) => self.refuse(number, code),
+                None => respond(outbox, number, queue::DeclareOk::default()),
+            },
             Method::QueueBind(_) => respond(outbox, number, queue::BindOk {}),
             Method::BasicConsume(consume) => {
+                if let Some(code) = self.take_down(1) {
+                    return self.refuse(number, code);
+                }
                 respond(outbox, number, basic::ConsumeOk { consumer_tag: "" });
                 let offset =
                     consume.arguments.decode().get("x-stream-offset").and_then(FieldValue::as_integer);
