@@ -226,6 +226,8 @@ def test_entries_that_somebody_else_has_written_do_no_harm(pool, other, topic):
         {"x-leveret-retained": b"\xfd" + version + b"\x01" + bytes(8)}, {"x-leveret-retained": b"\xfe" + version},
         {"x-leveret-retained": b"\xff" + bytes(16)}, {"x-leveret-retained": b"\xff" * 40},
     ]
+    # The exchange is there once a client has come.
+    assert retained(other, [f"{topic}/#"]) == []
     with pool.channel() as channel:
         for own in headers:
             for exchange, key in (("amq.topic", f"{topic}.a"), (LOG, f"{topic}.a"), (LOG, "#.+"), ("", LOG)):

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm, exchange, queue};
 use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
@@ -24,6 +24,10 @@ const WINDOW: u16 = 1000;
 
 /// Markers and copies that the upstream has not confirmed at which no more copies are made.
 const MAX_UNCONFIRMED: u64 = 64;
+
+/// Time after which a marker that has not come back is published again. RabbitMQ that has just started confirms messages for
+/// queues that it has not started, and drops them.
+pub(super) const MARKER_TIME: Duration = Duration::from_secs(2);
 
 /// The channel that declares, binds and publishes.
 const PUBLISHING: u16 = 1;
@@ -60,6 +64,8 @@ struct LogDialogue {
     confirms: PublisherConfirms,
     /// The marker that is on its way; 0 for none.
     marker: u64,
+    /// When that was published.
+    marker_at: Instant,
     /// The last one that was read.
     reached: u64,
     /// Whether the channel has to be opened again.
@@ -138,6 +144,7 @@ impl LogLink {
             is_declared: false,
             confirms: PublisherConfirms::default(),
             marker: 0,
+            marker_at: transport::now(),
             reached: 0,
             reopens: false,
             expected: None,
@@ -162,7 +169,7 @@ impl UpstreamLink for LogLink {
             if let Some(end) = dialogue.end.take() {
                 return Err(end);
             }
-            dialogue.send(client);
+            dialogue.send(client, now);
             client.flush(now).map_err(LinkEnd::Lost)?;
             if work::is_turn_over() {
                 return Ok(LinkStep::TurnOver);
@@ -174,7 +181,10 @@ impl UpstreamLink for LogLink {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.client.next_deadline().into_iter().chain(self.dialogue.log.next_deadline(false)).min()
+        let Self { client, dialogue } = self;
+        let marker = (dialogue.marker > dialogue.reached).then(|| dialogue.marker_at + MARKER_TIME);
+        let deadlines = [client.next_deadline(), dialogue.log.next_deadline(false), marker];
+        deadlines.into_iter().flatten().min()
     }
 
     fn close(&mut self, waker: &Waker, now: Instant) -> bool {
@@ -368,7 +378,7 @@ impl LogDialogue {
     }
 
     /// Sends what is to be sent now.
-    fn send(&mut self, client: &mut AmqpClient) {
+    fn send(&mut self, client: &mut AmqpClient, now: Instant) {
         if self.stage != LogStage::Reading {
             return;
         }
@@ -377,10 +387,10 @@ impl LogDialogue {
             client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
         }
         // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
-        if self.marker <= self.reached
+        if (self.marker <= self.reached || self.marker_at + MARKER_TIME <= now)
             && let Some(number) = self.log.wanted_marker(self.reached)
         {
-            self.marker = number;
+            (self.marker, self.marker_at) = (number, now);
             self.publish(client, &record::marker(self.log.process, number));
         }
         // Copies are made of what is known to be the newest.

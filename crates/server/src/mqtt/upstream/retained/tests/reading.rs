@@ -6,7 +6,7 @@ use amqp::properties::PERSISTENT;
 
 use super::stream::TestStream;
 use super::*;
-use crate::mqtt::upstream::retained::link::LogLink;
+use crate::mqtt::upstream::retained::link::{LogLink, MARKER_TIME};
 use crate::mqtt::upstream::retained::log::{LogProgress, RetainedLog};
 use crate::upstream::sharing::link::LinkStep;
 use crate::upstream::sharing::task::UpstreamLink;
@@ -135,4 +135,21 @@ async fn a_marker_that_was_not_asked_for_reaches_no_ticket() {
     retain(&stream, "a", b"x");
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     assert!(client.has_reached(ticket) && payloads(&client, "a") == ["x"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_marker_that_the_upstream_has_dropped_is_published_again() {
+    let (log, stream) = (log(), TestStream::default());
+    let (client, outbox) = client(&log, USER);
+    let mut link = link(&log, &stream);
+    stream.drop_next(2);
+    let ticket = client.ticket(&outbox).unwrap();
+    for _ in 0..2 {
+        assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
+        assert!(!client.has_reached(ticket));
+        assert_eq!(link.next_deadline(), Some(transport::now() + MARKER_TIME));
+        tokio::time::advance(MARKER_TIME).await;
+    }
+    assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
+    assert!(client.has_reached(ticket));
 }

@@ -31,6 +31,8 @@ struct StreamState {
     permitted: HashSet<String>,
     /// The faults with which it refuses the next declaration, and the next consumer.
     down: [Option<ReplyCode>; 2],
+    /// Messages that it confirms and drops.
+    dropped: usize,
     /// The users that have asked for it.
     asked: Vec<String>,
 }
@@ -53,6 +55,11 @@ impl TestStream {
         self.0.lock().down = [Some(declaration), Some(consumer)];
     }
 
+    /// Confirms and drops the next messages.
+    pub(super) fn drop_next(&self, messages: usize) {
+        self.0.lock().dropped = messages;
+    }
+
     pub(super) fn forbid(&self, user: &str) {
         self.0.lock().permitted.remove(user);
     }
@@ -70,6 +77,9 @@ impl TestStream {
     /// Appends an entry, which each consumer gets.
     pub(super) fn append(&self, exchange: &str, message: Encoded) {
         let mut state = self.0.lock();
+        if let Some(left) = state.dropped.checked_sub(1) {
+            return state.dropped = left;
+        }
         state.entries.push((exchange.to_owned(), message));
         let StreamState { entries, consumers, .. } = &mut *state;
         let (at, entry) = (entries.len() - 1, &entries[entries.len() - 1]);
