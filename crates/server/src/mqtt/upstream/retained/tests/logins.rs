@@ -33,8 +33,10 @@ fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
         assert!(!logins.join(&login(number), now));
         assert_eq!((next(&logins, now), logins.needs(&login("good"))), (None, true));
     }
+    logins.join(&login(1000), now);
     assert!(logins.join(&login("good"), now) && logins.is_worth_waiting(now));
     assert_eq!(next(&logins, now).as_deref(), Some("good"));
+    logins.leave(&login(1000));
     assert!(!logins.needs(&login(1000)) && logins.needs(&login("good")));
     // Until it is refused as well.
     logins.handle_refused(&login("good"), now);
