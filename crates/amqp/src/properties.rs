@@ -2,7 +2,7 @@
 
 use crate::error::{Fault, ReplyCode};
 use crate::method::BASIC_CLASS;
-use crate::table::RawTable;
+use crate::table::{FieldValue, RawTable, find_value};
 use crate::wire::{DecodeError, Field, Reader, Writer};
 
 /// A decoded content header whose properties are still in wire format.
@@ -127,6 +127,21 @@ pub const PERSISTENT: u8 = 2;
 /// Property flags and list of a message without properties.
 pub const NO_PROPERTIES: &[u8] = &[0, 0];
 
+/// The value of a header, found whatever else is wrong with the properties (flags and list): brokers pass on short strings and
+/// names of headers that are no UTF-8.
+pub fn find_header(properties: &[u8], name: &str) -> Option<FieldValue> {
+    let mut reader = Reader::new(properties);
+    let flags: u16 = reader.read().ok()?;
+    // content_type and content_encoding.
+    for _ in 0..(flags >> 14).count_ones() {
+        reader.read::<ShortBytes<'_>>().ok()?;
+    }
+    if flags & (1 << 13) == 0 {
+        return None;
+    }
+    find_value(reader.read().ok()?, name)
+}
+
 /// A short string that applications also use for binary identifiers, so it need not be UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShortBytes<'a>(pub &'a [u8]);
@@ -153,7 +168,7 @@ impl<'a> From<&'a str> for ShortBytes<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{FieldTable, FieldValue};
+    use crate::table::FieldTable;
 
     #[test]
     fn all_fourteen_survive_a_round_trip() {
@@ -185,6 +200,36 @@ mod tests {
         let mut bytes = Vec::new();
         Properties::default().encode(&mut bytes);
         assert_eq!(bytes, NO_PROPERTIES);
+    }
+
+    #[test]
+    fn a_header_is_found_beside_what_is_malformed() {
+        let inner: FieldTable = [("k", FieldValue::Void)].into_iter().collect();
+        let table = |name: &str| -> Vec<u8> {
+            let nested = FieldValue::Array(vec![FieldValue::Table(inner.clone())]);
+            let entries = [(name, FieldValue::F64(1.0)), ("a", nested), ("n", FieldValue::I32(1))];
+            entries.into_iter().chain([("o", FieldValue::I64(7))]).collect::<FieldTable>().encode()
+        };
+        let good = table("xx");
+        let properties = Properties::default()
+            .with_content_type("xx")
+            .with_content_encoding("xx")
+            .with_headers(RawTable::check(&good).unwrap())
+            .with_delivery_mode(PERSISTENT);
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
+        // Both strings, the first name, and one in a nested table.
+        let bad: Vec<u8> = bytes.iter().map(|byte| if b"xk".contains(byte) { 0xff } else { *byte }).collect();
+        for bytes in [&bytes, &bad] {
+            assert_eq!(find_header(bytes, "o"), Some(FieldValue::I64(7)));
+            assert_eq!(find_header(bytes, "n"), Some(FieldValue::I32(1)));
+            assert_eq!(find_header(bytes, "none"), None);
+            for cut in 0..bytes.len() - 1 {
+                assert_eq!(find_header(&bytes[..cut], "o"), None, "{cut} bytes");
+            }
+        }
+        assert_eq!(Properties::decode(&bad), Err(DecodeError::NotUtf8));
+        assert_eq!(find_header(NO_PROPERTIES, "o"), None);
     }
 
     #[test]

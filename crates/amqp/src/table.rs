@@ -374,6 +374,31 @@ fn check_value(reader: &mut Reader<'_>, depth: usize) -> Result<bool, DecodeErro
     reader.take(width).map(|_| true)
 }
 
+/// The value of the first entry with this name in a table that was not validated: what is wrong with other entries, names that
+/// are no UTF-8 above all, does not hide it.
+pub(crate) fn find_value(bytes: &[u8], wanted: &str) -> Option<FieldValue> {
+    let mut reader = Reader::new(bytes);
+    while !reader.rest().is_empty() {
+        let length: u8 = reader.read().ok()?;
+        if reader.take(usize::from(length)).ok()? == wanted.as_bytes() {
+            return FieldValue::read(&mut reader).ok();
+        }
+        skip_value(&mut reader).ok()?;
+    }
+    None
+}
+
+/// Passes over a value; what a table or an array contains is not looked at.
+fn skip_value(reader: &mut Reader<'_>) -> Result<(), DecodeError> {
+    match reader.rest().first() {
+        Some(b'F' | b'A') => {
+            reader.take(1)?;
+            reader.read::<&[u8]>().map(drop)
+        }
+        _ => check_value(reader, MAX_TABLE_DEPTH).map(drop),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -129,6 +129,12 @@ impl PendingRetained {
             || self.sent.iter().any(|(_, sent)| **sent == *topic)
     }
 
+    /// The topics to be sent.
+    #[cfg(test)]
+    pub(super) fn topics(&self) -> impl Iterator<Item = &str> {
+        self.topics.keys().map(|topic| &**topic)
+    }
+
     /// Whether nothing is to be sent or acknowledged.
     pub(super) fn is_empty(&self) -> bool {
         self.topics.is_empty() && self.sent.is_empty()

@@ -144,14 +144,25 @@ impl Retained {
 impl RetainedTree {
     /// The messages, unexpired at `now`, of the topics that a filter without `$share/group/` matches.
     pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
+        let mut all = usize::MAX;
+        self.matching_within(filter, now, &mut all).unwrap_or_default()
+    }
+
+    /// As [`Self::matching`], unless that visits more nodes than are `left`. Those that were visited are taken from these.
+    pub(super) fn matching_within(
+        &self,
+        filter: &str,
+        now: Timestamp,
+        left: &mut usize,
+    ) -> Option<Vec<Arc<RetainedMessage>>> {
         let mut found = Vec::new();
         let levels: Vec<&str> = filter.split('/').collect();
-        self.root.collect(&levels, true, &mut |message| {
+        let is_complete = self.root.collect(&levels, true, left, &mut |message| {
             if !message.is_expired(now) {
                 found.push(Arc::clone(message));
             }
         });
-        found
+        is_complete.then_some(found)
     }
 
     /// The message of a topic, unless expired at `now`.
@@ -249,31 +260,32 @@ impl Node {
         node.message.as_ref()
     }
 
-    /// Section 4.7.2: leading wildcards match no topics that begin with `$`.
-    fn collect(&self, levels: &[&str], is_first: bool, each: &mut impl FnMut(&Arc<RetainedMessage>)) {
+    /// Visits no more than the nodes that are `left`; returns whether these were enough. Section 4.7.2: leading wildcards match
+    /// no topics that begin with `$`.
+    fn collect(
+        &self,
+        levels: &[&str],
+        is_first: bool,
+        left: &mut usize,
+        each: &mut impl FnMut(&Arc<RetainedMessage>),
+    ) -> bool {
+        let Some(others) = left.checked_sub(1) else { return false };
+        *left = others;
         let Some((level, rest)) = levels.split_first() else {
-            return self.message.iter().for_each(each);
+            self.message.iter().for_each(each);
+            return true;
         };
         let visible = |name: &str| !(is_first && name.starts_with('$'));
+        let mut children = self.children.iter().filter(|(name, _)| visible(name)).map(|(_, child)| child);
         match *level {
             "#" => {
                 if !is_first {
                     self.message.iter().for_each(&mut *each);
                 }
-                for (_, child) in self.children.iter().filter(|(name, _)| visible(name)) {
-                    child.collect(levels, false, each);
-                }
+                children.all(|child| child.collect(levels, false, left, each))
             }
-            "+" => {
-                for (_, child) in self.children.iter().filter(|(name, _)| visible(name)) {
-                    child.collect(rest, false, each);
-                }
-            }
-            level => {
-                if let Some(child) = self.children.get(level) {
-                    child.collect(rest, false, each);
-                }
-            }
+            "+" => children.all(|child| child.collect(rest, false, left, each)),
+            level => self.children.get(level).is_none_or(|child| child.collect(rest, false, left, each)),
         }
     }
 }

@@ -85,7 +85,7 @@ impl UpstreamSession {
             return false;
         }
         if outgoing.retain {
-            self.retained.sent_live(&outgoing.topic);
+            self.retained.sent_live(&outgoing.topic, &shared.body, &self.outbox);
         }
         let payload = shared.body.clone();
         let message = self.address(outgoing, &properties, shared.redelivered, payload, &verdict, engine);
@@ -144,7 +144,7 @@ impl UpstreamSession {
             Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },
         };
         if outgoing.retain {
-            self.retained.sent_live(&outgoing.topic);
+            self.retained.sent_live(&outgoing.topic, &body, &self.outbox);
         }
         let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;

@@ -147,7 +147,6 @@ pub(super) fn publish_will(
     let Ok(properties) = to_amqp(&message, mapping, now) else { return };
     let mut copies = BlindCopies::default();
     if will.retain
-        && log.is_available()
         && let Err(refusal) = log.retain(&message, &key, will.payload.len(), &mut copies)
     {
         tracing::warn!(topic = &*will.topic, why = refusal.text, "a will is not retained");

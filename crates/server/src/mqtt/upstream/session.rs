@@ -292,7 +292,7 @@ impl MqttSession for UpstreamSession {
         let key = self.mapping.routing_key(publish.topic)?;
         let properties = to_amqp(&message, self.mapping, self.now)?;
         let mut copies = BlindCopies::default();
-        if publish.retain && self.retained.log.is_available() {
+        if publish.retain {
             self.retained.log.retain(&message, &key, publish.payload.len(), &mut copies)?;
         }
         if publish.qos != QoS::AtMostOnce {

@@ -29,6 +29,11 @@ struct BindingAnswer {
 }
 
 impl BindingAnswers {
+    /// Whether subscribers of a key are still to be answered.
+    pub(super) fn is_for(&self, id: BindingId) -> bool {
+        self.answers.iter().any(|answer| answer.id == id)
+    }
+
     pub(super) fn add_bound(&mut self, id: BindingId) {
         self.answers.push_back(BindingAnswer { id, slot: 0, refused: None });
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use amqp::{FieldValue, Properties};
 use hashbrown::HashMap;
+use slab::Slab;
 use smallvec::SmallVec;
 use sync::work;
 
@@ -18,6 +19,9 @@ const MESSAGE: u32 = 1_000;
 
 /// Nanoseconds charged for each binding key that matches.
 const MATCH: u32 = 30;
+
+/// Slots of a binding's subscribers below which it is left as it is.
+const MIN_SHRUNK: usize = 64;
 
 /// Nanoseconds charged for each client that gets the message: its inbox is written, and its task is woken.
 const COPY: u32 = 300;
@@ -89,7 +93,29 @@ impl SharedState {
         work::charge(MATCH, ids.len());
         ids.sort_unstable();
         ids.dedup();
+        ids.iter().for_each(|id| self.shrink(*id));
         (!ids.is_empty()).then_some(MatchedBindings { number: self.counts.received, ids })
+    }
+
+    /// Gives the few subscribers of a binding that has had many the first slots, so that a message looks at no others. No
+    /// message is under way to them.
+    fn shrink(&mut self, id: BindingId) {
+        let Self { bindings, subscribers, answers, .. } = self;
+        let Some(binding) = bindings.get_mut(&id) else { return };
+        let slots = binding.subscribers.capacity();
+        if slots < MIN_SHRUNK || binding.subscribers.len() > slots / 4 || answers.is_for(id) {
+            return;
+        }
+        work::charge(SLOT, slots);
+        let mut moved = Slab::with_capacity(binding.subscribers.len());
+        for own in std::mem::take(&mut binding.subscribers).into_iter().map(|(_, own)| own) {
+            let entry = subscriber_in(subscribers, own.subscriber);
+            let slot = moved.insert(own);
+            if let Some(entry) = entry {
+                entry.slots.insert(id, slot);
+            }
+        }
+        binding.subscribers = moved;
     }
 
     /// Hands a message to the subscribers at the next `slots` slots. Returns whether it has reached all.

@@ -1,18 +1,21 @@
 //! Retained messages for a session's new subscriptions.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::vec;
 
-use hashbrown::HashSet;
+use broker::Timestamp;
+use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::server::{ServerConnection as Engine, Undeliverable};
 use sync::work;
 use transport::Outbox;
 
-use super::log::LogClient;
+use super::log::{LogClient, LogProgress};
 use crate::mqtt::pending_retained::{PendingCopy, PendingRetained};
+use crate::mqtt::retained::RetainedMessage;
 use crate::mqtt::subscriptions::Verdict;
 use crate::mqtt::upstream::session::UpstreamSession;
 
@@ -22,6 +25,9 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// SUBSCRIBEs whose retained messages wait for the log at which the client is no longer read.
 const MAX_TICKETS: usize = 1024;
+
+/// Topics of live messages that are remembered while retained ones wait: some 100 KiB.
+const MAX_LIVE: usize = 1000;
 
 /// Cost of a retained message for one client, in nanoseconds.
 const MESSAGE: u32 = 1_500;
@@ -36,13 +42,17 @@ pub(in super::super) struct RetainedSession {
     tickets: VecDeque<RetainedTicket>,
     /// Topics whose messages the client is to be sent.
     pending: PendingRetained,
-    /// Topics of live messages with RETAIN that the client was sent while tickets wait.
-    superseded: HashSet<Box<str>>,
+    /// The topics of live messages with RETAIN that the client was sent while tickets or copies wait, with the hash of the last
+    /// one's payload: what is retained may be older, and must not follow it.
+    live: HashMap<Box<str>, u64>,
 }
 
 struct RetainedTicket {
     ticket: u64,
+    /// Those that have not been looked for, or not to the end.
     filters: vec::IntoIter<Arc<str>>,
+    /// How far the first of them has been.
+    progress: LogProgress,
 }
 
 /// Whether a SUBSCRIBE waits for retained messages.
@@ -58,8 +68,8 @@ pub(in super::super) enum RetainedWait {
 
 impl RetainedSession {
     pub(in super::super) fn new(log: LogClient) -> Self {
-        let (tickets, pending, superseded) = Default::default();
-        Self { log, tickets, pending, superseded }
+        let (tickets, pending, live) = Default::default();
+        Self { log, tickets, pending, live }
     }
 
     /// Goes on with the wait of a SUBSCRIBE whose filters are bound.
@@ -68,7 +78,11 @@ impl RetainedSession {
             let filters = std::mem::take(filters).into_iter();
             *wait = match self.log.ticket(outbox) {
                 Some(ticket) => {
-                    self.tickets.push_back(RetainedTicket { ticket, filters });
+                    self.tickets.push_back(RetainedTicket {
+                        ticket,
+                        filters,
+                        progress: LogProgress::default(),
+                    });
                     RetainedWait::Ticket(ticket, now + MAX_WAIT)
                 }
                 None => RetainedWait::No,
@@ -81,12 +95,65 @@ impl RetainedSession {
         }
     }
 
-    /// Called for each live message that the client is sent, as it may be newer than what is retained of its topic.
-    pub(in super::super) fn sent_live(&mut self, topic: &str) {
-        self.pending.discard(topic);
-        if !self.tickets.is_empty() {
-            self.superseded.insert(topic.into());
+    /// Called for each live message with RETAIN that the client is sent, as it may be newer than what is retained of its topic.
+    pub(in super::super) fn sent_live(&mut self, topic: &str, payload: &[u8], outbox: &Arc<Outbox>) {
+        if self.tickets.is_empty() && self.pending.is_empty() {
+            return;
         }
+        let hash = self.live.hasher().hash_one(payload);
+        self.live.insert(topic.into(), hash);
+        if self.live.len() <= MAX_LIVE {
+            return;
+        }
+        // Once the log has been read as far as it goes now, nothing is older than what the client has been sent.
+        if let Some(renewed) = self.log.ticket(outbox) {
+            self.tickets.iter_mut().for_each(|ticket| ticket.ticket = renewed);
+        }
+        for (topic, _) in std::mem::take(&mut self.live) {
+            self.pending.discard(&topic);
+        }
+    }
+
+    /// Whether a topic's message may follow what the client has been sent. If it is another one than the last live one it may
+    /// be older; a newer one comes live. If it is that one, each new subscription gets it (section 3.3.1.3).
+    fn may_follow(&self, message: &RetainedMessage) -> bool {
+        let last = self.live.get(&*message.topic);
+        last.is_none_or(|last| *last == self.live.hasher().hash_one(&*message.payload))
+    }
+
+    /// Makes messages pending for filters whose log has been read, as long as the client is subscribed to them.
+    pub(super) fn collect(&mut self, is_subscribed: impl Fn(&str) -> bool, now: Timestamp) {
+        // A few topics at a time, as each filter may match very many.
+        while !work::is_turn_over()
+            && let Some(waiting) =
+                self.tickets.front_mut().filter(|waiting| self.log.has_reached(waiting.ticket))
+        {
+            let Some(filter) = waiting.filters.as_slice().first() else {
+                self.tickets.pop_front();
+                continue;
+            };
+            if is_subscribed(filter) {
+                let messages = self.log.matching(filter, &mut waiting.progress, now);
+                work::charge(MATCHED, messages.len());
+                messages.iter().for_each(|found| self.pending.add(Arc::clone(&found.topic), false, filter));
+                if !waiting.progress.is_done() {
+                    continue;
+                }
+            }
+            waiting.filters.next();
+            waiting.progress = LogProgress::default();
+        }
+        if self.tickets.is_empty() && self.pending.is_empty() && !self.live.is_empty() {
+            self.live = HashMap::new();
+        }
+    }
+
+    /// The topics whose messages would be sent now, in their order.
+    #[cfg(test)]
+    pub(super) fn sendable(&self) -> Vec<String> {
+        let now = Timestamp(0);
+        let found = self.pending.topics().filter_map(|topic| self.log.get(topic, now));
+        found.filter(|message| self.may_follow(message)).map(|message| message.topic.to_string()).collect()
     }
 
     pub(in super::super) fn has_room(&self) -> bool {
@@ -103,27 +170,7 @@ impl UpstreamSession {
     /// Makes the retained messages of subscriptions pending whose log has been read.
     pub(in super::super) fn collect_retained(&mut self) {
         let Self { retained, subscriptions, now, .. } = self;
-        let RetainedSession { log, tickets, pending, superseded, .. } = retained;
-        // One filter at a time, as each may match very many topics.
-        while !work::is_turn_over()
-            && let Some(waiting) = tickets.front_mut().filter(|waiting| log.has_reached(waiting.ticket))
-        {
-            let Some(filter) = waiting.filters.next() else {
-                tickets.pop_front();
-                continue;
-            };
-            if subscriptions.get(&filter).is_none() {
-                continue;
-            }
-            let messages = log.matching(&filter, *now);
-            work::charge(MATCHED, messages.len());
-            for message in messages.iter().filter(|message| !superseded.contains(&*message.topic)) {
-                pending.add(Arc::clone(&message.topic), false, &filter);
-            }
-        }
-        if tickets.is_empty() {
-            *superseded = HashSet::new();
-        }
+        retained.collect(|filter| subscriptions.get(filter).is_some(), *now);
     }
 
     /// Sends the retained messages that the client can take now.
@@ -134,12 +181,13 @@ impl UpstreamSession {
             && let Some(PendingCopy { topic, filter, .. }) = self.retained.pending.first()
         {
             work::charge(MESSAGE, 1);
-            // The message has been removed, or the subscription is gone.
+            // The message has been removed, or has come live, or the subscription is gone.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
                 None => self.subscriptions.match_retained(&topic),
             };
-            let found = self.retained.log.get(&topic, self.now).zip(verdict);
+            let message = self.retained.log.get(&topic, self.now);
+            let found = message.filter(|message| self.retained.may_follow(message)).zip(verdict);
             let copy = found.map(|(message, verdict)| message.to_subscriber(&verdict, self.now));
             if copy.as_ref().is_some_and(|copy| copy.qos != QoS::AtMostOnce) && engine.room() == 0 {
                 return;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm, exchange, queue};
 use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
@@ -24,6 +24,10 @@ const WINDOW: u16 = 1000;
 
 /// Markers and copies that the upstream has not confirmed at which no more copies are made.
 const MAX_UNCONFIRMED: u64 = 64;
+
+/// Time after which a marker that has not come back is published again. RabbitMQ that has just started confirms messages for
+/// queues that it has not started, and drops them.
+pub(super) const MARKER_TIME: Duration = Duration::from_secs(2);
 
 /// The channel that declares, binds and publishes.
 const PUBLISHING: u16 = 1;
@@ -53,10 +57,15 @@ pub(super) struct LogLink {
 
 struct LogDialogue {
     log: Arc<RetainedLog>,
+    login: SharedLogin,
     stage: LogStage,
+    /// Whether the upstream has answered that the queue is there.
+    is_declared: bool,
     confirms: PublisherConfirms,
     /// The marker that is on its way; 0 for none.
     marker: u64,
+    /// When that was published.
+    marker_at: Instant,
     /// The last one that was read.
     reached: u64,
     /// Whether the channel has to be opened again.
@@ -96,7 +105,7 @@ impl UpstreamLinked for LogReader {
     }
 
     fn link(self: &Arc<Self>, client: AmqpClient, _now: Instant) -> LogLink {
-        LogLink::new(&self.log, client)
+        LogLink::new(&self.log, &self.login, client)
     }
 
     fn handle_lost(&self) {
@@ -105,11 +114,15 @@ impl UpstreamLinked for LogReader {
 
     fn expire(&self, now: Instant) {
         self.log.expire(now);
+        if self.is_waiting {
+            // The login for which clients wait may be gone: it is known then that there is none.
+            self.log.choose_login(now);
+        }
     }
 
     fn end_if_unused(&self, now: Instant) -> bool {
         let is_over = match self.is_waiting {
-            true => self.log.next_login(now).is_some(),
+            true => self.log.has_login(now),
             false => !self.log.needs(&self.login),
         };
         self.log.end_if_unused(now) || is_over
@@ -122,13 +135,16 @@ impl UpstreamLinked for LogReader {
 
 impl LogLink {
     /// Begins to declare the log.
-    fn new(log: &Arc<RetainedLog>, client: AmqpClient) -> Self {
+    pub(super) fn new(log: &Arc<RetainedLog>, login: &SharedLogin, client: AmqpClient) -> Self {
         log.ticket_of_reader();
         let dialogue = LogDialogue {
             log: Arc::clone(log),
+            login: login.clone(),
             stage: LogStage::Exchange,
+            is_declared: false,
             confirms: PublisherConfirms::default(),
             marker: 0,
+            marker_at: transport::now(),
             reached: 0,
             reopens: false,
             expected: None,
@@ -153,7 +169,7 @@ impl UpstreamLink for LogLink {
             if let Some(end) = dialogue.end.take() {
                 return Err(end);
             }
-            dialogue.send(client);
+            dialogue.send(client, now);
             client.flush(now).map_err(LinkEnd::Lost)?;
             if work::is_turn_over() {
                 return Ok(LinkStep::TurnOver);
@@ -165,7 +181,10 @@ impl UpstreamLink for LogLink {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.client.next_deadline().into_iter().chain(self.dialogue.log.next_deadline(false)).min()
+        let Self { client, dialogue } = self;
+        let marker = (dialogue.marker > dialogue.reached).then(|| dialogue.marker_at + MARKER_TIME);
+        let deadlines = [client.next_deadline(), dialogue.log.next_deadline(false), marker];
+        deadlines.into_iter().flatten().min()
     }
 
     fn close(&mut self, waker: &Waker, now: Instant) -> bool {
@@ -206,7 +225,10 @@ impl LogDialogue {
             ClientEvent::Message(_, message) => self.handle_entry(&message),
             ClientEvent::Method(PUBLISHING, method) => match method {
                 Method::ExchangeDeclareOk(_) => self.stage = LogStage::Queue,
-                Method::QueueDeclareOk(_) => self.stage = LogStage::Publishers,
+                Method::QueueDeclareOk(_) => {
+                    self.is_declared = true;
+                    self.stage = LogStage::Publishers;
+                }
                 Method::QueueBindOk(_) if self.stage == LogStage::Publishers => self.stage = LogStage::Own,
                 Method::QueueBindOk(_) => self.stage = LogStage::Consumer,
                 Method::BasicAck(ack) => {
@@ -220,7 +242,7 @@ impl LogDialogue {
             ClientEvent::Method(READING, method) => match method {
                 Method::BasicConsumeOk(_) => {
                     self.stage = LogStage::Reading;
-                    self.log.handle_bound();
+                    self.log.handle_bound(&self.login);
                 }
                 Method::ChannelClose(close) => self.handle_closed(announced(&close)),
                 Method::BasicCancel(_) => {
@@ -246,11 +268,24 @@ impl LogDialogue {
             LogStage::Reading if fault.code != ReplyCode::AccessRefused => {
                 return self.end = Some(LinkEnd::Lost(fault));
             }
+            _ if self.is_down(fault.code) => return self.end = Some(LinkEnd::Lost(fault)),
             _ => return self.end = Some(LinkEnd::Refused(fault)),
         };
         // The channel is closed.
         self.confirms = PublisherConfirms::default();
         self.reopens = true;
+    }
+
+    /// Whether a fault says that the stream is there, and has not been started: RabbitMQ accepts clients before that. In 3.10
+    /// it is not found then, and in 4 it has no replica.
+    fn is_down(&self, code: ReplyCode) -> bool {
+        match self.stage {
+            LogStage::Exchange | LogStage::Reading => false,
+            LogStage::Consumer if code == ReplyCode::PreconditionFailed => true,
+            // A declaration finds what is not there by creating it.
+            LogStage::Queue => code == ReplyCode::NotFound,
+            _ => self.is_declared && code == ReplyCode::NotFound,
+        }
     }
 
     /// A message of any kind, from anybody who may publish to one of the exchanges or to the queue.
@@ -343,7 +378,7 @@ impl LogDialogue {
     }
 
     /// Sends what is to be sent now.
-    fn send(&mut self, client: &mut AmqpClient) {
+    fn send(&mut self, client: &mut AmqpClient, now: Instant) {
         if self.stage != LogStage::Reading {
             return;
         }
@@ -351,10 +386,11 @@ impl LogDialogue {
             self.acked = self.received;
             client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
         }
-        if self.marker == self.reached
+        // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
+        if (self.marker <= self.reached || self.marker_at + MARKER_TIME <= now)
             && let Some(number) = self.log.wanted_marker(self.reached)
         {
-            self.marker = number;
+            (self.marker, self.marker_at) = (number, now);
             self.publish(client, &record::marker(self.log.process, number));
         }
         // Copies are made of what is known to be the newest.

@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use amqp::FieldValue;
 use broker::Timestamp;
-use hashbrown::HashMap;
 use mqtt::ReasonCode;
 use mqtt::topic::merged;
 use sync::{AtomicWaker, Mutex, Rank};
 use transport::Outbox;
 
+use super::logins::LogLogins;
 use super::record::{self, Encoded, LogEntry, Placed};
 use super::status::RetainedStatus;
-use super::topics::{LogLimits, RetainedTopics};
+use super::topics::{LogLimits, MatchProgress, RetainedTopics};
 use crate::backend::Clock;
 use crate::mqtt::message::Incoming;
 use crate::mqtt::retained::RetainedMessage;
 use crate::mqtt::session::Refusal;
-use crate::upstream::sharing::{LoginKey, SharedLogin};
+use crate::upstream::sharing::SharedLogin;
 
 /// Longest time that a client waits to learn whether messages are retained: enough for the handshakes of a first connection
 /// upstream. After that it counts as so.
@@ -28,13 +28,6 @@ pub(super) const MAX_DECISION: Duration = Duration::from_secs(2);
 
 /// Time that the log is read after the last client has gone: the next one need not wait until all of it has been read again.
 pub(super) const IDLE_TIME: Duration = Duration::from_secs(60);
-
-/// Time after which a login that was refused is tried again: permissions may have been granted.
-pub(super) const REFUSAL_TIME: Duration = Duration::from_secs(60);
-
-/// Logins that are tried in that time: where each client has a user of its own, and none has permission, clients are not to
-/// wait for each other.
-const MAX_REFUSALS: usize = 8;
 
 /// Clients that wait for the log at which those that are gone are removed.
 const MIN_PRUNED: usize = 1024;
@@ -53,9 +46,11 @@ pub(in super::super) struct RetainedLog {
 
 struct LogState {
     topics: RetainedTopics,
-    logins: HashMap<LoginKey, LoginUse>,
-    /// When the upstream has refused logins, the last few times.
-    refusals: VecDeque<Instant>,
+    /// Served until the log that has taken this one's place has been read once.
+    previous: Option<PreviousTopics>,
+    /// Number of logs that were served before.
+    replaced: u64,
+    logins: LogLogins,
     status: LogStatus,
     /// Those that wait for another status, with the ends of their waits.
     undecided: VecDeque<(Instant, Arc<Outbox>)>,
@@ -76,13 +71,6 @@ struct LogState {
     is_overfull: bool,
 }
 
-/// A login of connected clients.
-struct LoginUse {
-    clients: usize,
-    /// The upstream has refused it the log.
-    refused: Option<Instant>,
-}
-
 /// Whether messages are retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogStatus {
@@ -94,14 +82,51 @@ pub(super) enum LogStatus {
     Refused,
 }
 
+/// How far the topics that a filter matches have been found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LogProgress {
+    /// Number of logs that were served before the one that is looked through.
+    log: u64,
+    topics: MatchProgress,
+}
+
+impl LogProgress {
+    pub(super) fn is_done(self) -> bool {
+        self.topics == MatchProgress::Done
+    }
+}
+
+/// The topics of the log that was replaced.
+struct PreviousTopics {
+    topics: RetainedTopics,
+    /// The last ticket at that time.
+    tickets: u64,
+}
+
+/// A status that was set, of which those that wait are to be told without the lock.
+#[must_use]
+struct StatusChange {
+    is_new: bool,
+    nudged: Vec<Arc<Outbox>>,
+}
+
+impl StatusChange {
+    /// Returns whether the status is another one than before.
+    fn nudge(self) -> bool {
+        self.nudged.iter().for_each(|outbox| outbox.nudge());
+        self.is_new
+    }
+}
+
 impl RetainedLog {
     pub(super) fn new(vhost: &str, limits: LogLimits, clock: Clock, is_draining: bool) -> Arc<Self> {
         let number = || RandomState::new().hash_one(vhost);
         let process = number();
         let state = LogState {
             topics: RetainedTopics::new(limits, number()),
-            logins: HashMap::new(),
-            refusals: VecDeque::new(),
+            previous: None,
+            replaced: 0,
+            logins: LogLogins::default(),
             status: LogStatus::Undecided,
             undecided: VecDeque::new(),
             tickets: 0,
@@ -132,11 +157,10 @@ impl RetainedLog {
             return None;
         }
         state.unused_since = None;
-        let (key, since) = (LoginKey(login.clone()), transport::now());
-        if state.status == LogStatus::Refused && !state.logins.contains_key(&key) && state.may_try(since) {
+        let since = transport::now();
+        if state.logins.join(login, since) && state.status == LogStatus::Refused {
             state.status = LogStatus::Undecided;
         }
-        state.logins.entry(key).or_insert(LoginUse { clients: 0, refused: None }).clients += 1;
         if state.status == LogStatus::Undecided {
             state.undecided.push_back((since + MAX_DECISION, Arc::clone(outbox)));
         }
@@ -147,75 +171,60 @@ impl RetainedLog {
 
     fn leave(&self, login: &SharedLogin) {
         let mut state = self.state.lock();
-        let key = LoginKey(login.clone());
-        if let Some(login) = state.logins.get_mut(&key) {
-            login.clients -= 1;
-            if login.clients == 0 {
-                state.logins.remove(&key);
-            }
-        }
-        if state.logins.is_empty() {
+        state.logins.leave(login);
+        if !state.logins.has_clients() {
             state.unused_since = Some(transport::now());
         }
         drop(state);
         self.waker.wake();
     }
 
-    /// A login that has not been refused, or is to be tried again.
-    pub(super) fn next_login(&self, now: Instant) -> Option<SharedLogin> {
-        let state = self.state.lock();
-        let is_candidate =
-            |login: &LoginUse| state.may_try(now) && login.refused.is_none_or(|at| at + REFUSAL_TIME <= now);
-        state.logins.iter().find(|(_, login)| is_candidate(login)).map(|(key, _)| key.0.clone())
+    /// The login that is to be tried next. If there is none, nobody waits for one any more.
+    pub(super) fn choose_login(&self, now: Instant) -> Option<SharedLogin> {
+        let mut state = self.state.lock();
+        let next = state.logins.next(now);
+        let change = next.is_none().then(|| state.set_status(LogStatus::Refused));
+        drop(state);
+        change.map(StatusChange::nudge);
+        next
     }
 
-    /// Whether a login has clients.
+    /// Whether there is one.
+    pub(super) fn has_login(&self, now: Instant) -> bool {
+        self.state.lock().logins.next(now).is_some()
+    }
+
+    /// As [`LogLogins::needs`].
     pub(super) fn needs(&self, login: &SharedLogin) -> bool {
-        let state = self.state.lock();
-        // The last one reads on until the log is given up.
-        state.logins.is_empty() || state.logins.contains_key(&LoginKey(login.clone()))
+        self.state.lock().logins.needs(login)
     }
 
-    /// The upstream has refused the log to a login.
-    pub(super) fn handle_refusal(&self, login: &SharedLogin) {
+    /// The upstream has refused the log to a login. Returns whether clients learn only now that nothing is retained.
+    pub(super) fn handle_refusal(&self, login: &SharedLogin) -> bool {
         let (mut state, now) = (self.state.lock(), transport::now());
-        if state.refusals.len() == MAX_REFUSALS {
-            state.refusals.pop_front();
-        }
-        state.refusals.push_back(now);
-        if let Some(login) = state.logins.get_mut(&LoginKey(login.clone())) {
-            login.refused = Some(now);
-        }
+        state.logins.handle_refused(login, now);
+        let is_over = !state.logins.is_worth_waiting(now);
+        let change = is_over.then(|| state.set_status(LogStatus::Refused));
+        drop(state);
+        change.is_some_and(StatusChange::nudge)
     }
 
-    /// No login may read the log. Returns whether that is new.
-    pub(super) fn refuse(&self) -> bool {
-        self.set_status(LogStatus::Refused)
-    }
-
-    /// The log is declared and bound.
-    pub(super) fn handle_bound(&self) {
-        self.set_status(LogStatus::Bound);
+    /// The log is declared and bound, and read by this login.
+    pub(super) fn handle_bound(&self, login: &SharedLogin) {
+        let mut state = self.state.lock();
+        state.logins.handle_accepted(login);
+        let change = state.set_status(LogStatus::Bound);
+        drop(state);
+        change.nudge();
     }
 
     /// The log was deleted, or another one has taken its place.
     pub(super) fn handle_replaced(&self) {
         let mut state = self.state.lock();
-        state.topics = RetainedTopics::new(self.limits, self.process);
+        let topics = std::mem::replace(&mut state.topics, RetainedTopics::new(self.limits, self.process));
+        let topics = state.previous.take().map_or(topics, |previous| previous.topics);
+        state.previous = Some(PreviousTopics { topics, tickets: state.tickets });
         state.status = LogStatus::Undecided;
-    }
-
-    fn set_status(&self, status: LogStatus) -> bool {
-        let mut state = self.state.lock();
-        let is_new = std::mem::replace(&mut state.status, status) != status;
-        let mut nudged: Vec<_> =
-            std::mem::take(&mut state.undecided).into_iter().map(|(_, who)| who).collect();
-        if status == LogStatus::Refused {
-            nudged.extend(std::mem::take(&mut state.waiting).into_iter().map(|(_, who)| who));
-        }
-        drop(state);
-        nudged.iter().for_each(|outbox| outbox.nudge());
-        is_new
     }
 
     /// Handles what was read. Returns whether it was this reader's own marker.
@@ -225,12 +234,17 @@ impl RetainedLog {
         if let LogEntry::Marker { process, number } = placed.entry
             && process == self.process
             && number > state.reached
+            && number <= state.tickets
         {
             if placed.offset < state.topics.next() {
                 return LogRead::Replaced;
             }
             state.topics.read(placed, now);
             state.reached = number;
+            // A marker of before may be in the new log, too, and does not tell that all of it has been read.
+            if state.previous.take_if(|previous| number > previous.tickets).is_some() {
+                state.replaced += 1;
+            }
             let mut nudged = Vec::new();
             while let Some((_, outbox)) = state.waiting.pop_front_if(|(ticket, _)| *ticket <= number) {
                 nudged.push(outbox);
@@ -318,11 +332,7 @@ impl RetainedLog {
     pub(super) fn next_deadline(&self, retries: bool) -> Option<Instant> {
         let state = self.state.lock();
         let unused = state.unused_since.map(|since| since + state.idle_time());
-        let retry = || match state.may_try(transport::now()) {
-            true => state.logins.values().filter_map(|login| login.refused).min(),
-            false => state.refusals.front().copied(),
-        };
-        let retry = retries.then(retry).flatten().map(|at| at + REFUSAL_TIME);
+        let retry = retries.then(|| state.logins.next_retry(transport::now())).flatten();
         let undecided = state.undecided.front().map(|(end, _)| *end);
         unused.into_iter().chain(retry).chain(undecided).min()
     }
@@ -335,8 +345,11 @@ impl RetainedLog {
 
     /// Gives the log up.
     pub(super) fn end(&self) {
-        self.state.lock().has_ended = true;
-        self.refuse();
+        let mut state = self.state.lock();
+        state.has_ended = true;
+        let change = state.set_status(LogStatus::Refused);
+        drop(state);
+        change.nudge();
     }
 }
 
@@ -351,9 +364,18 @@ pub(super) enum LogRead {
 }
 
 impl LogState {
-    /// Whether another login may be tried.
-    fn may_try(&self, now: Instant) -> bool {
-        self.refusals.len() < MAX_REFUSALS || self.refusals.front().is_none_or(|at| *at + REFUSAL_TIME <= now)
+    fn set_status(&mut self, status: LogStatus) -> StatusChange {
+        let is_new = std::mem::replace(&mut self.status, status) != status;
+        let mut nudged: Vec<_> = self.undecided.drain(..).map(|(_, who)| who).collect();
+        if status == LogStatus::Refused {
+            nudged.extend(self.waiting.drain(..).map(|(_, who)| who));
+        }
+        StatusChange { is_new, nudged }
+    }
+
+    /// The topics whose messages clients are sent.
+    fn served(&self) -> &RetainedTopics {
+        self.previous.as_ref().map_or(&self.topics, |previous| &previous.topics)
     }
 
     fn idle_time(&self) -> Duration {
@@ -403,7 +425,9 @@ impl LogClient {
         let size = record::size_of(routing_key, properties, payload);
         let has_room = || {
             let now = self.log.now();
-            self.log.state.lock().topics.has_room(&merged(routing_key), size, now)
+            let mut state = self.log.state.lock();
+            // There may be room in a log that is not read here.
+            state.status == LogStatus::Refused || state.topics.has_room(&merged(routing_key), size, now)
         };
         if payload == 0 || has_room() {
             return Ok(());
@@ -441,14 +465,24 @@ impl LogClient {
         state.reached >= ticket || state.status == LogStatus::Refused
     }
 
-    /// The messages of the topics that a filter matches.
-    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
-        self.log.state.lock().topics.matching(&merged(filter), now)
+    /// Messages of the topics that a filter matches, as [`RetainedTopics::matching`] finds them.
+    pub(super) fn matching(
+        &self,
+        filter: &str,
+        progress: &mut LogProgress,
+        now: Timestamp,
+    ) -> Vec<Arc<RetainedMessage>> {
+        let state = self.log.state.lock();
+        if progress.log != state.replaced {
+            // Offsets are those of another log.
+            *progress = LogProgress { log: state.replaced, topics: MatchProgress::Begun };
+        }
+        state.served().matching(&merged(filter), &mut progress.topics, now)
     }
 
     /// The message of a topic.
     pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
-        self.log.state.lock().topics.get(topic, now)
+        self.log.state.lock().served().get(topic, now)
     }
 }
 

@@ -6,8 +6,8 @@
 //! RabbitMQ tens of kilobytes, which makes gigabytes of 100,000 topics.
 //!
 //! - [`record`]: an entry of the log. [`topics`]: what is retained, and which entries are copied before they drop out.
-//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process, and by whose login one is read;
-//!   [`status`]: as operators see them.
+//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process; [`logins`]: by whose
+//!   login one is read; [`status`]: as operators see them.
 //! - [`link`]: the conversation with the upstream, which [`crate::upstream::sharing::task`] runs.
 //! - [`publishing`]: a session's messages that are to be retained; [`delivering`]: those for its new subscriptions.
 //!
@@ -21,15 +21,16 @@
 //!
 //! When the upstream has answered the bindings of a SUBSCRIBE, the reader publishes a marker to the log; what it has read when
 //! the marker comes back is what the log had at that time. SUBACK and the retained messages follow then. Subscriptions share
-//! markers: one is on its way at a time. A message that is published later comes by the binding. A live message with RETAIN
-//! replaces the copy of its topic that the client has not been sent, as it may be newer, and an old one must not follow it.
+//! markers: one is on its way at a time. A message that is published later comes by the binding. After a live
+//! message with RETAIN the copy of its topic is sent only if it is the same: another one may be older, and must not follow it.
 //! The copy may be ahead of live messages that are still on their way: these follow it up to the newest.
 //!
 //! RabbitMQ looks bindings up before it hands a message to its queues. A message that it has looked up, and not yet handed to
 //! the log, when a subscription is bound and the marker published comes to neither; its publisher has no confirm then.
 //!
 //! # Invariants
-//! - A message that is to be retained is published only once the log is declared and bound.
+//! - A message that is to be retained is published only once the log is declared and bound, or no login here may have it.
+//! - It has the second key even then: another server may read the log, and is not to go on with a message that was removed.
 //! - What anybody may have published is validated, and no entry hides those behind it ([`record::read`]).
 //! - Entries of use are a part of the log that is bounded, so that copying them ends ([`topics::LogLimits`]).
 //! - All clients see what is retained once the upstream has accepted the binding of their filter, whoever reads the log.
@@ -37,6 +38,7 @@
 mod delivering;
 mod link;
 mod log;
+mod logins;
 mod publishing;
 mod record;
 mod status;

@@ -12,7 +12,7 @@
 //! u64  process and u64 number, of markers alone
 //! ```
 
-use amqp::properties::PERSISTENT;
+use amqp::properties::{PERSISTENT, find_header};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::Timestamp;
 use bytes::Bytes;
@@ -141,20 +141,20 @@ fn encode(topic: &str, header: Vec<u8>, body: Bytes) -> Encoded {
 }
 
 /// Reads a message of the log. Originals come by the exchange of publishers, the others by that of the log, which fewer may
-/// publish to. Returns `None` if the queue is no stream.
+/// publish to. Returns `None` if the queue is no stream: whatever properties somebody else has given a message of a stream, it
+/// has an offset.
 pub(super) fn read(exchange: &str, routing_key: &str, properties: &[u8], body: &[u8]) -> Option<Placed> {
     let size = OWN_BYTES + (routing_key.len() + properties.len() + body.len()) as u64;
-    let headers = Properties::decode(properties).ok()?.headers?.decode();
-    let offset = headers.get(OFFSET).and_then(FieldValue::as_integer)?;
+    let offset = find_header(properties, OFFSET)?.as_integer()?;
     let offset = u64::try_from(offset).ok()?;
-    let header = match headers.get(HEADER) {
+    let header = match find_header(properties, HEADER) {
         // RabbitMQ 4 makes a long string of bytes.
         Some(FieldValue::ByteArray(header) | FieldValue::LongString(header)) => header,
         _ => return Some(Placed { offset, size, entry: LogEntry::Foreign }),
     };
     let kind = header.first().copied().unwrap_or_default();
     let is_at_home = if kind == ORIGINAL { exchange == PUBLISHERS } else { exchange == LOG };
-    let entry = is_at_home.then(|| entry(routing_key, header, body)).flatten().filter(|entry| match entry {
+    let entry = is_at_home.then(|| entry(routing_key, &header, body)).flatten().filter(|entry| match entry {
         // A later version than its own place in the log would hide all that follows.
         LogEntry::Topic(topic) => topic.version.is_none_or(|version| version < offset),
         _ => true,

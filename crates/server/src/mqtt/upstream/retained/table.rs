@@ -89,26 +89,20 @@ impl RetainedLogs {
 /// Reads a log by the login of one of its clients, and by that of another one if the upstream refuses it.
 async fn run<U: OpenUpstream>(listed: ListedLog, first: SharedLogin, upstream: impl Fn(&SharedLogin) -> U) {
     let log = &listed.log;
-    let (mut login, mut refused) = (first, None);
+    let mut login = first;
     while !log.has_ended() {
-        let next = log.next_login(transport::now());
+        let next = log.choose_login(transport::now());
         let is_waiting = next.is_none();
         login = next.unwrap_or(login);
         let reader = Arc::new(LogReader { log: Arc::clone(log), login: login.clone(), is_waiting });
-        if !is_waiting {
-            refused = serve(&reader, &upstream(&login)).await;
-            if refused.is_some() {
-                log.handle_refusal(&login);
-            }
-            continue;
-        }
-        if let Some(fault) = refused.take()
-            && log.refuse()
+        if is_waiting {
+            unless_unused(&*reader, pending::<()>()).await;
+        } else if let Some(fault) = serve(&reader, &upstream(&login)).await
+            && log.handle_refusal(&login)
         {
             let (user, vhost) = (&login.credentials.username, log.vhost());
             tracing::warn!(user, vhost, %fault, queue = LOG, "messages of MQTT clients are not retained");
         }
-        unless_unused(&*reader, pending::<()>()).await;
     }
 }
 

@@ -1,5 +1,10 @@
 //! Several processes that read one log, write to it, and copy its entries while the oldest are dropped.
 
+mod logins;
+mod matching;
+mod reading;
+mod stream;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +16,11 @@ use bytes::Bytes;
 use mqtt::{Property, PropertyList, QoS};
 use transport::Outbox;
 
-use super::log::{LogClient, REFUSAL_TIME};
+use super::log::LogClient;
+use super::logins::REFUSAL_TIME;
 use super::publishing::BlindCopies;
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
-use super::topics::{LogLimits, RetainedTopics};
+use super::topics::{LogLimits, MatchProgress, RetainedTopics};
 use super::{LOG, RetainedLogs};
 use crate::backend::Clock;
 use crate::mqtt::hub::EXCHANGE;
@@ -79,7 +85,16 @@ fn size(message: &Encoded) -> u64 {
 
 fn found(topics: &RetainedTopics) -> BTreeMap<String, String> {
     let text = |message: &RetainedMessage| message.payload.escape_ascii().to_string();
-    topics.matching("#", NOW).iter().map(|message| (message.topic.to_string(), text(message))).collect()
+    let found = matching(topics, "#");
+    found.iter().map(|message| (message.topic.to_string(), text(message))).collect()
+}
+
+fn matching(topics: &RetainedTopics, filter: &str) -> Vec<Arc<RetainedMessage>> {
+    let (mut progress, mut found) = (MatchProgress::default(), Vec::new());
+    while progress != MatchProgress::Done {
+        found.extend(topics.matching(filter, &mut progress, NOW));
+    }
+    found
 }
 
 /// A message as a client's session publishes it.
@@ -195,6 +210,28 @@ fn a_copy_that_comes_behind_a_removal_does_not_bring_the_message_back() {
         }
     }
     assert_eq!(copies, 1, "the removal, once");
+}
+
+#[test]
+fn a_copy_sets_no_topic_that_its_original_has_not_set() {
+    let (mut log, mut topics) = (TestLog::default(), RetainedTopics::new(LIMITS, 0));
+    log.first = 10;
+    log.set("a", "1");
+    log.set("b", "1");
+    log.set("c", "1");
+    log.set("c", "");
+    log.set("end", "1");
+    for (version, topic) in [(10, "b"), (11, "a"), (12, "new"), (14, "a")] {
+        log.append(LOG, record::copy(version, &message(topic, b"forged")));
+        log.append(LOG, record::removal(version, topic));
+    }
+    // A late one of what has been removed since, of another process.
+    log.append(LOG, record::copy(12, &message("c", b"1")));
+    // Of what was dropped before this process began to read.
+    log.append(LOG, record::copy(9, &message("old", b"1")));
+    log.read(&mut topics, usize::MAX);
+    let expected = ["a", "b", "end", "old"].map(|topic| (topic.to_owned(), "1".to_owned()));
+    assert_eq!(found(&topics), BTreeMap::from(expected));
 }
 
 #[test]

@@ -5,6 +5,9 @@
 //! retains is the entry of the highest version, wherever that lies. A process that copies an entry may not have read a later
 //! one yet, so that a copy may lie behind a newer entry: readers pass over it.
 //!
+//! A copy of an entry that this reader has read itself is taken only if it is that: whoever may write copies cannot set other
+//! topics than those that its topic permissions allow, except for readers that begin when the original has been dropped.
+//!
 //! A removal is forgotten half a maximum behind it, unless such an older copy lies behind it: a process that reads the log
 //! after the removal has been dropped would take the copy. The removal is then copied as well, and lies behind the older copy.
 //!
@@ -18,6 +21,8 @@ use std::sync::Arc;
 
 use broker::Timestamp;
 use hashbrown::HashMap;
+use mqtt::topic::TopicFilter;
+use sync::work;
 
 use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
 use crate::mqtt::retained::{RetainedMessage, RetainedTree};
@@ -50,12 +55,28 @@ impl LogLimits {
     }
 }
 
-/// Removals that are remembered at most. Beyond that the oldest are forgotten early: a copy that a process was making just then
-/// would bring the message back.
+/// Removals that are remembered at most. Beyond that the oldest are forgotten early: to a process that begins after the removal
+/// has been dropped, a copy that another one was making just then would bring the message back.
 const MAX_REMOVALS: usize = 100_000;
 
 /// Entries that are looked at for one copy at most, so that a turn ends.
 const MAX_SCANNED: usize = 1000;
+
+/// Topics that are looked at for a filter at a time: the log's lock is released then, after some hundred microseconds.
+const MAX_VISITED: usize = 1000;
+
+/// Cost of a topic that is looked at, in nanoseconds.
+const VISITED: u32 = 150;
+
+/// How far the topics that a filter matches have been found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum MatchProgress {
+    #[default]
+    Begun,
+    /// The topics whose entries lie before this offset have been looked at.
+    Scanned(u64),
+    Done,
+}
 
 /// The topics of a log.
 pub(super) struct RetainedTopics {
@@ -70,6 +91,8 @@ pub(super) struct RetainedTopics {
     removals: BTreeSet<u64>,
     /// Bytes of entries of topics with a message.
     live: u64,
+    /// The first offset that was read.
+    first: Option<u64>,
     /// The first offset that was not read.
     next: u64,
     /// Bytes of all entries that were read.
@@ -98,8 +121,8 @@ impl RetainedTopics {
     pub(super) fn new(limits: LogLimits, jitter: u64) -> Self {
         let jitter = jitter % (limits.maximum / 8).max(1);
         let (tree, known, places, removals) = Default::default();
-        let (live, next, end, copied) = (0, 0, 0, None);
-        Self { limits, jitter, tree, known, places, removals, live, next, end, copied }
+        let (live, first, next, end, copied) = (0, None, 0, 0, None);
+        Self { limits, jitter, tree, known, places, removals, live, first, next, end, copied }
     }
 
     /// The offset to read from.
@@ -126,7 +149,16 @@ impl RetainedTopics {
         }
         self.next = offset + 1;
         self.end += size;
+        let first = *self.first.get_or_insert(offset);
         let LogEntry::Topic(TopicEntry { version, topic, message }) = entry else { return true };
+        if let Some(copied) = version
+            && copied >= first
+            && self.known.get(&*topic).is_none_or(|known| copied > known.version)
+        {
+            // The entry that it copies was read, and was none of this topic, or has been removed since: the copy is forged, or
+            // late.
+            return true;
+        }
         let version = version.unwrap_or(offset);
         if let Some(known) = self.known.get_mut(&*topic)
             && version <= known.version
@@ -236,9 +268,43 @@ impl RetainedTopics {
         self.tree.get(topic, now)
     }
 
-    /// The messages of the topics that a filter matches.
-    pub(super) fn matching(&self, filter: &str, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
-        self.tree.matching(filter, now)
+    /// Messages of the topics that a filter matches, from where `progress` has come to; call it until that is
+    /// [`MatchProgress::Done`]. A message that is set or copied meanwhile may come twice.
+    ///
+    /// A filter that visits few nodes of the tree finds them there. For others all topics are gone through in the order of
+    /// their entries, in which they can be left and found again.
+    pub(super) fn matching(
+        &self,
+        filter: &str,
+        progress: &mut MatchProgress,
+        now: Timestamp,
+    ) -> Vec<Arc<RetainedMessage>> {
+        let mut left = MAX_VISITED;
+        let from = match std::mem::replace(progress, MatchProgress::Done) {
+            MatchProgress::Begun => {
+                let found = self.tree.matching_within(filter, now, &mut left);
+                work::charge(VISITED, MAX_VISITED - left);
+                if let Some(found) = found {
+                    return found;
+                }
+                0
+            }
+            MatchProgress::Scanned(next) => next,
+            MatchProgress::Done => return Vec::new(),
+        };
+        let mut found = Vec::new();
+        let Ok(filter) = TopicFilter::parse(filter, false) else { return found };
+        for (visited, (offset, topic)) in self.places.range(from..).enumerate() {
+            if visited == MAX_VISITED {
+                *progress = MatchProgress::Scanned(*offset);
+                break;
+            }
+            work::charge(VISITED, 1);
+            if filter.matches(topic) {
+                found.extend(self.tree.get(topic, now));
+            }
+        }
+        found
     }
 
     /// The next entry to be copied to the log's end. The log must have been read to its end.

@@ -154,6 +154,39 @@ async fn subscribers_come_and_go_between_the_turns_of_a_message() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_for_the_few_that_very_many_have_left_looks_at_these_alone() {
+    let mut crowd = Crowd::new(&["a.*", "a.#"]);
+    crowd.bind_all();
+    let mut last = crowd.subscribers.split_off(SUBSCRIBERS - 10);
+    crowd.subscribers.truncate(10);
+    crowd.subscribers.append(&mut last);
+    (0..20).for_each(|subscriber| _ = crowd.events(subscriber));
+    // The slots are changed at the first one.
+    assert_eq!(crowd.hand_out(Some("a.b"), |_, _| {}), 1);
+    let turn = work::Turn::begin();
+    let matched = crowd.queue.matching("amq.topic", "a.b", &[]).unwrap();
+    assert!(crowd.queue.hand_out(&mut Some(FanOut::new(message("a.b"), matched))));
+    assert!(turn.spent() < 20_000, "{} ns", turn.spent());
+    drop(turn);
+    for subscriber in 0..20 {
+        assert_eq!(crowd.events(subscriber), ["0+1: x", "0+1: x"]);
+    }
+    // They still leave, unsubscribe and come.
+    crowd.subscribers.truncate(15);
+    crowd.subscribers[3].1.unsubscribe("a.*", 0);
+    crowd.join(&["a.#"]);
+    crowd.hand_out(Some("a.c"), |_, _| {});
+    for subscriber in 0..16 {
+        let expected: &[&str] = match subscriber {
+            3 => &["1: x"],
+            15 => &["subscribed 0", "0: x"],
+            _ => &["0+1: x"],
+        };
+        assert_eq!(crowd.events(subscriber), expected, "{subscriber}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refusal_for_very_many_takes_several_turns() {
     let mut crowd = Crowd::new(&["a", "b"]);
     let mut requests = 0;

@@ -1,0 +1,154 @@
+//! By whose login a log is read.
+
+use std::time::Instant;
+
+use amqp::ReplyCode;
+
+use super::stream::TestStream;
+use super::*;
+use crate::mqtt::upstream::retained::logins::{LogLogins, MAX_REFUSALS};
+
+fn login(user: impl ToString) -> SharedLogin {
+    let credentials = Arc::new(Credentials::plain(user.to_string(), "secret"));
+    SharedLogin { prefix: LOG, credentials, vhost: "/".into() }
+}
+
+fn next(logins: &LogLogins, now: Instant) -> Option<String> {
+    logins.next(now).map(|login| login.credentials.username.clone())
+}
+
+#[test]
+fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
+    let (mut logins, now) = (LogLogins::default(), Instant::now());
+    assert!(logins.join(&login("good"), now) && next(&logins, now).is_some());
+    logins.handle_accepted(&login("good"));
+    logins.leave(&login("good"));
+    for number in 0..100 {
+        assert_eq!(logins.join(&login(number), now), number < MAX_REFUSALS, "{number}");
+        assert_eq!(next(&logins, now), Some(number.to_string()), "those before were refused");
+        logins.handle_refused(&login(number), now);
+        assert!(!logins.is_worth_waiting(now));
+        // It comes again at once.
+        logins.leave(&login(number));
+        assert!(!logins.join(&login(number), now));
+        assert_eq!((next(&logins, now), logins.needs(&login("good"))), (None, true));
+    }
+    logins.join(&login(1000), now);
+    assert!(logins.join(&login("good"), now) && logins.is_worth_waiting(now));
+    assert_eq!(next(&logins, now).as_deref(), Some("good"));
+    logins.leave(&login(1000));
+    assert!(!logins.needs(&login(1000)) && logins.needs(&login("good")));
+    // Until it is refused as well.
+    logins.handle_refused(&login("good"), now);
+    assert_eq!((next(&logins, now), logins.needs(&login(1000))), (None, true));
+    let later = now + REFUSAL_TIME;
+    assert_eq!(logins.next_retry(now), Some(later));
+    assert!(next(&logins, later).is_some() && logins.is_worth_waiting(later));
+    logins.leave(&login("good"));
+    for number in 0..100 {
+        logins.leave(&login(number));
+    }
+    assert!(!logins.has_clients() && next(&logins, later).is_none() && logins.next_retry(now).is_none());
+}
+
+#[test]
+fn logins_that_were_refused_are_tried_again_in_their_order_and_a_few_at_a_time() {
+    let (mut logins, now) = (LogLogins::default(), Instant::now());
+    for number in 0..20 {
+        logins.join(&login(number), now);
+        logins.handle_refused(&login(number), now + Duration::from_millis(number));
+    }
+    let mut later = now + Duration::from_secs(3600);
+    for round in 0..20 {
+        if round > 0 && round % MAX_REFUSALS == 0 {
+            assert_eq!(next(&logins, later), None, "{round}");
+            later += REFUSAL_TIME;
+        }
+        assert_eq!(next(&logins, later), Some(round.to_string()));
+        logins.handle_refused(&login(round), later);
+    }
+}
+
+fn join(logs: &Arc<RetainedLogs>, stream: &TestStream, user: &str) -> (LogClient, Arc<Outbox>) {
+    let (outbox, stream) = (Arc::new(Outbox::new(1)), stream.clone());
+    (logs.join_by(&login(user), &outbox, move |login| stream.opener(login)), outbox)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_login_returns() {
+    let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+    stream.permit("good");
+    let (good, _outbox) = join(&logs, &stream, "good");
+    settle().await;
+    assert!(good.is_decided() && good.is_available());
+    let others: Vec<_> = (0..20).map(|number| join(&logs, &stream, &number.to_string())).collect();
+    drop(good);
+    settle().await;
+    let (other, outbox) = &others[0];
+    let ticket = other.ticket(outbox).unwrap();
+    settle().await;
+    assert!(other.has_reached(ticket) && other.is_available());
+    assert_eq!((stream.readers(), stream.asked()), (vec!["good".to_owned()], vec!["good".to_owned()]));
+    // The user has lost its permission, and nobody else has it.
+    stream.forbid("good");
+    stream.lose();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!other.is_available() && !other.must_wait(outbox));
+    assert_eq!(stream.asked().len(), 21, "each is tried");
+    // It comes back with it within the minute.
+    stream.permit("good");
+    let (newcomer, _outbox) = join(&logs, &stream, "newcomer");
+    settle().await;
+    assert!(newcomer.is_decided() && !newcomer.is_available(), "nobody waits for it");
+    tokio::time::sleep(REFUSAL_TIME).await;
+    let (good, _outbox) = join(&logs, &stream, "good");
+    settle().await;
+    assert!(good.is_available() && other.is_available());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_login_that_leaves_before_it_is_answered_leaves_nobody_waiting() {
+    let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+    let (client, outbox) = join(&logs, &stream, "client");
+    settle().await;
+    assert!(!client.is_available() && !client.must_wait(&outbox));
+    let (stranger, _outbox) = join(&logs, &stream, "stranger");
+    assert!(client.must_wait(&outbox));
+    drop(stranger);
+    settle().await;
+    assert!(client.is_decided() && !client.must_wait(&outbox));
+    let (next, _outbox) = join(&logs, &stream, "client");
+    assert!(next.is_decided());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_has_the_logs_key_whether_this_server_reads_the_log_or_not() {
+    let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+    let (client, _outbox) = join(&logs, &stream, "client");
+    settle().await;
+    assert!(!client.is_available());
+    let none = PropertyList::new();
+    let properties = none.as_properties();
+    let message = Incoming { qos: QoS::AtLeastOnce, dup: false, retain: true, properties, client_id: None };
+    let mut copies = BlindCopies::default();
+    client.retain(&message, "a.b", usize::MAX >> 1, &mut copies).unwrap();
+    let applied = copies.apply(amqp::properties::NO_PROPERTIES.to_vec());
+    let headers = Properties::decode(&applied).unwrap().headers.unwrap().decode();
+    let key = FieldValue::Array(vec![FieldValue::text("%leveret-retained.b")]);
+    assert_eq!(headers.get("BCC"), Some(&key));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_has_not_been_started_yet_is_asked_for_again_soon() {
+    for consumer in [ReplyCode::NotFound, ReplyCode::PreconditionFailed] {
+        let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+        stream.permit("client");
+        stream.starts_slowly(ReplyCode::NotFound, consumer);
+        let (client, outbox) = join(&logs, &stream, "client");
+        settle().await;
+        assert!(client.must_wait(&outbox), "nobody is told that nothing is retained");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(client.is_available() && !client.must_wait(&outbox));
+        assert_eq!(stream.asked().len(), 3);
+    }
+}
