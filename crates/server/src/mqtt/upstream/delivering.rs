@@ -61,7 +61,9 @@ impl UpstreamSession {
                     let fault = Fault::new(ReplyCode::ResourceError, "the client does not take its messages");
                     return self.fail(ReasonCode::QuotaExceeded, &fault);
                 }
-                Some(LiveEvent::Ended(fault)) => return self.fail(of_fault(&fault), &fault),
+                Some(LiveEvent::Lost(fault) | LiveEvent::Ended(fault)) => {
+                    return self.fail(of_fault(&fault), &fault);
+                }
             }
         }
     }

@@ -1,0 +1,38 @@
+//! Subscriptions as the upstream grants, refuses and loses them.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_client_learns_that_a_live_subscription_is_refused_when_it_is_bound_again() {
+    let mut world = World::new();
+    let ((mut one, _), (mut other, _)) =
+        (world.connect("a", true, 0).await, world.connect("b", true, 0).await);
+    one.subscribe("a", QoS::AtMostOnce);
+    other.subscribe("b", QoS::AtMostOnce);
+    assert_eq!(
+        (one.answers().await, other.answers().await),
+        (vec!["suback Success".to_owned()], vec!["suback Success".to_owned()])
+    );
+    let (exchange, write, read) = (EXCHANGE.to_owned(), ".*".to_owned(), "^b$".to_owned());
+    world.vhost().set_topic_permissions("guest", &TopicPermissions { exchange, write, read }).unwrap();
+    world.delete_shared_queue();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(one.answers().await, ["disconnect Not authorized"]);
+    other.publish("b", QoS::AtMostOnce, 0, false);
+    assert_eq!(other.answers().await, ["publish b AtMostOnce 0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_has_changed_its_way_often_leaves_no_binding() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", true, 60).await;
+    for (qos, granted) in [(QoS::AtMostOnce, "Success"), (QoS::AtLeastOnce, "Granted QoS 1")].repeat(3) {
+        client.subscribe("a", qos);
+        assert_eq!(client.answers().await, [format!("suback {granted}")]);
+    }
+    assert_eq!(world.shared_keys(), ["a"]);
+    client.unsubscribe("a");
+    assert_eq!(client.answers().await, ["unsuback Success"]);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(world.shared_keys(), [""; 0]);
+}
