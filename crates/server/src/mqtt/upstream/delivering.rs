@@ -159,7 +159,13 @@ impl UpstreamSession {
         while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
             let Some((consumer, message)) = self.uplink.take_shared() else { break };
             let delivery_tag = message.delivery_tag;
-            if !self.send_shared(consumer, message, engine) {
+            let Some(verdict) = self.groups.verdict(consumer) else {
+                // Its messages are those of other members.
+                self.uplink.stop_shared(consumer, Vec::new());
+                is_settled = true;
+                continue;
+            };
+            if !self.send_shared(consumer, message, &verdict, engine) {
                 self.uplink.acknowledge_shared(consumer, delivery_tag);
                 is_settled = true;
             }
@@ -168,13 +174,18 @@ impl UpstreamSession {
     }
 
     /// Sends a message of a shared subscription. Returns whether the client is to acknowledge it.
-    fn send_shared(&mut self, consumer: usize, queued: QueuedMessage, engine: &mut Engine) -> bool {
+    fn send_shared(
+        &mut self,
+        consumer: usize,
+        queued: QueuedMessage,
+        verdict: &Verdict,
+        engine: &mut Engine,
+    ) -> bool {
         work::charge(MESSAGE, 1);
         let QueuedMessage { delivery_tag, redelivered, routing_key, properties, body, .. } = queued;
-        let Some(verdict) = self.groups.verdict(consumer) else { return false };
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
-        let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
+        let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         let tag = self.own_tag();
         let is_sent = self.send(message, tag, engine).is_ok() && is_answered;

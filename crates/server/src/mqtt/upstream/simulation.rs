@@ -15,8 +15,8 @@ use ::mqtt::packet::{
 use ::mqtt::server::MqttSettings;
 use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
 use broker::{
-    Binding, Broker, BrokerConfig, FrontEnd, Queue, QueueDeclare, SessionId, Timestamp, TopicPermissions,
-    VirtualHost,
+    Binding, Broker, BrokerConfig, FrontEnd, Permissions, Queue, QueueDeclare, SessionId, Timestamp,
+    TopicPermissions, VirtualHost,
 };
 use proxy::{Connecting, Connector, Pool, PoolConfig, UpstreamAddress};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

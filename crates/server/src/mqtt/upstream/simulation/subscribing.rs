@@ -36,3 +36,16 @@ async fn a_filter_that_has_changed_its_way_often_leaves_no_binding() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(world.shared_keys(), [""; 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_may_not_consume_leaves_no_queue() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", true, 0).await;
+    let read = "^amq\\.topic$".to_owned();
+    let permissions = Permissions { read, ..Permissions::all() };
+    world.vhost().set_permissions("guest", Some(&permissions)).unwrap();
+    client.subscribe("$share/g/a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await, ["suback Not authorized"]);
+    let queues = world.vhost().all_queues();
+    assert!(!queues.iter().any(|queue| queue.name().ends_with("-shared")));
+}
