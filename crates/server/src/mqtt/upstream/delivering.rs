@@ -24,6 +24,9 @@ use crate::upstream::sharing::SharedMessage;
 /// Cost of a message for one client, in nanoseconds.
 const MESSAGE: u32 = 1_500;
 
+/// Cost of a lookup among a client's subscriptions, in nanoseconds.
+const LOOKUP: u32 = 100;
+
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
@@ -201,8 +204,9 @@ impl UpstreamSession {
     }
 
     fn match_topic(&self, outgoing: &Outgoing, class: Class) -> Match {
+        work::charge(LOOKUP, self.subscriptions.lookups());
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
-        self.subscriptions.match_as_rabbitmq(&outgoing.topic, class, is_own)
+        self.subscriptions.match_merged(&outgoing.topic, class, is_own)
     }
 
     /// The message as the client gets it.

@@ -49,3 +49,23 @@ async fn a_member_that_may_not_consume_leaves_no_queue() {
     let queues = world.vhost().all_queues();
     assert!(!queues.iter().any(|queue| queue.name().ends_with("-shared")));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_ends_with_its_connection_has_a_limited_number_of_filters() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", true, 0).await;
+    let mut answers = Vec::new();
+    for packet in 0..30 {
+        let filters: Vec<_> =
+            (0..100).map(|number| format!("{packet}/{number}/{}", "x".repeat(200))).collect();
+        client.subscribe_all(filters.iter().map(String::as_str), QoS::AtMostOnce);
+        answers.extend(client.answers().await);
+    }
+    assert_eq!(answers.len(), 30);
+    let is_refused = |answer: &String| answer.contains("Quota exceeded");
+    assert_eq!((is_refused(&answers[20]), is_refused(&answers[29])), (false, true));
+    client.unsubscribe(&format!("0/0/{}", "x".repeat(200)));
+    assert_eq!(client.answers().await, ["unsuback Success"]);
+    client.subscribe("short", QoS::AtMostOnce);
+    assert_eq!(client.answers().await, ["suback Success"]);
+}
