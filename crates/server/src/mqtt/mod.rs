@@ -4,7 +4,7 @@
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
 //!   from there to its session; [`session`]: that as the connection sees it; [`claims`]: which connection has each session.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
-//!   that a message belongs to.
+//!   that a message belongs to, by a [`filter_index`].
 //! - [`upstream`]: sessions in front of an upstream.
 //!
 //! Sessions on the embedded broker:
@@ -28,6 +28,7 @@ mod delivering;
 mod detached;
 mod disk;
 mod error;
+mod filter_index;
 mod hub;
 mod inbox;
 mod login;

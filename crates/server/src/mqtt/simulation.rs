@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ::mqtt::packet::{
-    Ack, AckKind, ConnectPacket, Disconnect, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions,
-    SubscribeRequest,
+    Ack, AckKind, ConnectPacket, Disconnect, Payload, PublishPacket, Reasons, Requests, Subscribe,
+    SubscribeOptions, SubscribeRequest,
 };
 use ::mqtt::server::MqttSettings;
 use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
@@ -185,12 +185,15 @@ pub(super) fn describe(packet: Packet<'_>) -> String {
             format!("publish {} {:?} {}{dup}{retain}", publish.topic, publish.qos, publish.packet_id)
         }
         Packet::Ack(ack) => format!("{:?} {} {}", ack.kind, ack.packet_id, ack.reason.text()).to_lowercase(),
-        Packet::SubAck(ack) => {
-            format!("suback {}", ack.reasons.iter().map(ReasonCode::text).collect::<Vec<_>>().join(","))
-        }
+        Packet::SubAck(ack) => format!("suback {}", texts(&ack.reasons)),
+        Packet::UnsubAck(ack) => format!("unsuback {}", texts(&ack.reasons)),
         Packet::Disconnect(disconnect) => format!("disconnect {}", disconnect.reason.text()),
         other => format!("{other:?}"),
     }
+}
+
+fn texts(reasons: &Reasons<'_>) -> String {
+    reasons.iter().map(ReasonCode::text).collect::<Vec<_>>().join(",")
 }
 
 #[test]

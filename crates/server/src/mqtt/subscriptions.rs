@@ -3,8 +3,8 @@
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
-use mqtt::topic::{TopicFilter, merged};
 
+use super::filter_index::{DottedFilters, FilterShapes};
 use super::message::MessageMapping;
 
 /// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
@@ -13,14 +13,13 @@ use super::message::MessageMapping;
 pub(super) struct Subscriptions {
     /// By filter.
     entries: HashMap<Box<str>, Subscription>,
-    /// The shapes of filters with wildcards, and the number of filters of each.
-    shapes: HashMap<Box<str>, usize>,
+    shapes: FilterShapes,
     /// Number of subscriptions with No Local.
     no_local: usize,
     /// Number of filters with a level `*`, a plain character in MQTT and a wildcard in AMQP.
     stars: usize,
-    /// Number of filters with a dot, which RabbitMQ takes for a slash.
-    dots: usize,
+    /// Filters with a dot, which RabbitMQ takes for a slash.
+    dotted: DottedFilters,
 }
 
 /// Which of a client's two queues a subscription uses, as in RabbitMQ.
@@ -75,12 +74,10 @@ impl Subscriptions {
     /// Adds a subscription, replacing one with the same filter.
     pub(super) fn insert(&mut self, filter: &str, subscription: Subscription) {
         self.remove(filter);
-        if let Some(shape) = shape(filter) {
-            *self.shapes.entry_ref(shape.as_str()).or_default() += 1;
-        }
+        self.shapes.add(filter);
+        self.dotted.add(filter);
         self.no_local += usize::from(subscription.options.no_local);
         self.stars += usize::from(has_star(filter));
-        self.dots += usize::from(filter.contains('.'));
         self.entries.insert(filter.into(), subscription);
     }
 
@@ -88,13 +85,8 @@ impl Subscriptions {
         let Some(removed) = self.entries.remove(filter) else { return };
         self.no_local -= usize::from(removed.options.no_local);
         self.stars -= usize::from(has_star(filter));
-        self.dots -= usize::from(filter.contains('.'));
-        let Some(shape) = shape(filter) else { return };
-        let Some(count) = self.shapes.get_mut(shape.as_str()) else { return };
-        *count -= 1;
-        if *count == 0 {
-            self.shapes.remove(shape.as_str());
-        }
+        self.shapes.remove(filter);
+        self.dotted.remove(filter);
     }
 
     /// The subscription with this filter.
@@ -110,7 +102,7 @@ impl Subscriptions {
         is_of_class: impl Fn(QoS) -> bool,
     ) -> bool {
         let is_of = |subscription: &Subscription| is_of_class(subscription.options.qos);
-        let is_merged = mapping.merges_dots && (self.dots > 0 || filter.contains('.'));
+        let is_merged = mapping.merges_dots && (!self.dotted.is_empty() || filter.contains('.'));
         if self.stars == 0 && !has_star(filter) && !is_merged {
             // No other filter has the same key.
             return self.entries.get(filter).is_some_and(is_of);
@@ -131,24 +123,19 @@ impl Subscriptions {
         judging.finish()
     }
 
-    /// Matches a message queued by an earlier version, which did not distinguish `.` and `/`, by its [merged] topic.
+    /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or was queued by an earlier version.
     pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = Judging::new(class, is_own);
-        for (filter, subscription) in &self.entries {
-            if TopicFilter::parse(&merged(filter), false).is_ok_and(|filter| filter.matches(topic)) {
-                judging.add(subscription);
-            }
-        }
+        self.each_match(topic, |subscription| judging.add(subscription));
+        self.dotted.each_match(topic, |filter| {
+            self.entries.get(filter).into_iter().for_each(|subscription| judging.add(subscription));
+        });
         judging.finish()
     }
 
-    /// Matches a message whose topic is that of RabbitMQ, with slashes in place of dots.
-    pub(super) fn match_as_rabbitmq(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        if self.dots == 0 {
-            self.match_topic(topic, class, is_own)
-        } else {
-            self.match_merged(topic, class, is_own)
-        }
+    /// Number of lookups that [`Self::match_merged`] takes at most.
+    pub(super) fn lookups(&self) -> usize {
+        2 + self.shapes.len() + self.dotted.shapes()
     }
 
     /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
@@ -165,13 +152,7 @@ impl Subscriptions {
     }
 
     fn each_match(&self, topic: &str, mut each: impl FnMut(&Subscription)) {
-        self.entries.get(topic).into_iter().for_each(&mut each);
-        let mut filter = String::new();
-        for shape in self.shapes.keys() {
-            if fill(shape, topic, &mut filter) {
-                self.entries.get(filter.as_str()).into_iter().for_each(&mut each);
-            }
-        }
+        self.shapes.each_candidate(topic, |filter| self.entries.get(filter).into_iter().for_each(&mut each));
     }
 }
 
@@ -220,37 +201,6 @@ impl Judging {
     }
 }
 
-/// A filter's wildcards at their levels, with all other levels empty. `None` if it has no wildcards.
-fn shape(filter: &str) -> Option<String> {
-    if !filter.contains(['+', '#']) {
-        return None;
-    }
-    let levels = filter.split('/').map(|level| if matches!(level, "+" | "#") { level } else { "" });
-    Some(levels.collect::<Vec<_>>().join("/"))
-}
-
-/// Builds the only filter of a shape that can match a topic; returns false if there is none (sections 4.7.1 and 4.7.2).
-fn fill(shape: &str, topic: &str, filter: &mut String) -> bool {
-    filter.clear();
-    if topic.starts_with('$') && shape.starts_with(['+', '#']) {
-        return false;
-    }
-    let mut names = topic.split('/');
-    for (at, wanted) in shape.split('/').enumerate() {
-        if at > 0 {
-            filter.push('/');
-        }
-        if wanted == "#" {
-            // It matches the parent level as well.
-            filter.push('#');
-            return true;
-        }
-        let Some(name) = names.next() else { return false };
-        filter.push_str(if wanted == "+" { wanted } else { name });
-    }
-    names.next().is_none()
-}
-
 fn has_star(filter: &str) -> bool {
     filter.split('/').any(|level| level == "*")
 }
@@ -260,6 +210,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use mqtt::packet::SubscribeOptions;
+    use mqtt::topic::{TopicFilter, merged};
 
     use super::*;
     use crate::mqtt::native::StoredForm;
@@ -287,7 +238,7 @@ mod tests {
         all.remove("a/b");
         assert_eq!(all.match_topic("a/b", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
         all.remove("a/#");
-        assert!(all.entries.is_empty() && all.shapes.is_empty());
+        assert!(all.entries.is_empty() && all.shapes.len() == 0);
     }
 
     #[test]
@@ -319,7 +270,7 @@ mod tests {
             let expected = if is_found { sent(QoS::AtMostOnce, &[1]) } else { Match::None };
             assert_eq!(all.match_topic(topic, Class::Qos0, false), expected, "{filter} and {topic}");
             all.remove(filter);
-            assert!(all.shapes.is_empty() && all.match_retained(topic).is_none());
+            assert!(all.shapes.len() == 0 && all.match_retained(topic).is_none());
         }
     }
 
@@ -330,6 +281,42 @@ mod tests {
         subscribe(&mut all, "v1/2/x", QoS::AtMostOnce, 2);
         assert_eq!(all.match_merged("v1/2/x", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1, 2]));
         assert_eq!(all.match_topic("v1/2/x", Class::Qos0, false), sent(QoS::AtMostOnce, &[2]));
+    }
+
+    #[test]
+    fn what_is_found_by_a_topic_with_slashes_is_what_each_filter_with_slashes_would_match() {
+        const LEVELS: [&str; 5] = ["", "a", "b", "+", "#"];
+        let mut filters: Vec<String> = LEVELS.map(str::to_owned).into();
+        for length in 1..3 {
+            let of_length = |filter: &&String| filter.matches(['.', '/']).count() + 1 == length;
+            let starts =
+                filters.iter().filter(of_length).flat_map(|start| [format!("{start}."), format!("{start}/")]);
+            let longer: Vec<_> =
+                starts.flat_map(|start| LEVELS.map(|level| format!("{start}{level}"))).collect();
+            filters.extend(longer);
+        }
+        filters.retain(|filter| TopicFilter::parse(filter, false).is_ok());
+        let filters: Vec<(u32, &String)> = (1..).zip(&filters).collect();
+        let mut all = Subscriptions::default();
+        filters.iter().for_each(|(number, filter)| subscribe(&mut all, filter, QoS::AtMostOnce, *number));
+        let is_gone = |number: &u32| number.is_multiple_of(3);
+        filters.iter().filter(|(number, _)| is_gone(number)).for_each(|(_, filter)| all.remove(filter));
+        assert!(filters.iter().filter(|(_, filter)| filter.contains('.')).count() > 20);
+        for topic in ["a", "b", "/", "a/b", "a/", "/b", "a/a/b", "a//b", "a/b/a/b", "$x/b"] {
+            let matching = filters.iter().filter(|(number, filter)| {
+                let merged = merged(filter);
+                !is_gone(number)
+                    && TopicFilter::parse(&merged, false).is_ok_and(|filter| filter.matches(topic))
+            });
+            let expected: Vec<u32> = matching.map(|(number, _)| *number).collect();
+            let found = match all.match_merged(topic, Class::Qos0, false) {
+                Match::Send(verdict) => verdict.identifiers,
+                Match::Drop | Match::None => Vec::new(),
+            };
+            assert_eq!(found, expected, "{topic}");
+        }
+        filters.iter().for_each(|(_, filter)| all.remove(filter));
+        assert!(all.dotted.is_empty() && all.lookups() == 2);
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(super) trait StompSession: Send {
 #[derive(Debug)]
 pub(super) struct Receipt {
     pub(super) id: Box<str>,
-    /// A full queue has refused the message.
+    /// A full queue has refused the message, or one of the transaction's.
     pub(super) is_refused: bool,
     /// It confirms a message.
     pub(super) is_confirm: bool,

@@ -28,7 +28,7 @@ use crate::upstream::sharing::SharedLogin;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
 /// The beginning of the names of shared queues, which is also that of the queues of sessions.
-const SHARED_PREFIX: &str = "mqtt-subscription-";
+pub(super) const SHARED_PREFIX: &str = "mqtt-subscription-";
 
 /// The request for the session's queue, and those before it, whose answers do not matter.
 const PROBE: u64 = 0;

@@ -24,6 +24,9 @@ use crate::upstream::sharing::SharedMessage;
 /// Cost of a message for one client, in nanoseconds.
 const MESSAGE: u32 = 1_500;
 
+/// Cost of a lookup among a client's subscriptions, in nanoseconds.
+const LOOKUP: u32 = 100;
+
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
@@ -61,7 +64,9 @@ impl UpstreamSession {
                     let fault = Fault::new(ReplyCode::ResourceError, "the client does not take its messages");
                     return self.fail(ReasonCode::QuotaExceeded, &fault);
                 }
-                Some(LiveEvent::Ended(fault)) => return self.fail(of_fault(&fault), &fault),
+                Some(LiveEvent::Lost(fault) | LiveEvent::Ended(fault)) => {
+                    return self.fail(of_fault(&fault), &fault);
+                }
             }
         }
     }
@@ -157,7 +162,13 @@ impl UpstreamSession {
         while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
             let Some((consumer, message)) = self.uplink.take_shared() else { break };
             let delivery_tag = message.delivery_tag;
-            if !self.send_shared(consumer, message, engine) {
+            let Some(verdict) = self.groups.verdict(consumer) else {
+                // Its messages are those of other members.
+                self.uplink.stop_shared(consumer, Vec::new());
+                is_settled = true;
+                continue;
+            };
+            if !self.send_shared(consumer, message, &verdict, engine) {
                 self.uplink.acknowledge_shared(consumer, delivery_tag);
                 is_settled = true;
             }
@@ -166,13 +177,18 @@ impl UpstreamSession {
     }
 
     /// Sends a message of a shared subscription. Returns whether the client is to acknowledge it.
-    fn send_shared(&mut self, consumer: usize, queued: QueuedMessage, engine: &mut Engine) -> bool {
+    fn send_shared(
+        &mut self,
+        consumer: usize,
+        queued: QueuedMessage,
+        verdict: &Verdict,
+        engine: &mut Engine,
+    ) -> bool {
         work::charge(MESSAGE, 1);
         let QueuedMessage { delivery_tag, redelivered, routing_key, properties, body, .. } = queued;
-        let Some(verdict) = self.groups.verdict(consumer) else { return false };
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
-        let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), &verdict, engine);
+        let message = self.address(outgoing, &properties, redelivered, Bytes::from(body), verdict, engine);
         let is_answered = message.qos != QoS::AtMostOnce;
         let tag = self.own_tag();
         let is_sent = self.send(message, tag, engine).is_ok();
@@ -191,8 +207,9 @@ impl UpstreamSession {
     }
 
     fn match_topic(&self, outgoing: &Outgoing, class: Class) -> Match {
+        work::charge(LOOKUP, self.subscriptions.lookups());
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
-        self.subscriptions.match_as_rabbitmq(&outgoing.topic, class, is_own)
+        self.subscriptions.match_merged(&outgoing.topic, class, is_own)
     }
 
     /// The message as the client gets it.

@@ -96,11 +96,19 @@ impl GroupConsumers {
         }
     }
 
-    /// Stops a consumer. Its messages return to the queue; `then` follows.
-    pub(super) fn stop(&mut self, client: &mut AmqpClient, key: usize, then: Vec<QueueRequest>) {
-        let Some(consumer) = self.existing(key) else { return };
+    /// Stops a consumer. Its messages return to the queue; `then` follows, at once (in `requests`) if it is gone.
+    pub(super) fn stop(
+        &mut self,
+        client: &mut AmqpClient,
+        key: usize,
+        then: Vec<QueueRequest>,
+        requests: &mut QueueRequests,
+    ) {
+        let Some(consumer) = self.existing(key) else {
+            return then.into_iter().for_each(|request| requests.push(UNANSWERED, request));
+        };
         let arrived = std::mem::take(&mut consumer.arrived);
-        consumer.then = then;
+        consumer.then.extend(then);
         close(client, key, consumer);
         self.forget(&arrived);
     }
@@ -116,13 +124,16 @@ impl GroupConsumers {
         self.bytes -= arrived.iter().map(QueuedMessage::bytes).sum::<usize>();
     }
 
-    /// Closes the channels of those that the upstream has cancelled. Called when all events have been handled: the keys of
-    /// consumers that are gone may then be used again.
-    pub(super) fn send(&mut self, client: &mut AmqpClient) {
+    /// The keys of consumers that are gone may be used again: all events about them have been handled.
+    pub(super) fn release_gone(&mut self) {
         self.consumers.retain(|_, consumer| consumer.state != GroupConsumerState::Gone);
         if self.consumers.is_empty() {
             self.consumers = Slab::new();
         }
+    }
+
+    /// Closes the channels of those that the upstream has cancelled, and returns messages.
+    pub(super) fn send(&mut self, client: &mut AmqpClient) {
         for (key, consumer) in &mut self.consumers {
             match consumer.state {
                 GroupConsumerState::Cancelled => close(client, key, consumer),
@@ -239,7 +250,7 @@ impl GroupConsumers {
             Method::ChannelClose(_) | Method::ChannelCloseOk(_) => GroupEvent::Closed,
             _ => return None,
         };
-        // An event before this one may start another consumer, which must not have its key.
+        // Until this event is handled, no other consumer may have its key.
         consumer.state = GroupConsumerState::Gone;
         let (arrived, then) = (std::mem::take(&mut consumer.arrived), std::mem::take(&mut consumer.then));
         consumer.returning = Vec::new();

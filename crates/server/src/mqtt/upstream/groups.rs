@@ -53,6 +53,8 @@ struct Group {
     subscription: Subscription,
     stage: GroupStage,
     attempts: u32,
+    /// Whether the client counts on it: it has been a member since it last asked for that.
+    is_member: bool,
     /// The requests that are answered when it is consumed from, and when it is left.
     joining: Vec<u64>,
     leaving: Vec<u64>,
@@ -91,7 +93,7 @@ impl Groups {
     /// The request that follows an ended consumer once the client has acknowledged all its messages: its queue is deleted if
     /// nobody needs it.
     fn drained(&mut self, consumer: usize) -> Option<QueueRequest> {
-        if self.in_flight.values().any(|(of, _)| *of == consumer) {
+        if !self.draining.contains_key(&consumer) || self.in_flight.values().any(|(of, _)| *of == consumer) {
             return None;
         }
         let queue = self.draining.remove(&consumer)?;
@@ -171,6 +173,7 @@ impl UpstreamSession {
             subscription,
             stage: GroupStage::Binding,
             attempts: 0,
+            is_member: false,
             joining,
             leaving,
             member,
@@ -222,6 +225,7 @@ impl UpstreamSession {
                 let Some(group) = self.group_mut(consumer) else { return };
                 (group.stage, group.attempts) = (GroupStage::Consuming(consumer), 0);
                 let (mut answered, is_left) = (std::mem::take(&mut group.joining), group.filters.is_empty());
+                group.is_member |= !is_left;
                 if !is_left {
                     // It was left and joined again meanwhile.
                     answered.append(&mut group.leaving);
@@ -274,6 +278,7 @@ impl UpstreamSession {
         let Some(group) = self.groups.groups.get_mut(name) else { return };
         group.attempts += 1;
         if group.filters.is_empty() {
+            self.leave_unused(name);
             return self.group_left(name, engine);
         }
         if fault.code != ReplyCode::NotFound || group.attempts > MAX_ATTEMPTS {
@@ -288,10 +293,14 @@ impl UpstreamSession {
 
     /// A group cannot be joined. A client that counts on it is disconnected.
     fn group_refused(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
-        let Some(group) = self.groups.groups.remove(name) else { return };
-        if group.joining.is_empty() && !group.filters.is_empty() {
-            self.fail(of_fault(fault), fault);
+        let Some(group) = self.groups.groups.get_mut(name) else { return };
+        if group.is_member && !group.filters.is_empty() {
+            // It is left with the session, which may last.
+            group.stage = GroupStage::Binding;
+            return self.fail(of_fault(fault), fault);
         }
+        let Some(group) = self.groups.groups.remove(name) else { return };
+        self.leave_unused(name);
         // A refusal in any case: what is there already is of no use.
         let fault = match fault.code {
             ReplyCode::PreconditionFailed => Fault::new(ReplyCode::InternalError, fault.text.clone()),
@@ -326,6 +335,7 @@ impl UpstreamSession {
         if !group.filters.is_empty() {
             return None;
         }
+        group.is_member = false;
         let number = self.pending.next_number();
         group.leaving.push(number);
         if let GroupStage::Consuming(consumer) = group.stage {
@@ -341,9 +351,22 @@ impl UpstreamSession {
             group.stage = GroupStage::Cancelling(consumer);
         }
         self.uplink.cancel_shared(consumer);
+        self.unmark(&name);
+        self.outbox.nudge();
+    }
+
+    /// The session's queue marks a group no longer.
+    fn unmark(&mut self, name: &str) {
         if self.uses_queue() && !self.queue.is_absent() {
-            self.request(QueueRequest::UnbindMark { queue: self.queue.name.clone(), mark: name });
+            let (queue, mark) = (self.queue.name.clone(), name.into());
+            self.request(QueueRequest::UnbindMark { queue, mark });
         }
+    }
+
+    /// Leaves a group from whose queue the client does not consume. The queue may have been declared for it alone.
+    fn leave_unused(&mut self, name: &str) {
+        self.unmark(name);
+        self.request(QueueRequest::LeaveGroup { mark: name.into(), queue: name.into() });
         self.outbox.nudge();
     }
 
@@ -351,6 +374,9 @@ impl UpstreamSession {
     pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription, engine: &Engine) {
         if let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) {
             self.join(&name, &key, filter, subscription);
+            if let Some(group) = self.groups.groups.get_mut(&name) {
+                group.is_member = true;
+            }
         }
     }
 }

@@ -56,6 +56,9 @@ pub(super) enum LiveEvent {
     Message(Arc<SharedMessage>),
     /// The client did not take its messages in time.
     Overflowed,
+    /// The upstream has refused to bind a key again, as it has to when the shared queue was lost. The client believes that it
+    /// has this subscription.
+    Lost(Fault),
     /// There will be no more messages.
     Ended(Fault),
 }
@@ -126,7 +129,12 @@ impl LiveFilters {
             let event = self.shared.as_ref()?.inbox.take(has_room && self.held.is_none())?;
             match event {
                 SharedEvent::Subscribed(number) => self.answered(number, Ok(())),
-                SharedEvent::Refused(number, fault) => self.answered(number, Err(fault)),
+                SharedEvent::Refused(number, fault) => {
+                    if self.loses(number) {
+                        return Some(LiveEvent::Lost(fault));
+                    }
+                    self.answered(number, Err(fault));
+                }
                 SharedEvent::Message(_, message) => return Some(LiveEvent::Message(message)),
                 SharedEvent::Overflowed => return Some(LiveEvent::Overflowed),
                 SharedEvent::Ended(fault) => return Some(LiveEvent::Ended(fault)),
@@ -147,6 +155,12 @@ impl LiveFilters {
     /// Whether the client may be read.
     pub(super) fn has_room(&self) -> bool {
         self.shared.as_ref().is_none_or(|part| part.subscriber.has_room())
+    }
+
+    /// The subscription with this number is refused. Returns whether it has been granted before, and the client still wants it.
+    fn loses(&mut self, number: u64) -> bool {
+        let granted = |known: &LiveKey| known.number == number && known.waiting.is_none();
+        self.keys.extract_if(|_, known| granted(known)).next().is_some()
     }
 
     /// Answers all that waits for a key.

@@ -2,22 +2,24 @@
 //! and the pool's connections to it are within the process.
 
 mod lasting;
+mod subscribing;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::mqtt::packet::{
-    Ack, AckKind, ConnectPacket, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions,
-    SubscribeRequest, Will,
+    Ack, AckKind, ConnectPacket, Filters, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions,
+    SubscribeRequest, Unsubscribe, Will,
 };
 use ::mqtt::server::MqttSettings;
 use ::mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, Property, PropertyList, QoS, ReasonCode};
 use broker::{
-    Binding, Broker, BrokerConfig, FrontEnd, Queue, QueueDeclare, SessionId, Timestamp, TopicPermissions,
-    VirtualHost,
+    Binding, Broker, BrokerConfig, FrontEnd, Permissions, Queue, QueueDeclare, SessionId, Timestamp,
+    TopicPermissions, VirtualHost,
 };
 use transport::{Intent, Outbox, Peer, Protocol};
 
+use super::admission::SHARED_PREFIX;
 use super::hub::UpstreamHub;
 use crate::backend::{Backend, Clock};
 use crate::client::ClientConnection;
@@ -80,6 +82,26 @@ impl World {
             Binding { source: EXCHANGE, destination: topic, routing_key: topic, ..Binding::default() };
         vhost.bind_queue(session, &binding).unwrap();
         declared.queue
+    }
+
+    /// The queue that live subscriptions share.
+    fn shared_queue(&self) -> Arc<Queue> {
+        let is_shared = |name: &str| name.starts_with(SHARED_PREFIX) && !name.contains("qos");
+        self.vhost().all_queues().into_iter().find(|queue| is_shared(queue.name())).unwrap()
+    }
+
+    /// The keys that it is bound by.
+    fn shared_keys(&self) -> Vec<String> {
+        let bindings = self.vhost().bindings_to_queue(self.shared_queue().name()).unwrap();
+        let of_topics = bindings.into_iter().filter(|binding| &*binding.source == EXCHANGE);
+        of_topics.map(|binding| binding.routing_key.to_string()).collect()
+    }
+
+    /// Deletes it, as an operator would.
+    fn delete_shared_queue(&self) {
+        let (vhost, queue) = (self.vhost(), self.shared_queue());
+        let mut owners = (0..10).map(SessionId);
+        assert!(owners.any(|owner| vhost.delete_queue(owner, queue.name(), false, false).is_ok()));
     }
 
     /// A client that has connected, and sent nothing.
@@ -149,13 +171,29 @@ impl Client {
     }
 
     fn subscribe(&mut self, filter: &str, qos: QoS) {
+        self.subscribe_all([filter], qos);
+    }
+
+    /// Subscribes to all of these filters by one packet.
+    fn subscribe_all<'a>(&mut self, filters: impl IntoIterator<Item = &'a str>, qos: QoS) {
         let mut buffer = Vec::new();
         let options = SubscribeOptions::of_qos(qos);
-        let requests = Requests::write(&mut buffer, [SubscribeRequest { filter, options }]);
+        let requests = filters.into_iter().map(|filter| SubscribeRequest { filter, options });
+        let requests = Requests::write(&mut buffer, requests);
         self.send(Packet::Subscribe(Subscribe {
             packet_id: 1,
             properties: PacketProperties::NONE,
             requests,
+        }));
+    }
+
+    fn unsubscribe(&mut self, filter: &str) {
+        let mut buffer = Vec::new();
+        let filters = Filters::write(&mut buffer, [filter]);
+        self.send(Packet::Unsubscribe(Unsubscribe {
+            packet_id: 1,
+            properties: PacketProperties::NONE,
+            filters,
         }));
     }
 

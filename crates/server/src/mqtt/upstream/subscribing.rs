@@ -202,7 +202,7 @@ impl UpstreamSession {
         self.subscriptions.remove(filter);
         let change = self.ways.take_change(filter);
         self.give_up(&key, change);
-        if self.ways.stop_lingering(filter) {
+        for _ in 0..self.ways.stop_lingering(filter) {
             self.end_way(&key, Class::Qos0);
         }
         let number = self.end_way(&key, self.class_of(before.options.qos));

@@ -302,3 +302,35 @@ fn a_consumer_that_is_refused_or_cancelled_costs_the_others_nothing() {
     settle(&mut uplink);
     assert!(uplink.is_stopped());
 }
+
+#[test]
+fn the_key_of_a_consumer_that_is_gone_is_not_used_again_before_its_event_is_handled() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    let lost = uplink.consume_shared("none", WINDOW);
+    // Its event waits behind others.
+    (0..8).for_each(|_| uplink.take_turn(Waker::noop(), Instant::now()).unwrap());
+    let next = uplink.consume_shared("none", WINDOW);
+    assert_ne!(next, lost);
+    let events = settle(&mut uplink);
+    for (event, key) in events.iter().zip([lost, next]) {
+        assert!(event.starts_with(&format!("Group({key}, Lost(")), "{events:?}");
+    }
+    settle(&mut uplink);
+    assert_eq!(uplink.consume_shared("none", WINDOW), lost);
+}
+
+#[test]
+fn the_queue_of_a_group_is_left_although_its_consumer_is_gone() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    let consumer = join(&mut uplink);
+    let lost = uplink.consume_shared("none", WINDOW);
+    (0..8).for_each(|_| uplink.take_turn(Waker::noop(), Instant::now()).unwrap());
+    uplink.stop_shared(consumer, Vec::new());
+    settle(&mut uplink);
+    assert!(has_group(&world));
+    uplink.stop_shared(lost, vec![leave()]);
+    assert_eq!(settle(&mut uplink), ["0 done"]);
+    assert!(!has_group(&world));
+}

@@ -153,7 +153,8 @@ impl Uplink {
 
     /// Stops a consumer of a shared subscription; see [`GroupConsumers::stop`].
     pub(super) fn stop_shared(&mut self, consumer: usize, then: Vec<QueueRequest>) {
-        self.channels.groups.stop(&mut self.client, consumer, then);
+        let UplinkChannels { groups, requests, .. } = &mut self.channels;
+        groups.stop(&mut self.client, consumer, then, requests);
     }
 
     /// The next message of a shared subscription, with the key of its consumer.
@@ -190,6 +191,9 @@ impl Uplink {
     pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
         self.client.handle_nudge(waker, now)?;
         self.channels.publishing.rest(&mut self.client, now);
+        if self.channels.events.is_empty() {
+            self.channels.groups.release_gone();
+        }
         loop {
             self.channels.revoke_refused(&mut self.client, now);
             self.channels.requests.send(&mut self.client);

@@ -106,12 +106,13 @@ impl Ways {
         Some(filter)
     }
 
-    /// Whether a filter's live subscription was lingering, which it does no longer.
-    pub(super) fn stop_lingering(&mut self, filter: &str) -> bool {
+    /// A filter's live subscriptions linger no longer. Returns how many did: more than one if it has changed its way several
+    /// times.
+    pub(super) fn stop_lingering(&mut self, filter: &str) -> usize {
         let before = self.lingering.len();
         self.lingering.retain(|(_, other)| **other != *filter);
         self.settle();
-        self.lingering.len() < before
+        before - self.lingering.len()
     }
 
     /// When [`Self::next_over`] or [`Self::next_deferred`] is due.
@@ -235,6 +236,7 @@ mod tests {
         assert_eq!(deferred(&mut ways, now + DEFERRAL).len(), MAX_REMEMBERED);
         ways.defer(&live(&"x".repeat(MAX_DEFERRED_BYTES + 1)), now);
         assert_eq!((deferred(&mut ways, now).len(), ways.deferred_bytes), (1, 0));
-        assert!(ways.stop_lingering("99") && !ways.stop_lingering("0"));
+        assert_eq!(ways.linger("99", now).as_deref(), Some("36"));
+        assert_eq!((ways.stop_lingering("99"), ways.stop_lingering("0")), (2, 0));
     }
 }

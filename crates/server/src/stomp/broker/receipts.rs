@@ -44,13 +44,11 @@ impl Receipts {
     /// Called when a request is done except for `until`.
     pub(super) fn done(
         &mut self,
-        id: &str,
+        receipt: Receipt,
         until: DiskPoint,
-        starts: Option<u64>,
         (store, waiter): (Option<&Arc<Store>>, &Arc<dyn Waiter>),
     ) {
-        self.bytes += Receipt::cost(id);
-        let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: false, starts };
+        self.bytes += Receipt::cost(&receipt.id);
         self.waiting.push(receipt, until, store, waiter);
     }
 

@@ -31,6 +31,8 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) publisher: Publisher,
     /// Messages passed to the publisher since its last flush.
     pub(super) unflushed: u64,
+    /// Messages that full queues have refused.
+    refused: usize,
     pub(super) receipts: Receipts,
     /// By subscription number.
     pub(super) subscriptions: HashMap<u64, Subscription>,
@@ -120,6 +122,7 @@ impl BrokerStompSession {
             publisher: context.vhost.publisher(context.authorised.identity()).of(FrontEnd::Stomp),
             context,
             unflushed: 0,
+            refused: 0,
             receipts: Receipts::default(),
             subscriptions: HashMap::new(),
             next_tag: 1,
@@ -147,6 +150,7 @@ impl BrokerStompSession {
 
     fn flushed(&mut self, flushed: &Flushed) {
         self.unflushed = 0;
+        self.refused += flushed.refused.len();
         self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
         if flushed.full {
             self.context.room.pause(&self.context.vhost);
@@ -203,6 +207,7 @@ impl StompSession for BrokerStompSession {
         }
         // Messages are published before any other frame takes effect.
         self.flush_published();
+        let refused = self.refused;
         let until = match &request.kind {
             EventKind::Subscribe(subscribe) => {
                 self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
@@ -234,8 +239,10 @@ impl StompSession for BrokerStompSession {
         };
         match (receipt, new) {
             (Some(receipt), _) => {
-                let waits = (self.context.vhost.store(), &self.context.nudge);
-                self.receipts.done(receipt, until, new, waits);
+                // Only a COMMIT has published anything since.
+                let is_refused = self.refused > refused;
+                let receipt = Receipt { id: receipt.into(), is_refused, is_confirm: false, starts: new };
+                self.receipts.done(receipt, until, (self.context.vhost.store(), &self.context.nudge));
             }
             (None, Some(number)) => self.start(number),
             (None, None) => {}

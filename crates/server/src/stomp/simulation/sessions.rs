@@ -147,6 +147,32 @@ fn a_full_queue_refuses_and_the_connection_goes_on() {
 }
 
 #[test]
+fn the_receipt_of_a_commit_is_refused_if_one_of_its_messages_is() {
+    let mut conversation = Conversation::open(&server());
+    let limited = "/queue/full\nx-max-length:1\nx-overflow:reject-publish";
+    assert_eq!(conversation.call(&send(limited, "r", "x")), ["RECEIPT r "]);
+    for (destination, answer) in [
+        (
+            limited,
+            "ERROR c Message refused A queue that the message was routed to is full and has not taken it.",
+        ),
+        ("/queue/q", "RECEIPT c "),
+    ] {
+        let held = |destination: &str| format!("SEND\ndestination:{destination}\ntransaction:t\n\nx");
+        let reported = conversation.call(
+            &[
+                "BEGIN\ntransaction:t\n\n",
+                &held(destination),
+                &held("/queue/q"),
+                "COMMIT\ntransaction:t\nreceipt:c\n\n",
+            ]
+            .join("\0"),
+        );
+        assert_eq!(reported, [answer]);
+    }
+}
+
+#[test]
 fn a_subscription_that_cannot_be_bound_leaves_no_queue() {
     let broker = Broker::new(BrokerConfig::default());
     let mut conversation = Conversation::open(&server_of(Arc::clone(&broker)));

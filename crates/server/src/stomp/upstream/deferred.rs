@@ -19,6 +19,10 @@ pub(super) enum DeferredRequest {
         messages: VecDeque<TransactionMessage>,
         settlements: Vec<(Settle, Vec<u64>)>,
         receipt: Option<Box<str>>,
+        /// Number of the last message that was published before.
+        published: u64,
+        /// Whether a queue has refused one of those that were published since.
+        is_refused: bool,
     },
 }
 
@@ -26,7 +30,7 @@ impl UpstreamStompSession {
     /// Goes on with the deferred request, as far as that is possible.
     pub(super) fn go_on_with_deferred(&mut self) {
         match self.deferred.take() {
-            Some(DeferredRequest::Commit { mut messages, settlements, receipt }) => {
+            Some(DeferredRequest::Commit { mut messages, settlements, receipt, published, is_refused }) => {
                 while self.client.has_room()
                     && let Some(held) = messages.pop_front()
                 {
@@ -34,10 +38,18 @@ impl UpstreamStompSession {
                 }
                 if messages.is_empty() {
                     settlements.iter().for_each(|(settle, tags)| self.apply(*settle, tags));
-                    let until = if self.confirming { self.all_confirmed() } else { self.all_answered() };
-                    self.done(receipt.as_deref(), until);
+                    let until = match self.confirming {
+                        true => Until::Confirmed(published + 1..=self.confirms.last()),
+                        false => self.all_answered(),
+                    };
+                    if let Some(id) = receipt {
+                        self.receipts
+                            .push(Receipt { id, is_refused, is_confirm: false, starts: None }, until);
+                    }
                 } else {
-                    self.deferred = Some(DeferredRequest::Commit { messages, settlements, receipt });
+                    let left =
+                        DeferredRequest::Commit { messages, settlements, receipt, published, is_refused };
+                    self.deferred = Some(left);
                 }
             }
             other => self.deferred = other,
@@ -48,12 +60,13 @@ impl UpstreamStompSession {
     pub(super) fn may_go_on(&self) -> bool {
         matches!(self.deferred, Some(DeferredRequest::Commit { .. })) && self.client.has_room()
     }
+}
 
-    /// A request other than SUBSCRIBE is done but for `until`.
-    pub(super) fn done(&mut self, receipt: Option<&str>, until: Until) {
-        if let Some(id) = receipt {
-            let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: false, starts: None };
-            self.receipts.push(receipt, until);
+impl DeferredRequest {
+    /// A queue has refused a message. If it is one of a COMMIT, its receipt, which does not wait yet, will be a refusal.
+    pub(super) fn refuse(&mut self, number: u64) {
+        if let Self::Commit { published, is_refused, .. } = self {
+            *is_refused |= number > *published;
         }
     }
 }

@@ -2,8 +2,7 @@
 //! requests.
 
 use std::collections::VecDeque;
-
-use hashbrown::HashSet;
+use std::ops::RangeInclusive;
 
 use crate::stomp::session::{MAX_WAITING_RECEIPTS, Receipt};
 
@@ -12,17 +11,15 @@ use crate::stomp::session::{MAX_WAITING_RECEIPTS, Receipt};
 pub(super) struct UpstreamReceipts {
     waiting: VecDeque<(Receipt, Until)>,
     bytes: usize,
-    /// Numbers of published messages that a queue has refused, until their receipts are sent.
-    refused: HashSet<u64>,
 }
 
 /// When a receipt is due.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Until {
     /// That many of the methods that have an answer were answered.
     Answered(u64),
-    /// All messages up to this number are confirmed, of which this one is the receipt's own.
-    Confirmed(u64),
+    /// All messages up to the last of these numbers are confirmed. The receipt is for these: one of a SEND, all of a COMMIT.
+    Confirmed(RangeInclusive<u64>),
     /// The subscription's consumer is yet to be made: that is due when the receipt is the first that waits.
     Consumes(u64),
     /// The key of this subscription, which shares a queue with others, is bound.
@@ -37,10 +34,10 @@ impl UpstreamReceipts {
         self.waiting.push_back((receipt, until));
     }
 
-    /// Records that a queue has refused a message.
+    /// A queue has refused a message: the receipts that are for it become refusals.
     pub(super) fn refuse(&mut self, number: u64) {
-        if self.waiting.iter().any(|(_, until)| *until == Until::Confirmed(number)) {
-            self.refused.insert(number);
+        for (receipt, until) in &mut self.waiting {
+            receipt.is_refused |= matches!(until, Until::Confirmed(own) if own.contains(&number));
         }
     }
 
@@ -51,11 +48,8 @@ impl UpstreamReceipts {
 
     /// Takes the first receipt.
     pub(super) fn take(&mut self) -> Option<Receipt> {
-        let (mut receipt, until) = self.waiting.pop_front()?;
+        let (receipt, _) = self.waiting.pop_front()?;
         self.bytes -= Receipt::cost(&receipt.id);
-        if let Until::Confirmed(number) = until {
-            receipt.is_refused = self.refused.remove(&number);
-        }
         Some(receipt)
     }
 

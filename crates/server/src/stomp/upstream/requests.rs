@@ -88,7 +88,7 @@ impl UpstreamStompSession {
         if let (Some(id), Some(number)) = (receipt, number) {
             self.shared.metrics.confirms(FrontEnd::Stomp).wanted.add(1);
             let receipt = Receipt { id: id.into(), is_refused: false, is_confirm: true, starts: None };
-            self.receipts.push(receipt, Until::Confirmed(number));
+            self.receipts.push(receipt, Until::Confirmed(number..=number));
         }
     }
 

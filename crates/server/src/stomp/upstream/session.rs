@@ -172,11 +172,6 @@ impl UpstreamStompSession {
         Until::Answered(self.awaited.last())
     }
 
-    /// When everything that was published until now is confirmed.
-    pub(super) fn all_confirmed(&self) -> Until {
-        Until::Confirmed(self.confirms.last())
-    }
-
     /// Lets the upstream's side go on, and handles what it has sent. Returns the cancelled subscriptions.
     fn go_on(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
         let mut cancelled = Vec::new();
@@ -265,10 +260,11 @@ impl UpstreamStompSession {
     }
 
     fn confirmed(&mut self, number: u64, multiple: bool, verdict: Confirmed) {
-        let Self { confirms, receipts, .. } = self;
+        let Self { confirms, receipts, deferred, .. } = self;
         confirms.settle(number, multiple, verdict, |number, verdict| {
             if verdict == Confirmed::Nacked {
                 receipts.refuse(number);
+                deferred.iter_mut().for_each(|deferred| deferred.refuse(number));
             }
         });
     }
@@ -327,7 +323,7 @@ impl UpstreamStompSession {
 
     /// Makes the consumer of the first receipt that waits, if it is a subscription's.
     fn consume_next(&mut self) {
-        if let Some(Until::Consumes(number)) = self.receipts.first().copied() {
+        if let Some(&mut Until::Consumes(number)) = self.receipts.first() {
             let until = self.begin(number);
             if let Some(first) = self.receipts.first() {
                 *first = until;
@@ -418,11 +414,11 @@ impl StompSession for UpstreamStompSession {
     }
 
     fn next_receipt(&mut self) -> Option<Receipt> {
-        let is_due = match *self.receipts.first()? {
-            Until::Answered(number) => self.awaited.has_answered(number),
-            Until::Confirmed(number) => number <= self.confirms.settled(),
+        let is_due = match self.receipts.first()? {
+            Until::Answered(number) => self.awaited.has_answered(*number),
+            Until::Confirmed(own) => *own.end() <= self.confirms.settled(),
             Until::Consumes(_) => false,
-            Until::Subscribed(number) => !self.live.is_pending(number),
+            Until::Subscribed(number) => !self.live.is_pending(*number),
             Until::Closed => self.leaving == Leaving::Closed,
         };
         if !is_due {
@@ -454,7 +450,7 @@ impl StompSession for UpstreamStompSession {
 
     fn handle_nudge(&mut self, now: Instant) -> Result<Vec<(Box<str>, u64)>, StompFault> {
         let cancelled = self.go_on(now)?;
-        let is_last = matches!(self.receipts.first().copied(), None | Some(Until::Closed));
+        let is_last = matches!(self.receipts.first(), None | Some(Until::Closed));
         if self.leaving == Leaving::Asked && is_last && self.deferred.is_none() {
             self.leaving = if self.client.close(now) { Leaving::Closed } else { Leaving::Closing };
         }

@@ -234,6 +234,30 @@ fn a_full_queue_refuses_the_message_and_nothing_else() {
 }
 
 #[test]
+fn the_receipt_of_a_commit_is_refused_if_one_of_its_messages_is() {
+    let mut conversation = Conversation::open(&server());
+    let full = "/queue/full\nx-max-length:1\nx-overflow:reject-publish";
+    assert_eq!(conversation.call(&send(full, "r", "x")), ["RECEIPT r "]);
+    // The second of these commits takes several turns: its first message is refused before its last is published.
+    for (first, body, answer) in [
+        (full, 1, "ERROR c Message refused "),
+        (full, 20_000, "ERROR c Message refused "),
+        ("/queue/q", 1, "RECEIPT c "),
+    ] {
+        let held = |destination: &str, body: &str| {
+            format!("SEND\ndestination:{destination}\ntransaction:t\n\n{body}")
+        };
+        let mut frames = vec!["BEGIN\ntransaction:t\n\n".to_owned(), held(first, "x")];
+        frames.extend((0..16).map(|_| held("/queue/q", &"x".repeat(body))));
+        frames.push("COMMIT\ntransaction:t\nreceipt:c\n\n".to_owned());
+        let mut reported = conversation.call(&frames.join("\0"));
+        conversation.settle();
+        reported.extend(conversation.received());
+        assert_eq!(reported, [answer], "{body}");
+    }
+}
+
+#[test]
 fn a_request_is_answered_through_a_queue_of_the_connections_own() {
     let shared = server();
     let (mut asker, mut answerer) = (Conversation::open(&shared), Conversation::open(&shared));

@@ -43,8 +43,13 @@ impl UpstreamStompSession {
         if receipt.is_some() && !messages.is_empty() {
             self.select_confirms();
         }
-        let (messages, receipt) = (messages.into(), receipt.map(Into::into));
-        self.deferred = Some(DeferredRequest::Commit { messages, settlements, receipt });
+        self.deferred = Some(DeferredRequest::Commit {
+            messages: messages.into(),
+            settlements,
+            receipt: receipt.map(Into::into),
+            published: self.confirms.last(),
+            is_refused: false,
+        });
         self.go_on_with_deferred();
         if self.deferred.is_some() {
             self.outbox.nudge();

@@ -179,18 +179,17 @@ impl UpstreamSession {
         self.uplink.publish_recorded(packet_id, (routing_key, properties, body), &record, self.at);
     }
 
-    /// Notes a subscription that is about to be made. Returns false if there is no place for it in the list.
+    /// Notes a subscription that is about to be made. Returns false if there is no place for it in the list. Those of a session
+    /// without a list take no more.
     pub(in super::super) fn note_subscription(
         &mut self,
         filter: &str,
         subscription: &Subscription,
         engine: &Engine,
     ) -> bool {
-        if !self.uses_queue() {
-            return true;
-        }
-        self.work.is_needed |=
-            !is_plain(filter, subscription) && self.uplink.state().usage() == StateUsage::Unused;
+        self.work.is_needed |= self.uses_queue()
+            && !is_plain(filter, subscription)
+            && self.uplink.state().usage() == StateUsage::Unused;
         let bytes = listed_bytes(filter);
         if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
             // Those that are gone, and those that were made again, have been counted.

@@ -1,0 +1,71 @@
+//! Subscriptions as the upstream grants, refuses and loses them.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_client_learns_that_a_live_subscription_is_refused_when_it_is_bound_again() {
+    let mut world = World::new();
+    let ((mut one, _), (mut other, _)) =
+        (world.connect("a", true, 0).await, world.connect("b", true, 0).await);
+    one.subscribe("a", QoS::AtMostOnce);
+    other.subscribe("b", QoS::AtMostOnce);
+    assert_eq!(
+        (one.answers().await, other.answers().await),
+        (vec!["suback Success".to_owned()], vec!["suback Success".to_owned()])
+    );
+    let (exchange, write, read) = (EXCHANGE.to_owned(), ".*".to_owned(), "^b$".to_owned());
+    world.vhost().set_topic_permissions("guest", &TopicPermissions { exchange, write, read }).unwrap();
+    world.delete_shared_queue();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(one.answers().await, ["disconnect Not authorized"]);
+    other.publish("b", QoS::AtMostOnce, 0, false);
+    assert_eq!(other.answers().await, ["publish b AtMostOnce 0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filter_that_has_changed_its_way_often_leaves_no_binding() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", true, 60).await;
+    for (qos, granted) in [(QoS::AtMostOnce, "Success"), (QoS::AtLeastOnce, "Granted QoS 1")].repeat(3) {
+        client.subscribe("a", qos);
+        assert_eq!(client.answers().await, [format!("suback {granted}")]);
+    }
+    assert_eq!(world.shared_keys(), ["a"]);
+    client.unsubscribe("a");
+    assert_eq!(client.answers().await, ["unsuback Success"]);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(world.shared_keys(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_may_not_consume_leaves_no_queue() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", true, 0).await;
+    let read = "^amq\\.topic$".to_owned();
+    let permissions = Permissions { read, ..Permissions::all() };
+    world.vhost().set_permissions("guest", Some(&permissions)).unwrap();
+    client.subscribe("$share/g/a", QoS::AtLeastOnce);
+    assert_eq!(client.answers().await, ["suback Not authorized"]);
+    let queues = world.vhost().all_queues();
+    assert!(!queues.iter().any(|queue| queue.name().ends_with("-shared")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_ends_with_its_connection_has_a_limited_number_of_filters() {
+    let mut world = World::new();
+    let (mut client, _) = world.connect("me", true, 0).await;
+    let mut answers = Vec::new();
+    for packet in 0..30 {
+        let filters: Vec<_> =
+            (0..100).map(|number| format!("{packet}/{number}/{}", "x".repeat(200))).collect();
+        client.subscribe_all(filters.iter().map(String::as_str), QoS::AtMostOnce);
+        answers.extend(client.answers().await);
+    }
+    assert_eq!(answers.len(), 30);
+    let is_refused = |answer: &String| answer.contains("Quota exceeded");
+    assert_eq!((is_refused(&answers[20]), is_refused(&answers[29])), (false, true));
+    client.unsubscribe(&format!("0/0/{}", "x".repeat(200)));
+    assert_eq!(client.answers().await, ["unsuback Success"]);
+    client.subscribe("short", QoS::AtMostOnce);
+    assert_eq!(client.answers().await, ["suback Success"]);
+}
