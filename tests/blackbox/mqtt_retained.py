@@ -12,7 +12,7 @@ from harness.patience import PATIENCE
 TOPICS = {f"r/{number:03}" for number in range(200)}
 
 # In front of an upstream (docs/compatibility.md).
-EXCEPTIONS = {"test_": "nothing is retained"}
+EXCEPTIONS = {"test_": "a retained message that waits for a client of a session does not come again after a disconnect"}
 
 
 class Server(KilledServer):

@@ -1,5 +1,6 @@
-"""The virtual host of an MQTT client: in front of its user name, else that of its certificate, of the port it has connected to, or the
-default. On the embedded broker and in front of RabbitMQ, whose own listener maps ports in the same way."""
+"""The virtual host of an MQTT client: that of its certificate, of the port it has connected to, in front of its user name, or the
+default; without a certificate the user name goes before the port. On the embedded broker and in front of RabbitMQ, whose own listener
+maps ports in the same way."""
 
 import json
 import ssl
@@ -33,6 +34,7 @@ class Served:
         self.worker.load_cert_chain(*authority.issue("worker"))
         self.stranger = ssl.create_default_context(cafile=str(authority.file))
         self.stranger.load_cert_chain(*authority.issue("stranger"))
+        self.nobody = ssl.create_default_context(cafile=str(authority.file))
         flags = ["--mqtts", f"{LOCAL}:{mapped}", "--mqtt", f"{LOCAL}:{self.unmapped}", "--tls-cert", certificate]
         flags += ["--tls-key", key, "--tls-verify-client", "optional", "--tls-client-ca", str(authority.file)]
         flags += ["--mqtt-port-vhosts", f"{mapped}=ported", "--mqtt-certificate-vhosts", "CN=worker=certified"]
@@ -87,12 +89,14 @@ def served(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("version", [V311, V5])
-def test_the_user_name_goes_before_the_certificate_and_that_before_the_port(served, version):
+def test_with_a_certificate_the_user_name_goes_behind_the_port_and_without_one_before_it(served, version):
     for name, tls, vhost in [
-        ("named:guest", served.worker, "named"),
-        ("named:guest", served.stranger, "named"),
+        ("named:guest", served.worker, "certified"),
+        ("named:guest", served.stranger, "ported"),
+        ("named:guest", served.nobody, "named"),
         ("guest", served.worker, "certified"),
         ("guest", served.stranger, "ported"),
+        ("guest", served.nobody, "ported"),
     ]:
         with MqttClient(served.mapped, "client", version, tls=tls, user=name) as client:
             assert served.vhost_of(client) == vhost, (name, vhost)

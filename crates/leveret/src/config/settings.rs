@@ -439,13 +439,13 @@ settings! {
         mqtt_vhost: BrokerName = "/";
 
         /// The virtual hosts of MQTT clients by the server's port that they have connected to, `PORT=VHOST`, as RabbitMQ's
-        /// global parameter mqtt_port_to_vhost_mapping. A virtual host in front of the user name and one of
-        /// `mqtt_certificate_vhosts` go before it; all others are in `mqtt_vhost`.
+        /// global parameter mqtt_port_to_vhost_mapping. One of `mqtt_certificate_vhosts` goes before it, and so does one in
+        /// front of the user name unless the client has a certificate that `tls_login_from` takes a name from; all others are
+        /// in `mqtt_vhost`.
         mqtt_port_vhosts: PortVhosts = "off";
 
         /// The virtual hosts of MQTT clients by their certificates, `NAME=VHOST` with the name that `tls_login_from` takes
-        /// from it, as RabbitMQ's global parameter mqtt_default_vhosts. A virtual host in front of the user name goes before
-        /// it.
+        /// from it, as RabbitMQ's global parameter mqtt_default_vhosts. It goes before all others.
         mqtt_certificate_vhosts: CertificateVhosts = "off", requires LOGIN_BY_CERTIFICATE;
 
         /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in

@@ -148,8 +148,7 @@ impl MqttLogin {
             },
             (None, Some(_)) => return Err(bad_credentials("password without a user")),
         };
-        // As in RabbitMQ, a virtual host in front of the user name goes before one that is configured.
-        Ok((vhost.unwrap_or_else(|| config.vhosts.of(external, port)), login_as))
+        Ok((config.vhosts.of(external, port, vhost), login_as))
     }
 
     /// The user name as the client sent it, for the log.

@@ -89,6 +89,11 @@ impl Subscriptions {
         self.dotted.remove(filter);
     }
 
+    /// The number of subscriptions.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// The subscription with this filter.
     pub(super) fn get(&self, filter: &str) -> Option<&Subscription> {
         self.entries.get(filter)

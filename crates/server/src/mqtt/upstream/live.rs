@@ -160,7 +160,18 @@ impl LiveFilters {
     /// The subscription with this number is refused. Returns whether it has been granted before, and the client still wants it.
     fn loses(&mut self, number: u64) -> bool {
         let granted = |known: &LiveKey| known.number == number && known.waiting.is_none();
-        self.keys.extract_if(|_, known| granted(known)).next().is_some()
+        let is_lost = self.keys.extract_if(|_, known| granted(known)).next().is_some();
+        if is_lost {
+            self.forget_reliable(number);
+        }
+        is_lost
+    }
+
+    /// The number of a subscription that has ended is not used again.
+    fn forget_reliable(&self, number: u64) {
+        if let Some(part) = &self.shared {
+            part.inbox.set_reliable(number, false);
+        }
     }
 
     /// Answers all that waits for a key.
@@ -171,6 +182,7 @@ impl LiveFilters {
         self.answers.extend(waiting.map(|number| (number, answer.clone())));
         if answer.is_err() {
             self.keys.remove(&key);
+            self.forget_reliable(number);
         } else if !known.is_wanted {
             self.end(&key);
         }
@@ -179,6 +191,7 @@ impl LiveFilters {
     fn end(&mut self, key: &str) {
         if let (Some(known), Some(part)) = (self.keys.remove(key), &self.shared) {
             part.subscriber.unsubscribe(key, known.number);
+            self.forget_reliable(known.number);
         }
     }
 }

@@ -18,6 +18,9 @@ use crate::mqtt::subscriptions::Class;
 /// Cost of an entry of a SUBSCRIBE or UNSUBSCRIBE, in nanoseconds.
 const ENTRY: u32 = 2_000;
 
+/// Cost of a look at a filter whose binding key another one may have, in nanoseconds.
+const SCANNED_FILTER: u32 = 100;
+
 impl UpstreamSession {
     /// Asks for the retained messages of SUBSCRIBEs that are bound, and collects those that are there.
     pub(super) fn advance_subscribes(&mut self) {
@@ -112,10 +115,18 @@ impl UpstreamSession {
 
     /// Has live messages of QoS 1 and 2 kept for a client whose subscription gets them as such.
     fn note_reliable(&self, filter: &str, key: &str) {
-        if !self.uses_queue() {
-            let is_reliable = self.subscriptions.binds(filter, self.mapping, |qos| qos != QoS::AtMostOnce);
-            self.live.set_reliable(key, is_reliable);
+        if self.uses_queue() {
+            return;
         }
+        let is_reliable = |qos: QoS| qos != QoS::AtMostOnce;
+        let own = self.subscriptions.get(filter).map(|own| own.options.qos);
+        let others = self.ways.count(key, Class::Qos0).saturating_sub(u32::from(own.is_some()));
+        let is_reliable = own.is_some_and(is_reliable)
+            || (others > 0 && {
+                work::charge(SCANNED_FILTER, self.subscriptions.len());
+                self.subscriptions.binds(filter, self.mapping, is_reliable)
+            });
+        self.live.set_reliable(key, is_reliable);
     }
 
     /// Asks the upstream for a binding. Returns the numbers of the requests: for the queue, if it is not there, and for the

@@ -72,9 +72,14 @@ impl Ways {
         is_last
     }
 
+    /// How many filters with this key need a way.
+    pub(super) fn count(&self, key: &str, class: Class) -> u32 {
+        self.filters.get(key).map_or(0, |counts| counts[index(class)])
+    }
+
     /// Whether a filter with this key needs a way.
     pub(super) fn needs(&self, key: &str, class: Class) -> bool {
-        self.filters.get(key).is_some_and(|counts| counts[index(class)] > 0)
+        self.count(key, class) > 0
     }
 
     /// A filter changes its way. Returns the change that this one replaces.

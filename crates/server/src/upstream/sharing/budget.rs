@@ -3,7 +3,7 @@
 //! A message takes its part once, however many inboxes it waits in; each inbox adds its entry. An inbox may hold no more than
 //! the others have left ([`InboxBudget::left`]): the more clients are slow, the less each of them may have waiting, and there
 //! is always some for those that are not. With 256 MiB, three clients that do not read have 64 MiB each at most, and 64 MiB
-//! are left; `mqtt_queue_max` is usually lower.
+//! are left; `mqtt_queue_max` is usually lower. Some messages may wait for each client in any case.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

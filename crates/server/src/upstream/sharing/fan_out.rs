@@ -155,10 +155,11 @@ impl SharedState {
             let copies = numbers.len() as u64;
             match entry.inbox.push_message(numbers, &fan_out.message) {
                 Pushed::Taken => counts.copies += copies,
-                Pushed::Dropped(dropped) => {
+                Pushed::Displaced(dropped) => {
                     counts.copies += copies;
                     counts.dropped += dropped;
                 }
+                Pushed::Dropped(dropped) => counts.dropped += dropped,
                 Pushed::Overflowed => counts.overflowed += 1,
                 Pushed::Ignored => {}
             }

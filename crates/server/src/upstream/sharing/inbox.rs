@@ -129,11 +129,16 @@ enum InboxEnd {
     Taken,
 }
 
+/// Bytes that may wait for a client whatever waits for the others: what comes between two turns of one that reads.
+const ALWAYS: usize = 64 * 1024;
+
 /// The outcome of a message for an inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
     Taken,
-    /// This number of droppable messages were dropped, the oldest first: for this one, unless it is one of them.
+    /// This number of droppable messages were dropped for this one, the oldest first.
+    Displaced(u64),
+    /// So many were dropped, and this one too.
     Dropped(u64),
     /// It was the one too many.
     Overflowed,
@@ -250,16 +255,16 @@ impl SharedInbox {
         if !stalled {
             self.outbox.nudge();
         }
-        if dropped == 0 { Pushed::Taken } else { Pushed::Dropped(dropped) }
+        if dropped == 0 { Pushed::Taken } else { Pushed::Displaced(dropped) }
     }
 
     /// Whether a message is one too many: for the client, or since the others leave it no more of the budget. A single one is
-    /// always taken.
+    /// always taken, and so are some small ones: clients that do not read must not cost the others their messages.
     fn is_full(&self, contents: &InboxContents, message: &SharedMessage) -> bool {
         let Some(waiting) = contents.messages.as_ref().filter(|waiting| waiting.len() > 0) else {
             return false;
         };
-        let most = self.limits.bytes.min(self.budget.left());
+        let most = self.limits.bytes.min(self.budget.left().max(ALWAYS));
         waiting.len() >= self.limits.messages || waiting.bytes() + message.size() > most
     }
 
@@ -419,10 +424,10 @@ mod tests {
         for body in [&b"a"[..], b"B", b"c", b"D"] {
             assert_eq!(push(&inbox, &[1], body), Pushed::Taken);
         }
-        assert_eq!(push(&inbox, &[1], b"e"), Pushed::Dropped(1));
+        assert_eq!(push(&inbox, &[1], b"e"), Pushed::Displaced(1));
         // By a subscription that is not reliable, any message may be dropped.
-        assert_eq!(push(&inbox, &[2], b"f"), Pushed::Dropped(1));
-        assert_eq!(push(&inbox, &[1], b"g"), Pushed::Dropped(1));
+        assert_eq!(push(&inbox, &[2], b"f"), Pushed::Displaced(1));
+        assert_eq!(push(&inbox, &[1], b"g"), Pushed::Displaced(1));
         assert_eq!(push(&inbox, &[1], b"H"), Pushed::Dropped(1), "itself");
         assert_eq!(rest(&inbox), ["[1] a", "[1] c", "[1] e", "[1] g"]);
         assert_eq!(budget.used(), 0);
@@ -445,7 +450,7 @@ mod tests {
         let inbox = dropping(1, 10_000, &InboxBudget::new(1 << 20));
         inbox.set_reliable(1, false);
         push(&inbox, &[1], b"a");
-        assert_eq!(push(&inbox, &[1], b"b"), Pushed::Dropped(1));
+        assert_eq!(push(&inbox, &[1], b"b"), Pushed::Displaced(1));
         assert_eq!(rest(&inbox), ["[1] b"]);
     }
 
@@ -464,6 +469,22 @@ mod tests {
         assert_eq!([(); 3].map(|()| push(&quick, &[1], body)), [Pushed::Taken; 3]);
         drop((slow, quick));
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_client_has_its_messages_though_others_that_do_not_read_have_used_up_all() {
+        let body: &'static [u8] = Box::leak(vec![b'X'; 2 << 20].into());
+        let budget = InboxBudget::new(1 << 20);
+        let hog = dropping(10, usize::MAX, &budget);
+        assert_eq!((push(&hog, &[1], body), budget.left()), (Pushed::Taken, 0));
+        let quick = dropping(100, usize::MAX, &budget);
+        for _ in 0..3 {
+            assert_eq!([&b"a"[..], b"b", b"c"].map(|body| push(&quick, &[1], body)), [Pushed::Taken; 3]);
+            assert_eq!(rest(&quick).len(), 3);
+        }
+        let small: &'static [u8] = &[b'x'; 10_000];
+        let taken = (0..100).take_while(|_| push(&quick, &[1], small) == Pushed::Taken).count();
+        assert!((5..10).contains(&taken), "{taken}");
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(super) struct LogLogins {
     proven: VecDeque<LoginKey>,
     /// When the upstream has refused logins, the last few times.
     refusals: VecDeque<Instant>,
+    /// When one was refused again.
+    retried: Option<Instant>,
     /// Number of `logins` at which those that are gone are removed.
     pruned_at: usize,
 }
@@ -87,14 +89,18 @@ impl LogLogins {
 
     /// The login to be tried next: first one that has had the log, then each that has come, then those that were refused.
     pub(super) fn next(&self, now: Instant) -> Option<SharedLogin> {
-        let proven = self.proven.iter().find(|key| self.is_used(key)).map(|key| &key.0);
-        let untried = || self.untried.first_key_value().map(|(_, login)| login);
-        let refused = || {
-            let all = self.may_try(now).then(|| self.logins.iter()).into_iter().flatten();
-            let due = all.filter(|(_, known)| known.clients > 0 && known.may_retry(now));
-            due.min_by_key(|(_, known)| known.refused).map(|(key, _)| &key.0)
+        let due = || {
+            let all = self.logins.iter().filter(|(_, known)| known.clients > 0 && known.may_retry(now));
+            // Those that were refused first; the others are untried.
+            all.min_by_key(|(_, known)| (known.refused.is_none(), known.refused))
         };
-        proven.or_else(untried).or_else(refused).cloned()
+        let proven = self.proven.iter().find(|key| self.is_used(key)).map(|key| &key.0);
+        // However many come that are refused, one is asked about again: it may have got permission.
+        let is_due_again = self.retried.is_none_or(|at| at + REFUSAL_TIME <= now);
+        let again = || due().filter(|(_, known)| is_due_again && known.refused.is_some()).map(|(key, _)| &key.0);
+        let untried = || self.untried.first_key_value().map(|(_, login)| login);
+        let refused = || due().filter(|_| self.may_try(now)).map(|(key, _)| &key.0);
+        proven.or_else(again).or_else(untried).or_else(refused).cloned()
     }
 
     /// Whether clients are to wait for the logins that are still to be tried.
@@ -118,6 +124,9 @@ impl LogLogins {
 
     /// The upstream has refused a login the log.
     pub(super) fn handle_refused(&mut self, login: &SharedLogin, now: Instant) {
+        if self.logins.get(&LoginKey(login.clone())).is_some_and(|known| known.refused.is_some()) {
+            self.retried = Some(now);
+        }
         self.tried(login, Some(now));
         if self.refusals.len() == MAX_REFUSALS {
             self.refusals.pop_front();

@@ -69,6 +69,24 @@ fn logins_that_were_refused_are_tried_again_in_their_order_and_a_few_at_a_time()
     }
 }
 
+#[test]
+fn a_login_that_was_refused_is_tried_again_however_many_come_that_are_refused() {
+    let (mut logins, begun) = (LogLogins::default(), Instant::now());
+    let (mut refused, mut again) = (Vec::new(), Vec::new());
+    for second in 0..200_u64 {
+        let now = begun + Duration::from_secs(second);
+        logins.join(&login(second), now);
+        let next = logins.next(now).unwrap();
+        if refused.contains(&next.credentials.username) {
+            again.push((second, next.credentials.username.clone()));
+        }
+        refused.push(next.credentials.username.clone());
+        logins.handle_refused(&next, now);
+    }
+    let again: Vec<_> = again.iter().map(|(second, user)| (*second, &**user)).collect();
+    assert_eq!(again, [(60, "0"), (120, "1"), (180, "2")]);
+}
+
 fn join(logs: &Arc<RetainedLogs>, stream: &TestStream, user: &str) -> (LogClient, Arc<Outbox>) {
     let (outbox, stream) = (Arc::new(Outbox::new(1)), stream.clone());
     (logs.join_by(&login(user), &outbox, move |login| stream.opener(login)), outbox)
