@@ -138,7 +138,7 @@ pub(super) enum Pushed {
     Taken,
     /// This number of droppable messages were dropped for this one, the oldest first.
     Displaced(u64),
-    /// So many were dropped, and this one too.
+    /// This number were dropped, with this one.
     Dropped(u64),
     /// It was the one too many.
     Overflowed,

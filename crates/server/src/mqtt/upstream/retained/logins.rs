@@ -97,7 +97,8 @@ impl LogLogins {
         let proven = self.proven.iter().find(|key| self.is_used(key)).map(|key| &key.0);
         // However many come that are refused, one is asked about again: it may have got permission.
         let is_due_again = self.retried.is_none_or(|at| at + REFUSAL_TIME <= now);
-        let again = || due().filter(|(_, known)| is_due_again && known.refused.is_some()).map(|(key, _)| &key.0);
+        let again =
+            || due().filter(|(_, known)| is_due_again && known.refused.is_some()).map(|(key, _)| &key.0);
         let untried = || self.untried.first_key_value().map(|(_, login)| login);
         let refused = || due().filter(|_| self.may_try(now)).map(|(key, _)| &key.0);
         proven.or_else(again).or_else(untried).or_else(refused).cloned()
