@@ -26,7 +26,10 @@ KEPT, TAKEN = "kept", "taken"
 ONLY_KEPT = f"^({KEPT}|amq)"
 NAMES = itertools.count(1)
 # In front of an upstream (docs/compatibility.md).
+REMEMBERED = "RabbitMQ's channel remembers for a while that its user might publish to a topic"
 EXCEPTIONS = {
+    "an_mqtt_publisher_is_cut_off": REMEMBERED,
+    "an_mqtt_5_publisher_is_told_each_time": REMEMBERED,
     "without_acknowledgements_is_told_by_a_disconnect[proxy": "for now: DISCONNECT has no reason string, without which paho tells no reason",
 }
 
