@@ -100,7 +100,7 @@ impl World {
     /// Deletes it, as an operator would.
     fn delete_shared_queue(&self) {
         let (vhost, queue) = (self.vhost(), self.shared_queue());
-        let mut owners = (0..10).map(SessionId);
+        let mut owners = self.cable.connection_ids().map(SessionId);
         assert!(owners.any(|owner| vhost.delete_queue(owner, queue.name(), false, false).is_ok()));
     }
 

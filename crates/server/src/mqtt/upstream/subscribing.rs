@@ -118,14 +118,14 @@ impl UpstreamSession {
         if self.uses_queue() {
             return;
         }
-        let is_reliable = |qos: QoS| qos != QoS::AtMostOnce;
+        let keeps = |qos: QoS| qos != QoS::AtMostOnce;
         let own = self.subscriptions.get(filter).map(|own| own.options.qos);
         let others = self.ways.count(key, Class::Qos0).saturating_sub(u32::from(own.is_some()));
-        let is_reliable = own.is_some_and(is_reliable)
-            || (others > 0 && {
-                work::charge(SCANNED_FILTER, self.subscriptions.len());
-                self.subscriptions.binds(filter, self.mapping, is_reliable)
-            });
+        let mut is_reliable = own.is_some_and(keeps);
+        if !is_reliable && others > 0 {
+            work::charge(SCANNED_FILTER, self.subscriptions.len());
+            is_reliable = self.subscriptions.binds(filter, self.mapping, keeps);
+        }
         self.live.set_reliable(key, is_reliable);
     }
 

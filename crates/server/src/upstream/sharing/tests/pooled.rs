@@ -1,52 +1,10 @@
 //! A shared queue whose connections are those of a pool, which is connected to the embedded broker within the process.
 
-use std::net::SocketAddr;
-
-use broker::FrontEnd;
-use proxy::{Connecting, Connector, Pool, PoolConfig, UpstreamAddress};
-use tokio::task::AbortHandle;
-use transport::Stream;
+use proxy::Pool;
 
 use super::*;
-use crate::amqp::connection::AmqpConnection;
+use crate::simulated::Cable;
 use crate::upstream::sharing::state::IDLE_TIME;
-
-/// Connects the pool to the broker.
-struct Cable {
-    shared: Arc<Shared>,
-    connections: Mutex<Vec<AbortHandle>>,
-}
-
-impl std::fmt::Debug for Cable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cable")
-    }
-}
-
-impl Connector for Cable {
-    fn connect(&self, _socket: SocketAddr, _timeout: Duration) -> Connecting<'_> {
-        Box::pin(async {
-            let (near, far) = tokio::io::duplex(16 * 1024);
-            let shared = Arc::clone(&self.shared);
-            let mut connections = self.connections.lock();
-            let id = 1000 + connections.len() as u64;
-            let serving = async move {
-                let (mut connection, outbox) = simulated::connection::<AmqpConnection>(
-                    &shared,
-                    id,
-                    Peer::Unix,
-                    FrontEnd::Amqp,
-                    transport::now(),
-                );
-                let mut stream = Stream::Memory(far);
-                let timeout = Duration::from_secs(10);
-                transport::drive(&mut stream, &mut connection, &outbox, 1 << 20, timeout).await;
-            };
-            connections.push(tokio::spawn(serving).abort_handle());
-            Ok(Stream::Memory(near))
-        })
-    }
-}
 
 /// A site whose subscribers come through a pool.
 struct PooledSite {
@@ -58,11 +16,8 @@ struct PooledSite {
 impl PooledSite {
     fn new() -> Self {
         let site = Site::new();
-        let cable =
-            Arc::new(Cable { shared: Arc::clone(&site.upstream.shared), connections: Mutex::default() });
-        let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
-        let connector = Arc::clone(&cable);
-        let pool = Pool::new(PoolConfig { connector, ..PoolConfig::new(vec![address]) });
+        let cable = Cable::to(&site.upstream.shared);
+        let pool = cable.pool();
         Self { site, pool, cable }
     }
 
@@ -104,7 +59,7 @@ async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
     let queue = pooled.site.upstream.queues().remove(0);
     assert_eq!((queue.view().ready, queue.view().unacknowledged), (0, 0));
 
-    pooled.cable.connections.lock().drain(..).for_each(|connection| connection.abort());
+    pooled.cable.cut();
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(pooled.site.status().lost, 1);
     assert_eq!(pooled.site.upstream.bindings(), ["a.#", "b"]);
