@@ -86,7 +86,7 @@ def test_a_client_is_listed_with_its_upstream_connections_and_can_be_closed(tmp_
         assert (command, headers["message"], body) == ("ERROR", "connection_forced", "CONNECTION_FORCED - enough")
         assert wire.frame() is None
         wait_until(lambda: ctl.rows("list_connections") == [])
-        assert (metric(server, "rabbitmq_connections"), metric(server, "rabbitmq_channels")) == (0, 0)
+        wait_until(lambda: (metric(server, "rabbitmq_connections"), metric(server, "rabbitmq_channels")) == (0, 0))
         server.stop()
 
 
