@@ -94,7 +94,7 @@ impl Known {
 
     /// It does not answer, or has lost a connection. Returns whether that is new: however many callers find out at once, it
     /// counts as one failure.
-    fn is_down_anew(&mut self) -> bool {
+    fn mark_down(&mut self) -> bool {
         let is_new = !self.down;
         if is_new {
             self.losses += 1;
@@ -258,7 +258,7 @@ impl Endpoints {
         let change = |known: &mut Known| {
             known.connections = known.connections.saturating_sub(1);
             known.losses += 1;
-            (known.is_down_anew(), known.loses_state())
+            (known.mark_down(), known.loses_state())
         };
         let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
         if is_lost {
@@ -359,7 +359,7 @@ impl Endpoints {
 
     /// Records that it does not answer. Probes it in the background until it does.
     pub(super) fn failed(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
-        if self.with(endpoint, Known::is_down_anew) == Some(true) {
+        if self.with(endpoint, Known::mark_down) == Some(true) {
             background::run(heal(Arc::downgrade(pool), endpoint.clone()));
         }
     }
