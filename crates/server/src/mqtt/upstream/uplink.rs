@@ -280,7 +280,11 @@ impl Uplink {
     /// As [`Self::settle`].
     pub(super) async fn revoke_unconfirmed(&mut self) -> Result<(), Fault> {
         let UplinkChannels { publishing, refused, .. } = &mut self.channels;
+        let before = refused.len();
         refused.extend(publishing.unconfirmed_recorded());
+        if refused.len() == before {
+            return Ok(());
+        }
         // Their answers come too late to be told.
         self.until(|uplink| uplink.channels.publishing.has_answered_records(), drop).await
     }
