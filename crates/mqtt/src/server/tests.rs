@@ -362,6 +362,22 @@ fn a_kept_session_goes_on_where_it_was_within_the_new_window() {
 }
 
 #[test]
+fn the_window_is_the_lower_one_of_the_clients_and_the_servers() {
+    for (server, client, window) in [(20, None, 20), (20, Some(3), 3), (2, Some(3), 2)] {
+        let settings = MqttSettings { in_flight: server, ..MqttSettings::default() };
+        let asked = client.map(Property::ReceiveMaximum);
+        let asked = asked.into_iter().fold(PropertyList::new(), PropertyList::with);
+        let mut bench = Bench::connect(ConnectPacket { properties: asked.as_properties(), ..v5() }, settings);
+        assert_eq!(bench.connection.window(), window);
+        let sent = (0..100).take_while(|tag| {
+            let message = message(QoS::AtLeastOnce, b"x");
+            bench.connection.deliver(message, *tag, &mut bench.out).is_ok()
+        });
+        assert_eq!(sent.count(), usize::from(window));
+    }
+}
+
+#[test]
 fn what_is_larger_than_the_client_takes_is_never_sent() {
     let asked = PropertyList::new().with(Property::MaximumPacketSize(20));
     let connect = || ConnectPacket { clean_start: false, properties: asked.as_properties(), ..v5() };

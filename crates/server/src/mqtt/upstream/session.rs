@@ -189,11 +189,6 @@ impl UpstreamSession {
         expires.map(|expires| expires.min(MAX_EXPIRES))
     }
 
-    /// The window of messages that the client has not acknowledged.
-    pub(super) fn window(&self) -> u16 {
-        self.hub.config.settings.in_flight
-    }
-
     fn is_upstream_gone(&self) -> bool {
         matches!(&self.shared.backend, Backend::Upstream(pool) if !pool.is_reachable())
     }
