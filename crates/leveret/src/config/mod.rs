@@ -13,6 +13,7 @@ mod relay;
 mod requirement;
 mod setting_error;
 mod settings;
+mod spool;
 mod value;
 mod value_error;
 mod vhost_mapping;

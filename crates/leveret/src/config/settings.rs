@@ -20,9 +20,11 @@ use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::RelayList;
 use super::requirement::{
-    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, EMBEDDED_BROKER, HTTPS, LOGIN_BY_CERTIFICATE,
-    PROXY_PROTOCOL, Requirement, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS, WEBSOCKET,
+    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTPS,
+    LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS,
+    WEBSOCKET,
 };
+use super::spool::SpoolRules;
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
@@ -383,6 +385,24 @@ settings! {
         /// How many bytes of messages wait for all slow MQTT and STOMP clients whose subscriptions share a queue upstream. One
         /// client may take no more of it than the others have left, however high `mqtt_queue_max` is.
         upstream_inbox_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
+    }
+
+    "Spool" {
+        /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the
+        /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
+        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are kept in the folder `spool`
+        /// of `data_dir`. docs/spool.md says when that is of use, and when not.
+        spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
+
+        /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
+        /// less. The free space of the disk limits it as well (`disk_free_limit`).
+        spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
+
+        /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
+        spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
+
+        /// The largest body of a message that is spooled. Larger ones go directly to the upstream.
+        spool_message_max: ByteSize = "16MiB", from "0" to "512MiB", requires SPOOL;
     }
 
     "Broker" {

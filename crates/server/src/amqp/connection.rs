@@ -180,9 +180,7 @@ impl AmqpConnection {
                 self.answered(Answer::Open(session), now);
             }
             BackendLogin::Upstream(login) => {
-                self.ask(
-                    async move { Answer::Open(shared.backend.open_upstream(login, &request, outbox).await) },
-                )
+                self.ask(async move { Answer::Open(shared.open_amqp(login, &request, outbox).await) });
             }
         }
     }
@@ -517,9 +515,12 @@ impl ProtocolState for AmqpConnection {
     fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
         self.leave_when_settled(now);
         if !self.is_open() && self.core.is_late(now) {
-            if let AmqpPhase::Leaving(_) = self.phase {
+            if let AmqpPhase::Leaving(session) = &self.phase {
+                let is_answered = session.has_kept_publishes();
                 self.end_session(now);
-                self.send(connection::CloseOk {});
+                if is_answered {
+                    self.send(connection::CloseOk {});
+                }
             }
             self.core.ends(Ending::Refused, || "handshake timed out".to_owned());
             self.finish();

@@ -1,0 +1,200 @@
+//! The spool: publishes that are confirmed once they are on this host's disk, and forwarded to the upstream later.
+//!
+//! - [`rules`]: which publishes it takes.
+//! - [`session`]: a client's session in front of the upstream, whose matching publishes it takes.
+//! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data folder of its own. No listener
+//!   reaches that broker; sessions publish to it, and forwarders take from it, without AMQP in between.
+//! - [`forwarder`] and [`link`]: the task of a local queue, and its conversation with the upstream through the pool. The order
+//!   of messages, retries and refusals are decided by the crate `spool`.
+//! - [`parking`]: messages that the upstream refuses for good.
+//!
+//! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
+//! when it is on disk as a parked one. A client without a matching rule has a session of the pool and nothing else.
+//!
+//! Credentials that the upstream has accepted are remembered in memory, and never written.
+
+mod forwarder;
+mod link;
+mod local;
+mod parking;
+mod rules;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use amqp::handshake::OpenRequest;
+use amqp::{Credentials, Fault};
+use broker::Broker;
+use parking_lot::Mutex;
+use proxy::Pool;
+use tokio::task::JoinHandle;
+use transport::{InnerOutbox, Outbox};
+
+use crate::alarms::Alarms;
+use crate::amqp::session::BackendSession;
+use crate::backend::Clock;
+use crate::server::Shared;
+use crate::upstream::client::AmqpClient;
+use crate::upstream::sharing::task::{OpenError, OpenUpstream};
+use crate::upstream::sharing::{PoolUpstream, SharedLogin};
+
+pub use self::local::SpoolStatus;
+use self::local::{LocalSpool, SpoolQueue};
+pub use self::rules::SpoolRule;
+use self::session::SpoolingSession;
+
+/// Interval at which the age of the oldest message is compared with the limit.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The rules of a spool, and its limits.
+#[derive(Debug, Clone)]
+pub struct SpoolConfig {
+    /// A publish is taken if any of them matches.
+    pub rules: Vec<SpoolRule>,
+    /// Bytes of messages above which publishers are blocked.
+    pub max_bytes: u64,
+    /// Age of the oldest message above which publishers are blocked.
+    pub max_age: Duration,
+    /// Bytes of the largest message that is taken. Larger ones go directly to the upstream.
+    pub max_message: u64,
+}
+
+/// Opens connections to the upstream for a login.
+type Connect = Arc<dyn Fn(SharedLogin) -> Connecting + Send + Sync>;
+type Connecting = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
+
+/// A spool with its forwarders. Its queues outlive it on disk.
+pub struct Spool {
+    local: Arc<LocalSpool>,
+    connect: Connect,
+    forwarders: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Spool {
+    /// Starts to forward what `broker` has, which is the spool's alone. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// The broker has no default virtual host, or its queues are not those of a spool.
+    pub fn start(
+        broker: Arc<Broker>,
+        pool: &Arc<Pool>,
+        clock: Clock,
+        config: SpoolConfig,
+    ) -> Result<Arc<Self>, SpoolError> {
+        let pool = Arc::clone(pool);
+        let connect: Connect = Arc::new(move |login| {
+            let upstream = PoolUpstream::new(&pool, &login);
+            Box::pin(async move { upstream.open().await })
+        });
+        Self::start_with(broker, connect, clock, config)
+    }
+
+    fn start_with(
+        broker: Arc<Broker>,
+        connect: Connect,
+        clock: Clock,
+        config: SpoolConfig,
+    ) -> Result<Arc<Self>, SpoolError> {
+        let local = LocalSpool::open(broker, clock, config)?;
+        let spool = Arc::new(Self { local, connect, forwarders: Mutex::default() });
+        for queue in spool.local.queues() {
+            spool.forward(queue);
+        }
+        let watched = Arc::downgrade(&spool.local);
+        tokio::spawn(async move {
+            while let Some(local) = watched.upgrade() {
+                local.check_limits();
+                drop(local);
+                tokio::time::sleep(WATCH_INTERVAL).await;
+            }
+        });
+        Ok(spool)
+    }
+
+    /// The alarms that block its publishers.
+    pub fn alarms(&self) -> &Arc<Alarms> {
+        self.local.alarms()
+    }
+
+    /// Its local queues, in no order, each with what keeps it from being forwarded.
+    pub fn status(&self) -> Vec<SpoolStatus> {
+        self.local.queues().iter().map(|queue| self.local.status(queue)).collect()
+    }
+
+    /// Number of messages that the upstream has refused for good.
+    pub fn parked(&self) -> u64 {
+        self.local.parked_count()
+    }
+
+    /// Lets messages in flight be confirmed, and closes the connections to the upstream, within `limit`. Nothing is forwarded
+    /// from then on.
+    pub async fn drain(&self, limit: Duration) {
+        self.local.drain();
+        let forwarders = std::mem::take(&mut *self.forwarders.lock());
+        let all = async {
+            for task in forwarders {
+                // A task that has panicked has ended, too.
+                let _ = task.await;
+            }
+        };
+        // Past the limit they end with the process; the rest is forwarded after the next start.
+        let _ = tokio::time::timeout(limit, all).await;
+    }
+
+    fn forward(&self, queue: Arc<SpoolQueue>) {
+        let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.connect));
+        self.forwarders.lock().push(tokio::spawn(task));
+    }
+
+    /// The local queue for these publishers, and its forwarder.
+    fn queue(&self, vhost: &str, user: &str) -> Result<Arc<SpoolQueue>, Fault> {
+        let (queue, is_new) = self.local.queue(vhost, user)?;
+        if is_new {
+            self.forward(Arc::clone(&queue));
+        }
+        Ok(queue)
+    }
+}
+
+/// Why a spool cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// Its folder holds something else.
+    #[error("the folder is not that of a spool: {0}")]
+    Foreign(String),
+}
+
+impl Shared {
+    /// Opens a virtual host of the upstream for an AMQP client: with the spool's rules around it, if any of them may match its
+    /// publishes.
+    ///
+    /// # Errors
+    /// As [`crate::Backend::open_upstream`].
+    pub(crate) async fn open_amqp(
+        self: &Arc<Self>,
+        login: proxy::Login,
+        request: &OpenRequest,
+        outbox: Arc<Outbox>,
+    ) -> Result<Box<dyn BackendSession>, Fault> {
+        let user = login.credentials().username.clone();
+        let exchanges = self.spool().and_then(|spool| {
+            let exchanges = spool.local.rules().exchanges_of(&request.virtual_host, &user)?;
+            Some((Arc::clone(spool), exchanges))
+        });
+        let Some((spool, exchanges)) = exchanges else {
+            return self.backend.open_upstream(login, request, outbox).await;
+        };
+        let credentials: Arc<Credentials> = Arc::clone(login.credentials());
+        let inner = InnerOutbox::new(self.config.outbox_limit / 2);
+        let session = self.backend.open_upstream(login, request, Arc::clone(inner.outbox())).await?;
+        let queue = spool.queue(&request.virtual_host, &user)?;
+        queue.logged_in(credentials);
+        let local = Arc::clone(&spool.local);
+        Ok(Box::new(SpoolingSession::new(self, (session, inner), (local, queue), exchanges, request, outbox)))
+    }
+}
