@@ -1,13 +1,23 @@
 """Publishes with a rule are confirmed on this host's disk, and reach the broker whatever happens to the link or to Leveret."""
 
+import contextlib
+import os
+import random
+import threading
+
 import pika
 import pytest
+from harness.ctl import Ctl
 from harness.forwarder import Forwarder
+from harness.leveret import run
 from harness.metrics import metric, wait_until
 from harness.rabbitmq import RabbitMq
 from harness.spool import spooling, waiting
 
 QUEUE = "spooled"
+PUBLISHERS = 4
+# `LEVERET_SPOOL_ROUNDS=30` for a thorough run.
+ROUNDS = int(os.environ.get("LEVERET_SPOOL_ROUNDS", "3"))
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 
@@ -86,7 +96,7 @@ def test_confirmed_messages_arrive_once_and_in_order_and_leave_the_spool(tmp_pat
             publish(confirming(client), names(0, 300))
         assert collect(broker, 300) == names(0, 300)
         wait_until(lambda: waiting(server) == 0)
-        assert metric(server, "leveret_spool_forwarded_messages_total") == 300
+        wait_until(lambda: metric(server, "leveret_spool_forwarded_messages_total") == 300)
         assert metric(server, "leveret_spool_bytes") == 0
         server.stop()
 
@@ -128,23 +138,93 @@ def test_a_client_that_publishes_and_exits_loses_nothing_when_leveret_is_killed(
         server.stop()
 
 
-@pytest.mark.parametrize("round", range(5))
-def test_kill_9_under_load_keeps_what_was_confirmed_in_order(tmp_path, broker, link, round):
-    confirmed = 0
-    with spooling(tmp_path, link.url) as server:
-        client = connect(server)
+class Load:
+    """Publishers with a connection, a channel in confirm mode and a thread each, until their server is killed."""
+
+    def __init__(self, server, count):
+        self.confirmed = [0] * count
+        self.threads = [threading.Thread(target=self.publish, args=(connect(server), number)) for number in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def publish(self, client, publisher):
         channel = confirming(client)
-        for number in range(150 + 37 * round):
-            if number % 60 == 59:
-                link.cut()
-            publish(channel, [f"message {number}"])
-            confirmed += 1
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            while True:
+                publish(channel, [f"{publisher}:{self.confirmed[publisher]}"])
+                self.confirmed[publisher] += 1
+
+    def join(self):
+        for thread in self.threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("round", range(ROUNDS))
+def test_kill_9_under_load_on_a_flapping_link_loses_nothing_confirmed_and_keeps_the_order(tmp_path, broker, link, round):
+    dice = random.Random(round)
+    with spooling(tmp_path, link.url) as server:
+        load = Load(server, PUBLISHERS)
+        for _ in range(dice.randrange(1, 5)):
+            before = sum(load.confirmed)
+            wait_until(lambda: sum(load.confirmed) >= before + dice.randrange(1, 60))
+            link.cut()
         server.kill()
+        load.join()
     with spooling(tmp_path, link.url) as server:
         with connect(server):
-            assert collect(broker, confirmed)[:confirmed] == names(0, confirmed)
-        wait_until(lambda: waiting(server) == 0)
+            found = collect(broker, sum(load.confirmed))
+            wait_until(lambda: waiting(server) == 0)
+        found += taken(broker)[0]
+        for publisher, confirmed in enumerate(load.confirmed):
+            own = list(dict.fromkeys(body for body in found if body.startswith(f"{publisher}:")))
+            # One more may have been under way.
+            assert own in ([f"{publisher}:{number}" for number in range(confirmed + extra)] for extra in (0, 1))
         server.stop()
+
+
+def test_a_broker_that_is_killed_and_started_again_gets_everything_in_order(tmp_path):
+    broker = RabbitMq(tmp_path / "rabbitmq")
+    try:
+        with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+            direct.channel().queue_declare(QUEUE, durable=True)
+        with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
+            with connect(server) as client:
+                channel = confirming(client)
+                publish(channel, names(0, 50))
+                broker.end()
+                publish(channel, names(50, 150))
+                broker.start()
+                publish(channel, names(150, 200))
+            assert collect(broker, 200) == names(0, 200)
+            wait_until(lambda: waiting(server) == 0)
+            server.stop()
+    finally:
+        broker.stop()
+
+
+def test_two_hosts_spool_for_one_broker(tmp_path, broker, link):
+    with spooling(tmp_path / "one", link.url) as one, spooling(tmp_path / "two", link.url) as two:
+        with connect(one) as first, connect(two) as second:
+            channels = [confirming(first), confirming(second)]
+            for number in range(100):
+                if number == 50:
+                    link.cut()
+                for host, channel in enumerate(channels):
+                    publish(channel, [f"{host}:{number}"])
+        found = collect(broker, 200)
+        for host in range(2):
+            assert [body for body in found if body.startswith(f"{host}:")] == [f"{host}:{number}" for number in range(100)]
+        one.stop()
+        two.stop()
+
+
+def test_rules_without_an_upstream_or_a_folder_are_mistakes():
+    for flags, complaint in [
+        ([], "spool: has no effect without an upstream"),
+        (["--upstream", "amqp://localhost", "--data-dir", "off"], "spool: needs data_dir, a folder for the messages"),
+    ]:
+        code, _, error = run("serve", "--spool", '{exchange = "orders"}', *flags)
+        assert code == 2 and complaint in error, error
 
 
 def test_a_deleted_exchange_and_a_lost_permission_park_their_own_messages_alone(tmp_path, broker, link):
@@ -163,6 +243,33 @@ def test_a_deleted_exchange_and_a_lost_permission_park_their_own_messages_alone(
             assert collect(broker, 3) == names(6, 9)
             wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 2)
             broker.control("set_permissions", "guest", ".*", ".*", ".*")
+        server.stop()
+
+
+def test_parked_messages_are_listed_forwarded_again_and_dropped(tmp_path, broker, link):
+    with spooling(tmp_path, link.url) as server:
+        ctl = Ctl(server.http)
+        with connect(server) as client:
+            publish(confirming(client), ["one", "two"], exchange="late")
+            wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 2)
+            reason = "NOT_FOUND - no exchange 'late' in vhost '/'"
+            shown = ctl.json("list_parked", "user", "vhost", "exchange", "routing_key", "reason")
+            one = {"user": "guest", "vhost": "/", "exchange": "late", "routing_key": QUEUE, "reason": reason}
+            assert shown == [one, one]
+            [row] = ctl.json("list_spool", "user", "vhost", "messages")
+            assert (row["user"], row["vhost"]) == ("guest", "/")
+            with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+                direct.channel().exchange_declare("late", "fanout")
+                direct.channel().queue_bind(QUEUE, "late")
+            ctl("requeue_parked")
+            assert collect(broker, 2) == ["one", "two"]
+            assert metric(server, "leveret_spool_parked_messages") == 0
+            publish(confirming(client), ["three"], exchange="never")
+            wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 1)
+            ctl("purge_parked")
+            assert ctl.json("list_parked", "exchange") == []
+        with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+            direct.channel().exchange_delete("late")
         server.stop()
 
 
@@ -191,5 +298,5 @@ def test_a_message_of_several_frames_is_spooled_whole(tmp_path, broker, link):
         with connect(server) as client:
             publish(confirming(client), [body])
         assert collect(broker, 1) == [body]
-        assert metric(server, "leveret_spool_forwarded_messages_total") == 1
+        wait_until(lambda: metric(server, "leveret_spool_forwarded_messages_total") == 1)
         server.stop()

@@ -270,6 +270,11 @@ impl<T> Forwarding<T> {
         self.held.next_deadline().filter(|_| self.is_open)
     }
 
+    /// The broker is asked again about exchanges that it has refused: an operator has changed something there.
+    pub fn forget_refusals(&mut self) {
+        self.refusals.clear();
+    }
+
     /// Messages that have been published and not confirmed.
     pub fn in_flight(&self) -> usize {
         self.in_flight_count

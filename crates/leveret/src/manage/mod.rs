@@ -177,6 +177,25 @@ impl ApiProcess for Manager {
         self.server.retained_messages().iter().map(pool::retained).collect()
     }
 
+    fn spool_queues(&self) -> Vec<Value> {
+        let queues = self.server.spool().map(|spool| spool.status()).unwrap_or_default();
+        queues.iter().map(pool::spool_queue).collect()
+    }
+
+    fn parked_messages(&self) -> Vec<Value> {
+        let parked = self.server.spool().map(|spool| spool.parked_messages()).unwrap_or_default();
+        parked.iter().map(pool::parked_message).collect()
+    }
+
+    fn requeue_parked(&self) -> Option<Value> {
+        let spool = self.server.spool()?;
+        Some(json!({ "requeued": spool.requeue_parked(), "remaining": spool.parked() }))
+    }
+
+    fn purge_parked(&self) -> Option<Value> {
+        Some(json!({ "purged": self.server.spool()?.purge_parked() }))
+    }
+
     fn leases(&self) -> Option<Value> {
         match &self.backend {
             Backend::Upstream(upstream) => Some(pool::leases(&self.server, upstream)),

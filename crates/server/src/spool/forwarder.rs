@@ -200,6 +200,9 @@ impl Forwarder {
                 BodyView::Chunks([whole]) => whole.clone(),
                 BodyView::Chunks(chunks) => chunks.concat().into(),
             };
+            if self.queue.take_requeued() {
+                self.forwarding.forget_refusals();
+            }
             match Envelope::decode(bytes.clone()) {
                 Ok(envelope) => self.forwarding.read(envelope, got.delivery),
                 Err(error) => {

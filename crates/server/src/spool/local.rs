@@ -71,6 +71,8 @@ pub(crate) struct SpoolQueue {
     pub(super) parked: AtomicU64,
     /// Messages that wait because the upstream has nacked one of their exchange and key.
     pub(super) held: AtomicU64,
+    /// Set when parked messages are to be tried again; cleared by the forwarder.
+    is_requeued: AtomicBool,
     login: Mutex<ForwarderLogin>,
 }
 
@@ -301,8 +303,20 @@ impl SpoolQueue {
             forwarded: AtomicU64::new(0),
             parked: AtomicU64::new(0),
             held: AtomicU64::new(0),
+            is_requeued: AtomicBool::new(false),
             login: Mutex::default(),
         }
+    }
+
+    /// Parked messages are in the queue again.
+    pub(super) fn requeued(&self) {
+        self.is_requeued.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether that has happened since the last call.
+    pub(super) fn take_requeued(&self) -> bool {
+        self.is_requeued.load(Ordering::Relaxed) && self.is_requeued.swap(false, Ordering::Acquire)
     }
 
     pub(super) fn vhost(&self) -> &str {

@@ -32,6 +32,7 @@ use amqp::{Credentials, Fault};
 use broker::Broker;
 use parking_lot::Mutex;
 use proxy::Pool;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use transport::{InnerOutbox, Outbox};
 
@@ -45,6 +46,7 @@ use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
 pub use self::local::SpoolStatus;
 use self::local::{LocalSpool, SpoolQueue};
+pub use self::parking::ParkedMessage;
 pub use self::rules::SpoolRule;
 use self::session::SpoolingSession;
 
@@ -73,6 +75,7 @@ pub struct Spool {
     local: Arc<LocalSpool>,
     connect: Connect,
     forwarders: Mutex<Vec<JoinHandle<()>>>,
+    runtime: Handle,
 }
 
 impl Spool {
@@ -101,7 +104,8 @@ impl Spool {
         config: SpoolConfig,
     ) -> Result<Arc<Self>, SpoolError> {
         let local = LocalSpool::open(broker, clock, config)?;
-        let spool = Arc::new(Self { local, connect, forwarders: Mutex::default() });
+        let spool =
+            Arc::new(Self { local, connect, forwarders: Mutex::default(), runtime: Handle::current() });
         for queue in spool.local.queues() {
             spool.forward(queue);
         }
@@ -131,6 +135,22 @@ impl Spool {
         self.local.parked_count()
     }
 
+    /// The first parked messages, oldest first.
+    pub fn parked_messages(&self) -> Vec<ParkedMessage> {
+        parking::parked_messages(&self.local, transport::now())
+    }
+
+    /// Forwards parked messages again; returns their number. More of them may follow in another call.
+    pub fn requeue_parked(&self) -> usize {
+        let queue_of = |envelope: &spool::Envelope| self.queue(envelope.vhost(), envelope.user()).ok();
+        parking::requeue(&self.local, transport::now(), queue_of)
+    }
+
+    /// Drops all parked messages; returns their number.
+    pub fn purge_parked(&self) -> u64 {
+        self.local.parked().purge().0
+    }
+
     /// Lets messages in flight be confirmed, and closes the connections to the upstream, within `limit`. Nothing is forwarded
     /// from then on.
     pub async fn drain(&self, limit: Duration) {
@@ -148,7 +168,7 @@ impl Spool {
 
     fn forward(&self, queue: Arc<SpoolQueue>) {
         let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.connect));
-        self.forwarders.lock().push(tokio::spawn(task));
+        self.forwarders.lock().push(self.runtime.spawn(task));
     }
 
     /// The local queue for these publishers, and its forwarder.

@@ -98,6 +98,19 @@ fn a_refusal_is_asked_for_again_after_a_second() {
 }
 
 #[test]
+fn a_refusal_can_be_forgotten() {
+    let mut bench = Bench::new(&["gone", "gone"]);
+    assert_eq!(bench.published(), [0, 1]);
+    bench.refuse(no_exchange("gone"));
+    assert_eq!(bench.published(), [0]);
+    bench.refuse(no_exchange("gone"));
+    bench.forwarding.forget_refusals();
+    assert_eq!(bench.published(), [1]);
+    bench.forwarding.acked(1, false, bench.now);
+    assert_eq!(bench.settled(), (vec![1], vec![0]));
+}
+
+#[test]
 fn a_culprit_without_a_name_is_found_by_halves() {
     let mut bench = Bench::new(&["a"; 16]);
     let culprit = 11;

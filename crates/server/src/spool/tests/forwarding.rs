@@ -170,3 +170,48 @@ async fn publishers_are_blocked_while_the_spool_is_full() {
     assert_eq!(upstream.message_count(), 100);
     assert!(!site.spool.alarms().is_raised(crate::alarms::Resource::Spool));
 }
+
+/// Power failures at random: nothing that was on disk is lost, and the order is kept over the restart.
+#[tokio::test(start_paused = true)]
+async fn nothing_on_disk_is_lost_in_a_power_failure() {
+    for seed in 0..200 {
+        crash_once(seed).await;
+    }
+}
+
+async fn crash_once(seed: u64) {
+    let mut dice = Dice::new(seed);
+    let disk = SimDisk::new(seed, 1 << 30);
+    let mut before = Simulated::new(&disk, config());
+    let (local, first) = (before.queue(), before.declare("q", &FieldTable::new()));
+    let store = Arc::clone(before.spool.local.store().unwrap());
+    let (mut spooled, mut ends) = (0, Vec::new());
+    for _ in 0..dice.below(30) {
+        match dice.below(4) {
+            0 | 1 => {
+                let more = 1 + dice.below(20) as u32;
+                spool_some(&before.spool, &local, "", "q", spooled..spooled + more);
+                spooled += more;
+                ends.push((store.end(), spooled));
+            }
+            2 => drop(before.rounds.step()),
+            _ => tokio::time::sleep(Duration::from_millis(dice.below(3))).await,
+        }
+    }
+    let durable = store.durable();
+    let confirmed = ends.iter().take_while(|(end, _)| *end <= durable).last().map_or(0, |(_, count)| *count);
+    let mut arrived = take(&first).0;
+    let crashed = disk.crash();
+    before.spool.drain(Duration::ZERO).await;
+    drop(before);
+    let mut after = Simulated::new(&crashed, config());
+    let second = after.declare("q", &FieldTable::new());
+    drop(after.queue());
+    after.pass(LONG).await;
+    arrived.extend(take(&second).0);
+    let mut seen = std::collections::HashSet::new();
+    arrived.retain(|body| seen.insert(body.clone()));
+    assert!(arrived.len() as u32 >= confirmed, "seed {seed}: {} of {confirmed}", arrived.len());
+    assert_eq!(arrived, numbers(0..arrived.len() as u32), "seed {seed}");
+    assert_eq!(after.spool.status()[0].messages, 0, "seed {seed}");
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 use amqp::{Credentials, Fault, ReplyCode};
 use broker::{Broker, BrokerConfig, Publish, Timestamp};
 use spool::SpooledMessage;
-use store::disk::simulated::SimDisk;
+use store::disk::simulated::{Dice, SimDisk};
 use store::journal::JournalSettings;
 use store::{Rounds, Store};
 
