@@ -99,6 +99,18 @@ def test_mandatory_large_and_transactional_messages_are_not_spooled(connection, 
     assert metric(server, "leveret_spool_forwarded_messages_total") == 0
 
 
+def test_requests_by_direct_reply_to_work_as_before(connection, channel):
+    replies = []
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda _, __, ___, body: replies.append(body), auto_ack=True)
+    request = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to")
+    channel.basic_publish("", QUEUE, b"request", request)
+    answering = connection.channel()
+    _, properties, body = next(answering.consume(QUEUE, auto_ack=True, inactivity_timeout=PATIENCE))
+    assert body == b"request" and properties.headers is None
+    answering.basic_publish("", properties.reply_to, b"reply")
+    wait_until(lambda: connection.process_data_events(0.05) or replies == [b"reply"])
+
+
 def test_consumers_and_errors_are_those_of_the_broker(connection, channel):
     channel.confirm_delivery()
     channel.basic_publish("", QUEUE, b"spooled")

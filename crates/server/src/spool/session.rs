@@ -178,15 +178,17 @@ impl SpoolingSession {
         !publish.mandatory
             && !publish.immediate
             && self.channels.get_mut(number).is_some_and(|channel| !channel.is_transactional())
+            && !is_reply(publish)
             && self.exchanges.contain(publish.exchange)
     }
 
-    /// Whether a message is small enough, and its properties are valid: a malformed one would end the forwarder's connection
-    /// and not its publisher's.
+    /// Whether a message is small enough, is no request whose reply comes to this channel, and has valid properties: malformed
+    /// ones would end the forwarder's connection and not its publisher's.
     fn fits(&self, body_size: u64, properties: &[u8]) -> bool {
         body_size <= self.local.config().max_message
             && properties.len() + ID_BYTES <= amqp::content::max_properties_len(self.frame_max)
-            && Properties::decode(properties).is_ok()
+            && Properties::decode(properties)
+                .is_ok_and(|properties| properties.reply_to != Some(broker::REPLY_QUEUE))
     }
 
     /// Counts a publish that goes to the upstream.
@@ -450,6 +452,11 @@ impl SpoolingSession {
             self.life = SpoolingLife::Closed;
         }
     }
+}
+
+/// Whether a publish is a reply by direct reply-to, which is of use only while somebody waits for it.
+fn is_reply(publish: &basic::Publish<'_>) -> bool {
+    publish.exchange.is_empty() && broker::is_reply_name(publish.routing_key)
 }
 
 /// Class and method ids, with which the payload of a method's frame begins.
