@@ -383,6 +383,7 @@ fn declare(
         // It has just been encoded from a table.
         arguments: RawTable::check(&encoded).unwrap_or_default(),
         type_name: None,
+        capacity: None,
     };
     vhost.declare_queue(SESSION, &declare, now).map(|declared| declared.queue)
 }

@@ -18,6 +18,7 @@ impl Simulated {
             auto_delete: false,
             arguments: RawTable::check(&encoded).unwrap(),
             type_name: None,
+            capacity: None,
         };
         self.upstream.vhost().declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue
     }
