@@ -1,13 +1,13 @@
 // Ack, nack, reject and recover: what is gone, what comes back, and where in the queue.
 'use strict';
 
-const { getAll, marked, publish, ready, seen } = require('./session');
+const { getAll, marked, publish, ready, seen, seenAgain } = require('./session');
 
 async function ack_multiple(session) {
   const { channel, queue, taken } = await holdingFive(session);
   channel.ack(taken[2], true);
   await channel.close();
-  return { back: await seen(await session.channel(), queue) };
+  return { back: await seenAgain(await session.channel(), queue, 2) };
 }
 
 async function ack_all_outstanding(session) {
@@ -29,7 +29,7 @@ async function nack_drops(session) {
   const { channel, queue, taken } = await holdingFive(session);
   channel.nack(taken[2], true, false);
   await channel.close();
-  return { back: await seen(await session.channel(), queue) };
+  return { back: await seenAgain(await session.channel(), queue, 2) };
 }
 
 async function reject(session) {

@@ -2,6 +2,7 @@
 reads through the pool, end nobody else's connection, and leave the rest of P4 and P7 as it is."""
 
 import contextlib
+import uuid
 
 import pika
 import pytest
@@ -76,7 +77,8 @@ ASKED = {
     "master locator": lambda channel: declare(channel, "l", {"x-queue-master-locator": "min-masters"}, durable=True),
     "global qos": consume_with_global_qos,
     "too large": lambda channel: (channel.confirm_delivery(), channel.basic_publish("", "asked", b"x" * 100_001)),
-    "exclusive": lambda channel: bool(declare(channel, "exclusive", exclusive=True)),
+    # RabbitMQ deletes it some time after its connection is closed, and so each time it is another.
+    "exclusive": lambda channel: bool(declare(channel, f"exclusive {uuid.uuid4()}", exclusive=True)),
     "server-named exclusive": lambda channel: declare(channel, "", exclusive=True).startswith("amq.gen-"),
     "default type": lambda channel: declare(channel, "asked", durable=True),
     "the other type": lambda channel: declare(channel, "asked", {"x-queue-type": "classic"}, durable=True),

@@ -8,7 +8,7 @@ func ackMultiple(s *session) any {
 	channel, queue, taken := holdingFive(s)
 	check(taken[2].Ack(true))
 	check(channel.Close())
-	return object{"back": seen(s.channel(), queue)}
+	return object{"back": seenAgain(s.channel(), queue, 2)}
 }
 
 func ackAllOutstanding(s *session) any {
@@ -31,7 +31,7 @@ func nackDrops(s *session) any {
 	channel, queue, taken := holdingFive(s)
 	check(taken[2].Nack(true, false))
 	check(channel.Close())
-	return object{"back": seen(s.channel(), queue)}
+	return object{"back": seenAgain(s.channel(), queue, 2)}
 }
 
 func reject(s *session) any {

@@ -1,6 +1,6 @@
 """Ack, nack, reject and recover: what is gone, what comes back, and where in the queue."""
 
-from session import connection_refused, get_all, publish, ready, scenario
+from session import connection_refused, get_all, publish, ready, scenario, seen_again
 
 FIVE = ["1", "2", "3", "4", "5"]
 
@@ -10,7 +10,7 @@ def ack_multiple(session):
     channel, queue, tags = holding_five(session)
     channel.basic_ack(tags[2], multiple=True)
     channel.close()
-    return {"back": seen(session.channel(), queue)}
+    return {"back": seen_again(session.channel(), queue, 2)}
 
 
 @scenario
@@ -36,7 +36,7 @@ def nack_drops(session):
     channel, queue, tags = holding_five(session)
     channel.basic_nack(tags[2], multiple=True, requeue=False)
     channel.close()
-    return {"back": seen(session.channel(), queue)}
+    return {"back": seen_again(session.channel(), queue, 2)}
 
 
 @scenario

@@ -33,7 +33,7 @@ final class Settling {
         Holding held = Holding.five(session);
         held.channel.basicAck(held.tag(2), true);
         held.channel.close();
-        return Map.of("back", Session.seen(session.channel(), held.queue));
+        return Map.of("back", Session.seenAgain(session.channel(), held.queue, 2));
     }
 
     private static Object ackAllOutstanding(Session session) throws Exception {
@@ -57,7 +57,7 @@ final class Settling {
         Holding held = Holding.five(session);
         held.channel.basicNack(held.tag(2), true, false);
         held.channel.close();
-        return Map.of("back", Session.seen(session.channel(), held.queue));
+        return Map.of("back", Session.seenAgain(session.channel(), held.queue, 2));
     }
 
     private static Object reject(Session session) throws Exception {

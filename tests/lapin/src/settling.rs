@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::session::{
     FIVE, Observed, Result, Session, close, connection_refused, get_all, marked, publish, ready, seen,
+    seen_again,
 };
 
 const ONE: BasicAckOptions = BasicAckOptions { multiple: false };
@@ -19,7 +20,7 @@ pub(crate) async fn ack_multiple(session: &Session) -> Observed {
     let (channel, queue, taken) = holding_five(session).await?;
     channel.basic_ack(tag(&taken[2]), ALL_UP_TO).await?;
     close(channel).await?;
-    Ok(json!({ "back": seen(&session.channel().await?, &queue).await? }))
+    Ok(json!({ "back": seen_again(&session.channel().await?, &queue, 2).await? }))
 }
 
 pub(crate) async fn ack_all_outstanding(session: &Session) -> Observed {
@@ -43,7 +44,7 @@ pub(crate) async fn nack_drops(session: &Session) -> Observed {
     let (channel, queue, taken) = holding_five(session).await?;
     channel.basic_nack(tag(&taken[2]), BasicNackOptions { multiple: true, requeue: false }).await?;
     close(channel).await?;
-    Ok(json!({ "back": seen(&session.channel().await?, &queue).await? }))
+    Ok(json!({ "back": seen_again(&session.channel().await?, &queue, 2).await? }))
 }
 
 pub(crate) async fn reject(session: &Session) -> Observed {
