@@ -85,6 +85,8 @@ pub struct Forwarding<T> {
     first_tag: u64,
     in_flight_count: usize,
     in_flight_bytes: usize,
+    /// Bytes of the records of all messages that were read and have not left.
+    bytes: usize,
     held: HeldMessages<T>,
     /// Messages that may be in flight now: at most that of the limits.
     window: usize,
@@ -118,6 +120,7 @@ impl<T> Forwarding<T> {
             first_tag: 1,
             in_flight_count: 0,
             in_flight_bytes: 0,
+            bytes: 0,
             held: HeldMessages::new(),
             confirmed: 0,
             suspect: None,
@@ -144,6 +147,7 @@ impl<T> Forwarding<T> {
     pub fn read(&mut self, envelope: Envelope, handle: T) {
         let number = self.next_number;
         self.next_number += 1;
+        self.bytes += envelope.bytes().len();
         self.queued.push_back(Item { number, envelope, handle, is_retry: false });
     }
 
@@ -174,7 +178,7 @@ impl<T> Forwarding<T> {
                 return None;
             }
             if let Some(refusal) = self.known_refusal(&item, now) {
-                self.settled.push_back(Settled::Parked(item.envelope, item.handle, refusal));
+                self.parked(item, refusal);
                 continue;
             }
             if let Some(item) = self.held.hold_behind(item) {
@@ -192,6 +196,11 @@ impl<T> Forwarding<T> {
         envelope
     }
 
+    fn parked(&mut self, item: Item<T>, refusal: MessageRefusal) {
+        self.bytes -= item.bytes();
+        self.settled.push_back(Settled::Parked(item.envelope, item.handle, refusal));
+    }
+
     fn suspect_is_in_flight(&self) -> bool {
         let first = || self.in_flight.iter().flatten().next();
         self.suspect.is_some_and(|suspect| first().is_some_and(|item| item.number == suspect))
@@ -207,6 +216,7 @@ impl<T> Forwarding<T> {
             if self.suspect == Some(item.number) {
                 self.suspect = None;
             }
+            self.bytes -= item.bytes();
             self.settled.push_back(Settled::Forwarded(item.handle));
         }
         if self.window < self.limits.window && self.confirmed >= self.window {
@@ -239,7 +249,7 @@ impl<T> Forwarding<T> {
                 if culprit.is_retry {
                     self.held.settled(&culprit.destination(), now);
                 }
-                self.settled.push_back(Settled::Parked(culprit.envelope, culprit.handle, refusal));
+                self.parked(culprit, refusal);
             }
             count => match back.iter().find(|item| refusal.names_exchange_of(&item.envelope)) {
                 Some(named) => self.suspect = Some(named.number),
@@ -278,6 +288,11 @@ impl<T> Forwarding<T> {
     /// Messages that have been published and not confirmed.
     pub fn in_flight(&self) -> usize {
         self.in_flight_count
+    }
+
+    /// Bytes of the records of all messages that were read and have not left.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Messages that wait after a nack.

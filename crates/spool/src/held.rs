@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use crate::forwarding::Item;
 
 /// First pause after a nack. Each further one doubles it.
-const MIN_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
@@ -104,7 +104,8 @@ impl<T> HeldMessages<T> {
             Some(held) => {
                 held.insert(item);
                 if was_tried {
-                    held.has_failed = true;
+                    // Nothing of its batch may overtake it, nor may it be tried again at once.
+                    (held.has_failed, held.left) = (true, 0);
                     held.in_flight -= 1;
                     self.end_batch(&destination, now);
                 }
@@ -184,7 +185,7 @@ impl<T> HeldMessages<T> {
     /// Goes on once all messages of a batch are settled.
     fn end_batch(&mut self, destination: &Destination, now: Instant) {
         let Some(held) = self.by_destination.get_mut(destination) else { return };
-        if held.in_flight > 0 || (held.left > 0 && !held.items.is_empty() && !held.has_failed) {
+        if held.in_flight > 0 || (held.left > 0 && !held.items.is_empty()) {
             return;
         }
         held.left = 0;

@@ -4,8 +4,8 @@ use admin::DetachedSession;
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
 use server::{
-    DetachedMqttSession, GroupStatus, ParkedMessage, RetainedStatus, Server, SharedBindingStatus, SharedQueueStatus,
-    SharedTotals, SpoolStatus,
+    DetachedMqttSession, GroupStatus, ParkedMessage, RetainedStatus, Server, SharedBindingStatus,
+    SharedQueueStatus, SharedTotals, SpoolStatus,
 };
 
 /// Limits of the pool, which do not change while the process runs.

@@ -180,7 +180,7 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
     }
     out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
     let help = "Connections whose publishers wait because the spool is full.";
-    out.gauge("leveret_spool_blocked_connections", help, spool.alarms().blocked_connections() as u64);
+    out.gauge("leveret_spool_blocked_connections", help, spool.blocked_connections() as u64);
 }
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {

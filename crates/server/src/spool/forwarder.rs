@@ -43,6 +43,8 @@ pub(super) struct Forwarder {
     queue: Arc<SpoolQueue>,
     forwarding: Forwarding<Delivery>,
     parking: Parking,
+    /// Bytes of records that count as this forwarder's in the memory of all.
+    loaded: usize,
     /// Wakes the task.
     waiter: Arc<dyn Waiter>,
 }
@@ -53,7 +55,8 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, connect:
     let mut pause = MIN_PAUSE;
     while let Some(login) = forwarder.wait_for_work().await {
         let opened_at = transport::now();
-        let trouble = match connect(login).await {
+        let Some(connected) = forwarder.unless_drained(connect(login)).await else { break };
+        let trouble = match connected {
             Ok(client) => {
                 forwarder.queue.set_trouble(None);
                 let outcome = forwarder.drive(client).await;
@@ -81,7 +84,7 @@ impl Forwarder {
         let waker = Arc::clone(queue.waker());
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
         let parking = Parking::new(&local, &waiter);
-        Self { local, queue, forwarding: Forwarding::new(LIMITS), parking, waiter }
+        Self { local, queue, forwarding: Forwarding::new(LIMITS), parking, loaded: 0, waiter }
     }
 
     /// Waits for a message and for credentials; `None` when the spool is drained.
@@ -106,6 +109,16 @@ impl Forwarder {
             };
             let vhost = self.queue.vhost().into();
             Poll::Ready(Some(SharedLogin { prefix: "spool-", credentials, vhost }))
+        })
+        .await
+    }
+
+    /// Waits for something that the upstream may never do, or until the spool is drained.
+    async fn unless_drained<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        poll_fn(|cx| {
+            self.queue.waker().register(cx.waker());
+            if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
     }
@@ -191,7 +204,7 @@ impl Forwarder {
     /// Reads messages of the local queue as far as they are wanted; returns their number.
     fn fill(&mut self, now: Instant) -> usize {
         let mut count = 0;
-        while self.forwarding.wants_more() && !self.is_draining() {
+        while self.forwarding.wants_more() && self.may_load() && !self.is_draining() {
             let at = self.local.timestamp(now);
             let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
             count += 1;
@@ -204,7 +217,10 @@ impl Forwarder {
                 self.forwarding.forget_refusals();
             }
             match Envelope::decode(bytes.clone()) {
-                Ok(envelope) => self.forwarding.read(envelope, got.delivery),
+                Ok(envelope) => {
+                    self.forwarding.read(envelope, got.delivery);
+                    self.count_loaded();
+                }
                 Err(error) => {
                     tracing::error!(queue = &**self.queue.queue().name(), %error, "unknown record in the spool: parked");
                     self.parking.park_unknown(bytes, &error.to_string(), got.delivery, now);
@@ -212,6 +228,16 @@ impl Forwarder {
             }
         }
         count
+    }
+
+    /// Whether another message may be in memory. What this forwarder has is on its way, so that it asks again in any case.
+    fn may_load(&self) -> bool {
+        self.loaded == 0 || self.local.may_load()
+    }
+
+    fn count_loaded(&mut self) {
+        let before = std::mem::replace(&mut self.loaded, self.forwarding.bytes());
+        self.local.loaded(self.loaded, before);
     }
 
     /// The next message that is to be published.
@@ -264,6 +290,7 @@ impl Forwarder {
             }
         }
         self.queue.forwarded.fetch_add(done.len() as u64, Ordering::Relaxed);
+        self.count_loaded();
         done.extend(self.parking.take_stored());
         self.queue.held.store(self.forwarding.held() as u64, Ordering::Relaxed);
         self.queue.set_oldest(self.forwarding.oldest());

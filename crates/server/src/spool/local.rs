@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use amqp::properties::PERSISTENT;
@@ -12,10 +12,11 @@ use amqp::{Credentials, Fault, FieldTable, FieldValue, Properties, RawTable, Rep
 use broker::{Broker, Identity, Publisher, Queue, QueueDeclare, SessionId, Store, Timestamp, VirtualHost};
 use parking_lot::Mutex;
 use sync::AtomicWaker;
+use transport::Outbox;
 
 use super::rules::SpoolRules;
 use super::{SpoolConfig, SpoolError};
-use crate::alarms::{Alarms, Resource};
+use crate::alarms::{Alarms, Blocked, Resource};
 use crate::backend::Clock;
 
 /// The virtual host and the user of the private broker: those of a new one.
@@ -46,6 +47,10 @@ pub(crate) struct LocalSpool {
     parked: Arc<Queue>,
     /// Bytes of records in all local queues; those of parked messages are not among them.
     bytes: AtomicU64,
+    /// Bytes of the records of parked messages, which take room on the disk as well.
+    parked_bytes: AtomicU64,
+    /// Bytes of records that all forwarders have in memory.
+    loaded: AtomicUsize,
     /// The first half of the ids of this process, at random.
     ids: [u8; 8],
     next_id: AtomicU64,
@@ -74,6 +79,8 @@ pub(crate) struct SpoolQueue {
     /// Set when parked messages are to be tried again; cleared by the forwarder.
     is_requeued: AtomicBool,
     login: Mutex<ForwarderLogin>,
+    /// Raised while its oldest message is too old.
+    alarms: Arc<Alarms>,
 }
 
 #[derive(Default)]
@@ -125,8 +132,10 @@ impl LocalSpool {
             rules: SpoolRules(config.rules.clone()),
             config,
             queues: Mutex::default(),
+            parked_bytes: AtomicU64::new(parked.view().ready_bytes),
             parked,
             bytes: AtomicU64::new(0),
+            loaded: AtomicUsize::new(0),
             ids: hasher.hash_one((std::process::id(), now.0)).to_be_bytes(),
             next_id: AtomicU64::new(0),
             alarms: Arc::default(),
@@ -138,6 +147,11 @@ impl LocalSpool {
             let text = |key: &str| arguments.get(key).and_then(FieldValue::as_text).map(Box::from);
             let Some((vhost, user)) = text(VHOST_ARGUMENT).zip(text(USER_ARGUMENT)) else { continue };
             drop(arguments);
+            if queue.message_count() == 0 {
+                // Users may come and go; one that comes again gets another. It has no user who could mind its deletion.
+                let _ = local.vhost.delete_queue(SESSION, queue.name(), true, true);
+                continue;
+            }
             let queue = SpoolQueue::new(vhost, user, queue);
             local.bytes.fetch_add(queue.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
             local.queues.lock().insert((queue.vhost.clone(), queue.user.clone()), Arc::new(queue));
@@ -196,7 +210,9 @@ impl LocalSpool {
     /// The queue of a user in a virtual host, and whether it has just been created.
     pub(super) fn queue(&self, vhost: &str, user: &str) -> Result<(Arc<SpoolQueue>, bool), Fault> {
         let key = (Box::from(vhost), Box::from(user));
-        if let Some(queue) = self.queues.lock().get(&key) {
+        // Held until the queue is there: of two queues for the same user only one would be found after a restart.
+        let mut queues = self.queues.lock();
+        if let Some(queue) = queues.get(&key) {
             return Ok((Arc::clone(queue), false));
         }
         let mut arguments = FieldTable::new();
@@ -206,13 +222,46 @@ impl LocalSpool {
         let name = broker::generated_name("spool-");
         let queue = declare(&self.vhost, &name, &arguments, now).map_err(Fault::from)?;
         let new = Arc::new(SpoolQueue::new(vhost.into(), user.into(), queue));
-        let found = self.queues.lock().entry(key).or_insert_with(|| Arc::clone(&new)).clone();
-        let is_new = Arc::ptr_eq(&found, &new);
-        if !is_new {
-            // Another client of the user was faster. The deletion of an unused queue cannot fail in a way that matters.
-            let _ = self.vhost.delete_queue(SESSION, &name, true, true);
-        }
-        Ok((found, is_new))
+        queues.insert(key, Arc::clone(&new));
+        Ok((new, true))
+    }
+
+    /// A record of this number of bytes is parked.
+    pub(super) fn parked_more(&self, bytes: u64) {
+        self.parked_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A record of this number of bytes is parked no longer.
+    pub(super) fn parked_less(&self, bytes: u64) {
+        self.parked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Drops all parked messages; returns their number.
+    pub(super) fn purge_parked(&self) -> u64 {
+        // What a forwarder parks meanwhile is counted too low or not at all until the next purge or start, never too high.
+        let bytes = self.parked.view().ready_bytes;
+        let count = self.parked.purge().0;
+        let lowered = |parked: u64| Some(parked.saturating_sub(bytes));
+        // Never refused: the function always has a value.
+        let _ = self.parked_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lowered);
+        self.check_limits();
+        count
+    }
+
+    /// Bytes on the disk that `spool_max_bytes` limits.
+    fn all_bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed) + self.parked_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A forwarder has this much in memory now, and had that much before.
+    pub(super) fn loaded(&self, now: usize, before: usize) {
+        self.loaded.fetch_add(now, Ordering::Relaxed);
+        self.loaded.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Whether forwarders may have more in memory.
+    pub(super) fn may_load(&self) -> bool {
+        self.loaded.load(Ordering::Relaxed) < MAX_LOADED
     }
 
     /// A record of this number of bytes has been given to a queue.
@@ -230,7 +279,7 @@ impl LocalSpool {
 
     /// Called after each change of the bytes: checks the limits if that may matter.
     pub(super) fn changed(&self) {
-        let is_full = self.bytes.load(Ordering::Relaxed) >= self.config.max_bytes;
+        let is_full = self.all_bytes() >= self.config.max_bytes;
         if is_full || self.alarms.is_raised(Resource::Spool) {
             self.check_limits();
         }
@@ -238,36 +287,65 @@ impl LocalSpool {
 
     /// Blocks publishers, or lets them go on, according to the limits. Takes time in proportion to the number of queues.
     pub(super) fn check_limits(&self) {
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        let max = self.config.max_bytes;
-        let is_old = self.oldest_age().is_some_and(|age| age > self.config.max_age.as_millis() as u64);
-        if bytes >= max || is_old {
+        for queue in self.queues() {
+            self.check_age(&queue);
+        }
+        let (bytes, max) = (self.all_bytes(), self.config.max_bytes);
+        if bytes >= max {
             if self.alarms.raise(Resource::Spool) {
-                tracing::warn!(bytes, max, is_old, "the spool is full: publishers blocked");
+                tracing::warn!(bytes, max, "the spool is full: publishers blocked");
             }
         } else if bytes <= max - max / MARGIN && self.alarms.clear(Resource::Spool) {
             tracing::info!(bytes, max, "the spool has room again");
         }
     }
 
-    /// Milliseconds since the oldest message was accepted.
-    fn oldest_age(&self) -> Option<u64> {
+    /// Blocks the publishers of a queue whose oldest message is too old, and no others: nobody may have logged in for it.
+    fn check_age(&self, queue: &SpoolQueue) {
+        let (vhost, user) = (&*queue.vhost, &*queue.user);
+        let limit = self.config.max_age.as_millis() as u64;
+        if self.age(queue).is_some_and(|age| age > limit) {
+            if queue.alarms.raise(Resource::Spool) {
+                tracing::warn!(
+                    vhost,
+                    user,
+                    "spooled messages are older than spool_max_age: publishers blocked"
+                );
+            }
+        } else if queue.alarms.clear(Resource::Spool) {
+            tracing::info!(vhost, user, "spooled messages are young enough again");
+        }
+    }
+
+    /// Milliseconds since the oldest message of a queue was accepted.
+    fn age(&self, queue: &SpoolQueue) -> Option<u64> {
         let now = self.clock.timestamp(Instant::now()).0;
-        let queues = self.queues.lock();
-        let oldest = queues.values().map(|queue| queue.oldest.load(Ordering::Relaxed)).min();
-        oldest.filter(|oldest| *oldest != NO_MESSAGE).map(|oldest| now.saturating_sub(oldest))
+        let oldest = Some(queue.oldest.load(Ordering::Relaxed)).filter(|oldest| *oldest != NO_MESSAGE);
+        oldest.map(|oldest| now.saturating_sub(oldest))
+    }
+
+    /// Connections that are blocked because of the spool.
+    pub(super) fn blocked_connections(&self) -> usize {
+        let of_queues: usize = self.queues().iter().map(|queue| queue.alarms.blocked_connections()).sum();
+        self.alarms.blocked_connections() + of_queues
+    }
+
+    /// Registers a publisher as blocked, as far as a limit of the spool or of its queue is exceeded.
+    pub(super) fn block(&self, queue: &SpoolQueue, outbox: &Arc<Outbox>) -> Option<(Blocked, &'static str)> {
+        if !self.alarms.stand() && !queue.alarms.stand() {
+            return None;
+        }
+        self.alarms.block(outbox).or_else(|| queue.alarms.block(outbox))
     }
 
     pub(super) fn status(&self, queue: &SpoolQueue) -> SpoolStatus {
-        let now = self.clock.timestamp(Instant::now()).0;
         let view = queue.queue.view();
-        let oldest = Some(queue.oldest.load(Ordering::Relaxed)).filter(|oldest| *oldest != NO_MESSAGE);
         SpoolStatus {
             vhost: queue.vhost.clone(),
             user: queue.user.clone(),
             messages: view.ready + view.unacknowledged,
             bytes: queue.bytes.load(Ordering::Relaxed),
-            oldest_seconds: oldest.map(|oldest| now.saturating_sub(oldest) / 1000),
+            oldest_seconds: self.age(queue).map(|age| age / 1000),
             held: queue.held.load(Ordering::Relaxed),
             forwarded: queue.forwarded.load(Ordering::Relaxed),
             parked: queue.parked.load(Ordering::Relaxed),
@@ -287,6 +365,10 @@ impl LocalSpool {
     }
 }
 
+/// Bytes of records that all forwarders together have in memory at most. A forwarder that has none may read one message
+/// beyond, so that each of them gets on.
+const MAX_LOADED: usize = 128 << 20;
+
 /// A share of the limit in bytes by which the spool has to fall below it before publishers go on, so that they are not
 /// blocked again by the next message.
 const MARGIN: u64 = 20;
@@ -305,6 +387,7 @@ impl SpoolQueue {
             held: AtomicU64::new(0),
             is_requeued: AtomicBool::new(false),
             login: Mutex::default(),
+            alarms: Arc::default(),
         }
     }
 

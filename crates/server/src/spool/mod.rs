@@ -125,6 +125,11 @@ impl Spool {
         self.local.alarms()
     }
 
+    /// Connections whose publishers wait because a limit of the spool is exceeded.
+    pub fn blocked_connections(&self) -> usize {
+        self.local.blocked_connections()
+    }
+
     /// Its local queues, in no order, each with what keeps it from being forwarded.
     pub fn status(&self) -> Vec<SpoolStatus> {
         self.local.queues().iter().map(|queue| self.local.status(queue)).collect()
@@ -148,7 +153,7 @@ impl Spool {
 
     /// Drops all parked messages; returns their number.
     pub fn purge_parked(&self) -> u64 {
-        self.local.parked().purge().0
+        self.local.purge_parked()
     }
 
     /// Lets messages in flight be confirmed, and closes the connections to the upstream, within `limit`. Nothing is forwarded

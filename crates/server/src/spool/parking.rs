@@ -79,11 +79,17 @@ impl Parking {
         let (chunks, routing_key) = ([bytes], Arc::clone(self.local.parked().name()));
         let (exchange, body) = ("", Body::Chunks(&chunks));
         let publish = Publish { exchange, routing_key: &routing_key, properties: &properties, body };
-        if let Err(error) = self.publisher.publish(publish, now) {
+        let refused = match self.publisher.publish(publish, now) {
+            Ok(true) => None,
+            Ok(false) => Some("its queue is gone".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(error) = refused {
             // It stays in its queue until the next start.
-            tracing::error!(%error, "message could not be parked");
+            tracing::error!(error, "message could not be parked");
             return;
         }
+        self.local.parked_more(delivery.message().body_len() as u64);
         let until = self.publisher.flush_all(now).until;
         if let (Some(until), Some(store)) = (until, self.local.store()) {
             store.wait(until, Arc::clone(&self.waiter));
@@ -169,6 +175,7 @@ pub(super) fn requeue(
         match length.map(|length| (length, publisher.publish(publish, at))) {
             Ok((length, Ok(true))) => {
                 local.accepted(&queue, length, at.0);
+                local.parked_less(delivery.message().body_len() as u64);
                 done.push(delivery);
                 queues.push(queue);
             }

@@ -389,10 +389,7 @@ impl SpoolingSession {
         if self.blocked.is_some() {
             return false;
         }
-        if !self.local.alarms().stand() {
-            return true;
-        }
-        let Some((blocked, reason)) = self.local.alarms().block(&self.outbox) else { return true };
+        let Some((blocked, reason)) = self.local.block(&self.queue, &self.outbox) else { return true };
         self.blocked = Some(blocked);
         if self.tells_blocked {
             self.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Blocked { reason }));
@@ -402,10 +399,14 @@ impl SpoolingSession {
 
     /// Unblocks the client if no alarm is left.
     fn unblock(&mut self) {
-        if self.blocked.is_none() || self.local.alarms().stand() {
+        if self.blocked.is_none() {
             return;
         }
-        self.blocked = None;
+        // The other of the two alarms may wake it next.
+        self.blocked = self.local.block(&self.queue, &self.outbox).map(|(blocked, _)| blocked);
+        if self.blocked.is_some() {
+            return;
+        }
         if self.tells_blocked {
             self.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Unblocked {}));
         }

@@ -6,6 +6,7 @@ use mutations::Random;
 
 use super::*;
 use crate::envelope::SpooledMessage;
+use crate::held::MIN_PAUSE;
 
 const LIMITS: ForwardingLimits =
     ForwardingLimits { window: 16, window_bytes: 1 << 20, held: 40, held_bytes: 1 << 20 };
@@ -42,7 +43,11 @@ struct Bench {
 
 impl Bench {
     fn new(exchanges: &[&str]) -> Self {
-        let mut forwarding = Forwarding::new(ForwardingLimits { held: 1000, ..LIMITS });
+        Self::with(ForwardingLimits { held: 1000, ..LIMITS }, exchanges)
+    }
+
+    fn with(limits: ForwardingLimits, exchanges: &[&str]) -> Self {
+        let mut forwarding = Forwarding::new(limits);
         forwarding.opened();
         for (number, exchange) in exchanges.iter().enumerate() {
             forwarding.read(envelope(exchange, "k", number as u64), number as u64);
@@ -166,6 +171,28 @@ fn a_full_destination_waits_alone_and_in_order() {
     assert_eq!((bench.forwarding.held(), bench.forwarding.in_flight()), (0, 0));
     bench.forwarding.read(envelope("full", "k", 8), 8);
     assert_eq!(bench.published(), [8], "nothing is remembered");
+}
+
+#[test]
+fn a_batch_ends_with_the_first_nack() {
+    let limits = ForwardingLimits { window: 2, held: 1000, ..LIMITS };
+    let mut bench = Bench::with(limits, &["full"; 8]);
+    assert_eq!(bench.published(), [0, 1]);
+    bench.forwarding.nacked(2, true, bench.now);
+    assert_eq!(bench.published(), [], "those behind them wait as well");
+    bench.now += MIN_PAUSE;
+    assert_eq!(bench.published(), [0]);
+    bench.forwarding.acked(3, false, bench.now);
+    assert_eq!(bench.published(), [1, 2]);
+    bench.forwarding.acked(5, true, bench.now);
+    assert_eq!(bench.published(), [3, 4], "a batch of four, of which two have room");
+    bench.forwarding.nacked(6, false, bench.now);
+    assert_eq!(bench.published(), [], "neither the next of the batch nor the same one at once");
+    bench.forwarding.acked(7, false, bench.now);
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    assert_eq!(bench.published(), [3]);
+    bench.forwarding.acked(8, false, bench.now);
+    assert_eq!(bench.published(), [5, 6]);
 }
 
 #[test]

@@ -172,6 +172,62 @@ async fn publishers_are_blocked_while_the_spool_is_full() {
     assert!(!site.spool.alarms().is_raised(crate::alarms::Resource::Spool));
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_old_message_blocks_the_publishers_of_its_own_queue_alone() {
+    let mut site = Simulated::new(&disk(), config());
+    let (old, young) = (site.spool.queue("/", "gone").unwrap(), site.queue());
+    spool_at(&site.spool, &old, ("", "q"), 1, 0..1);
+    site.pass(LONG).await;
+    let outbox = Arc::new(transport::Outbox::new(1));
+    let local = &site.spool.local;
+    local.check_limits();
+    let blocked = local.block(&old, &outbox).unwrap();
+    assert_eq!((blocked.1, site.spool.blocked_connections()), ("spool is full", 1));
+    assert!(local.block(&young, &outbox).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn parked_messages_count_against_the_limit_until_they_are_dropped() {
+    let mut site = Simulated::new(&disk(), SpoolConfig { max_bytes: 5_000, ..config() });
+    let local = site.queue();
+    spool_some(&site.spool, &local, "gone", "k", 0..100);
+    site.pass(LONG).await;
+    assert_eq!((site.spool.parked(), site.spool.status()[0].bytes), (100, 0));
+    let is_full = |site: &Simulated| site.spool.alarms().is_raised(crate::alarms::Resource::Spool);
+    assert!(is_full(&site));
+    site.declare("q", &FieldTable::new());
+    assert_eq!(site.spool.purge_parked(), 100);
+    assert!(!is_full(&site));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forwarder_gets_on_while_the_others_use_all_memory() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.spool.local.loaded(usize::MAX / 2, 0);
+    spool_some(&site.spool, &local, "", "q", 0..20);
+    site.pass(LONG).await;
+    assert_eq!(take(&upstream).0, numbers(0..20));
+    site.spool.local.loaded(0, usize::MAX / 2);
+    assert!(site.spool.local.may_load());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_forgets_the_queues_of_users_without_messages() {
+    let disk = disk();
+    let mut site = Simulated::new(&disk, config());
+    let (used, _unused) = (site.queue(), site.spool.queue("/", "gone").unwrap());
+    site.is_reachable.store(false, Ordering::Relaxed);
+    spool_some(&site.spool, &used, "", "q", 0..3);
+    site.pass(LONG).await;
+    site.write_all();
+    assert_eq!(site.spool.status().len(), 2);
+    drop(site);
+    let site = Simulated::new(&disk, config());
+    let [status] = &site.spool.status()[..] else { panic!() };
+    assert_eq!((&*status.user, status.messages), (USER, 3));
+}
+
 /// Power failures at random: nothing that was on disk is lost, and the order is kept over the restart.
 #[tokio::test(start_paused = true)]
 async fn nothing_on_disk_is_lost_in_a_power_failure() {

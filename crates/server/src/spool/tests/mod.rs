@@ -93,6 +93,18 @@ fn spool_some(
     routing_key: &str,
     numbers: std::ops::Range<u32>,
 ) {
+    let accepted_at = spool.local.timestamp(transport::now()).0;
+    spool_at(spool, queue, (exchange, routing_key), accepted_at, numbers);
+}
+
+/// The same for messages that were accepted at this time, in milliseconds since 1970.
+fn spool_at(
+    spool: &Spool,
+    queue: &SpoolQueue,
+    (exchange, routing_key): (&str, &str),
+    accepted_at: u64,
+    numbers: std::ops::Range<u32>,
+) {
     let local = &spool.local;
     let mut publisher = local.publisher();
     for number in numbers {
@@ -102,7 +114,7 @@ fn spool_some(
             user: queue.user(),
             exchange,
             routing_key,
-            accepted_at: local.timestamp(transport::now()).0,
+            accepted_at,
             id: local.next_id(),
             properties: amqp::properties::NO_PROPERTIES,
             body: number.to_string().as_bytes(),
@@ -116,7 +128,7 @@ fn spool_some(
             body: broker::Body::Copied(&record),
         };
         assert!(publisher.publish(publish, Timestamp::default()).unwrap());
-        local.accepted(queue, record.len() as u64, 0);
+        local.accepted(queue, record.len() as u64, accepted_at);
     }
     publisher.flush_all(Timestamp::default());
     queue.waker().wake();
