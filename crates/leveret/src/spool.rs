@@ -15,6 +15,9 @@ use crate::serve::{NewBroker, ServeError, start_timer};
 /// The folder within `data_dir`.
 const FOLDER: &str = "spool";
 
+/// The file of accepted logins within that folder.
+const LOGINS: &str = "logins";
+
 /// Memory in bytes that messages in the spool may take before they are on disk only: while the upstream is away they are not
 /// needed in memory, and a long outage must not take more.
 const PAGING_WATERMARK: u64 = 64 << 20;
@@ -58,6 +61,8 @@ impl SpoolFolder {
             rules: config.spool.0.clone(),
             max_bytes: config.spool_max_bytes.0,
             max_age: config.spool_max_age,
+            auth_max: config.spool_auth_max,
+            logins: Some(path.join(LOGINS)),
             max_message: config.spool_message_max.0,
         };
         let store = broker.store().cloned();

@@ -401,6 +401,11 @@ settings! {
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
         spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
 
+        /// How long a client with the credentials that the upstream has accepted last for its user and virtual host may log in
+        /// and publish to the spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all.
+        /// They are stored as salted hashes. Once the upstream can be asked again, a client that it refuses is closed.
+        spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
+
         /// The largest body of a message that is spooled. Larger ones go directly to the upstream.
         spool_message_max: ByteSize = "16MiB", from "0" to "512MiB", requires SPOOL;
     }

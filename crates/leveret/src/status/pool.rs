@@ -179,6 +179,8 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
         }
     }
     out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
+    let help = "Clients that were let in while no upstream could be asked, because it had accepted their credentials before.";
+    out.counter("leveret_spool_offline_logins_total", help, spool.let_in());
     let help = "Connections whose publishers wait because the spool is full.";
     out.gauge("leveret_spool_blocked_connections", help, spool.blocked_connections() as u64);
 }

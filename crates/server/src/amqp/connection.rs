@@ -82,10 +82,13 @@ impl AmqpConnection {
         }
         match self.core.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
+            Some(false) if self.core.shared.lets_in_offline() => handshake.admitted = true,
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
-                self.ask(async move { Answer::There(shared.backend.ask_answers().await) });
+                self.ask(async move {
+                    Answer::There(shared.backend.ask_answers().await || shared.lets_in_offline())
+                });
                 return false;
             }
         }
@@ -137,7 +140,7 @@ impl AmqpConnection {
         let client = LoginRequest { id: self.core.id, peer: self.core.peer };
         match shared.backend.login_at_once(&credentials, client) {
             Some(result) => self.answered(Answer::Login(result), now),
-            None => self.ask(async move { Answer::Login(shared.backend.login(credentials, client).await) }),
+            None => self.ask(async move { Answer::Login(shared.login_amqp(credentials, client).await) }),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use amqp::Fault;
+use amqp::{Credentials, Fault};
 use broker::{BodyView, Delivery, Fetched, Waiter};
 use bytes::Bytes;
 use spool::{Envelope, Forwarding, ForwardingLimits, MessageRefusal, Settled};
@@ -54,11 +54,12 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, connect:
     let mut forwarder = Forwarder::new(local, queue);
     let mut pause = MIN_PAUSE;
     while let Some(login) = forwarder.wait_for_work().await {
-        let opened_at = transport::now();
+        let (opened_at, asked) = (transport::now(), Arc::clone(&login.credentials));
         let Some(connected) = forwarder.unless_drained(connect(login)).await else { break };
         let trouble = match connected {
             Ok(client) => {
                 forwarder.queue.set_trouble(None);
+                forwarder.asked(&asked, &Ok(()));
                 let outcome = forwarder.drive(client).await;
                 forwarder.handle_lost(outcome.as_ref().err());
                 if transport::now() - opened_at > MAX_PAUSE {
@@ -66,7 +67,12 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, connect:
                 }
                 outcome.err().map(|fault| (fault, pause))
             }
-            Err(OpenError::Refused(fault)) => Some((fault, REFUSED_PAUSE)),
+            Err(OpenError::Refused(fault)) => {
+                forwarder.asked(&asked, &Err(fault.clone().on_connection()));
+                // A client may have logged in with others meanwhile.
+                let is_last = forwarder.queue.credentials().is_none_or(|last| *last == *asked);
+                is_last.then_some((fault, REFUSED_PAUSE))
+            }
             Err(OpenError::Unreachable(fault)) => Some((fault, pause)),
         };
         let Some((fault, wait)) = trouble else { continue };
@@ -97,10 +103,12 @@ impl Forwarder {
             if self.is_draining() {
                 return Poll::Ready(None);
             }
-            if self.forwarding.oldest().is_none() {
+            let unasked = self.queue.unasked();
+            if self.forwarding.oldest().is_none() && unasked.is_none() {
                 return Poll::Pending;
             }
-            let Some(credentials) = self.queue.credentials() else {
+            // They may differ from those of a client that has logged in since.
+            let Some(credentials) = unasked.or_else(|| self.queue.credentials()) else {
                 if self.queue.set_trouble(Some(NO_LOGIN)) {
                     let (vhost, user) = (self.queue.vhost(), self.queue.user());
                     tracing::warn!(vhost, user, "spooled messages wait for a client of their user to log in");
@@ -111,6 +119,16 @@ impl Forwarder {
             Poll::Ready(Some(SharedLogin { prefix: "spool-", credentials, vhost }))
         })
         .await
+    }
+
+    /// The upstream has been asked about credentials: it concerns the clients that were let in with them.
+    fn asked(&self, credentials: &Arc<Credentials>, verdict: &Result<(), Fault>) {
+        let (logins, vhost) = (self.local.logins(), self.queue.vhost());
+        match verdict {
+            Ok(()) => logins.accepted(vhost, credentials, self.local.timestamp(transport::now())),
+            Err(_) => logins.refused(Some(vhost), credentials),
+        }
+        self.queue.asked(credentials, verdict);
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.
@@ -230,7 +248,7 @@ impl Forwarder {
         count
     }
 
-    /// Whether another message may be in memory. What this forwarder has is on its way, so that it asks again in any case.
+    /// Whether another message may be in memory. As long as this forwarder has any, it comes to ask again.
     fn may_load(&self) -> bool {
         self.loaded == 0 || self.local.may_load()
     }

@@ -14,7 +14,9 @@ use parking_lot::Mutex;
 use sync::AtomicWaker;
 use transport::Outbox;
 
+use super::logins::RememberedLogins;
 use super::rules::SpoolRules;
+use super::unasked::{UnaskedLogin, UnaskedLogins};
 use super::{SpoolConfig, SpoolError};
 use crate::alarms::{Alarms, Blocked, Resource};
 use crate::backend::Clock;
@@ -43,6 +45,7 @@ pub(crate) struct LocalSpool {
     clock: Clock,
     config: SpoolConfig,
     rules: SpoolRules,
+    logins: Arc<RememberedLogins>,
     queues: Mutex<SpoolQueues>,
     parked: Arc<Queue>,
     /// Bytes of records in all local queues; those of parked messages are not among them.
@@ -89,6 +92,8 @@ struct ForwarderLogin {
     credentials: Option<Arc<Credentials>>,
     /// Why nothing is being forwarded.
     trouble: Option<Box<str>>,
+    /// Clients that were let in without asking the upstream.
+    unasked: UnaskedLogins,
 }
 
 /// A local queue, for operators.
@@ -130,6 +135,7 @@ impl LocalSpool {
             identity,
             clock,
             rules: SpoolRules(config.rules.clone()),
+            logins: Arc::new(RememberedLogins::open(config.logins.clone(), config.auth_max)),
             config,
             queues: Mutex::default(),
             parked_bytes: AtomicU64::new(parked.view().ready_bytes),
@@ -161,6 +167,10 @@ impl LocalSpool {
 
     pub(crate) fn rules(&self) -> &SpoolRules {
         &self.rules
+    }
+
+    pub(super) fn logins(&self) -> &Arc<RememberedLogins> {
+        &self.logins
     }
 
     pub(super) fn config(&self) -> &SpoolConfig {
@@ -238,7 +248,7 @@ impl LocalSpool {
 
     /// Drops all parked messages; returns their number.
     pub(super) fn purge_parked(&self) -> u64 {
-        // What a forwarder parks meanwhile is counted too low or not at all until the next purge or start, never too high.
+        // Messages that are parked at the same time may be counted as gone until the next start, never the reverse.
         let bytes = self.parked.view().ready_bytes;
         let count = self.parked.purge().0;
         let lowered = |parked: u64| Some(parked.saturating_sub(bytes));
@@ -430,9 +440,32 @@ impl SpoolQueue {
         if is_known && login.trouble.is_none() {
             return;
         }
-        *login = ForwarderLogin { credentials: Some(credentials), trouble: None };
+        (login.credentials, login.trouble) = (Some(credentials), None);
         drop(login);
         self.waker.wake();
+    }
+
+    /// A client is let in that the upstream has not been asked about. The forwarder asks as soon as that is possible.
+    pub(super) fn let_in(&self, credentials: Arc<Credentials>, outbox: &Arc<Outbox>) -> Arc<UnaskedLogin> {
+        let mut login = self.login.lock();
+        let unasked = login.unasked.add(&credentials, outbox);
+        login.credentials.get_or_insert(credentials);
+        drop(login);
+        self.waker.wake();
+        unasked
+    }
+
+    /// Credentials of a client about which the upstream is to be asked.
+    pub(super) fn unasked(&self) -> Option<Arc<Credentials>> {
+        self.login.lock().unasked.first()
+    }
+
+    /// The upstream has accepted these credentials, or has refused them.
+    pub(super) fn asked(&self, credentials: &Credentials, verdict: &Result<(), Fault>) {
+        let mut login = self.login.lock();
+        let told = login.unasked.asked(credentials, verdict);
+        drop(login);
+        told.iter().for_each(|outbox| outbox.nudge());
     }
 
     pub(super) fn credentials(&self) -> Option<Arc<Credentials>> {

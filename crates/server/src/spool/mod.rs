@@ -11,25 +11,29 @@
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
 //! when it is on disk as a parked one. A client without a matching rule has a session of the pool and nothing else.
 //!
-//! Credentials that the upstream has accepted are remembered in memory, and never written.
+//! Credentials that the upstream has accepted are remembered in memory, and as salted hashes on disk ([`logins`]): with them a
+//! client is let in while no upstream can be asked, until one has been ([`unasked`]).
 
 mod forwarder;
 mod link;
 mod local;
+mod logins;
 mod parking;
 mod rules;
 mod session;
 #[cfg(test)]
 mod tests;
+mod unasked;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use amqp::handshake::OpenRequest;
-use amqp::{Credentials, Fault};
-use broker::Broker;
+use amqp::{Credentials, Fault, ReplyCode};
+use broker::{Broker, Timestamp};
 use parking_lot::Mutex;
 use proxy::Pool;
 use tokio::runtime::Handle;
@@ -38,7 +42,7 @@ use transport::{InnerOutbox, Outbox};
 
 use crate::alarms::Alarms;
 use crate::amqp::session::BackendSession;
-use crate::backend::Clock;
+use crate::backend::{BackendLogin, Clock, LoginError, LoginRequest};
 use crate::server::Shared;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
@@ -62,6 +66,10 @@ pub struct SpoolConfig {
     pub max_bytes: u64,
     /// Age of the oldest message above which publishers are blocked.
     pub max_age: Duration,
+    /// How long credentials that the upstream has accepted let clients in while it cannot be asked.
+    pub auth_max: Duration,
+    /// The file in which they are remembered, as salted hashes.
+    pub logins: Option<PathBuf>,
     /// Bytes of the largest message that is taken. Larger ones go directly to the upstream.
     pub max_message: u64,
 }
@@ -128,6 +136,11 @@ impl Spool {
     /// Connections whose publishers wait because a limit of the spool is exceeded.
     pub fn blocked_connections(&self) -> usize {
         self.local.blocked_connections()
+    }
+
+    /// Clients that were let in since the start without asking the upstream.
+    pub fn let_in(&self) -> u64 {
+        self.local.logins().let_in()
     }
 
     /// Its local queues, in no order, each with what keeps it from being forwarded.
@@ -206,20 +219,91 @@ impl Shared {
         request: &OpenRequest,
         outbox: Arc<Outbox>,
     ) -> Result<Box<dyn BackendSession>, Fault> {
-        let user = login.credentials().username.clone();
+        let credentials: Arc<Credentials> = Arc::clone(login.credentials());
+        let (user, is_vouched) = (credentials.username.clone(), login.is_vouched());
         let exchanges = self.spool().and_then(|spool| {
             let exchanges = spool.local.rules().exchanges_of(&request.virtual_host, &user)?;
             Some((Arc::clone(spool), exchanges))
         });
         let Some((spool, exchanges)) = exchanges else {
+            if is_vouched {
+                return Err(cannot_be_asked());
+            }
             return self.backend.open_upstream(login, request, outbox).await;
         };
-        let credentials: Arc<Credentials> = Arc::clone(login.credentials());
-        let inner = InnerOutbox::new(self.config.outbox_limit / 2);
-        let session = self.backend.open_upstream(login, request, Arc::clone(inner.outbox())).await?;
-        let queue = spool.queue(&request.virtual_host, &user)?;
-        queue.logged_in(credentials);
         let local = Arc::clone(&spool.local);
-        Ok(Box::new(SpoolingSession::new(self, (session, inner), (local, queue), exchanges, request, outbox)))
+        let vhost = &*request.virtual_host;
+        if is_vouched && !local.logins().vouch_for(Some(vhost), &credentials, now_of(&local)).await {
+            return Err(cannot_be_asked());
+        }
+        let inner = InnerOutbox::new(self.config.outbox_limit / 2);
+        let opened = self.backend.open_upstream(login, request, Arc::clone(inner.outbox())).await;
+        if let Err(fault) = &opened
+            && fault.code == ReplyCode::NotAllowed
+        {
+            local.logins().refused(Some(vhost), &credentials);
+        }
+        let session = opened?;
+        let queue = spool.queue(vhost, &user)?;
+        let unasked = if is_vouched {
+            local.logins().lets_in();
+            Some(queue.let_in(Arc::clone(&credentials), &outbox))
+        } else {
+            local.logins().accepted(vhost, &credentials, now_of(&local));
+            queue.logged_in(Arc::clone(&credentials));
+            None
+        };
+        let (inner, login) = ((session, inner), (credentials, unasked));
+        Ok(Box::new(SpoolingSession::new(self, inner, (local, queue), login, exchanges, request, outbox)))
     }
+
+    /// Whether a client may be let in although no upstream answers, if its credentials are right.
+    pub(crate) fn lets_in_offline(&self) -> bool {
+        self.spool().is_some_and(|spool| spool.local.logins().has_any(now_of(&spool.local)))
+    }
+
+    /// Checks the credentials of an AMQP client by asking the upstream; while it cannot be asked, by what the spool remembers.
+    pub(crate) async fn login_amqp(
+        self: &Arc<Self>,
+        credentials: Credentials,
+        client: LoginRequest,
+    ) -> Result<BackendLogin, LoginError> {
+        if !self.lets_in_offline() {
+            return self.backend.login(credentials, client).await;
+        }
+        let presented = Arc::new(credentials.copy());
+        if self.backend.answers() == Some(false)
+            && let Some(login) = self.vouch_for(&presented, client).await
+        {
+            return Ok(login);
+        }
+        let asked = self.backend.login(credentials, client).await;
+        match &asked {
+            Err(LoginError::Failed(fault)) if fault.code == ReplyCode::ConnectionForced => {
+                self.vouch_for(&presented, client).await.map_or(asked, Ok)
+            }
+            Err(LoginError::Refused { .. }) => {
+                if let Some(spool) = self.spool() {
+                    spool.local.logins().refused(None, &presented);
+                }
+                asked
+            }
+            _ => asked,
+        }
+    }
+
+    async fn vouch_for(&self, credentials: &Arc<Credentials>, client: LoginRequest) -> Option<BackendLogin> {
+        let local = &self.spool()?.local;
+        let is_known = local.logins().vouch_for(None, credentials, now_of(local)).await;
+        if is_known { self.backend.vouched(credentials.copy(), client) } else { None }
+    }
+}
+
+fn now_of(local: &LocalSpool) -> Timestamp {
+    local.timestamp(transport::now())
+}
+
+/// As for any client while no upstream answers: its connection ends like one to a dead broker.
+fn cannot_be_asked() -> Fault {
+    Fault::new(ReplyCode::ConnectionForced, "no upstream answers")
 }

@@ -4,6 +4,7 @@
 
 mod answers;
 mod channels;
+mod connection;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use std::time::Instant;
 use amqp::content::{Assembled, Content, Whole};
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::handshake::OpenRequest;
-use amqp::method::{basic, connection};
+use amqp::method::{basic, connection as methods};
 use amqp::properties::ContentHeader;
-use amqp::{Fault, Method, Properties};
+use amqp::sasl::Secret;
+use amqp::{Credentials, Fault, Method, Properties};
 use broker::{Body, Lsn, Publish, Publisher, Waiter};
 use bytes::Bytes;
 use spool::SpooledMessage;
@@ -24,6 +26,7 @@ use transport::{InnerOutbox, Outbox};
 use super::link::ID_BYTES;
 use super::local::{LocalSpool, SpoolQueue, not_stored, persistent};
 use super::rules::SpooledExchanges;
+use super::unasked::UnaskedLogin;
 use crate::alarms::Blocked;
 use crate::amqp::incomplete::Holding;
 use crate::amqp::room::DiskRoom;
@@ -32,6 +35,7 @@ use crate::client::OutboxWaiter;
 use crate::server::Shared;
 
 use self::channels::{PendingContent, SpoolChannels, SpoolDestination};
+use self::connection::ConnectionAnswers;
 
 /// A session of the pool whose client's publishes are spooled if their exchange is among those of the rules.
 pub(super) struct SpoolingSession {
@@ -48,6 +52,9 @@ pub(super) struct SpoolingSession {
     received: Vec<u8>,
     local: Arc<LocalSpool>,
     queue: Arc<SpoolQueue>,
+    /// Set from the start until the upstream has been asked about the client, if it could not be asked before.
+    unasked: Option<Arc<UnaskedLogin>>,
+    connection: ConnectionAnswers,
     publisher: Publisher,
     /// Property flags and list of local messages.
     properties: Vec<u8>,
@@ -96,6 +103,7 @@ impl SpoolingSession {
         shared: &Arc<Shared>,
         (inner, from_inner): (Box<dyn BackendSession>, InnerOutbox),
         (local, queue): (Arc<LocalSpool>, Arc<SpoolQueue>),
+        (credentials, unasked): (Arc<Credentials>, Option<Arc<UnaskedLogin>>),
         exchanges: SpooledExchanges,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
@@ -111,6 +119,8 @@ impl SpoolingSession {
             publisher: local.publisher(),
             local,
             queue,
+            unasked,
+            connection: ConnectionAnswers::new(credentials),
             properties: persistent(None),
             exchanges,
             channels: SpoolChannels::default(),
@@ -367,8 +377,17 @@ impl SpoolingSession {
     /// Passes answers of the upstream on, as far as the client reads.
     fn pass_answers(&mut self) {
         while self.outbox.has_room() && self.from_inner.read(&mut self.received) {
-            let taken = answers::pass(&self.received, &mut self.channels, &self.outbox);
+            let connection = &mut self.connection;
+            let is_blocked = self.blocked.is_some();
+            let taken = answers::pass(&self.received, &mut self.channels, &self.outbox, |method| {
+                connection.passes(method, is_blocked)
+            });
             self.received.drain(..taken);
+            if let Some(credentials) = self.connection.accepted.take() {
+                let now = self.local.timestamp(transport::now());
+                self.local.logins().accepted(self.queue.vhost(), &credentials, now);
+                self.queue.logged_in(credentials);
+            }
             self.release_incomplete();
         }
         if self.received.is_empty() && self.received.capacity() > 0 {
@@ -391,8 +410,8 @@ impl SpoolingSession {
         }
         let Some((blocked, reason)) = self.local.block(&self.queue, &self.outbox) else { return true };
         self.blocked = Some(blocked);
-        if self.tells_blocked {
-            self.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Blocked { reason }));
+        if self.tells_blocked && !self.connection.is_blocked_upstream {
+            self.outbox.append(|buf| frame::write_method(buf.tail(), 0, methods::Blocked { reason }));
         }
         false
     }
@@ -407,8 +426,8 @@ impl SpoolingSession {
         if self.blocked.is_some() {
             return;
         }
-        if self.tells_blocked {
-            self.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Unblocked {}));
+        if self.tells_blocked && !self.connection.is_blocked_upstream {
+            self.outbox.append(|buf| frame::write_method(buf.tail(), 0, methods::Unblocked {}));
         }
     }
 
@@ -431,6 +450,15 @@ impl SpoolingSession {
             Ok(Method::BasicPublish(publish)) => !self.is_spooled(number, &publish) || self.is_let_in(),
             _ => true,
         }
+    }
+
+    /// Ends a client that the upstream refuses now that it can be asked.
+    fn check_asked(&mut self) -> Result<(), Fault> {
+        let verdict = self.unasked.as_ref().and_then(|unasked| unasked.verdict().cloned());
+        if verdict.is_some() {
+            self.unasked = None;
+        }
+        verdict.unwrap_or(Ok(()))
     }
 
     fn nudge_inner(&mut self, now: Instant) -> Result<(), Fault> {
@@ -498,7 +526,7 @@ impl BackendSession for SpoolingSession {
         self.unblock();
         let outcome = self.nudge_inner(now);
         if self.life == SpoolingLife::Open {
-            return outcome;
+            return self.check_asked().and(outcome);
         }
         if outcome.is_err() && self.life == SpoolingLife::Closing {
             self.life = SpoolingLife::Closed;
@@ -536,7 +564,11 @@ impl BackendSession for SpoolingSession {
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
-        self.inner.update_secret(secret)
+        let is_known = self.inner.update_secret(secret)?;
+        if !is_known {
+            self.connection.new_secrets.push_back(Secret::new(secret));
+        }
+        Ok(is_known)
     }
 
     fn channel_count(&self) -> usize {

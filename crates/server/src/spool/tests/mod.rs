@@ -81,6 +81,8 @@ fn config() -> SpoolConfig {
         rules: vec![SpoolRule::new(None, None, None).unwrap()],
         max_bytes: 1 << 20,
         max_age: Duration::from_secs(3600),
+        auth_max: Duration::from_secs(3600),
+        logins: None,
         max_message: 10_000,
     }
 }
