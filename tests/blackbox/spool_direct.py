@@ -153,7 +153,7 @@ def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
             channel.queue_declare("q", arguments={"x-max-length": 10, "x-overflow": "reject-publish"})
             for number in range(150):
                 channel.basic_publish("", "q", f"{number:03}".encode() + bytes(10_000))
-            wait_until(lambda: client.process_data_events(0.05) or heard == ["spool is full"])
+            wait_until(lambda: client.process_data_events(0.05) or heard[-1:] == ["spool is full"])
             with pika.BlockingConnection(pika.URLParameters(upstream.uri)) as direct:
                 consumer = direct.channel()
                 found = []
@@ -162,3 +162,34 @@ def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
             wait_until(lambda: client.process_data_events(0.05) or heard[-1] == "unblocked")
         wait_until(lambda: waiting(server) == 0)
         server.stop()
+
+
+@pytest.fixture
+def strict(tmp_path, broker):
+    flags = ["--spool-message-max", "1000", "--spool-unsuitable", "refuse"]
+    with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}", *flags, rule=RULE) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            yield connection
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "what", ["mandatory messages", "messages of a transaction", "messages of this size", "messages of this size in frames"]
+)
+def test_what_cannot_be_spooled_is_refused_if_the_setting_says_so(strict, what):
+    channel = strict.channel()
+    closed = []
+    channel._impl.add_on_close_callback(lambda _, reason: closed.append(reason))
+    if what == "messages of a transaction":
+        channel.tx_select()
+    body = "x" * {"messages of this size": 1001, "messages of this size in frames": 500_000}.get(what, 10)
+    channel.basic_publish("amq.direct", "key", body, mandatory=what == "mandatory messages")
+    wait_until(lambda: strict.process_data_events(0.05) or closed)
+    text = f"PRECONDITION_FAILED - {what.removesuffix(' in frames')} to exchange 'amq.direct' in vhost '/' cannot be spooled"
+    assert (closed[0].reply_code, closed[0].reply_text) == (406, text)
+    # The number can be used again, and other exchanges are not concerned.
+    again = strict.channel(channel.channel_number)
+    again.confirm_delivery()
+    again.basic_publish("amq.fanout", "key", "x" * 5000)
+    again.basic_publish("amq.direct", "key", "spooled")
+    again.close()

@@ -253,21 +253,21 @@ def test_parked_messages_are_listed_forwarded_again_and_dropped(tmp_path, broker
             publish(confirming(client), ["one", "two"], exchange="late")
             wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 2)
             reason = "NOT_FOUND - no exchange 'late' in vhost '/'"
-            shown = ctl.json("list_parked", "user", "vhost", "exchange", "routing_key", "reason")
+            shown = ctl.json("spool", "parked", "user", "vhost", "exchange", "routing_key", "reason")
             one = {"user": "guest", "vhost": "/", "exchange": "late", "routing_key": QUEUE, "reason": reason}
             assert shown == [one, one]
-            [row] = ctl.json("list_spool", "user", "vhost", "messages")
+            [row] = ctl.json("spool", "list", "user", "vhost", "messages")
             assert (row["user"], row["vhost"]) == ("guest", "/")
             with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
                 direct.channel().exchange_declare("late", "fanout")
                 direct.channel().queue_bind(QUEUE, "late")
-            ctl("requeue_parked")
+            ctl("spool", "requeue")
             assert collect(broker, 2) == ["one", "two"]
             assert metric(server, "leveret_spool_parked_messages") == 0
             publish(confirming(client), ["three"], exchange="never")
             wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 1)
-            ctl("purge_parked")
-            assert ctl.json("list_parked", "exchange") == []
+            ctl("spool", "purge")
+            assert ctl.json("spool", "parked", "exchange") == []
         with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
             direct.channel().exchange_delete("late")
         server.stop()

@@ -7,7 +7,7 @@ use broker::Compatibility;
 use server::{Backend, Clock, Spool, SpoolConfig};
 
 use crate::alarms::Sampler;
-use crate::config::{Config, SettingError};
+use crate::config::{Config, SettingError, Unsuitable};
 use crate::data_folder::{self, DataFolder};
 use crate::pagers::Pagers;
 use crate::serve::{NewBroker, ServeError, start_timer};
@@ -61,6 +61,7 @@ impl SpoolFolder {
             rules: config.spool.0.clone(),
             max_bytes: config.spool_max_bytes.0,
             max_age: config.spool_max_age,
+            refuses_others: config.spool_unsuitable == Unsuitable::Refuse,
             auth_max: config.spool_auth_max,
             logins: Some(path.join(LOGINS)),
             max_message: config.spool_message_max.0,

@@ -71,6 +71,10 @@ pub trait Process: Send + Sync + 'static {
     /// Forwards parked messages again; returns their number and that of those left, as an object. `None` without a spool.
     fn requeue_parked(&self) -> Option<Value>;
 
+    /// Pauses forwarding from the spool, resumes it, or empties the spool: `pause`, `resume` or `drain`. Returns its state
+    /// as an object, `None` without a spool.
+    fn steer_spool(&self, action: &str) -> Option<Value>;
+
     /// Drops all parked messages; returns their number, as an object. `None` without a spool.
     fn purge_parked(&self) -> Option<Value>;
 

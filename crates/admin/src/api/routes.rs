@@ -447,6 +447,11 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
     anywhere("leveret/retained", &[list(Monitoring, sessions::retained, "Retained MQTT messages of each virtual host upstream")]),
     anywhere("leveret/spool", &[list(Monitoring, leveret::spool, "Queues of the spool, and what keeps them from being forwarded")]),
+    anywhere("leveret/spool/pause", &[bare(Administrator, leveret::pause_spool, "Forward nothing from the spool")]),
+    anywhere("leveret/spool/resume", &[bare(Administrator, leveret::resume_spool, "Accept publishes and forward them again")]),
+    anywhere("leveret/spool/drain", &[
+        bare(Administrator, leveret::drain_spool, "Empty the spool, and let publishes go directly to the upstream then"),
+    ]),
     anywhere("leveret/spool/parked", &[
         list(Administrator, leveret::parked, "Messages that the upstream has refused for good"),
         delete(Administrator, leveret::purge_parked, "Drop them all"),

@@ -119,6 +119,10 @@ impl Process for Quiet {
         None
     }
 
+    fn steer_spool(&self, _: &str) -> Option<Value> {
+        None
+    }
+
     fn purge_parked(&self) -> Option<Value> {
         None
     }

@@ -24,7 +24,7 @@ use super::requirement::{
     LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS,
     WEBSOCKET,
 };
-use super::spool::SpoolRules;
+use super::spool::{SpoolRules, Unsuitable};
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
@@ -406,7 +406,12 @@ settings! {
         /// They are stored as salted hashes. Once the upstream can be asked again, a client that it refuses is closed.
         spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
 
-        /// The largest body of a message that is spooled. Larger ones go directly to the upstream.
+        /// How publishes are treated that a rule matches and that cannot be spooled: mandatory or immediate ones, those on a
+        /// channel with tx, or above `spool_message_max`. `direct` sends them to the upstream as without a rule, `refuse`
+        /// closes their channel with 406 PRECONDITION_FAILED. Requests and replies by direct reply-to are always direct.
+        spool_unsuitable: Unsuitable = "direct", requires SPOOL;
+
+        /// The largest body of a message that is spooled. See `spool_unsuitable` for larger ones.
         spool_message_max: ByteSize = "16MiB", from "0" to "512MiB", requires SPOOL;
     }
 

@@ -12,6 +12,13 @@ use super::value_error::ValueError;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SpoolRules(pub(crate) Vec<SpoolRule>);
 
+/// The treatment of a publish that cannot be spooled although a rule matches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unsuitable {
+    Direct,
+    Refuse,
+}
+
 /// The keys of a rule, in the order of their display.
 const KEYS: [&str; 3] = ["vhost", "user", "exchange"];
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::api::{Api, path};
 use super::list::Everywhere;
 use super::output::Output;
+use super::spool::{self, SpoolCommand};
 use crate::Failure;
 
 /// Questions to a Leveret, and actions on it.
@@ -32,15 +33,9 @@ pub(super) enum PoolCommand {
     ListSharedGroups(Everywhere),
     /// Retained MQTT messages of each virtual host upstream
     ListRetained(Everywhere),
-    /// Messages in the spool, by virtual host and user, and what keeps them from being forwarded
-    #[command(visible_alias = "spool")]
-    ListSpool(Everywhere),
-    /// Messages of the spool that the upstream has refused for good
-    ListParked(Everywhere),
-    /// Forward parked messages again
-    RequeueParked,
-    /// Drop all parked messages
-    PurgeParked,
+    /// The spool of the pool: what waits in it, and what it does
+    #[command(subcommand)]
+    Spool(SpoolCommand),
     /// Channels leased to clients, and what sharing has saved
     Leases,
     /// The limits of this process, and how often they were exceeded
@@ -67,8 +62,6 @@ const SHARED_QUEUE: [&str; 7] =
 const SESSION: [&str; 7] = ["name", "user", "vhost", "protocol", "state", "lasting", "subscriptions"];
 const GROUP: [&str; 5] = ["name", "vhost", "filter", "members", "messages_delivered"];
 const RETAINED: [&str; 5] = ["vhost", "queue", "state", "topics", "bytes"];
-const SPOOL: [&str; 6] = ["user", "vhost", "messages", "bytes", "oldest_seconds", "waits_for"];
-const PARKED: [&str; 5] = ["user", "vhost", "exchange", "routing_key", "reason"];
 
 pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(), Failure> {
     match command {
@@ -95,18 +88,7 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
             list.show(api, output, &["leveret", "shared-groups"], &GROUP, true)
         }
         PoolCommand::ListRetained(list) => list.show(api, output, &["leveret", "retained"], &RETAINED, false),
-        PoolCommand::ListSpool(list) => list.show(api, output, &["leveret", "spool"], &SPOOL, false),
-        PoolCommand::ListParked(list) => {
-            list.show(api, output, &["leveret", "spool", "parked"], &PARKED, false)
-        }
-        PoolCommand::RequeueParked => {
-            api.post(&path(&["leveret", "spool", "parked", "requeue"]), Vec::new())?;
-            output.done("parked messages are forwarded again")
-        }
-        PoolCommand::PurgeParked => {
-            api.delete(&path(&["leveret", "spool", "parked"]))?;
-            output.done("parked messages are dropped")
-        }
+        PoolCommand::Spool(command) => spool::run(command, api, output),
         PoolCommand::Environment(list) => {
             list.show(api, output, &["leveret", "environment"], &["key", "value", "origin", "live"], false)
         }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NodeInfo, TlsListener};
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
-use server::{Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server};
+use server::{
+    Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server, SpoolCourse,
+};
 use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
@@ -178,8 +180,9 @@ impl ApiProcess for Manager {
     }
 
     fn spool_queues(&self) -> Vec<Value> {
-        let queues = self.server.spool().map(|spool| spool.status()).unwrap_or_default();
-        queues.iter().map(pool::spool_queue).collect()
+        let Some(spool) = self.server.spool() else { return Vec::new() };
+        let course = spool.course();
+        spool.status().iter().map(|queue| pool::spool_queue(queue, course)).collect()
     }
 
     fn parked_messages(&self) -> Vec<Value> {
@@ -190,6 +193,17 @@ impl ApiProcess for Manager {
     fn requeue_parked(&self) -> Option<Value> {
         let spool = self.server.spool()?;
         Some(json!({ "requeued": spool.requeue_parked(), "remaining": spool.parked() }))
+    }
+
+    fn steer_spool(&self, action: &str) -> Option<Value> {
+        let spool = self.server.spool()?;
+        let course = match action {
+            "pause" => SpoolCourse::Paused,
+            "drain" => SpoolCourse::Draining,
+            _ => SpoolCourse::Running,
+        };
+        spool.set_course(course);
+        Some(json!({ "state": course.name() }))
     }
 
     fn purge_parked(&self) -> Option<Value> {

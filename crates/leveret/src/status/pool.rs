@@ -2,7 +2,7 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
-use server::{MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
+use server::{MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolCourse, SpoolStatus};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
@@ -132,7 +132,7 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
 /// The queues of the spool, by user and virtual host.
 fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
     type Of = fn(&SpoolStatus) -> u64;
-    const FAMILIES: [(&str, &str, MetricKind, Of); 7] = [
+    const FAMILIES: [(&str, &str, MetricKind, Of); 8] = [
         (
             "leveret_spool_messages",
             "Messages in the spool that the upstream has not confirmed.",
@@ -159,6 +159,12 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
             |queue| u64::from(queue.trouble.is_some()),
         ),
         (
+            "leveret_spool_accepted_messages_total",
+            "Messages that the spool has accepted.",
+            MetricKind::Counter,
+            |queue| queue.accepted,
+        ),
+        (
             "leveret_spool_forwarded_messages_total",
             "Messages that the upstream has confirmed.",
             MetricKind::Counter,
@@ -178,6 +184,8 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
             family.sample(&[("vhost", &*queue.vhost), ("user", &*queue.user)], value(queue));
         }
     }
+    let is_paused = u64::from(spool.course() == SpoolCourse::Paused);
+    out.gauge("leveret_spool_paused", "1 if an operator has paused forwarding, else 0.", is_paused);
     out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
     let help = "Clients that were let in while no upstream could be asked, because it had accepted their credentials before.";
     out.counter("leveret_spool_offline_logins_total", help, spool.let_in());

@@ -15,6 +15,7 @@ use sync::work;
 use tokio::time::Sleep;
 
 use super::Connect;
+use super::course::SpoolCourse;
 use super::link::{SpoolLink, SpoolStep, refusal_of};
 use super::local::{LocalSpool, SpoolQueue};
 use super::parking::Parking;
@@ -104,7 +105,8 @@ impl Forwarder {
                 return Poll::Ready(None);
             }
             let unasked = self.queue.unasked();
-            if self.forwarding.oldest().is_none() && unasked.is_none() {
+            let has_work = self.forwarding.oldest().is_some() && !self.is_paused();
+            if !has_work && unasked.is_none() {
                 return Poll::Pending;
             }
             // They may differ from those of a client that has logged in since.
@@ -260,7 +262,7 @@ impl Forwarder {
 
     /// The next message that is to be published.
     pub(super) fn next_to_publish(&mut self, now: Instant) -> Option<Envelope> {
-        if self.is_draining() {
+        if self.is_draining() || self.is_paused() {
             return None;
         }
         loop {
@@ -322,7 +324,15 @@ impl Forwarder {
 
     /// Whether a message is on its way, or is ready to be.
     pub(super) fn has_work(&self) -> bool {
-        if self.is_draining() { self.in_flight() > 0 } else { self.forwarding.oldest().is_some() }
+        if self.is_draining() || self.is_paused() {
+            self.in_flight() > 0
+        } else {
+            self.forwarding.oldest().is_some()
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        self.local.course() == SpoolCourse::Paused
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -330,7 +340,7 @@ impl Forwarder {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.forwarding.next_deadline()
+        self.forwarding.next_deadline().filter(|_| !self.is_paused())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::properties::PERSISTENT;
 use amqp::{Credentials, Fault, FieldTable, FieldValue, Properties, RawTable, ReplyCode};
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use sync::AtomicWaker;
 use transport::Outbox;
 
+use super::course::{Course, Rate, SpoolCourse};
 use super::logins::RememberedLogins;
 use super::rules::SpoolRules;
 use super::unasked::{UnaskedLogin, UnaskedLogins};
@@ -59,6 +60,7 @@ pub(crate) struct LocalSpool {
     next_id: AtomicU64,
     alarms: Arc<Alarms>,
     is_draining: AtomicBool,
+    course: Course,
 }
 
 /// The queues by virtual host and user.
@@ -75,6 +77,8 @@ pub(crate) struct SpoolQueue {
     bytes: AtomicU64,
     /// When the oldest message was accepted, in milliseconds since 1970, as far as the forwarder knows.
     oldest: AtomicU64,
+    /// Messages that it was given since the start.
+    accepted: AtomicU64,
     pub(super) forwarded: AtomicU64,
     pub(super) parked: AtomicU64,
     /// Messages that wait because the upstream has nacked one of their exchange and key.
@@ -84,6 +88,8 @@ pub(crate) struct SpoolQueue {
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old.
     alarms: Arc<Alarms>,
+    /// How fast messages are accepted, and forwarded.
+    rates: Mutex<(Rate, Rate)>,
 }
 
 #[derive(Default)]
@@ -97,7 +103,7 @@ struct ForwarderLogin {
 }
 
 /// A local queue, for operators.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SpoolStatus {
     /// The virtual host upstream.
     pub vhost: Box<str>,
@@ -111,6 +117,12 @@ pub struct SpoolStatus {
     pub oldest_seconds: Option<u64>,
     /// Messages that wait because the upstream has nacked one of their exchange and key.
     pub held: u64,
+    /// Messages that have been accepted a second, lately.
+    pub accept_rate: f64,
+    /// Messages that the upstream has confirmed a second, lately.
+    pub forward_rate: f64,
+    /// Messages that have been accepted since the start.
+    pub accepted: u64,
     /// Messages that the upstream has confirmed since the start.
     pub forwarded: u64,
     /// Messages that it has refused for good since the start.
@@ -146,6 +158,7 @@ impl LocalSpool {
             next_id: AtomicU64::new(0),
             alarms: Arc::default(),
             is_draining: AtomicBool::new(false),
+            course: Course::new(),
             vhost,
         };
         for queue in local.vhost.all_queues() {
@@ -276,6 +289,7 @@ impl LocalSpool {
 
     /// A record of this number of bytes has been given to a queue.
     pub(super) fn accepted(&self, queue: &SpoolQueue, bytes: u64, at: u64) {
+        queue.accepted.fetch_add(1, Ordering::Relaxed);
         queue.bytes.fetch_add(bytes, Ordering::Relaxed);
         queue.oldest.fetch_min(at, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -290,7 +304,7 @@ impl LocalSpool {
     /// Called after each change of the bytes: checks the limits if that may matter.
     pub(super) fn changed(&self) {
         let is_full = self.all_bytes() >= self.config.max_bytes;
-        if is_full || self.alarms.is_raised(Resource::Spool) {
+        if is_full || self.alarms.is_raised(Resource::Spool) || self.alarms.is_raised(Resource::Draining) {
             self.check_limits();
         }
     }
@@ -299,6 +313,11 @@ impl LocalSpool {
     pub(super) fn check_limits(&self) {
         for queue in self.queues() {
             self.check_age(&queue);
+        }
+        if self.course.get() == SpoolCourse::Draining && !self.is_empty() {
+            self.alarms.raise(Resource::Draining);
+        } else {
+            self.alarms.clear(Resource::Draining);
         }
         let (bytes, max) = (self.all_bytes(), self.config.max_bytes);
         if bytes >= max {
@@ -327,6 +346,34 @@ impl LocalSpool {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether an operator has drained the spool, and nothing is left in it.
+    pub(super) fn is_drained(&self) -> bool {
+        self.course.get() == SpoolCourse::Draining && self.is_empty()
+    }
+
+    pub(super) fn course(&self) -> SpoolCourse {
+        self.course.get()
+    }
+
+    pub(super) fn set_course(&self, course: SpoolCourse) {
+        self.course.set(course);
+        self.check_limits();
+        self.queues().iter().for_each(|queue| queue.waker.wake());
+    }
+
+    /// Measures the rates, an interval after the call before.
+    pub(super) fn measure(&self, interval: Duration) {
+        for queue in self.queues() {
+            let (accepted, forwarded) = &mut *queue.rates.lock();
+            accepted.measure(queue.accepted.load(Ordering::Relaxed), interval);
+            forwarded.measure(queue.forwarded.load(Ordering::Relaxed), interval);
+        }
+    }
+
     /// Milliseconds since the oldest message of a queue was accepted.
     fn age(&self, queue: &SpoolQueue) -> Option<u64> {
         let now = self.clock.timestamp(Instant::now()).0;
@@ -350,6 +397,7 @@ impl LocalSpool {
 
     pub(super) fn status(&self, queue: &SpoolQueue) -> SpoolStatus {
         let view = queue.queue.view();
+        let (accept_rate, forward_rate) = *queue.rates.lock();
         SpoolStatus {
             vhost: queue.vhost.clone(),
             user: queue.user.clone(),
@@ -357,6 +405,9 @@ impl LocalSpool {
             bytes: queue.bytes.load(Ordering::Relaxed),
             oldest_seconds: self.age(queue).map(|age| age / 1000),
             held: queue.held.load(Ordering::Relaxed),
+            accept_rate: accept_rate.get(),
+            forward_rate: forward_rate.get(),
+            accepted: queue.accepted.load(Ordering::Relaxed),
             forwarded: queue.forwarded.load(Ordering::Relaxed),
             parked: queue.parked.load(Ordering::Relaxed),
             trouble: queue.login.lock().trouble.clone(),
@@ -392,12 +443,14 @@ impl SpoolQueue {
             queue,
             waker: Arc::default(),
             oldest: AtomicU64::new(NO_MESSAGE),
+            accepted: AtomicU64::new(0),
             forwarded: AtomicU64::new(0),
             parked: AtomicU64::new(0),
             held: AtomicU64::new(0),
             is_requeued: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
+            rates: Mutex::default(),
         }
     }
 

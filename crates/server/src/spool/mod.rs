@@ -14,6 +14,7 @@
 //! Credentials that the upstream has accepted are remembered in memory, and as salted hashes on disk ([`logins`]): with them a
 //! client is let in while no upstream can be asked, until one has been ([`unasked`]).
 
+mod course;
 mod forwarder;
 mod link;
 mod local;
@@ -48,6 +49,7 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
+pub use self::course::SpoolCourse;
 pub use self::local::SpoolStatus;
 use self::local::{LocalSpool, SpoolQueue};
 pub use self::parking::ParkedMessage;
@@ -66,6 +68,8 @@ pub struct SpoolConfig {
     pub max_bytes: u64,
     /// Age of the oldest message above which publishers are blocked.
     pub max_age: Duration,
+    /// Whether a publish that a rule matches, and that cannot be spooled, is refused instead of going directly to the upstream.
+    pub refuses_others: bool,
     /// How long credentials that the upstream has accepted let clients in while it cannot be asked.
     pub auth_max: Duration,
     /// The file in which they are remembered, as salted hashes.
@@ -121,6 +125,7 @@ impl Spool {
         tokio::spawn(async move {
             while let Some(local) = watched.upgrade() {
                 local.check_limits();
+                local.measure(WATCH_INTERVAL);
                 drop(local);
                 tokio::time::sleep(WATCH_INTERVAL).await;
             }
@@ -136,6 +141,17 @@ impl Spool {
     /// Connections whose publishers wait because a limit of the spool is exceeded.
     pub fn blocked_connections(&self) -> usize {
         self.local.blocked_connections()
+    }
+
+    /// The state into which an operator has put it.
+    pub fn course(&self) -> SpoolCourse {
+        self.local.course()
+    }
+
+    /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
+    pub fn set_course(&self, course: SpoolCourse) {
+        tracing::info!(course = course.name(), "the spool's course is set");
+        self.local.set_course(course);
     }
 
     /// Clients that were let in since the start without asking the upstream.

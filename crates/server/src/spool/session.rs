@@ -5,6 +5,7 @@
 mod answers;
 mod channels;
 mod connection;
+mod refusing;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use std::time::Instant;
 use amqp::content::{Assembled, Content, Whole};
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::handshake::OpenRequest;
-use amqp::method::{basic, connection as methods};
+use amqp::method::{basic, channel, connection as methods};
 use amqp::properties::ContentHeader;
 use amqp::sasl::Secret;
-use amqp::{Credentials, Fault, Method, Properties};
+use amqp::{Credentials, Fault, Method, Properties, ReplyCode};
 use broker::{Body, Lsn, Publish, Publisher, Waiter};
 use bytes::Bytes;
 use spool::SpooledMessage;
@@ -36,6 +37,7 @@ use crate::server::Shared;
 
 use self::channels::{PendingContent, SpoolChannels, SpoolDestination};
 use self::connection::ConnectionAnswers;
+use self::refusing::{RefusedChannels, RefusedFrame};
 
 /// A session of the pool whose client's publishes are spooled if their exchange is among those of the rules.
 pub(super) struct SpoolingSession {
@@ -55,6 +57,7 @@ pub(super) struct SpoolingSession {
     /// Set from the start until the upstream has been asked about the client, if it could not be asked before.
     unasked: Option<Arc<UnaskedLogin>>,
     connection: ConnectionAnswers,
+    refused: RefusedChannels,
     publisher: Publisher,
     /// Property flags and list of local messages.
     properties: Vec<u8>,
@@ -121,6 +124,7 @@ impl SpoolingSession {
             queue,
             unasked,
             connection: ConnectionAnswers::new(credentials),
+            refused: RefusedChannels::default(),
             properties: persistent(None),
             exchanges,
             channels: SpoolChannels::default(),
@@ -164,7 +168,11 @@ impl SpoolingSession {
     ) -> Result<usize, Fault> {
         let number = frame.channel;
         let peeked = Whole::peek(rest, number, self.frame_max, u64::MAX).ok().flatten();
-        let is_spooled = self.is_spooled(number, publish);
+        let way = self.way_of(number, publish);
+        if let PublishWay::Refuse(what) = way {
+            return self.refuse(number, publish.exchange, what, now);
+        }
+        let is_spooled = way == PublishWay::Spool;
         let Some(whole) = peeked else {
             if is_spooled && let Some(channel) = self.channels.get_mut(number) {
                 channel.pending = PendingContent::undecided(frame, publish);
@@ -173,7 +181,11 @@ impl SpoolingSession {
             self.publish_directly(number);
             return self.inner.handle_frame(frame, &[], now);
         };
-        if !is_spooled || !self.fits(whole.body.len() as u64, whole.properties) {
+        let body_size = whole.body.len() as u64;
+        if is_spooled && self.is_refused_for_size(body_size) {
+            return self.refuse(number, publish.exchange, TOO_LARGE, now);
+        }
+        if !is_spooled || !self.fits(body_size, whole.properties) {
             self.publish_directly(number);
             // No more than its own content: the next publish may be spooled.
             return self.inner.handle_frame(frame, &rest[..whole.wire_len], now);
@@ -183,13 +195,66 @@ impl SpoolingSession {
         Ok(whole.wire_len)
     }
 
-    /// Whether a publish is spooled, unless its content forbids that.
-    fn is_spooled(&mut self, number: u16, publish: &basic::Publish<'_>) -> bool {
-        !publish.mandatory
-            && !publish.immediate
-            && self.channels.get_mut(number).is_some_and(|channel| !channel.is_transactional())
-            && !is_reply(publish)
-            && self.exchanges.contain(publish.exchange)
+    /// Where a publish goes, unless its content forbids that.
+    fn way_of(&mut self, number: u16, publish: &basic::Publish<'_>) -> PublishWay {
+        let Some(channel) = self.channels.get_mut(number) else { return PublishWay::Direct };
+        let is_transactional = channel.is_transactional();
+        if is_reply(publish) || !self.exchanges.contain(publish.exchange) || self.local.is_drained() {
+            return PublishWay::Direct;
+        }
+        let what = match (publish.mandatory, publish.immediate, is_transactional) {
+            (false, false, false) => return PublishWay::Spool,
+            (true, ..) => "mandatory messages",
+            (_, true, _) => "immediate messages",
+            (_, _, true) => "messages of a transaction",
+        };
+        if self.local.config().refuses_others { PublishWay::Refuse(what) } else { PublishWay::Direct }
+    }
+
+    /// Whether a message that is otherwise to be spooled is too large, and may not go directly either.
+    fn is_refused_for_size(&self, body_size: u64) -> bool {
+        let config = self.local.config();
+        config.refuses_others && body_size > config.max_message
+    }
+
+    /// Closes a channel with 406 PRECONDITION_FAILED for a publish; what is left of that one is discarded.
+    fn refuse(&mut self, number: u16, exchange: &str, what: &str, now: Instant) -> Result<usize, Fault> {
+        let vhost = self.queue.vhost();
+        let text = format!("{what} to exchange '{exchange}' in vhost '{vhost}' cannot be spooled");
+        let fault = Fault::new(ReplyCode::PreconditionFailed, text).caused_by(PUBLISH);
+        let (reply_text, (class_id, method_id)) = (fault.reply_text(), fault.method);
+        let close =
+            channel::Close { reply_code: fault.code.code(), reply_text: &reply_text, class_id, method_id };
+        self.outbox.append(|buf| frame::write_method(buf.tail(), number, close));
+        self.channels.remove(number);
+        self.release_incomplete();
+        self.refused.add(number);
+        let close = channel::Close { reply_code: ReplyCode::Success.code(), reply_text: "", ..close };
+        self.send_upstream(number, close, now)
+    }
+
+    /// Sends the upstream's session a method of the spool's own.
+    fn send_upstream<'a>(
+        &mut self,
+        number: u16,
+        method: impl Into<Method<'a>>,
+        now: Instant,
+    ) -> Result<usize, Fault> {
+        let mut bytes = Vec::new();
+        frame::write_method(&mut bytes, number, method);
+        match Frame::parse(&bytes, 0) {
+            Ok(Some(frame)) => self.inner.handle_frame(frame, &[], now).map(|_| 0),
+            _ => Ok(0),
+        }
+    }
+
+    /// Continues to close channels with an error, after answers of the upstream's session.
+    fn go_on_refusing(&mut self, now: Instant) -> Result<(), Fault> {
+        while let Some(number) = self.refused.next_to_confirm() {
+            self.send_upstream(number, channel::CloseOk {}, now)?;
+        }
+        self.refused.forget_confirmed();
+        Ok(())
     }
 
     /// Whether a message is small enough, is no request whose reply comes to this channel, and has valid properties: malformed
@@ -283,6 +348,9 @@ impl SpoolingSession {
     ) -> Result<usize, Fault> {
         let number = frame.channel;
         let header = ContentHeader::decode(frame.payload).ok().filter(|_| frame.kind == FrameKind::Header);
+        if header.is_some_and(|header| header.is_valid() && self.is_refused_for_size(header.body_size)) {
+            return self.refuse(number, &destination.exchange, TOO_LARGE, now);
+        }
         let fitting =
             header.filter(|header| header.is_valid() && self.fits(header.body_size, header.properties));
         let Some(header) = fitting else {
@@ -377,10 +445,10 @@ impl SpoolingSession {
     /// Passes answers of the upstream on, as far as the client reads.
     fn pass_answers(&mut self) {
         while self.outbox.has_room() && self.from_inner.read(&mut self.received) {
-            let connection = &mut self.connection;
+            let (connection, refused) = (&mut self.connection, &mut self.refused);
             let is_blocked = self.blocked.is_some();
-            let taken = answers::pass(&self.received, &mut self.channels, &self.outbox, |method| {
-                connection.passes(method, is_blocked)
+            let taken = answers::pass(&self.received, &mut self.channels, &self.outbox, |frame| {
+                connection.passes(frame, is_blocked) && refused.passes(frame)
             });
             self.received.drain(..taken);
             if let Some(credentials) = self.connection.accepted.take() {
@@ -447,7 +515,9 @@ impl SpoolingSession {
             return true;
         }
         match Method::decode(frame.payload) {
-            Ok(Method::BasicPublish(publish)) => !self.is_spooled(number, &publish) || self.is_let_in(),
+            Ok(Method::BasicPublish(publish)) => {
+                self.way_of(number, &publish) != PublishWay::Spool || self.is_let_in()
+            }
             _ => true,
         }
     }
@@ -469,7 +539,7 @@ impl SpoolingSession {
             self.inner.handle_room(now);
             self.pass_answers();
         }
-        outcome
+        outcome.and_then(|()| self.go_on_refusing(now))
     }
 
     /// Continues to close, as far as that is possible now.
@@ -492,11 +562,32 @@ fn is_reply(publish: &basic::Publish<'_>) -> bool {
 const CHANNEL_CLOSE: [u8; 4] = [0, 20, 0, 40];
 const BASIC_PUBLISH: [u8; 4] = [0, 60, 0, 40];
 
+/// Where a publish goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PublishWay {
+    Spool,
+    Direct,
+    /// Its channel is closed, because messages of this kind are neither spooled nor may go directly.
+    Refuse(&'static str),
+}
+
+/// Messages above `spool_message_max`, in the text of a refusal.
+const TOO_LARGE: &str = "messages of this size";
+
 /// Class and method id of basic.publish, for errors in its content.
 const PUBLISH: (u16, u16) = (60, 40);
 
 impl BackendSession for SpoolingSession {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
+        match self.refused.handle_frame(&frame) {
+            Some(RefusedFrame::Discard) => return Ok(0),
+            Some(RefusedFrame::Confirm) => {
+                let ok = channel::CloseOk {};
+                self.outbox.append(|buf| frame::write_method(buf.tail(), frame.channel, ok));
+                return Ok(0);
+            }
+            None => {}
+        }
         match frame.kind {
             FrameKind::Method => self.handle_method(frame, rest, now),
             FrameKind::Header | FrameKind::Body => self.handle_content(frame, now),
@@ -507,6 +598,7 @@ impl BackendSession for SpoolingSession {
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool {
         self.room.is_there()
             && self.blocked.is_none()
+            && self.refused.take(frame)
             && self.inner.takes(frame, now)
             && self.spool_takes(frame, now)
     }
@@ -561,6 +653,7 @@ impl BackendSession for SpoolingSession {
             && self.incomplete.has_room()
             && self.blocked.is_none()
             && !self.waits_for_disk
+            && !self.refused.wait()
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {

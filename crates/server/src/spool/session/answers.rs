@@ -15,13 +15,12 @@ const CHANNEL_CLOSE: [u8; 4] = [0, 20, 0, 40];
 const BASIC_ACK: [u8; 4] = [0, 60, 0, 80];
 const BASIC_NACK: [u8; 4] = [0, 60, 0, 120];
 
-/// Passes whole frames of the upstream's session on, but not those methods of the connection for which `passes` is false.
-/// Returns their bytes.
+/// Passes whole frames of the upstream's session on, but not those for which `passes` is false. Returns their bytes.
 pub(super) fn pass(
     bytes: &[u8],
     channels: &mut SpoolChannels,
     outbox: &Arc<Outbox>,
-    mut passes: impl FnMut(&[u8]) -> bool,
+    mut passes: impl FnMut(&Frame<'_>) -> bool,
 ) -> usize {
     let mut out = Vec::with_capacity(bytes.len());
     let (mut taken, mut copied) = (0, 0);
@@ -29,12 +28,12 @@ pub(super) fn pass(
     while let Ok(Some(frame)) = Frame::parse(&bytes[taken..], 0) {
         let from = taken;
         taken += frame.wire_len();
-        if frame.kind != FrameKind::Method {
-            continue;
-        }
-        if frame.channel == 0 && !passes(frame.payload) {
+        if !passes(&frame) {
             out.extend_from_slice(&bytes[copied..from]);
             copied = taken;
+            continue;
+        }
+        if frame.kind != FrameKind::Method {
             continue;
         }
         if frame.payload.starts_with(&CHANNEL_CLOSE) {

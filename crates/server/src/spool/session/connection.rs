@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use amqp::Credentials;
+use amqp::frame::{Frame, FrameKind};
 use amqp::sasl::Secret;
 
 /// Class and method ids of the methods that are looked at.
@@ -27,9 +28,13 @@ impl ConnectionAnswers {
         Self { is_blocked_upstream: false, new_secrets: VecDeque::new(), accepted: None, credentials }
     }
 
-    /// Looks at a method; returns whether the client is to see it. `is_blocked` is whether an alarm of the spool blocks
+    /// Looks at a frame; returns whether the client is to see it. `is_blocked` is whether an alarm of the spool blocks
     /// the client: it has been told then, and is told otherwise when the last alarm has gone.
-    pub(super) fn passes(&mut self, method: &[u8], is_blocked: bool) -> bool {
+    pub(super) fn passes(&mut self, frame: &Frame<'_>, is_blocked: bool) -> bool {
+        let method = frame.payload;
+        if frame.channel != 0 || frame.kind != FrameKind::Method {
+            return true;
+        }
         if method.starts_with(&BLOCKED) {
             self.is_blocked_upstream = true;
             return !is_blocked;
@@ -58,21 +63,25 @@ mod tests {
         ConnectionAnswers::new(Arc::new(Credentials::plain("edge", "first")))
     }
 
+    fn passes(connection: &mut ConnectionAnswers, payload: &[u8], is_blocked: bool) -> bool {
+        connection.passes(&Frame { kind: FrameKind::Method, channel: 0, payload }, is_blocked)
+    }
+
     #[test]
     fn of_two_alarms_the_client_is_told_the_first_to_come_and_the_last_to_go() {
         let mut connection = connection();
-        assert!(connection.passes(&BLOCKED, false) && connection.is_blocked_upstream);
-        assert!(!connection.passes(&UNBLOCKED, true) && !connection.is_blocked_upstream);
-        assert!(!connection.passes(&BLOCKED, true));
-        assert!(connection.passes(&UNBLOCKED, false));
+        assert!(passes(&mut connection, &BLOCKED, false) && connection.is_blocked_upstream);
+        assert!(!passes(&mut connection, &UNBLOCKED, true) && !connection.is_blocked_upstream);
+        assert!(!passes(&mut connection, &BLOCKED, true));
+        assert!(passes(&mut connection, &UNBLOCKED, false));
     }
 
     #[test]
     fn the_last_of_several_secrets_counts_once_it_is_accepted() {
         let mut connection = connection();
         connection.new_secrets.extend(["second", "third"].map(Secret::new));
-        assert!(connection.passes(&UPDATE_SECRET_OK, false) && connection.accepted.is_none());
-        assert!(connection.passes(&UPDATE_SECRET_OK, false));
+        assert!(passes(&mut connection, &UPDATE_SECRET_OK, false) && connection.accepted.is_none());
+        assert!(passes(&mut connection, &UPDATE_SECRET_OK, false));
         assert_eq!(*connection.accepted.take().unwrap(), Credentials::plain("edge", "third"));
     }
 }

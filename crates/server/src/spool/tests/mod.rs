@@ -81,6 +81,7 @@ fn config() -> SpoolConfig {
         rules: vec![SpoolRule::new(None, None, None).unwrap()],
         max_bytes: 1 << 20,
         max_age: Duration::from_secs(3600),
+        refuses_others: false,
         auth_max: Duration::from_secs(3600),
         logins: None,
         max_message: 10_000,
