@@ -6,11 +6,11 @@ from harness.metrics import metric
 RULE = '{exchange = ".*"}'
 
 
-def spooling(folder, upstream, *flags, rule=RULE):
+def spooling(folder, upstream, *flags, rule=RULE, data=None, env=None):
     """A pool with a spool, which finds again what the one before it on `folder` left."""
     run = folder / f"run{len(list(folder.glob('run*')))}"
-    data = str(folder / "data")
-    return leveret(run, "--upstream", upstream, "--spool", rule, "--data-dir", data, *flags)
+    data = str(data or folder / "data")
+    return leveret(run, "--upstream", upstream, "--spool", rule, "--data-dir", data, *flags, env=env or {})
 
 
 def waiting(server):

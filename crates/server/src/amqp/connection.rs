@@ -82,13 +82,12 @@ impl AmqpConnection {
         }
         match self.core.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
-            Some(false) if self.core.shared.lets_in_offline() => handshake.admitted = true,
+            // To find out may take longer than clients wait for a handshake.
+            _ if self.core.shared.lets_in_offline() => handshake.admitted = true,
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
-                self.ask(async move {
-                    Answer::There(shared.backend.ask_answers().await || shared.lets_in_offline())
-                });
+                self.ask(async move { Answer::There(shared.backend.ask_answers().await) });
                 return false;
             }
         }

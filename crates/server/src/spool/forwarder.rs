@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use amqp::{Credentials, Fault};
+use amqp::{Credentials, Fault, ReplyCode};
 use broker::{BodyView, Delivery, Fetched, Waiter};
 use bytes::Bytes;
 use spool::{Envelope, Forwarding, ForwardingLimits, MessageRefusal, Settled};
@@ -65,6 +65,12 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, connect:
                 forwarder.handle_lost(outcome.as_ref().err());
                 if transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
+                }
+                if let Err(fault) = &outcome
+                    && matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
+                {
+                    // After an outage the pool has logged in again for this connection.
+                    forwarder.asked(&asked, &Err(fault.clone().on_connection()));
                 }
                 outcome.err().map(|fault| (fault, pause))
             }

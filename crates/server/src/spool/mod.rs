@@ -28,7 +28,7 @@ mod unasked;
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +58,10 @@ use self::session::SpoolingSession;
 
 /// Interval at which the age of the oldest message is compared with the limit.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// An upstream that has not decided about a login in this time counts as one that cannot be asked, if the spool knows the login:
+/// the Java client waits 5 seconds for a whole handshake.
+const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// The rules of a spool, and its limits.
 #[derive(Debug, Clone)]
@@ -293,7 +297,14 @@ impl Shared {
         {
             return Ok(login);
         }
-        let asked = self.backend.login(credentials, client).await;
+        let mut asking = pin!(self.backend.login(credentials, client));
+        let asked = match tokio::time::timeout(ASKED_FOR, asking.as_mut()).await {
+            Ok(asked) => asked,
+            Err(_) => match self.vouch_for(&presented, client).await {
+                Some(login) => return Ok(login),
+                None => asking.await,
+            },
+        };
         match &asked {
             Err(LoginError::Failed(fault)) if fault.code == ReplyCode::ConnectionForced => {
                 self.vouch_for(&presented, client).await.map_or(asked, Ok)
