@@ -1,9 +1,14 @@
 """Options, and the servers and drivers that a run shares."""
 
 import pytest
+from pika.connection import Parameters
 
 from harness.drivers import COMMANDS, Drivers
+from harness.patience import PATIENCE
 from harness.targets import NAMES, Targets, lacking
+
+# Of every connection of pika's that a test does not say otherwise for: 10 s for TCP, and 15 s with the login, is what a busy machine may need.
+Parameters.DEFAULT_SOCKET_TIMEOUT = Parameters.DEFAULT_STACK_TIMEOUT = PATIENCE
 
 pytest_plugins = ["harness.exceptions", "harness.failures", "harness.longest_first"]
 

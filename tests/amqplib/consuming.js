@@ -89,6 +89,7 @@ async function prefetch_global(session) {
   const delivered = () => first.deliveries.length + second.deliveries.length;
   await first.until(() => delivered() >= 3);
   const left = (await ready(channel, queues[0])) + (await ready(channel, queues[1]));
+  await first.until(() => delivered() >= 2 * FIVE.length - left);
   return { delivered: delivered(), ready: left };
 }
 

@@ -5,7 +5,7 @@ const { EventEmitter, once } = require('node:events');
 const { setTimeout: pause } = require('node:timers/promises');
 const amqp = require('amqplib');
 
-const WAIT_MILLISECONDS = 30_000;
+const WAIT_MILLISECONDS = 120_000;
 const TRANSIENT = { durable: false };
 
 class Session {

@@ -24,6 +24,8 @@ ROUNDS = int(os.environ.get("LEVERET_CLUSTER_ROUNDS", "0"))
 SESSIONS = 1000 if ROUNDS else 40
 pytestmark = pytest.mark.timeout(0 if ROUNDS else 2 * TEST_SECONDS)
 EXCHANGE, WITNESS, END = "amq.topic", "witness", b"end"
+# The trouble in which the cluster has all its nodes.
+KILLED = "a Leveret was killed"
 # Queues of one node are away with it, and RabbitMQ's own MQTT has that limit: so this virtual host's are quorum queues.
 VHOST = "fleet"
 
@@ -77,8 +79,11 @@ class Sender:
                     channel.confirm_delivery()
                     while not self.ending.is_set():
                         body = b"amqp %d" % number
+                        self.fleet.excuse(body)
                         key = self.fleet.topic(number).replace("/", ".")
                         channel.basic_publish(EXCHANGE, key, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+                        # A trouble may have begun meanwhile.
+                        self.fleet.excuse(body)
                         self.confirmed[body] = number % len(self.fleet.clients)
                         number += 1
             except (pika.exceptions.AMQPError, OSError):
@@ -147,7 +152,7 @@ class Story:
         self.fleet.go_on()
 
     def kill_leveret(self, index):
-        with self.fleet.trouble("a Leveret was killed"):
+        with self.fleet.trouble(KILLED):
             self.leverets.servers[index].kill()
         # All clients are at the other one.
         self.fleet.go_on()
@@ -216,5 +221,8 @@ def test_nothing_of_quality_2_was_published_twice_unless_it_was_under_way_while_
 
 
 def test_what_a_session_gets_again_says_so(story):
-    fresh = [(body, count) for client in story.fleet.clients for body, count in client.came_new.items() if count > story.seen[body]]
-    assert fresh == []
+    # What was published again reaches a queue twice, and another once if that had no leader the first time: the witness says nothing then.
+    certain = {body for body in story.seen if story.fleet.excused.get(body) in (None, KILLED)}
+    came = [(body, count) for client in story.fleet.clients for body, count in client.came_new.items() if body in certain]
+    assert len(certain) > len(story.fleet.clients)
+    assert [(body, count) for body, count in came if count > story.seen[body]] == []

@@ -60,6 +60,11 @@ def values(row, *columns):
     return tuple(row[column] for column in columns)
 
 
+def state_of(pool, client_id):
+    """The state of a session; `None` while it is not listed, as between its connection's end and its own being detached."""
+    return sessions(pool, "state").get(client_id, {}).get("state")
+
+
 def connection_of(pool, client_id):
     return sessions(pool, "connection")[client_id]["connection"]
 
@@ -122,13 +127,13 @@ def test_a_client_is_closed_by_force_and_its_session_is_shown_until_it_ends(pool
         client.subscribe(f"closed/{version}", 1)
         pool.ctl("close_connection", connection_of(pool, name), "enough")
         assert client.gone.wait(PATIENCE)
-    wait_until(lambda: sessions(pool, "state")[name]["state"] == "detached")
+    wait_until(lambda: state_of(pool, name) == "detached")
     columns = ("connection", "user", "vhost", "lasting", "subscriptions")
     assert values(sessions(pool, *columns)[name], *columns) == (None, "guest", "/", True, 1)
     assert metric(pool.server, "leveret_mqtt_detached_sessions") >= 1
     # One that comes back without it has ended it.
     with pool.client(name, version):
-        wait_until(lambda: sessions(pool, "state")[name]["state"] == "connected")
+        wait_until(lambda: state_of(pool, name) == "connected")
     wait_until(lambda: name not in sessions(pool))
 
 

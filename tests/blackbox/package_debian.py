@@ -10,8 +10,9 @@ import pytest
 from harness.child import Child, clean_environment
 from harness.leveret import ROOT, binary
 from harness.machine import Machine, Manager, why_impossible
+from harness.patience import PATIENCE
 
-BUILD_SECONDS = 300
+BUILD_SECONDS = 2 * PATIENCE
 UNIT = "/lib/systemd/system/leveret.service"
 CONFFILE = "/etc/leveret/leveret.toml"
 

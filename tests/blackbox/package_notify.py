@@ -2,6 +2,7 @@
 
 import signal
 
+from harness.frozen import frozen
 from harness.instances import leveret
 from harness.machine import Manager
 from harness.wire import Wire
@@ -31,10 +32,8 @@ def test_the_watchdog_hears_a_sign_of_life_twice_in_its_time(tmp_path):
             for _ in range(5):
                 assert manager.wait("WATCHDOG")["WATCHDOG"] == "1"
             # A process that does not get on is silent, and is ended by its manager.
-            server.child.send(signal.SIGSTOP)
-            drained = silent(manager)
-            server.child.send(signal.SIGCONT)
-            assert drained
+            with frozen(server.child):
+                assert silent(manager)
             manager.wait("WATCHDOG")
             server.stop()
 

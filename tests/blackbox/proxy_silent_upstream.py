@@ -1,12 +1,12 @@
 """An upstream that accepts TCP and says nothing, or falls silent, holds up only those who wait for it, and not for long."""
 
 import select
-import signal
 
 import pika
 import pytest
 
 from harness.forwarder import Forwarder
+from harness.frozen import frozen
 from harness.instances import leveret
 from harness.load import Load
 from harness.metrics import metric
@@ -79,12 +79,8 @@ def test_p7_a_frozen_upstream_is_noticed_by_its_silence(tmp_path, broker):
     with leveret(tmp_path, *upstream) as server:
         load = Load(tmp_path, server.uri, publishers=20, consumers=5)
         load.go_on()
-        with load.trouble():
-            broker.server.send(signal.SIGSTOP)
-            try:
-                server.child.wait_line("missed heartbeats from the broker", PATIENCE)
-            finally:
-                broker.server.send(signal.SIGCONT)
+        with load.trouble(), frozen(broker.server):
+            server.child.wait_line("missed heartbeats from the broker", PATIENCE)
         load.go_on()
         accounts = load.finish()
         assert accounts["missing"] == []

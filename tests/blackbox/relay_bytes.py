@@ -4,6 +4,7 @@ import os
 import random
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +13,21 @@ from harness.relay import Acceptor, Echo, RelayWire, exactly, relay, to_the_end
 from harness.websocket import BINARY, CONTINUATION, FIN, PING, TEXT
 from harness.wire import PROTOCOL_HEADER
 
-# What the kernel's buffers on the way and a relay's own may hold before a sender is held back.
-IN_BETWEEN = 24 << 20
+# Of the sockets that the tests have themselves.
+SMALL_BUFFER = 256 << 10
+# Far more than a relay may hold of one direction.
+RELAYS_OWN = 16 << 20
 
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory):
     with Echo() as upstream, relay(tmp_path_factory.mktemp("echo"), upstream.url) as (_, port):
         yield port
+
+
+def largest_buffer(kind):
+    """How large the kernel lets a socket's buffer grow by itself, in bytes (tcp(7))."""
+    return int(Path(f"/proc/sys/net/ipv4/{kind}").read_text().split()[2])
 
 
 def pieces(rng, data, most):
@@ -129,10 +137,15 @@ def test_a_client_that_breaks_the_protocol_is_told_and_what_it_said_before_arriv
 
 @pytest.mark.parametrize("direction", ["inward", "outward"])
 def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, direction):
-    total, sent = 2 * IN_BETWEEN, [0]
+    chunk = bytes(range(256)) * 256
+    # More than fits between the two, the kernel's buffers included.
+    count = (largest_buffer("tcp_rmem") + largest_buffer("tcp_wmem") + RELAYS_OWN) // len(chunk)
+    total, sent = count * len(chunk), [0]
     with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
         server = upstream.accept()
-        chunk = bytes(range(256)) * 256
+        for own in (server, wire.socket):
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                own.setsockopt(socket.SOL_SOCKET, buffer, SMALL_BUFFER)
         stalled = threading.Event()
 
         def send():
@@ -153,14 +166,14 @@ def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, directi
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
         assert stalled.wait(PATIENCE), "nobody held the sender back"
-        assert sent[0] < IN_BETWEEN
+        assert sent[0] < total, "all of it was taken"
         if direction == "inward":
-            assert exactly(server, total) == chunk * (total // len(chunk))
+            assert exactly(server, total) == chunk * count
         else:
             got = bytearray()
             while len(got) < total:
                 got += wire._receive()
-            assert got == chunk * (total // len(chunk))
+            assert got == chunk * count
         sending.join()
 
 

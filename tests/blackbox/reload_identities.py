@@ -9,7 +9,6 @@ import pytest
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.metrics import wait_until
-from harness.patience import PATIENCE
 
 
 def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_path, targets):
@@ -61,5 +60,4 @@ def external(server, authority, pair):
         port=int(port),
         ssl_options=pika.SSLOptions(context, "localhost"),
         credentials=pika.credentials.ExternalCredentials(),
-        socket_timeout=PATIENCE,
     )

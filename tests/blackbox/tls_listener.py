@@ -47,7 +47,6 @@ def parameters(server, context, credentials=None, name="localhost"):
         port=port_of(server),
         ssl_options=pika.SSLOptions(context, name),
         credentials=credentials or pika.PlainCredentials("guest", "guest"),
-        socket_timeout=PATIENCE,
     )
 
 

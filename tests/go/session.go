@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	waitLimit = 30 * time.Second
+	waitLimit = 120 * time.Second
 	accepted  = "accepted"
 )
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from harness.child import Child, clean_environment
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, TEST_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CREDENTIALS = "guest:guest"
@@ -30,7 +30,11 @@ class Leveret:
         fixed = {"--amqp": amqp, "--http": "127.0.0.1:0"}
         addresses = [word for name, address in fixed.items() if name not in flags for word in (name, address)]
         argv = [program or binary(), "serve", *quiet, *addresses, *flags]
-        environment = clean_environment(**{"STATE_DIRECTORY": str(folder / "state"), **(env or {})})
+        defaults = {"STATE_DIRECTORY": str(folder / "state")}
+        if "--upstream" in flags:
+            # However long a broker takes to start again: a minute by default.
+            defaults["LEVERET_UPSTREAM_OUTAGE_MAX"] = f"{TEST_SECONDS}s"
+        environment = clean_environment(**(defaults | (env or {})))
         self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder)
         if wait:
             try:

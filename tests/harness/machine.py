@@ -14,7 +14,7 @@ from harness.child import clean_environment
 from harness.leveret import ROOT
 from harness.patience import PATIENCE
 
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = PATIENCE
 
 SPACES = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork"]
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def descriptors(count):
-    """Lets this process open as many descriptors, or what its hard limit allows, for the length of a `with`."""
+    """Lets this process, and children that it starts meanwhile, open as many descriptors, or what its hard limit allows, for
+    the length of a `with`; that is how many."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(count, most)), most))
+    allowed = max(limit, min(count, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
     try:
-        yield
+        yield allowed
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 

@@ -98,9 +98,9 @@ class Echo(Acceptor):
 
 
 def exactly(sock, count):
-    data = b""
+    data = bytearray()
     while len(data) < count:
-        more = sock.recv(count - len(data))
+        more = sock.recv(min(count - len(data), 65536))
         if not more:
             raise Closed
         data += more

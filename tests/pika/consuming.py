@@ -91,9 +91,14 @@ def prefetch_global(session):
         publish(channel, queue, *FIVE)
     channel.basic_qos(prefetch_count=3, global_qos=True)
     collectors = [Collector(channel, queue) for queue in queues]
-    wait_until(session.connection, lambda: sum(len(each.deliveries) for each in collectors) >= 3)
+
+    def delivered():
+        return sum(len(each.deliveries) for each in collectors)
+
+    wait_until(session.connection, lambda: delivered() >= 3)
     left = sum(ready(channel, queue) for queue in queues)
-    return {"delivered": sum(len(each.deliveries) for each in collectors), "ready": left}
+    wait_until(session.connection, lambda: delivered() >= len(queues) * len(FIVE) - left)
+    return {"delivered": delivered(), "ready": left}
 
 
 @scenario

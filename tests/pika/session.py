@@ -27,7 +27,7 @@ class Session:
 
     def parameters(self, **overrides):
         parameters = pika.URLParameters(self.uri)
-        parameters.socket_timeout = WAIT_SECONDS
+        parameters.socket_timeout = parameters.stack_timeout = WAIT_SECONDS
         for key, value in overrides.items():
             setattr(parameters, key, value)
         return parameters

@@ -359,10 +359,9 @@ impl Pool {
     /// Probes the brokers, in turn, by waiting for their first method; returns whether one answered.
     async fn probe(self: &Arc<Self>) -> bool {
         for endpoint in self.endpoints_in_order().await {
-            match upstream::probe(&endpoint, &self.config).await {
+            match self.ask(&endpoint).await {
                 Ok(properties) => {
                     *self.server_properties.lock() = Some(properties);
-                    self.endpoints.answers(&endpoint);
                     self.restore_soon();
                     return true;
                 }
@@ -375,6 +374,18 @@ impl Pool {
             }
         }
         false
+    }
+
+    /// Waits for a broker's first method, and records that it answers. Asks again if a connection there is lost meanwhile:
+    /// the reply may be older than the broker's end.
+    async fn ask(&self, endpoint: &Endpoint) -> Result<FieldTable, Refusal> {
+        loop {
+            let asked_at = self.endpoints.asked_at(endpoint);
+            let properties = upstream::probe(endpoint, &self.config).await?;
+            if self.endpoints.has_answered(endpoint, asked_at) {
+                return Ok(properties);
+            }
+        }
     }
 
     /// The broker's server-properties. Asks for them if no broker has sent them yet.
@@ -531,9 +542,10 @@ impl Pool {
         }
         drop(connections);
         self.free();
-        self.endpoints.closed(self, &upstream.endpoint);
-        if !expected {
-            self.endpoints.failed(self, &upstream.endpoint);
+        if expected {
+            self.endpoints.closed(self, &upstream.endpoint);
+        } else {
+            self.endpoints.lost(self, &upstream.endpoint);
             add(&self.counters.connections_lost, 1);
         }
         self.removed.notify_waiters();

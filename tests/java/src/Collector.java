@@ -41,10 +41,16 @@ final class Collector {
         return deliveries;
     }
 
-    /** Takes what has arrived, waiting a moment for more; false if there was nothing. */
-    boolean takeSome(int milliseconds) throws InterruptedException {
-        Delivery delivery = arriving.poll(milliseconds, TimeUnit.MILLISECONDS);
-        return delivery != null && deliveries.add(delivery);
+    /** Waits until there are at least so many deliveries to two of them together; returns how many there are. */
+    static int awaitBoth(Collector first, Collector second, int count) throws InterruptedException {
+        long deadline = System.nanoTime() + Session.WAIT_MILLISECONDS * 1_000_000L;
+        while (first.await(0).size() + second.await(0).size() < count) {
+            if (System.nanoTime() > deadline) {
+                throw new AssertionError("waited in vain");
+            }
+            Thread.sleep(10);
+        }
+        return first.deliveries.size() + second.deliveries.size();
     }
 
     String awaitCancel() throws InterruptedException {

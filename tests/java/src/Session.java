@@ -15,7 +15,7 @@ import java.util.Map;
 
 /** What every scenario is handed: connections to the target, names of its own, and ways to observe. */
 final class Session implements AutoCloseable {
-    static final int WAIT_MILLISECONDS = 30_000;
+    static final int WAIT_MILLISECONDS = 120_000;
     static final String ACCEPTED = "accepted";
 
     interface Action {

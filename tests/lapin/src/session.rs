@@ -31,7 +31,7 @@ pub(crate) const ACCEPTED: &str = "accepted";
 
 pub(crate) const FIVE: [&str; 5] = ["1", "2", "3", "4", "5"];
 
-const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(120);
 
 pub(crate) struct Session {
     uri: String,

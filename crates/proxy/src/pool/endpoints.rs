@@ -14,7 +14,6 @@ use tokio::sync::Notify;
 use super::{Pool, background};
 use crate::config::UpstreamAddress;
 use crate::resolver::Resolver;
-use crate::upstream;
 
 /// One address of a broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +55,14 @@ struct Known {
     answered: Option<bool>,
     /// Whether client declarations may exist there: set when it answers, cleared when they are counted as lost.
     has_state: bool,
+    /// Number of connections lost there, and of times that it was first found not to answer.
+    losses: u64,
 }
+
+/// When a broker was asked, as [`Known::losses`] was then. A reply may be on its way when the broker dies: it says nothing
+/// about a broker that has lost a connection since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AskedAt(u64);
 
 /// Whether a broker would answer a client that comes now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +90,17 @@ impl Known {
     fn set_answered(&mut self) {
         self.answered = Some(true);
         self.has_state = true;
+    }
+
+    /// It does not answer, or has lost a connection. Returns whether that is new: however many callers find out at once, it
+    /// counts as one failure.
+    fn mark_down(&mut self) -> bool {
+        let is_new = !self.down;
+        if is_new {
+            self.losses += 1;
+            self.count_failure();
+        }
+        is_new
     }
 
     fn count_failure(&mut self) {
@@ -206,6 +223,7 @@ impl Endpoints {
                         down: false,
                         answered: None,
                         has_state: false,
+                        losses: 0,
                     });
                 }
             }
@@ -220,10 +238,10 @@ impl Endpoints {
     /// A connection is open there.
     pub(super) fn opened(&self, endpoint: &Endpoint) {
         self.with(endpoint, |known| known.connections += 1);
-        self.answers(endpoint);
+        self.answers_if(endpoint, |_| true);
     }
 
-    /// A connection there has ended.
+    /// A connection there was closed.
     pub(super) fn closed(&self, pool: &Pool, endpoint: &Endpoint) {
         let is_lost = self.with(endpoint, |known| {
             known.connections = known.connections.saturating_sub(1);
@@ -234,16 +252,51 @@ impl Endpoints {
         }
     }
 
-    /// It has answered.
-    pub(super) fn answers(&self, endpoint: &Endpoint) {
-        let was_down = self.with(endpoint, |known| {
-            known.set_answered();
-            std::mem::take(&mut known.down)
+    /// A connection there was lost. Probes it in the background until it answers.
+    pub(super) fn lost(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
+        // At once, so that nobody takes a broker without connections for one that answers.
+        let change = |known: &mut Known| {
+            known.connections = known.connections.saturating_sub(1);
+            known.losses += 1;
+            (known.mark_down(), known.loses_state())
+        };
+        let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
+        if is_lost {
+            pool.topologies.lost_all();
+        }
+        if is_new {
+            background::run(heal(Arc::downgrade(pool), endpoint.clone()));
+        }
+    }
+
+    /// Called before it is asked whether it answers.
+    pub(super) fn asked_at(&self, endpoint: &Endpoint) -> AskedAt {
+        AskedAt(self.with(endpoint, |known| known.losses).unwrap_or_default())
+    }
+
+    /// It has answered when it was asked. Returns false, and changes nothing, if it has lost a connection since.
+    pub(super) fn has_answered(&self, endpoint: &Endpoint, asked_at: AskedAt) -> bool {
+        self.answers_if(endpoint, |known| known.losses == asked_at.0)
+    }
+
+    /// Records that it answers, if the condition holds. Returns false otherwise.
+    fn answers_if(&self, endpoint: &Endpoint, so: impl FnOnce(&Known) -> bool) -> bool {
+        let changed = self.with(endpoint, |known| {
+            let is_so = so(known);
+            if is_so {
+                known.set_answered();
+            }
+            (is_so, is_so && std::mem::take(&mut known.down))
         });
-        if was_down == Some(true) {
+        // One that its name does not resolve to any more is not recorded.
+        let (is_so, was_down) = changed.unwrap_or((true, false));
+        if was_down {
             tracing::info!(%endpoint, "upstream answers again");
         }
-        self.healed.notify_waiters();
+        if is_so {
+            self.healed.notify_waiters();
+        }
+        is_so
     }
 
     /// It has answered, but not let any client in yet: it may still lose those that come.
@@ -304,17 +357,9 @@ impl Endpoints {
         self.known.lock().iter().any(|known| known.is_in_use() || known.answered == Some(true))
     }
 
-    /// Records that it does not answer, or lost a connection. Probes it in the background until it answers.
+    /// Records that it does not answer. Probes it in the background until it does.
     pub(super) fn failed(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
-        // However many callers find out at once, it counts as one failure.
-        let is_new = self.with(endpoint, |known| {
-            let is_new = !known.down;
-            if is_new {
-                known.count_failure();
-            }
-            is_new
-        });
-        if is_new == Some(true) {
+        if self.with(endpoint, Known::mark_down) == Some(true) {
             background::run(heal(Arc::downgrade(pool), endpoint.clone()));
         }
     }
@@ -376,11 +421,8 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
         if pool.draining.load(Ordering::Acquire) {
             return;
         }
-        match upstream::probe(&endpoint, &pool.config).await {
-            Ok(_) => {
-                pool.endpoints.answers(&endpoint);
-                return pool.restore_soon();
-            }
+        match pool.ask(&endpoint).await {
+            Ok(_) => return pool.restore_soon(),
             Err(error) => {
                 pool.endpoints.with(&endpoint, Known::count_failure);
                 if pool.endpoints.is_unheard(&pool, &endpoint) {

@@ -16,7 +16,7 @@ use proxy::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Protocol, Stream};
 
@@ -98,6 +98,8 @@ pub(crate) struct Manners {
     pub(crate) channel_max: u16,
     /// Logins that are left without a reply, until the value changes.
     pub(crate) stalled: watch::Sender<Stalled>,
+    /// The next client is greeted once this is sent; later ones are greeted at once.
+    pub(crate) greeting_waits_for: Mutex<Option<oneshot::Receiver<()>>>,
     /// Clients that were greeted, whether they logged in or not.
     pub(crate) greetings: AtomicUsize,
     /// Logins seen, refused ones included.
@@ -123,6 +125,7 @@ impl Default for Manners {
             frame_max: 131_072,
             channel_max: 100,
             stalled: watch::Sender::new(Stalled::Nobodys),
+            greeting_waits_for: Mutex::new(None),
             greetings: AtomicUsize::new(0),
             logins: AtomicUsize::new(0),
             proofs: AtomicUsize::new(0),
@@ -421,6 +424,10 @@ pub(crate) async fn handshake(
         locales: b"en_US",
     };
     write_method(&mut out, 0, start);
+    let waits_for = manners.greeting_waits_for.lock().take();
+    if let Some(waits_for) = waits_for {
+        waits_for.await.ok()?;
+    }
     manners.greetings.fetch_add(1, Ordering::SeqCst);
     stream.write_all(&out).await.ok()?;
     let start_ok = read_frame(stream).await?;

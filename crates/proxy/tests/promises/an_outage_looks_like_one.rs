@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use proxy::Pool;
+use tokio::sync::oneshot;
 
-use crate::common::{Broker, Client, Manners, soon, until};
+use crate::common::{Broker, Client, Manners, all_is_quiet, soon, until};
 
 #[tokio::test(start_paused = true)]
 async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
@@ -36,6 +37,27 @@ async fn s7_a_lost_connection_alone_is_no_outage() {
     until("the lost connection", || pool.metrics().connections_lost == 1).await;
     assert!(soon("an answer", pool.ask_answers()).await);
     assert_eq!(pool.answers(), Some(true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn s7_a_reply_that_is_older_than_the_outage_does_not_hide_it() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let (greet, waits_for) = oneshot::channel();
+    *broker.manners.greeting_waits_for.lock() = Some(waits_for);
+    let asking = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.check().await }
+    });
+    all_is_quiet().await;
+    let _client = Client::connect(&pool).await;
+    let upstream = broker.next_connection().await;
+    broker.go_away().await;
+    drop(upstream);
+    until("the lost connection", || pool.metrics().connections_lost == 1).await;
+    greet.send(()).unwrap();
+    assert!(!soon("an answer", asking).await.unwrap());
+    assert_eq!(pool.answers(), Some(false));
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,6 +54,11 @@ impl PublisherConfirms {
         self.settled + self.waiting.len() as u64
     }
 
+    /// The verdicts on the messages that were not reported yet, in their order; `None` for those without one.
+    pub(crate) fn verdicts(&self) -> impl Iterator<Item = Option<Confirmed>> {
+        self.waiting.iter().copied()
+    }
+
     /// Number of messages up to which all are settled.
     pub(crate) fn settled(&self) -> u64 {
         self.settled

@@ -76,8 +76,27 @@ async fn those_that_answer_come_first_and_of_them_the_least_used() {
     endpoints.failed(&pool, by_port(3));
     assert_eq!(ports(&endpoints, &configured).await, [2, 1, 3]);
     assert_eq!(endpoints.count(), (3, 1));
-    endpoints.answers(by_port(3));
+    assert!(endpoints.has_answered(by_port(3), endpoints.asked_at(by_port(3))));
     assert_eq!(ports(&endpoints, &configured).await[0], 3);
+}
+
+#[tokio::test]
+async fn a_reply_from_before_a_loss_is_no_answer() {
+    let (_, endpoints) = Names::new(&[1]);
+    let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    let before = endpoints.asked_at(&endpoint);
+    endpoints.opened(&endpoint);
+    endpoints.opened(&endpoint);
+    assert!(endpoints.has_answered(&endpoint, before));
+    for left in [Reach::Answers, Reach::Unknown] {
+        let before = endpoints.asked_at(&endpoint);
+        endpoints.lost(&pool, &endpoint);
+        assert!(!endpoints.has_answered(&endpoint, before));
+        assert_eq!((endpoints.reach(), endpoints.count()), (left, (1, 1)));
+    }
+    assert!(endpoints.has_answered(&endpoint, endpoints.asked_at(&endpoint)));
+    assert_eq!((endpoints.reach(), endpoints.count()), (Reach::Answers, (1, 0)));
 }
 
 #[tokio::test]

@@ -84,8 +84,11 @@ impl Farewell {
         let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched, .. } = self;
         let settled = uplink.settle(|event| note(&mut left, event));
         // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
-        // has not confirmed are published again by their client.
-        let _ = tokio::time::timeout(SETTLE_TIMEOUT, settled).await;
+        // has not confirmed are published again by their client. RabbitMQ may have lost them: a channel that is closed forgets
+        // what a queue without a leader has not taken, while the record of it is in another queue.
+        if tokio::time::timeout(SETTLE_TIMEOUT, settled).await.is_err() {
+            let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.revoke_unconfirmed()).await;
+        }
         if watched.as_ref().and_then(Watched::taken).is_none() {
             // If one has a consumer by now, that is the client's connection elsewhere.
             for queue in deletes {

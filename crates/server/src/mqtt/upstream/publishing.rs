@@ -258,6 +258,26 @@ impl PublishingChannel {
     pub(super) fn unconfirmed(&self) -> usize {
         self.unconfirmed.len()
     }
+
+    /// The packet identifiers of the messages with a record that the upstream has not confirmed.
+    pub(super) fn unconfirmed_recorded(&self) -> impl Iterator<Item = u16> {
+        self.verdicts().filter_map(|(message, verdict)| match message {
+            PublishedMessage::BeforeRecord(packet_id) if verdict != Some(Confirmed::Acked) => Some(packet_id),
+            _ => None,
+        })
+    }
+
+    /// Whether the upstream has answered all records that were published without a message.
+    pub(super) fn has_answered_records(&self) -> bool {
+        !self
+            .verdicts()
+            .any(|(message, verdict)| matches!(message, PublishedMessage::Record(_)) && verdict.is_none())
+    }
+
+    /// The unconfirmed messages with what the upstream has said of each.
+    fn verdicts(&self) -> impl Iterator<Item = (PublishedMessage, Option<Confirmed>)> {
+        self.unconfirmed.iter().copied().zip(self.confirms.verdicts())
+    }
 }
 
 fn verdict_on(packet_id: u16, is_published: bool) -> Then {

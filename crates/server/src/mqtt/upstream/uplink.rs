@@ -273,6 +273,18 @@ impl Uplink {
         self.until(|uplink| uplink.is_settled() && uplink.is_stopped(), each).await
     }
 
+    /// Revokes the records of messages that the upstream has not confirmed, and waits until that is confirmed: the next
+    /// connection of the client must not take them for messages that the upstream has.
+    ///
+    /// # Errors
+    /// As [`Self::settle`].
+    pub(super) async fn revoke_unconfirmed(&mut self) -> Result<(), Fault> {
+        let UplinkChannels { publishing, refused, .. } = &mut self.channels;
+        refused.extend(publishing.unconfirmed_recorded());
+        // Their answers come too late to be told.
+        self.until(|uplink| uplink.channels.publishing.has_answered_records(), drop).await
+    }
+
     /// Waits until all requests have been answered.
     ///
     /// # Errors

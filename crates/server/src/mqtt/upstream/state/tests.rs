@@ -284,6 +284,23 @@ fn a_message_is_accepted_though_its_record_is_refused() {
     assert_eq!(link.events, ["Opened", "Unrecorded", "1 accepted"]);
 }
 
+#[tokio::test]
+async fn the_next_connection_does_not_take_a_message_that_was_never_confirmed_for_one_that_it_has() {
+    let mut world = World::new();
+    let mut link = world.link();
+    link.open(&[]);
+    link.publish(1, 10);
+    link.settle();
+    link.publish(2, 20);
+    // Its answer has not been read.
+    assert!(!link.uplink.is_settled());
+    link.uplink.revoke_unconfirmed().await.unwrap();
+    link.leave();
+    let (mut next, session) = world.resumed();
+    assert_eq!(session.received().collect::<Vec<_>>(), [1]);
+    assert_eq!(next.uplink.state().digest(2), None);
+}
+
 #[test]
 fn the_next_connection_does_not_take_a_refused_message_for_one_that_it_has() {
     let mut world = World::new();
