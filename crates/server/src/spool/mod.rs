@@ -59,8 +59,8 @@ use self::session::SpoolingSession;
 /// Interval at which the age of the oldest message is compared with the limit.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An upstream that has not decided about a login in this time counts as one that cannot be asked, if the spool knows the login:
-/// the Java client waits 5 seconds for a whole handshake.
+/// An upstream that has not decided about a login in this time counts as one that cannot be asked, if the spool knows the
+/// login: the Java client waits 5 seconds for a whole handshake.
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// The rules of a spool, and its limits.
