@@ -25,6 +25,7 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
         anonymous_user: config.mqtt_anonymous_user.0.clone(),
         queue_max: config.mqtt_queue_max.0,
         settings: Arc::new(MqttSettings {
+            in_flight: config.mqtt_prefetch,
             maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),
             tells_session_expiry: config.compatibility.tells_mqtt_session_expiry(),

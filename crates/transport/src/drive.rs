@@ -237,8 +237,8 @@ where
     }
 
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
-        // Registered before the outbox is looked at, so that no append in between is missed.
-        self.outbox.register(cx);
+        // Before the outbox is looked at, so that no append in between is missed.
+        self.outbox.begin_turn(cx);
         loop {
             let mut progress = false;
             // Nudges come first: they may produce bytes, which then leave with the others in one write.
@@ -281,8 +281,9 @@ where
             if let Poll::Ready(ended) = self.poll_deadline(cx, &mut progress) {
                 return Poll::Ready(Step::Ended(ended));
             }
-            // Everything above has then registered its waker.
-            if !progress {
+            // Everything above has then registered its waker. While the socket takes no more, the outbox is not re-armed: it is
+            // looked at again when the socket does.
+            if !progress && (!self.writing.is_empty() || self.outbox.end_turn()) {
                 return Poll::Pending;
             }
             if work::is_turn_nearly_over() {

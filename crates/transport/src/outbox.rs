@@ -37,7 +37,7 @@ pub struct Outbox {
 #[derive(Debug, Default)]
 struct Inner {
     buf: OutBuf,
-    /// The connection's task has been woken, or is busy writing, and will look here again by itself.
+    /// The connection's task has been woken, or is in its turn or busy writing, and will look here again by itself.
     scheduled: bool,
     /// The connection has ended: appended bytes are discarded.
     closed: bool,
@@ -148,11 +148,16 @@ impl Outbox {
     /// As [`Self::read_all`], appending to `bytes`.
     pub(crate) fn read_into(&self, bytes: &mut Vec<u8>) {
         let mut taken = OutBuf::default();
-        while self.take(&mut taken) {
-            let len = taken.len();
-            taken.copy_to(bytes);
-            taken = OutBuf::default();
-            self.written(len);
+        loop {
+            while self.take(&mut taken) {
+                let len = taken.len();
+                taken.copy_to(bytes);
+                taken = OutBuf::default();
+                self.written(len);
+            }
+            if self.end_turn() {
+                return;
+            }
         }
     }
 
@@ -168,24 +173,38 @@ impl Outbox {
             && self.starved.swap(0, Ordering::AcqRel) > 0
     }
 
+    /// Begins a turn of the connection's task: until [`Self::end_turn`] the task looks for bytes by itself, so that those which
+    /// it appends do not wake it a second time.
+    pub(crate) fn begin_turn(&self, context: &Context<'_>) {
+        // Registered first: bytes that are appended before the next line, and whose wake-up still goes to an earlier waker, are
+        // found in this turn.
+        self.register(context);
+        self.inner.lock().scheduled = true;
+    }
+
+    /// Ends the turn, and re-arms the wake-up; returns false if bytes have been appended that are to be written first.
+    pub(crate) fn end_turn(&self) -> bool {
+        let mut inner = self.inner.lock();
+        inner.scheduled = !inner.buf.is_empty();
+        !inner.scheduled
+    }
+
     pub(crate) fn register(&self, context: &Context<'_>) {
         let waker: &Waker = context.waker();
         self.waker.register(waker);
     }
 
-    /// Moves the gathered bytes into the writer's empty `taken`, whose memory serves the next burst. Returns false, and
-    /// re-arms the wake-up, when there are none.
+    /// Moves the gathered bytes into the writer's empty `taken`, whose memory serves the next burst. Returns false when
+    /// there are none.
     pub(crate) fn take(&self, taken: &mut OutBuf) -> bool {
         debug_assert!(taken.is_empty());
         let mut inner = self.inner.lock();
         if inner.buf.is_empty() {
-            inner.scheduled = false;
             inner.buf.release();
             drop(inner);
             taken.release();
             return false;
         }
-        inner.scheduled = true;
         std::mem::swap(&mut inner.buf, taken);
         true
     }
@@ -250,6 +269,31 @@ mod tests {
         assert!(outbox.has_room());
         assert_eq!(outbox.sent(), 10);
         assert!(!outbox.take(&mut taken));
+    }
+
+    #[test]
+    fn what_is_appended_in_the_turn_of_its_task_wakes_nobody() {
+        struct Wakes(AtomicU64);
+        impl std::task::Wake for Wakes {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        let wakes = Arc::new(Wakes(AtomicU64::new(0)));
+        let woken = || wakes.0.load(std::sync::atomic::Ordering::Relaxed);
+        let (outbox, mut taken) = (Outbox::new(10), OutBuf::default());
+        let say = || outbox.append(|buf| buf.tail().push(b'x'));
+        outbox.begin_turn(&Context::from_waker(&Waker::from(Arc::clone(&wakes))));
+        say();
+        assert!(outbox.take(&mut taken));
+        say();
+        assert!(!outbox.end_turn(), "there is something to write");
+        taken.advance(1);
+        assert!(outbox.take(&mut taken));
+        assert_eq!((outbox.end_turn(), woken()), (true, 0));
+        say();
+        say();
+        assert_eq!(woken(), 1);
     }
 
     #[test]

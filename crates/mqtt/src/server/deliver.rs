@@ -20,14 +20,19 @@ pub enum Undeliverable {
 }
 
 impl ServerConnection {
-    /// The number of further messages of QoS 1 and 2 that may be sent now: up to the client's Receive Maximum
-    /// or the server's own limit, whichever is lower.
+    /// The most messages of QoS 1 and 2 that may be in flight to the client: its Receive Maximum or the server's own
+    /// limit, whichever is lower.
+    pub fn window(&self) -> u16 {
+        self.core.window()
+    }
+
+    /// The number of further messages of QoS 1 and 2 that may be sent now, within [`Self::window`].
     pub fn room(&self) -> usize {
         let core = &self.core;
         if !self.is_connected() || core.session.outgoing.unsent() > 0 {
             return 0;
         }
-        core.window().saturating_sub(core.session.outgoing.sent())
+        usize::from(core.window()).saturating_sub(core.session.outgoing.sent())
     }
 
     /// Sends a message. At QoS 1 and 2 it gets a packet identifier, which is returned, and is stored until the
@@ -115,13 +120,13 @@ impl ServerConnection {
 }
 
 impl Core {
-    fn window(&self) -> usize {
-        usize::from(self.receive_maximum.min(self.settings.in_flight))
+    fn window(&self) -> u16 {
+        self.receive_maximum.min(self.settings.in_flight)
     }
 
     /// Sends messages that were in flight when the last connection ended (section 4.4), as far as the window allows.
     pub(super) fn send_again(&mut self, out: &mut impl Output) {
-        let window = self.window();
+        let window = usize::from(self.window());
         while self.session.outgoing.sent() < window
             && let Some(entry) = self.session.outgoing.next_unsent()
         {

@@ -11,6 +11,8 @@ pub struct Outgoing {
     entries: VecDeque<InFlight>,
     /// The packet identifier given last.
     last_id: u16,
+    /// How many identifiers behind `last_id` are known to be free.
+    free_ids: u16,
     /// Entries at the end of the queue that were not sent again since the client reconnected.
     unsent: usize,
 }
@@ -62,33 +64,56 @@ impl Outgoing {
     /// Adds a message that is being sent, and assigns an identifier. There must be room.
     pub(crate) fn add(&mut self, tag: u64, message: OutgoingMessage) -> u16 {
         debug_assert!(self.unsent == 0 && self.entries.len() < usize::from(u16::MAX));
-        loop {
-            self.last_id = self.last_id.checked_add(1).unwrap_or(1);
-            if !self.entries.iter().any(|entry| entry.packet_id == self.last_id) {
-                break;
-            }
+        while self.free_ids == 0 {
+            self.find_free_ids();
         }
+        self.free_ids -= 1;
+        self.last_id = next_id(self.last_id);
         let entry = InFlight { packet_id: self.last_id, tag, stage: Stage::Published(message) };
         self.entries.push_back(entry);
         self.last_id
     }
 
+    /// Sets `free_ids`. If the next identifier is used, it is skipped. Identifiers are given in ascending order, so that the
+    /// entries are looked at once for very many messages.
+    fn find_free_ids(&mut self) {
+        let last = self.last_id;
+        let distances = self.entries.iter().map(|entry| distance(last, entry.packet_id));
+        // From the last identifier to itself it is the longest way.
+        self.free_ids = distances.min().unwrap_or(u16::MAX) - 1;
+        if self.free_ids == 0 {
+            self.last_id = next_id(last);
+        }
+    }
+
     /// Restores an entry that was on disk.
     pub(super) fn restore(&mut self, entry: InFlight) {
-        self.last_id = entry.packet_id;
+        (self.last_id, self.free_ids) = (entry.packet_id, 0);
         self.entries.push_back(entry);
         self.unsent += 1;
     }
 
     pub(crate) fn find(&mut self, packet_id: u16) -> Option<&mut InFlight> {
+        let at = self.position(packet_id)?;
+        self.entries.get_mut(at)
+    }
+
+    /// The index of a message that was sent. Nearly always the entries have identifiers without gaps, and the first one is
+    /// acknowledged first.
+    fn position(&self, packet_id: u16) -> Option<usize> {
         let sent = self.sent();
-        self.entries.iter_mut().take(sent).find(|entry| entry.packet_id == packet_id)
+        let has_id = |at: usize| self.entries.get(at).is_some_and(|entry| entry.packet_id == packet_id);
+        let first = self.entries.front()?.packet_id;
+        let guess = if first == packet_id { 0 } else { usize::from(distance(first, packet_id)) };
+        if guess < sent && has_id(guess) {
+            return Some(guess);
+        }
+        (0..sent).find(|at| has_id(*at))
     }
 
     /// Removes a message that is complete.
     pub(crate) fn remove(&mut self, packet_id: u16) -> Option<InFlight> {
-        // It is nearly always the first.
-        let at = self.entries.iter().take(self.sent()).position(|entry| entry.packet_id == packet_id)?;
+        let at = self.position(packet_id)?;
         self.entries.remove(at)
     }
 
@@ -120,4 +145,14 @@ impl Outgoing {
         self.unsent = self.entries.len();
         dropped
     }
+}
+
+/// The identifier after another; 0 is none.
+fn next_id(id: u16) -> u16 {
+    id.checked_add(1).unwrap_or(1)
+}
+
+/// How many steps of [`next_id`] lead from one identifier to another: at least one, and [`u16::MAX`] to itself.
+fn distance(from: u16, to: u16) -> u16 {
+    if to > from { to - from } else { u16::MAX - (from - to) }
 }

@@ -89,6 +89,28 @@ fn identifiers_in_use_are_passed_over() {
 }
 
 #[test]
+fn messages_are_found_in_whatever_order_they_are_acknowledged() {
+    const WINDOW: u16 = 300;
+    let mut outgoing = Outgoing::default();
+    let mut ids: Vec<u16> = Vec::new();
+    // Three times around all identifiers, which are acknowledged from the front, from the back, and in between.
+    for tag in 0..200_000u64 {
+        let id = outgoing.add(tag, message(QoS::AtLeastOnce));
+        assert!(id != 0 && !ids.contains(&id), "{id}");
+        ids.push(id);
+        if ids.len() == usize::from(WINDOW) {
+            for at in [0, 0, 0, ids.len() - 4, 7, 150, 0] {
+                let id = ids.remove(at);
+                assert_eq!(outgoing.find(id).map(|entry| entry.packet_id), Some(id));
+                assert_eq!(outgoing.remove(id).map(|entry| entry.packet_id), Some(id));
+                assert!(outgoing.find(id).is_none() && outgoing.remove(id).is_none());
+            }
+        }
+    }
+    assert!(outgoing.iter().map(|entry| entry.packet_id).eq(ids));
+}
+
+#[test]
 fn a_session_without_messages_is_small() {
     assert!(size_of::<Session>() <= 120, "{}", size_of::<Session>());
 }

@@ -101,7 +101,7 @@ impl MqttClient {
         };
         // Checked first, so that no queue is created that the user may not bind.
         self.authorised.check_bind_queue(&binding)?;
-        let declared = self.attach(&name, kind)?;
+        let declared = self.attach(&name, kind, engine)?;
         let bound = self.authorised.bind_queue(self.session_id, &binding)?;
         Ok(Some(declared.max(bound)))
     }
@@ -111,7 +111,7 @@ impl MqttClient {
     }
 
     /// Declares a queue and consumes from it, unless that was done before.
-    fn attach(&mut self, name: &str, kind: SourceKind) -> Result<Ticket, BrokerError> {
+    fn attach(&mut self, name: &str, kind: SourceKind, engine: &Engine) -> Result<Ticket, BrokerError> {
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
             // A shared subscription may get new options.
@@ -135,7 +135,7 @@ impl MqttClient {
             Some(queue) => (queue, Ticket::default()),
             None => self.declare(name, kind)?,
         };
-        self.consume(&queue, kind)?;
+        self.consume(&queue, kind, engine.window())?;
         Ok(ticket)
     }
 
@@ -196,9 +196,9 @@ impl MqttClient {
         }
     }
 
-    fn consume(&mut self, queue: &Arc<Queue>, kind: SourceKind) -> Result<(), BrokerError> {
+    fn consume(&mut self, queue: &Arc<Queue>, kind: SourceKind, window: u16) -> Result<(), BrokerError> {
         let no_ack = kind == SourceKind::Own(Class::Qos0);
-        let limit = (!no_ack).then(|| usize::from(self.hub.config.settings.in_flight));
+        let limit = (!no_ack).then(|| usize::from(window));
         let tag = self.vhost().compatibility().mqtt_consumer_tag().unwrap_or(&self.owner.client_id);
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -298,7 +298,7 @@ impl MqttClient {
                 && self.vhost().queue(self.session_id, &name).is_ok()
             {
                 // Consumes the messages that an earlier version has queued for the group.
-                self.attach(&name, SourceKind::Shared(subscription))?;
+                self.attach(&name, SourceKind::Shared(subscription), engine)?;
             }
         }
         // Messages from before all its subscriptions were changed to QoS 0 still belong to the client.
@@ -309,7 +309,7 @@ impl MqttClient {
                 .queue(self.session_id, &name)
                 .is_ok_and(|queue| lasts(&queue, SourceKind::Own(class)))
             {
-                self.attach(&name, SourceKind::Own(class))?;
+                self.attach(&name, SourceKind::Own(class), engine)?;
             }
         }
         Ok(())

@@ -21,7 +21,8 @@ use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::session::Then;
 
 /// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it,
-/// and one that meets an upstream without answers is not to wait for longer than for its own login.
+/// and one that meets an upstream without answers is not to wait for longer than for its own login. As long again for records that are
+/// revoked.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The work that is left.

@@ -210,9 +210,8 @@ impl UpstreamSession {
         if let Err(fault) = answer {
             return self.group_refused(&name, fault, engine);
         }
-        let window = self.window();
         let Some(group) = self.groups.groups.get_mut(&name) else { return };
-        let consumer = self.uplink.consume_shared(&name, window);
+        let consumer = self.uplink.consume_shared(&name, engine.window());
         group.stage = GroupStage::Opening(consumer);
         self.groups.consumers.insert(consumer, name);
         self.outbox.nudge();

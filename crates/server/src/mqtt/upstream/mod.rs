@@ -48,6 +48,7 @@ mod subscribing;
 mod takeover;
 #[cfg(test)]
 mod tests;
+mod unacked;
 mod uplink;
 mod ways;
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use amqp::method::{basic, channel};
 use amqp::{Fault, Method};
 
+use super::unacked::UnackedTags;
 use crate::upstream::client::{AmqpClient, ContentMethod, ReceivedMessage, announced};
 
 /// The channel's number.
@@ -53,6 +54,7 @@ pub(super) struct SessionConsumer {
     arrived: VecDeque<QueuedMessage>,
     /// Bytes of those.
     bytes: usize,
+    unacked: UnackedTags,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +80,8 @@ impl SessionConsumer {
     /// Stops, and returns all messages that are not acknowledged to the queue. They are there, in their order, when nobody
     /// consumes from it, and when [`Self::is_stopped`].
     pub(super) fn stop(&mut self, client: &mut AmqpClient) {
-        (self.arrived, self.bytes) = (VecDeque::new(), 0);
+        self.send(client);
+        (self.arrived, self.bytes, self.unacked) = Default::default();
         if self.state == ConsumerState::Consuming {
             client.close_channel(CONSUMING);
             self.state = ConsumerState::Closing;
@@ -90,10 +93,15 @@ impl SessionConsumer {
         self.state == ConsumerState::None
     }
 
-    /// Acknowledges a message upstream.
-    pub(super) fn acknowledge(&self, client: &mut AmqpClient, delivery_tag: u64) {
+    /// Acknowledges a message upstream, with the next [`Self::send`].
+    pub(super) fn acknowledge(&mut self, delivery_tag: u64) {
+        self.unacked.acknowledge(delivery_tag);
+    }
+
+    /// Sends the acknowledgements that are due.
+    pub(super) fn send(&mut self, client: &mut AmqpClient) {
         if self.state == ConsumerState::Consuming {
-            client.send(CONSUMING, basic::Ack { delivery_tag, multiple: false });
+            self.unacked.take_due(|ack| client.send(CONSUMING, ack));
         }
     }
 
@@ -123,6 +131,7 @@ impl SessionConsumer {
             && let Some(message) = QueuedMessage::of(message)
         {
             self.bytes += message.bytes();
+            self.unacked.delivered(message.delivery_tag);
             self.arrived.push_back(message);
         }
     }

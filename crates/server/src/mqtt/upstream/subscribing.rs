@@ -237,7 +237,7 @@ impl UpstreamSession {
         });
         if self.queue.state == QueueState::Declared(number) {
             self.queue.state = if refused.is_none() { QueueState::There } else { QueueState::Absent };
-            self.consume();
+            self.consume(engine);
         }
         match self.pending.answered(number, refused) {
             Some(SubscribeOutcome::Granted { subscribed, packet }) => {
@@ -322,10 +322,9 @@ impl UpstreamSession {
     }
 
     /// Consumes from the session's queue, if it is there.
-    fn consume(&mut self) {
+    fn consume(&mut self, engine: &Engine) {
         if self.queue.is_there() {
-            let (queue, window) = (self.queue.name.clone(), self.window());
-            self.uplink.consume(&queue, window);
+            self.uplink.consume(&self.queue.name, engine.window());
             self.outbox.nudge();
         }
     }
@@ -350,6 +349,6 @@ impl UpstreamSession {
             }
         }
         self.pending.set_restored();
-        self.consume();
+        self.consume(engine);
     }
 }

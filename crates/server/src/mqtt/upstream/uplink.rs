@@ -131,9 +131,9 @@ impl Uplink {
         self.channels.consumer.start(&mut self.client, queue, window);
     }
 
-    /// Acknowledges a message from the session's queue.
+    /// Acknowledges a message from the session's queue, in the next turn.
     pub(super) fn acknowledge(&mut self, delivery_tag: u64) {
-        self.channels.consumer.acknowledge(&mut self.client, delivery_tag);
+        self.channels.consumer.acknowledge(delivery_tag);
     }
 
     /// The consumer of the session's queue.
@@ -197,6 +197,7 @@ impl Uplink {
         loop {
             self.channels.revoke_refused(&mut self.client, now);
             self.channels.requests.send(&mut self.client);
+            self.channels.consumer.send(&mut self.client);
             self.channels.groups.send(&mut self.client);
             let is_settled = self.channels.publishing.unconfirmed() == 0;
             let failed = self.channels.state.send(&mut self.client, is_settled, now);
@@ -280,7 +281,11 @@ impl Uplink {
     /// As [`Self::settle`].
     pub(super) async fn revoke_unconfirmed(&mut self) -> Result<(), Fault> {
         let UplinkChannels { publishing, refused, .. } = &mut self.channels;
+        let before = refused.len();
         refused.extend(publishing.unconfirmed_recorded());
+        if refused.len() == before {
+            return Ok(());
+        }
         // Their answers come too late to be told.
         self.until(|uplink| uplink.channels.publishing.has_answered_records(), drop).await
     }
@@ -313,6 +318,7 @@ impl Uplink {
     /// Ends the connection upstream: what was published is still passed on.
     pub(super) fn end(&mut self, now: Instant) {
         self.channels.requests.send(&mut self.client);
+        self.channels.consumer.send(&mut self.client);
         self.client.end(now);
     }
 }
