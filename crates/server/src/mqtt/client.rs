@@ -444,7 +444,7 @@ impl MqttSession for MqttClient {
         self.waiting.is_empty()
     }
 
-    fn handle_nudge(&mut self, _engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
+    fn handle_nudge(&mut self) -> Option<ReasonCode> {
         if self.claim.is_superseded() && !self.vhost().is_gone() {
             return Some(ReasonCode::SessionTakenOver);
         }

@@ -458,7 +458,7 @@ impl ProtocolState for MqttConnection {
         self.advance(now);
         let MqttPhase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
-        if let Some(reason) = client.handle_nudge(&mut self.engine, now) {
+        if let Some(reason) = client.handle_nudge() {
             return self.disconnect(reason);
         }
         if self.core.take_close_reason().is_some() {

@@ -51,8 +51,8 @@ pub(super) trait MqttSession: Send {
     fn has_room(&self) -> bool;
     /// Whether everything that was asked has been answered.
     fn is_settled(&self) -> bool;
-    /// Called after the outbox was nudged. Returns the reason if the connection has to end.
-    fn handle_nudge(&mut self, engine: &mut Engine, now: Instant) -> Option<ReasonCode>;
+    /// Called after the outbox was nudged; unless the connection has to end, whose reason is returned, [`Self::flush`] follows.
+    fn handle_nudge(&mut self) -> Option<ReasonCode>;
     /// The latest time at which to call [`MqttSession::handle_nudge`], if nothing nudges the outbox before.
     fn next_deadline(&self) -> Option<Instant> {
         None

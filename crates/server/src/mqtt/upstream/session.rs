@@ -189,11 +189,6 @@ impl UpstreamSession {
         expires.map(|expires| expires.min(MAX_EXPIRES))
     }
 
-    /// The window of messages that the client has not acknowledged.
-    pub(super) fn window(&self) -> u16 {
-        self.hub.config.settings.in_flight
-    }
-
     fn is_upstream_gone(&self) -> bool {
         matches!(&self.shared.backend, Backend::Upstream(pool) if !pool.is_reachable())
     }
@@ -389,11 +384,10 @@ impl MqttSession for UpstreamSession {
                 && self.answers.is_empty())
     }
 
-    fn handle_nudge(&mut self, engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
+    fn handle_nudge(&mut self) -> Option<ReasonCode> {
         if self.claim.is_superseded() {
             return Some(ReasonCode::SessionTakenOver);
         }
-        self.take_turn(engine);
         self.end
     }
 
