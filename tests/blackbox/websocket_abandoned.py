@@ -2,13 +2,13 @@
 many there are at a time (make capacity)."""
 
 import os
-import resource
 import socket
 
 from harness.child import resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
+from harness.process import descriptors
 from harness.websocket import WebSocketWire
 
 COUNT = int(os.environ.get("LEVERET_ABANDONED", "5000"))
@@ -36,10 +36,8 @@ def gone(server, count):
 
 
 def test_connections_that_send_nothing_leave_memory_where_it_was(tmp_path):
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    count = min(COUNT, most - SPARE)
-    with leveret(tmp_path, "--ws", "127.0.0.1:0", "--log", "warn") as server:
+    with descriptors(COUNT + SPARE) as most, leveret(tmp_path, "--ws", "127.0.0.1:0", "--log", "warn") as server:
+        count = min(COUNT, most - SPARE)
         # What is allocated once, whatever the number of connections, is no leak.
         for _ in range(20):
             with WebSocketWire(server.ws_port) as warm_up:
