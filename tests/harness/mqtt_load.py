@@ -1,13 +1,10 @@
-"""Loads of MQTT clients whose packets are of one size, so that a client of a few lines is fast enough to find the server's limit."""
+"""A load of MQTT clients whose packets are of one size, so that a client of a few lines is fast enough to find the server's limit."""
 
 import contextlib
 import select
-import socket
-import struct
-import threading
 import time
 
-from harness.mqtt_wire import CONNACK, PUBACK, PUBLISH, SUBACK, MqttWire, encoded, text
+from harness.mqtt_wire import CONNACK, PUBLISH, SUBACK, MqttWire, encoded, text
 
 TOPIC = "load/a"
 BODY = b"x" * 16
@@ -52,56 +49,3 @@ def fan_out(port, subscribers, rounds):
                     missing -= len(received)
             seconds.append(time.perf_counter() - begun)
         return seconds
-
-
-def throughput(port, seconds, window):
-    """Messages a second of QoS 1 from one client to another, with so many unacknowledged at a time."""
-    with contextlib.ExitStack() as stack:
-        subscriber, publisher = session(stack, port, "subscriber", 1), session(stack, port, "publisher")
-        size = len(encoded(PUBLISH, text(TOPIC) + b"\0\1" + BODY, 2))
-        # Where its packet identifier is in a message.
-        at = size - len(BODY) - 2
-        head, tail = encoded(PUBLISH, text(TOPIC) + b"\0\1" + BODY, 2)[:at], BODY
-        packets = [head + struct.pack(">H", number) + tail for number in range(1, window + 1)]
-        received = 0
-
-        def receive():
-            nonlocal received
-            unread = b""
-            # Until the socket is shut down.
-            while data := subscriber.socket.recv(RECEIVE_BYTES):
-                unread += data
-                whole = len(unread) - len(unread) % size
-                numbers = [unread[start : start + 2] for start in range(at, whole, size)]
-                subscriber.send(b"".join(b"\x40\2" + number for number in numbers))
-                received += len(numbers)
-                unread = unread[whole:]
-
-        def publish():
-            # The answers come in the order of the messages.
-            number = unanswered = 0
-            while True:
-                some = packets[number : number + window - unanswered]
-                number = (number + len(some)) % window
-                unanswered += len(some)
-                publisher.send(b"".join(some))
-                data = publisher.socket.recv(RECEIVE_BYTES)
-                while len(data) % 4:
-                    data += publisher.socket.recv(RECEIVE_BYTES)
-                if not data:
-                    return
-                assert data[:2] == bytes([PUBACK << 4, 2]), data[:4]
-                unanswered -= len(data) // 4
-
-        threads = [threading.Thread(target=work, daemon=True) for work in (receive, publish)]
-        for thread in threads:
-            thread.start()
-        time.sleep(1)
-        before, begun = received, time.perf_counter()
-        time.sleep(seconds)
-        rate = (received - before) / (time.perf_counter() - begun)
-        for wire in (publisher, subscriber):
-            wire.socket.shutdown(socket.SHUT_RD)
-        for thread in threads:
-            thread.join()
-        return rate
