@@ -34,7 +34,7 @@ use super::native;
 use super::pending_retained::PendingRetained;
 use super::received::{Note, PartialMessages, received_key};
 use super::retained::Full;
-use super::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
+use super::session::{ClientIdentity, Dismissal, MqttSession, Refusal, Request, TAKEN_OVER, Then};
 use super::subscriptions::Subscriptions;
 use super::waiting::PendingAnswers;
 use crate::amqp::room::DiskRoom;
@@ -444,12 +444,17 @@ impl MqttSession for MqttClient {
         self.waiting.is_empty()
     }
 
-    fn handle_nudge(&mut self, _engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
-        if self.claim.is_superseded() && !self.vhost().is_gone() {
-            return Some(ReasonCode::SessionTakenOver);
+    fn handle_nudge(&mut self) -> Option<Dismissal> {
+        let is_superseded = self.claim.is_superseded();
+        if is_superseded && !self.vhost().is_gone() {
+            return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
-        if self.has_lost_a_queue() || self.claim.is_superseded() {
-            return Some(ReasonCode::AdministrativeAction);
+        if is_superseded {
+            return Some(Dismissal::new(ReasonCode::AdministrativeAction, "the virtual host was deleted"));
+        }
+        if self.has_lost_a_queue() {
+            let text = "a queue of the session was deleted";
+            return Some(Dismissal::new(ReasonCode::AdministrativeAction, text));
         }
         self.room.resume(self.vhost());
         None

@@ -33,7 +33,7 @@ use crate::mqtt::claims::Owner;
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
-use crate::mqtt::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
+use crate::mqtt::session::{ClientIdentity, Dismissal, MqttSession, Refusal, Request, TAKEN_OVER, Then};
 use crate::mqtt::subscriptions::Subscriptions;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
@@ -75,7 +75,7 @@ pub(super) struct UpstreamSession {
     /// The next tag of a message that is not from the session's queue.
     pub(super) next_tag: u64,
     /// Why the connection has to end, if it has.
-    end: Option<ReasonCode>,
+    end: Option<Dismissal>,
     pub(super) now: Timestamp,
     pub(super) at: Instant,
 }
@@ -197,7 +197,7 @@ impl UpstreamSession {
     pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
         if self.end.is_none() {
             tracing::debug!(client = &*self.owner.client_id, user = &*self.user, %reason, %why, "session ends");
-            self.end = Some(reason);
+            self.end = Some(Dismissal::new(reason, why.text.clone()));
             self.outbox.nudge();
         }
     }
@@ -384,12 +384,11 @@ impl MqttSession for UpstreamSession {
                 && self.answers.is_empty())
     }
 
-    fn handle_nudge(&mut self, engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
+    fn handle_nudge(&mut self) -> Option<Dismissal> {
         if self.claim.is_superseded() {
-            return Some(ReasonCode::SessionTakenOver);
+            return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
-        self.take_turn(engine);
-        self.end
+        self.end.clone()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
