@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, median, per_second, system, table
 from harness.leveret import ROOT
-from harness.mqtt_load import fan_out
 
 # What a process has open besides its clients' sockets.
 SPARE = 256
@@ -31,11 +30,15 @@ LEVELS = [5_000, 15_000, 20_000]
 DEVICES = 18_000
 # Of one message, and messages under way from one client to another.
 SUBSCRIBERS, UNCONFIRMED = 10_000, 1_000
+# What they have in common, unless each has a topic of its own.
+TOPICS = "1000"
 # They say no more than that they are there.
 IDLE = ("--interval", "36000", "--heartbeat", "60")
 # Everybody comes from the same machine.
 UNLIMITED = ("--max-connections", "unlimited")
 ANY = "127.0.0.1:0"
+# A message of QoS 1 is a persistent one that a topic exchange routes.
+AS_MQTT = ("--exchange", "qos1", "--exchange-type", "topic", "--persistent")
 
 
 class Carried(NamedTuple):
@@ -91,12 +94,18 @@ def stomp(folder, options, most):
 
 def idle(folder, options, most, plugin):
     """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plug-in, and on Leveret in front of RabbitMQ, in one run of
-    the bench."""
+    the bench; with a topic of their own each, and with few topics for all."""
+    for number, topics in enumerate(([], ["--topics", TOPICS])):
+        print("Each client has a topic of its own." if not topics else f"{TOPICS} topics for all.", end="\n\n")
+        idle_with(folder / str(number), options, most, plugin, topics)
+
+
+def idle_with(folder, options, most, plugin, topics):
     with Servers(folder) as servers:
         leveret = servers.leveret("leveret", *UNLIMITED, flag(plugin), ANY)
         titles = {"leveret": f"Leveret, `{plugin}`"}
         systems = [f"leveret={told_of(plugin, web_port(leveret, plugin), leveret)}"]
-        behind = {}
+        behind = []
         for name in compared():
             for start in kinds(plugin):
                 title, told, rabbitmq = start(servers, name, plugin)
@@ -104,12 +113,14 @@ def idle(folder, options, most, plugin):
                 titles[system_name] = title
                 systems.append(f"{system_name}={told}")
                 if start is in_front:
-                    behind[servers.title(name)] = Peak(rabbitmq)
+                    peaks = Peak(rabbitmq), Peak(servers.started[f"in-front-of-{name}"])
+                    behind.append((servers.title(name), peaks))
         length = ["--connections", str(min(options.devices, most)), "--hold", options.hold]
-        measure(titles, systems, [*length, *IDLE], with_latency=False)
-        for title, peak in behind.items():
-            before, most = (f"{bytes / 2**20:,.0f} MiB" for bytes in (peak.before, peak.most))
-            print(f"{title} behind Leveret took {before} without clients, and {most} at most.\n", flush=True)
+        measure(titles, systems, [*length, *IDLE, *topics], with_latency=False)
+        for title, peaks in behind:
+            sizes = [f"{bytes / 2**20:,.0f} MiB" for peak in peaks for bytes in (peak.before, peak.most)]
+            words = f"{title} behind Leveret took {{}} without clients and {{}} at most, Leveret {{}} and {{}}."
+            print(words.format(*sizes) + "\n", flush=True)
 
 
 def relay(folder, options, most):
@@ -200,30 +211,32 @@ def test(file, *arguments, **environment):
 
 def mqtt_rates(_folder, options, most):
     """One message to very many subscribers, and messages of QoS 1 from one client to another, over MQTT's own port; beside the latter
-    what AMQP does through the same pool, with as many unconfirmed."""
+    what AMQP does through the same pool, with as many unconfirmed: as MQTT's messages are for RabbitMQ, and at its fastest."""
     subscribers, rounds, seconds = (200, 3, 1) if options.quick else (min(SUBSCRIBERS, most), 20, 10)
     rows = []
     for start in (own, *(functools.partial(behind, name) for name in compared())):
         with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
             title, server, stream = start(servers)
             port = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
-            times = sorted(fan_out(port, subscribers, rounds))
-            messages = qos1_rate(port, seconds)
+            times = sorted(load("fan-out", port, subscribers, rounds))
+            (messages,) = load("qos1", port, seconds, UNCONFIRMED)
             # As the MQTT clients: every message is acknowledged by itself.
-            _, report = bench("stream", [stream], "--confirms", UNCONFIRMED, "--time", seconds)
-            amqp = median(report, stream.split("=")[0], "rate")
-            last = f"{digits(times[len(times) // 2], 1e3)} / {digits(times[-1], 1e3)} ms"
-            rows.append([title, last, per_second(messages), per_second(amqp)])
-    heads = ["system", f"the last of {subscribers:,} subscribers, median / worst", "MQTT, QoS 1", "AMQP, confirms"]
+            length = ["--confirms", UNCONFIRMED, "--time", seconds]
+            reports = [bench("stream", [stream], *length, *kind)[1] for kind in (AS_MQTT, [])]
+            amqp = [per_second(median(report, stream.split("=")[0], "rate")) for report in reports]
+            last = f"{digits(times[len(times) // 2])} / {digits(times[-1])} ms"
+            rows.append([title, last, per_second(messages), *amqp])
+    last = f"the last of {subscribers:,} subscribers, median / worst"
+    heads = ["system", last, "MQTT, QoS 1", "AMQP, persistent, by topic", "AMQP, transient, to a queue"]
     print(table(heads, rows) + "\n", flush=True)
 
 
-def qos1_rate(port, seconds):
-    """Messages a second from one client to another. Both are programs in Rust, as those of the bench are: a client in Python takes
-    more of the two cores than the server."""
-    command = ["cargo", "run", "--release", "--locked", "--quiet", "--package", "mqtt", "--example", "qos1_rate", "--"]
-    found = subprocess.run([*command, f"127.0.0.1:{port}", str(seconds), str(UNCONFIRMED)], check=True, cwd=ROOT, stdout=subprocess.PIPE)
-    return float(found.stdout)
+def load(kind, port, *numbers):
+    """Figures of MQTT clients in Rust, as those of the bench are: one in Python takes more of the two cores than the server."""
+    command = ["cargo", "run", "--release", "--locked", "--quiet", "--package", "mqtt", "--example", "load", "--"]
+    command += [kind, f"127.0.0.1:{port}", *map(str, numbers)]
+    found = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE)
+    return [float(figure) for figure in found.stdout.split()]
 
 
 def own(servers):

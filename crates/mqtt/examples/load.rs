@@ -1,7 +1,9 @@
-//! Measures messages a second of QoS 1 from one client to another, through any server: `tests/capacity.py` runs it.
+//! Loads of MQTT clients on any server, for `tests/capacity.py`:
 //!
-//! `cargo run --release -p mqtt --example qos1_rate -- 127.0.0.1:1883 10 1000`: for 10 seconds, with 1,000 messages of 16
-//! bytes unacknowledged. Prints the rate.
+//! - `cargo run --release -p mqtt --example load -- qos1 127.0.0.1:1883 10 1000` prints messages a second of QoS 1 from one
+//!   client to another: for 10 seconds, with 1,000 messages of 16 bytes unacknowledged.
+//! - `… fan-out 127.0.0.1:1883 10000 20` prints the milliseconds from a message to the last of its 10,000 subscribers, for
+//!   each of 20 messages.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -17,22 +19,38 @@ use mqtt::{MqttVersion, Packet, PacketDecoder, PacketProperties, QoS, ReasonCode
 const VERSION: MqttVersion = MqttVersion::V311;
 const TOPIC: &str = "load/a";
 const BODY: [u8; 16] = [b'x'; 16];
+const USAGE: &str = "qos1 ADDRESS SECONDS UNACKNOWLEDGED, or fan-out ADDRESS SUBSCRIBERS MESSAGES";
 /// Bytes of one read: `leveret bench` reads as much.
 const READ: usize = 256 * 1024;
+/// The same for a client that receives one message at a time.
+const SMALL_READ: usize = 256;
 /// The rate is that of the time after this one.
 const WARM_UP: Duration = Duration::from_secs(1);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let mut argument =
-        || arguments.next().ok_or("name the address, seconds, and the number of unacknowledged messages");
-    let (address, seconds, window) = (argument()?, argument()?.parse()?, argument()?.parse()?);
-    let mut subscriber = Client::connect(&address, "qos1-subscriber")?;
-    subscriber.subscribe()?;
-    let publisher = Client::connect(&address, "qos1-publisher")?;
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let [load, address, first, second] = &arguments[..] else { return Err(USAGE.into()) };
+    let mut out = std::io::stdout();
+    match load.as_str() {
+        "qos1" => writeln!(out, "{:.0}", qos1(address, first.parse()?, second.parse()?)?)?,
+        "fan-out" => {
+            for milliseconds in fan_out(address, first.parse()?, second.parse()?)? {
+                writeln!(out, "{milliseconds:.2}")?;
+            }
+        }
+        _ => return Err(USAGE.into()),
+    }
+    Ok(())
+}
+
+/// Messages a second from one client to another, with at most `window` of them unacknowledged.
+fn qos1(address: &str, seconds: u64, window: u16) -> Result<f64, Box<dyn Error>> {
+    let mut subscriber = Client::connect(address, "qos1-subscriber", READ)?;
+    subscriber.subscribe(QoS::AtLeastOnce)?;
+    let publisher = Client::connect(address, "qos1-publisher", READ)?;
     let sockets = [subscriber.stream.try_clone()?, publisher.stream.try_clone()?];
     let (received, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let rate = thread::scope(|threads| {
+    thread::scope(|threads| {
         threads.spawn(|| report(acknowledge(subscriber, &received), &is_over));
         threads.spawn(|| report(publish(publisher, window), &is_over));
         thread::sleep(WARM_UP);
@@ -42,9 +60,35 @@ fn main() -> Result<(), Box<dyn Error>> {
         let rate = messages as f64 / begun.elapsed().as_secs_f64();
         // The threads end with their sockets.
         is_over.store(true, Ordering::Release);
-        sockets.iter().try_for_each(|socket| socket.shutdown(Shutdown::Both)).map(|()| rate)
-    })?;
-    Ok(writeln!(std::io::stdout(), "{rate:.0}")?)
+        for socket in sockets {
+            socket.shutdown(Shutdown::Both)?;
+        }
+        Ok(rate)
+    })
+}
+
+/// Milliseconds from a message to its last subscriber, for each of `rounds` messages. The subscribers are read in turn,
+/// with one system call each, the fewest possible.
+fn fan_out(address: &str, subscribers: u32, rounds: u32) -> Result<Vec<f64>, Box<dyn Error>> {
+    let mut clients = Vec::new();
+    for number in 0..subscribers {
+        let mut client = Client::connect(address, &format!("fan-out-{number}"), SMALL_READ)?;
+        client.subscribe(QoS::AtMostOnce)?;
+        clients.push(client);
+    }
+    let mut publisher = Client::connect(address, "fan-out-publisher", SMALL_READ)?;
+    let mut message = Vec::new();
+    PublishPacket { qos: QoS::AtMostOnce, ..message_of(0) }.encode(VERSION, &mut message);
+    let mut milliseconds = Vec::new();
+    for _ in 0..rounds {
+        let begun = Instant::now();
+        publisher.stream.write_all(&message)?;
+        for client in &mut clients {
+            client.wait_for(|packet| matches!(packet, Packet::Publish(_)))?;
+        }
+        milliseconds.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(milliseconds)
 }
 
 /// Ends the process if a client has failed during the measurement, which would otherwise be that of a server without clients.
@@ -80,7 +124,7 @@ fn publish(mut client: Client, window: u16) -> Result<(), Box<dyn Error>> {
         while unanswered < window {
             packet_id = packet_id % u16::MAX + 1;
             unanswered += 1;
-            message(packet_id).encode(VERSION, &mut out);
+            message_of(packet_id).encode(VERSION, &mut out);
         }
         client.stream.write_all(&out)?;
         out.clear();
@@ -88,7 +132,7 @@ fn publish(mut client: Client, window: u16) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn message(packet_id: u16) -> PublishPacket<'static> {
+fn message_of(packet_id: u16) -> PublishPacket<'static> {
     let (qos, properties, payload) = (QoS::AtLeastOnce, PacketProperties::NONE, Payload::new(&BODY));
     PublishPacket { dup: false, qos, retain: false, topic: TOPIC, packet_id, properties, payload }
 }
@@ -102,17 +146,20 @@ struct Client {
 }
 
 impl Client {
-    fn connect(address: &str, name: &str) -> Result<Self, Box<dyn Error>> {
+    fn connect(address: &str, name: &str, read: usize) -> Result<Self, Box<dyn Error>> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         let decoder = PacketDecoder::new(VERSION, u32::MAX);
-        let mut client = Self { stream, decoder, buffer: vec![0; READ], unread: 0..0 };
-        client.ask(&Packet::Connect(Box::new(ConnectPacket::new(VERSION, name))))?;
+        let mut client = Self { stream, decoder, buffer: vec![0; read], unread: 0..0 };
+        let guest = (Some("guest"), Some(&b"guest"[..]));
+        let connect =
+            ConnectPacket { user_name: guest.0, password: guest.1, ..ConnectPacket::new(VERSION, name) };
+        client.ask(&Packet::Connect(Box::new(connect)))?;
         Ok(client)
     }
 
-    fn subscribe(&mut self) -> Result<(), Box<dyn Error>> {
-        let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
+    fn subscribe(&mut self, qos: QoS) -> Result<(), Box<dyn Error>> {
+        let options = SubscribeOptions::of_qos(qos);
         let mut buffer = Vec::new();
         let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: TOPIC, options }]);
         self.ask(&Packet::Subscribe(Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests }))
@@ -123,17 +170,20 @@ impl Client {
         let mut out = Vec::new();
         packet.encode(VERSION, &mut out);
         self.stream.write_all(&out)?;
-        let mut accepted = None;
-        while accepted.is_none() {
-            self.read(|packet| {
-                accepted = Some(match packet {
-                    Packet::ConnAck(ack) => ack.reason == ReasonCode::Success,
-                    Packet::SubAck(ack) => ack.reasons.iter().all(|reason| !reason.is_error()),
-                    _ => false,
-                });
-            })?;
+        self.wait_for(|packet| match packet {
+            Packet::ConnAck(ack) => ack.reason == ReasonCode::Success,
+            Packet::SubAck(ack) => ack.reasons.iter().all(|reason| !reason.is_error()),
+            _ => false,
+        })
+    }
+
+    /// Waits for a packet, which has to be one that `is_expected`.
+    fn wait_for(&mut self, is_expected: impl Fn(&Packet<'_>) -> bool) -> Result<(), Box<dyn Error>> {
+        let mut outcome = None;
+        while outcome.is_none() {
+            self.read(|packet| outcome = Some(is_expected(&packet)))?;
         }
-        if accepted == Some(true) { Ok(()) } else { Err("the server refuses".into()) }
+        if outcome == Some(true) { Ok(()) } else { Err("the server has sent another packet".into()) }
     }
 
     /// Waits for input, and passes on the packets that are complete.
