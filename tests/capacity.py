@@ -1,7 +1,7 @@
 """The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
 message now and then, and heartbeats, on Leveret's broker, through a relay of ours, on Web-MQTT and Web-STOMP of RabbitMQ 3.10
-and 4, and on Leveret in front of them, one after the other; idle MQTT and idle STOMP clients on all of these in one run; and a
-million MQTT subscriptions.
+and 4, and on Leveret in front of them, one after the other; idle MQTT and idle STOMP clients on all of these in one run; retained
+messages of 100,000 topics; and a million MQTT subscriptions.
 
     make capacity                 # everything, about three quarters of an hour
     make capacity ARGS="--quick"  # to see that it works
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, median, per_second, system, table
 from harness.leveret import ROOT
+from harness.retained_load import all_of_them, first_client, memory, queues, retain
 
 # What a process has open besides its clients' sockets.
 SPARE = 256
@@ -250,11 +251,36 @@ def behind(name, servers):
     return f"Leveret in front of {servers.title(name)}", server, system("pool", server, rabbitmq)
 
 
+def retained(_folder, options, _most):
+    """Retained messages of very many topics in front of each release, which are one stream there; and beside it what a queue for each
+    of them would cost."""
+    topics, alternative = (2_000, 200) if options.quick else (100_000, 5_000)
+    rows = []
+    for name in compared():
+        with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+            rabbitmq = servers.rabbitmq(name)
+            fronts = [servers.pool(f"front{number}", rabbitmq, "--mqtt", ANY) for number in range(2)]
+            ports = [int(front.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1)) for front in fronts]
+            before = [memory(server) for server in (rabbitmq, fronts[0])]
+            seconds = [retain(ports[0], topics), first_client(ports[1], topics), all_of_them(ports[0], topics)]
+            after = [memory(server) for server in (rabbitmq, fronts[0])]
+            queues(rabbitmq, alternative)
+            each = (memory(rabbitmq) - after[0]) / alternative
+            grown = [" → ".join(f"{bytes / 2**20:,.0f}" for bytes in pair) + " MiB" for pair in zip(before, after, strict=True)]
+            times = [f"{digits(each)} s" for each in seconds]
+            alternatives = f"{digits(each / 1024)} KiB, {each * topics / 2**30:.1f} GiB"
+            rows.append([servers.title(name), *times, *grown, alternatives])
+    heads = ["in front of", f"{topics:,} topics retained in", "the first client of another Leveret waits", "`#`, all of them in",
+             "RabbitMQ's memory", "Leveret's memory", f"a queue for each topic: RabbitMQ's memory each, of {topics:,}"]
+    print(table(heads, rows) + "\n", flush=True)
+
+
 STUDIES = [
     ("broker", broker),
     ("mqtt", mqtt),
     ("stomp", stomp),
     ("mqtt-rates", mqtt_rates),
+    ("retained", retained),
     ("relay", relay),
     ("rabbitmq", rabbitmq),
     ("tls", tls),

@@ -56,6 +56,12 @@ pub(super) const UPSTREAM: Requirement = Requirement {
     otherwise: "has no effect without an upstream",
 };
 
+pub(super) const UPSTREAM_FOR_QUORUM: Requirement = Requirement {
+    is_met: |config| !config.upstream.is_empty(),
+    otherwise: "quorum needs an upstream: on the embedded broker sessions have classic queues, as the delivery limit of a \
+                quorum queue would drop messages",
+};
+
 pub(super) const UPSTREAM_OVER_TLS: Requirement = Requirement {
     is_met: Config::has_upstream_over_tls,
     otherwise: "has no effect without an upstream of amqps:// or tls://",

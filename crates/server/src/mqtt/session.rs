@@ -80,6 +80,9 @@ pub(super) struct Refusal {
 /// The reason string of a client whose session another connection has taken over.
 pub(super) const TAKEN_OVER: &str = "another connection has the client identifier";
 
+/// The reason string of a client that publishes or subscribes while the exchange is missing.
+pub(super) const MISSING_EXCHANGE: &str = "the exchange of MQTT clients does not exist";
+
 /// Why the server ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Dismissal {
