@@ -18,7 +18,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -101,6 +101,11 @@ hostile: setup leveret
 TRIALS ?= all
 frameworks: setup leveret
 	$(PYTEST) frameworks/no_restart.py --trials $(TRIALS) $(ARGS)
+
+# Kills of a pool with a spool under load, on a link that flaps: ROUNDS of them, of which `make scenarios` has three.
+ROUNDS ?= 30
+spool: setup leveret
+	cd tests && LEVERET_SPOOL_ROUNDS=$(ROUNDS) ../.cache/venv/bin/python -m pytest blackbox/spool_forwarding.py -k kill_9 $(ARGS)
 
 # What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
 bystander: setup leveret

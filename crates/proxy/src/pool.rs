@@ -8,6 +8,7 @@ mod guards;
 mod patience;
 mod placement;
 mod restoring;
+mod unasked;
 mod verification;
 
 use std::collections::HashMap;
@@ -110,6 +111,8 @@ pub struct Login {
     info: ClientInfo,
     /// The connection on which the login was verified, unless an open connection vouched for it.
     begun: Option<HalfOpen>,
+    /// Whether the caller has vouched for it instead of a broker.
+    is_vouched: bool,
 }
 
 impl Login {
@@ -210,7 +213,7 @@ impl Pool {
                 Ok(begun) => {
                     let credentials = self.shared_copy(credentials);
                     self.auth_gate.verified(&credentials);
-                    return Ok(Login { credentials, info: client, begun: Some(begun) });
+                    return Ok(Login { credentials, info: client, begun: Some(begun), is_vouched: false });
                 }
                 Err(Refusal::Login(text)) => {
                     self.auth_gate.refuse(credentials, text.clone(), transport::now());
@@ -264,7 +267,7 @@ impl Pool {
     fn avoided(&self, credentials: Credentials, info: ClientInfo) -> Login {
         add(&self.counters.handshakes_avoided, 1);
         add(&self.counters.round_trips_saved, HANDSHAKE_ROUND_TRIPS);
-        Login { credentials: self.shared_copy(credentials), info, begun: None }
+        Login { credentials: self.shared_copy(credentials), info, begun: None, is_vouched: false }
     }
 
     /// Opens a virtual host for a client (P1). The broker must have accepted these credentials for it less
@@ -278,7 +281,7 @@ impl Pool {
         virtual_host: &str,
         client: ClientSide,
     ) -> Result<ProxySession, Refusal> {
-        let Login { credentials, info, mut begun } = login;
+        let Login { credentials, info, mut begun, .. } = login;
         let end = self.arrival_end();
         while !self.is_verified_for(&credentials, virtual_host) {
             match self.verify_once(begun.take(), &credentials, virtual_host, end).await {

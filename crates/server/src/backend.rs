@@ -128,17 +128,22 @@ impl Backend {
                 Err(LoginError::Failed(Fault::new(ReplyCode::InternalError, "login could not be judged")))
             }),
             Self::Upstream(pool) => {
-                let info = proxy::ClientInfo { id: client.id, peer: client.peer.to_string() };
-                pool.authenticate(credentials, info).await.map(BackendLogin::Upstream).map_err(|refusal| {
-                    match refusal {
+                pool.authenticate(credentials, info_of(client)).await.map(BackendLogin::Upstream).map_err(
+                    |refusal| match refusal {
                         proxy::Refusal::Login(text) => {
                             LoginError::Refused { text, why: "refused by the upstream".to_owned() }
                         }
                         proxy::Refusal::Fault(fault) => LoginError::Failed(fault),
-                    }
-                })
+                    },
+                )
             }
         }
+    }
+
+    /// Lets a client in whose credentials a broker has accepted before, and cannot be asked about now.
+    pub(crate) fn vouched(&self, credentials: Credentials, client: LoginRequest) -> Option<BackendLogin> {
+        let Self::Upstream(pool) = self else { return None };
+        Some(BackendLogin::Upstream(pool.vouched(credentials, info_of(client))))
     }
 
     /// Opens a virtual host of the embedded broker.
@@ -186,6 +191,9 @@ impl Backend {
             capabilities: request.capabilities,
             client_properties: request.client_properties.clone(),
         };
+        if login.is_vouched() {
+            return Ok(Box::new(pool.open_vouched(login, &request.virtual_host, client)));
+        }
         match pool.open(login, &request.virtual_host, client).await {
             Ok(session) => Ok(Box::new(session)),
             Err(proxy::Refusal::Fault(fault)) => Err(fault),
@@ -194,6 +202,10 @@ impl Backend {
             }
         }
     }
+}
+
+fn info_of(client: LoginRequest) -> proxy::ClientInfo {
+    proxy::ClientInfo { id: client.id, peer: client.peer.to_string() }
 }
 
 /// Logs in the user that a verified certificate stands for. The client's own response is ignored, as in RabbitMQ.

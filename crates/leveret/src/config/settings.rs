@@ -20,9 +20,11 @@ use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::RelayList;
 use super::requirement::{
-    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, EMBEDDED_BROKER, HTTPS, LOGIN_BY_CERTIFICATE,
-    PROXY_PROTOCOL, Requirement, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS, WEBSOCKET,
+    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTPS,
+    LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS,
+    WEBSOCKET,
 };
+use super::spool::{SpoolRules, Unsuitable};
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
@@ -383,6 +385,34 @@ settings! {
         /// How many bytes of messages wait for all slow MQTT and STOMP clients whose subscriptions share a queue upstream. One
         /// client may take no more of it than the others have left, however high `mqtt_queue_max` is.
         upstream_inbox_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
+    }
+
+    "Spool" {
+        /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the
+        /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
+        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are kept in the folder `spool`
+        /// of `data_dir`. docs/spool.md says when that is of use, and when not.
+        spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
+
+        /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
+        /// less. The free space of the disk limits it as well (`disk_free_limit`).
+        spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
+
+        /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
+        spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
+
+        /// How long a client with the credentials that the upstream has accepted last for its user and virtual host may log in
+        /// and publish to the spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all.
+        /// They are stored as salted hashes. Once the upstream can be asked again, a client that it refuses is closed.
+        spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
+
+        /// How publishes are treated that a rule matches and that cannot be spooled: mandatory or immediate ones, those on a
+        /// channel with tx, or above `spool_message_max`. `direct` sends them to the upstream as without a rule, `refuse`
+        /// closes their channel with 406 PRECONDITION_FAILED. Requests and replies by direct reply-to are always direct.
+        spool_unsuitable: Unsuitable = "direct", requires SPOOL;
+
+        /// The largest body of a message that is spooled. See `spool_unsuitable` for larger ones.
+        spool_message_max: ByteSize = "16MiB", from "0" to "512MiB", requires SPOOL;
     }
 
     "Broker" {

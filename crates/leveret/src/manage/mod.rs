@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NodeInfo, TlsListener};
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
-use server::{Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server};
+use server::{
+    Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server, SpoolCourse,
+};
 use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
@@ -175,6 +177,37 @@ impl ApiProcess for Manager {
 
     fn retained_messages(&self) -> Vec<Value> {
         self.server.retained_messages().iter().map(pool::retained).collect()
+    }
+
+    fn spool_queues(&self) -> Vec<Value> {
+        let Some(spool) = self.server.spool() else { return Vec::new() };
+        let course = spool.course();
+        spool.status().iter().map(|queue| pool::spool_queue(queue, course)).collect()
+    }
+
+    fn parked_messages(&self) -> Vec<Value> {
+        let parked = self.server.spool().map(|spool| spool.parked_messages()).unwrap_or_default();
+        parked.iter().map(pool::parked_message).collect()
+    }
+
+    fn requeue_parked(&self) -> Option<Value> {
+        let spool = self.server.spool()?;
+        Some(json!({ "requeued": spool.requeue_parked(), "remaining": spool.parked() }))
+    }
+
+    fn steer_spool(&self, action: &str) -> Option<Value> {
+        let spool = self.server.spool()?;
+        let course = match action {
+            "pause" => SpoolCourse::Paused,
+            "drain" => SpoolCourse::Draining,
+            _ => SpoolCourse::Running,
+        };
+        spool.set_course(course);
+        Some(json!({ "state": course.name() }))
+    }
+
+    fn purge_parked(&self) -> Option<Value> {
+        Some(json!({ "purged": self.server.spool()?.purge_parked() }))
     }
 
     fn leases(&self) -> Option<Value> {

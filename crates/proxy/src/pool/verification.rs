@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::Credentials;
-use amqp::sasl::Secret;
 
 use super::{Entered, Pool, background};
 use crate::client_properties::ClientProperties;
@@ -94,7 +93,7 @@ impl Pool {
         virtual_host: Box<str>,
         number: u64,
     ) {
-        let credentials = Arc::new(with_secret(old, Secret::new(secret)));
+        let credentials = Arc::new(old.with_secret(secret));
         let pool = self.clone();
         background::run(async move {
             let result = loop {
@@ -117,8 +116,7 @@ impl Pool {
         credentials: &Credentials,
         virtual_host: &str,
     ) -> Result<Arc<Credentials>, Refusal> {
-        let credentials =
-            self.shared_copy(with_secret(credentials, Secret::new(credentials.secret.expose())));
+        let credentials = self.shared_copy(credentials.copy());
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
@@ -129,8 +127,7 @@ impl Pool {
                 };
             let begun = self.begin(permit, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
-                let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
-                self.auth_gate.refuse(refused, text.clone(), transport::now());
+                self.auth_gate.refuse(credentials.copy(), text.clone(), transport::now());
             }
             self.verify(begun?, &credentials, virtual_host).await?;
             self.auth_gate.verified(&credentials);
@@ -141,14 +138,3 @@ impl Pool {
 
 /// Pause between attempts to verify a new secret. Each attempt itself waits for `arrival_max`.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
-
-/// The same identity with another secret.
-fn with_secret(credentials: &Credentials, secret: Secret) -> Credentials {
-    let Credentials { mechanism, username, authorize_as, .. } = credentials;
-    Credentials {
-        mechanism: *mechanism,
-        username: username.clone(),
-        authorize_as: authorize_as.clone(),
-        secret,
-    }
-}

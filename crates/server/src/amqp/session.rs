@@ -55,6 +55,10 @@ pub(crate) trait BackendSession: Send {
     fn close(&mut self, now: Instant) -> bool;
     /// Whether [`BackendSession::close`] has finished.
     fn is_closed(&self) -> bool;
+    /// Whether a close that has not finished in time may be answered: nothing that the client was promised depends on it.
+    fn has_kept_publishes(&self) -> bool {
+        true
+    }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);
 }

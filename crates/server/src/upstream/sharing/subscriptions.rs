@@ -5,8 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use amqp::sasl::Secret;
-use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
+use amqp::{Capabilities, Fault, FieldTable, Negotiated, ReplyCode};
 use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use sync::{Mutex, Rank};
 use transport::InnerOutbox;
@@ -230,7 +229,7 @@ impl OpenUpstream for PoolUpstream {
     async fn open(&self) -> Result<AmqpClient, OpenError> {
         let SharedLogin { prefix, credentials, vhost } = &self.login;
         let info = ClientInfo { id: 0, peer: format!("{prefix}*, shared") };
-        let login = Box::pin(self.pool.authenticate(copy_of(credentials), info)).await.map_err(of_refusal)?;
+        let login = Box::pin(self.pool.authenticate(credentials.copy(), info)).await.map_err(of_refusal)?;
         let inner = InnerOutbox::new(MAX_BACKLOG);
         let client = ClientSide {
             outbox: Arc::clone(inner.outbox()),
@@ -251,15 +250,5 @@ fn of_refusal(refusal: Refusal) -> OpenError {
             OpenError::Refused(fault)
         }
         Refusal::Fault(fault) => OpenError::Unreachable(fault),
-    }
-}
-
-fn copy_of(credentials: &Credentials) -> Credentials {
-    let Credentials { mechanism, username, authorize_as, secret } = credentials;
-    Credentials {
-        mechanism: *mechanism,
-        username: username.clone(),
-        authorize_as: authorize_as.clone(),
-        secret: Secret::new(secret.expose()),
     }
 }

@@ -1,0 +1,206 @@
+//! The conversation of a forwarder with the upstream: one channel in confirm mode.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use amqp::method::{basic, channel, confirm};
+use amqp::{Fault, FieldTable, FieldValue, Method, Properties, RawTable, ReplyCode};
+use spool::{Envelope, MessageRefusal};
+use sync::work;
+
+use super::forwarder::Forwarder;
+use crate::upstream::client::{AmqpClient, ClientEvent, announced};
+
+/// The channel that publishes.
+const CHANNEL: u16 = 1;
+
+/// Nanoseconds charged for an answer of the upstream.
+const METHOD: u32 = 200;
+/// Nanoseconds charged for a message that is published.
+const PUBLISH: u32 = 1_000;
+
+/// A connection without anything to forward is closed after this time.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The header with a message's id, by which consumers recognise duplicates.
+const ID_HEADER: &str = "x-leveret-spool-id";
+
+/// An upstream connection of a forwarder.
+pub(super) struct SpoolLink {
+    client: AmqpClient,
+    /// Since when there has been nothing to do.
+    idle_since: Option<Instant>,
+}
+
+/// How a turn has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SpoolStep {
+    /// It waits for its waker or its deadline.
+    Idle,
+    /// It has more to do than fits into one turn.
+    TurnOver,
+    /// There has been nothing to forward for a while.
+    Unused,
+}
+
+impl SpoolLink {
+    pub(super) fn new(client: AmqpClient) -> Self {
+        let mut link = Self { client, idle_since: None };
+        link.open_channel();
+        link
+    }
+
+    fn open_channel(&mut self) {
+        self.client.send(CHANNEL, channel::Open { reserved_1: "" });
+        self.client.send(CHANNEL, confirm::Select { no_wait: false });
+    }
+
+    /// Handles what has been received, and publishes what may be.
+    ///
+    /// # Errors
+    /// The connection is lost, or of no more use.
+    pub(super) fn take_turn(
+        &mut self,
+        forwarder: &mut Forwarder,
+        waker: &Waker,
+        now: Instant,
+    ) -> Result<SpoolStep, Fault> {
+        self.client.handle_nudge(waker, now)?;
+        loop {
+            let handled = self.receive(forwarder, now)?;
+            forwarder.settle(now);
+            let published = self.publish(forwarder, now)?;
+            forwarder.settle(now);
+            self.client.flush(now)?;
+            if work::is_turn_over() {
+                return Ok(SpoolStep::TurnOver);
+            }
+            if handled + published == 0 {
+                break;
+            }
+        }
+        if forwarder.has_work() {
+            self.idle_since = None;
+            return Ok(SpoolStep::Idle);
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        let is_over = forwarder.is_draining() || now.saturating_duration_since(since) >= IDLE;
+        Ok(if is_over { SpoolStep::Unused } else { SpoolStep::Idle })
+    }
+
+    /// When the next turn is due at the latest.
+    pub(super) fn next_deadline(&self, forwarder: &Forwarder) -> Option<Instant> {
+        let unused = self.idle_since.map(|since| since + IDLE);
+        self.client.next_deadline().into_iter().chain(forwarder.next_deadline()).chain(unused).min()
+    }
+
+    pub(super) fn close(&mut self, waker: &Waker, now: Instant) -> bool {
+        self.client.close_unread(waker, now)
+    }
+
+    /// Handles events as far as the turn lasts; returns their number.
+    fn receive(&mut self, forwarder: &mut Forwarder, now: Instant) -> Result<usize, Fault> {
+        let mut received = self.client.take_received();
+        let (mut handled, mut outcome, mut is_closed) = (0, Ok(()), false);
+        while !work::is_turn_over()
+            && outcome.is_ok()
+            && let Some(event) = received.next(&mut self.client)?
+        {
+            handled += 1;
+            work::charge(METHOD, 1);
+            let ClientEvent::Method(CHANNEL, method) = event else { continue };
+            match method {
+                Method::ConfirmSelectOk(_) => forwarder.opened(),
+                Method::BasicAck(ack) => forwarder.acked(ack.delivery_tag, ack.multiple, now),
+                Method::BasicNack(nack) => forwarder.nacked(nack.delivery_tag, nack.multiple, now),
+                Method::ChannelClose(close) => {
+                    outcome = closed(forwarder, &close, now);
+                    is_closed = true;
+                }
+                _ => {}
+            }
+        }
+        self.client.put_back(received);
+        outcome?;
+        if is_closed {
+            self.open_channel();
+        }
+        Ok(handled)
+    }
+
+    /// Publishes as far as the turn lasts and the upstream has room; returns the number of messages.
+    fn publish(&mut self, forwarder: &mut Forwarder, now: Instant) -> Result<usize, Fault> {
+        let mut published = 0;
+        while !work::is_turn_over() {
+            if !self.client.has_room() {
+                self.client.flush(now)?;
+                if !self.client.has_room() {
+                    break;
+                }
+            }
+            let Some(envelope) = forwarder.next_to_publish(now) else { break };
+            let (exchange, routing_key) = (envelope.exchange(), envelope.routing_key());
+            let publish = basic::Publish { exchange, routing_key, ..Default::default() };
+            let properties = with_id(&envelope);
+            self.client.publish(CHANNEL, publish, &properties, envelope.body());
+            published += 1;
+            work::charge(PUBLISH, 1);
+        }
+        Ok(published)
+    }
+}
+
+impl Drop for SpoolLink {
+    fn drop(&mut self) {
+        self.client.end(transport::now());
+    }
+}
+
+/// The upstream has closed the channel: because of a message, or for a reason of its own.
+fn closed(forwarder: &mut Forwarder, close: &channel::Close<'_>, now: Instant) -> Result<(), Fault> {
+    let refusal = MessageRefusal { code: close.reply_code, text: close.reply_text.to_owned() };
+    if refusal.is_for_good() && forwarder.in_flight() > 0 {
+        forwarder.refused(refusal, now);
+        return Ok(());
+    }
+    Err(announced(close))
+}
+
+/// The refusal that a fault of the connection is, if a message has caused it.
+pub(super) fn refusal_of(fault: &Fault) -> Option<MessageRefusal> {
+    let is_of_message = matches!(
+        fault.code,
+        ReplyCode::FrameError
+            | ReplyCode::SyntaxError
+            | ReplyCode::UnexpectedFrame
+            | ReplyCode::NotImplemented
+    );
+    is_of_message.then(|| MessageRefusal { code: fault.code.code(), text: fault.reply_text() })
+}
+
+/// The message's properties with its id among the headers.
+fn with_id(envelope: &Envelope) -> Cow<'_, [u8]> {
+    let bytes = envelope.properties();
+    // Checked when it was spooled.
+    let Ok(mut properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
+    let mut headers = properties.headers.map_or_else(FieldTable::new, |headers| headers.decode());
+    headers.insert(ID_HEADER, FieldValue::text(hexadecimal(envelope.id())));
+    let encoded = headers.encode();
+    properties.headers = RawTable::check(&encoded).ok();
+    let mut out = Vec::with_capacity(bytes.len() + encoded.len());
+    properties.encode(&mut out);
+    Cow::Owned(out)
+}
+
+/// Bytes that [`with_id`] adds to properties at most: the length of the table, the name, a type, a length and the id.
+pub(super) const ID_BYTES: usize = 4 + 1 + ID_HEADER.len() + 1 + 4 + 32;
+
+fn hexadecimal(id: [u8; 16]) -> String {
+    id.iter().fold(String::with_capacity(32), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
