@@ -55,8 +55,7 @@ unit:
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
 loom:
-	$(CARGO) test --workspace --features transport/loom,broker/loom --test interleavings --locked --quiet
-	$(CARGO) test --package server --features server/loom --lib --locked --quiet -- interleavings
+	$(CARGO) test --workspace --features transport/loom,broker/loom,server/loom --test interleavings --locked --quiet
 
 leveret:
 	$(CARGO) build --release --locked --quiet --package leveret
@@ -184,11 +183,12 @@ routing-study: setup leveret
 studies: setup leveret
 	cd tests && ../.cache/venv/bin/python studies.py $(ARGS)
 
+# The second clippy is of the program without its bench: with --workspace, everything else is as for the first, and not checked again.
 check: $(DENY)
 	$(CARGO) fmt --all --check
 	python3 tests/tidy.py
 	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
-	$(CARGO) clippy --package leveret --all-targets --no-default-features --locked --quiet -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features --locked --quiet -- -D warnings
 	$(DENY) --log-level error --locked check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WORKSPACE) --no-deps --document-private-items
 

@@ -1,7 +1,7 @@
 """The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
 message now and then, and heartbeats, on Leveret's broker, through a relay of ours, on Web-MQTT and Web-STOMP of RabbitMQ 3.10
-and 4, and on Leveret in front of them, one after the other; idle MQTT and idle STOMP clients on all of these in one run; and a
-million MQTT subscriptions.
+and 4, and on Leveret in front of them, one after the other; idle MQTT and idle STOMP clients on all of these in one run; retained
+messages of 100,000 topics; and a million MQTT subscriptions.
 
     make capacity                 # everything, about three quarters of an hour
     make capacity ARGS="--quick"  # to see that it works
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, median, per_second, system, table
 from harness.leveret import ROOT
-from harness.mqtt_load import fan_out, throughput
+from harness.retained_load import all_of_them, first_client, memory, queues, retain
 
 # What a process has open besides its clients' sockets.
 SPARE = 256
@@ -31,11 +31,15 @@ LEVELS = [5_000, 15_000, 20_000]
 DEVICES = 18_000
 # Of one message, and messages under way from one client to another.
 SUBSCRIBERS, UNCONFIRMED = 10_000, 1_000
+# What they have in common, unless each has a topic of its own.
+TOPICS = "1000"
 # They say no more than that they are there.
 IDLE = ("--interval", "36000", "--heartbeat", "60")
 # Everybody comes from the same machine.
 UNLIMITED = ("--max-connections", "unlimited")
 ANY = "127.0.0.1:0"
+# A message of QoS 1 is a persistent one that a topic exchange routes.
+AS_MQTT = ("--exchange", "qos1", "--exchange-type", "topic", "--persistent")
 
 
 class Carried(NamedTuple):
@@ -91,12 +95,18 @@ def stomp(folder, options, most):
 
 def idle(folder, options, most, plugin):
     """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plug-in, and on Leveret in front of RabbitMQ, in one run of
-    the bench."""
+    the bench; with a topic of their own each, and with few topics for all."""
+    for number, topics in enumerate(([], ["--topics", TOPICS])):
+        print("Each client has a topic of its own." if not topics else f"{TOPICS} topics for all.", end="\n\n")
+        idle_with(folder / str(number), options, most, plugin, topics)
+
+
+def idle_with(folder, options, most, plugin, topics):
     with Servers(folder) as servers:
         leveret = servers.leveret("leveret", *UNLIMITED, flag(plugin), ANY)
         titles = {"leveret": f"Leveret, `{plugin}`"}
         systems = [f"leveret={told_of(plugin, web_port(leveret, plugin), leveret)}"]
-        behind = {}
+        behind = []
         for name in compared():
             for start in kinds(plugin):
                 title, told, rabbitmq = start(servers, name, plugin)
@@ -104,12 +114,14 @@ def idle(folder, options, most, plugin):
                 titles[system_name] = title
                 systems.append(f"{system_name}={told}")
                 if start is in_front:
-                    behind[servers.title(name)] = Peak(rabbitmq)
+                    peaks = Peak(rabbitmq), Peak(servers.started[f"in-front-of-{name}"])
+                    behind.append((servers.title(name), peaks))
         length = ["--connections", str(min(options.devices, most)), "--hold", options.hold]
-        measure(titles, systems, [*length, *IDLE], with_latency=False)
-        for title, peak in behind.items():
-            before, most = (f"{bytes / 2**20:,.0f} MiB" for bytes in (peak.before, peak.most))
-            print(f"{title} behind Leveret took {before} without clients, and {most} at most.\n", flush=True)
+        measure(titles, systems, [*length, *IDLE, *topics], with_latency=False)
+        for title, peaks in behind:
+            sizes = [f"{bytes / 2**20:,.0f} MiB" for peak in peaks for bytes in (peak.before, peak.most)]
+            words = f"{title} behind Leveret took {{}} without clients and {{}} at most, Leveret {{}} and {{}}."
+            print(words.format(*sizes) + "\n", flush=True)
 
 
 def relay(folder, options, most):
@@ -200,22 +212,32 @@ def test(file, *arguments, **environment):
 
 def mqtt_rates(_folder, options, most):
     """One message to very many subscribers, and messages of QoS 1 from one client to another, over MQTT's own port; beside the latter
-    what AMQP does through the same pool, with as many unconfirmed."""
+    what AMQP does through the same pool, with as many unconfirmed: as MQTT's messages are for RabbitMQ, and at its fastest."""
     subscribers, rounds, seconds = (200, 3, 1) if options.quick else (min(SUBSCRIBERS, most), 20, 10)
     rows = []
     for start in (own, *(functools.partial(behind, name) for name in compared())):
         with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
             title, server, stream = start(servers)
             port = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
-            times = sorted(fan_out(port, subscribers, rounds))
-            messages = throughput(port, seconds, UNCONFIRMED)
+            times = sorted(load("fan-out", port, subscribers, rounds))
+            (messages,) = load("qos1", port, seconds, UNCONFIRMED)
             # As the MQTT clients: every message is acknowledged by itself.
-            _, report = bench("stream", [stream], "--confirms", UNCONFIRMED, "--time", seconds)
-            amqp = median(report, stream.split("=")[0], "rate")
-            last = f"{digits(times[len(times) // 2], 1e3)} / {digits(times[-1], 1e3)} ms"
-            rows.append([title, last, per_second(messages), per_second(amqp)])
-    heads = ["system", f"the last of {subscribers:,} subscribers, median / worst", "MQTT, QoS 1", "AMQP, confirms"]
+            length = ["--confirms", UNCONFIRMED, "--time", seconds]
+            reports = [bench("stream", [stream], *length, *kind)[1] for kind in (AS_MQTT, [])]
+            amqp = [per_second(median(report, stream.split("=")[0], "rate")) for report in reports]
+            last = f"{digits(times[len(times) // 2])} / {digits(times[-1])} ms"
+            rows.append([title, last, per_second(messages), *amqp])
+    last = f"the last of {subscribers:,} subscribers, median / worst"
+    heads = ["system", last, "MQTT, QoS 1", "AMQP, persistent, by topic", "AMQP, transient, to a queue"]
     print(table(heads, rows) + "\n", flush=True)
+
+
+def load(kind, port, *numbers):
+    """Figures of MQTT clients in Rust, as those of the bench are: one in Python takes more of the two cores than the server."""
+    command = ["cargo", "run", "--release", "--locked", "--quiet", "--package", "mqtt", "--example", "load", "--"]
+    command += [kind, f"127.0.0.1:{port}", *map(str, numbers)]
+    found = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE)
+    return [float(figure) for figure in found.stdout.split()]
 
 
 def own(servers):
@@ -229,11 +251,36 @@ def behind(name, servers):
     return f"Leveret in front of {servers.title(name)}", server, system("pool", server, rabbitmq)
 
 
+def retained(_folder, options, _most):
+    """Retained messages of very many topics in front of each release, which are one stream there; and beside it what a queue for each
+    of them would cost."""
+    topics, alternative = (2_000, 200) if options.quick else (100_000, 5_000)
+    rows = []
+    for name in compared():
+        with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
+            rabbitmq = servers.rabbitmq(name)
+            fronts = [servers.pool(f"front{number}", rabbitmq, "--mqtt", ANY) for number in range(2)]
+            ports = [int(front.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1)) for front in fronts]
+            before = [memory(server) for server in (rabbitmq, fronts[0])]
+            seconds = [retain(ports[0], topics), first_client(ports[1], topics), all_of_them(ports[0], topics)]
+            after = [memory(server) for server in (rabbitmq, fronts[0])]
+            queues(rabbitmq, alternative)
+            each = (memory(rabbitmq) - after[0]) / alternative
+            grown = [" → ".join(f"{bytes / 2**20:,.0f}" for bytes in pair) + " MiB" for pair in zip(before, after, strict=True)]
+            times = [f"{digits(each)} s" for each in seconds]
+            alternatives = f"{digits(each / 1024)} KiB, {each * topics / 2**30:.1f} GiB"
+            rows.append([servers.title(name), *times, *grown, alternatives])
+    heads = ["in front of", f"{topics:,} topics retained in", "the first client of another Leveret waits", "`#`, all of them in",
+             "RabbitMQ's memory", "Leveret's memory", f"a queue for each topic: RabbitMQ's memory each, of {topics:,}"]
+    print(table(heads, rows) + "\n", flush=True)
+
+
 STUDIES = [
     ("broker", broker),
     ("mqtt", mqtt),
     ("stomp", stomp),
     ("mqtt-rates", mqtt_rates),
+    ("retained", retained),
     ("relay", relay),
     ("rabbitmq", rabbitmq),
     ("tls", tls),

@@ -113,7 +113,8 @@ def test_a_client_of_5_is_told_why(cluster, clean, expiry):
             first.subscribe((f"told/{name}", 1))
             answer = second.connect(name, clean=clean, SessionExpiryInterval=expiry)
             assert answer["session"] == (not clean and expiry > 0)
-            assert first.answer() == {"packet": "DISCONNECT", "reason": TAKEN_OVER}
+            why = "another connection has the client identifier"
+            assert first.answer() == {"packet": "DISCONNECT", "reason": TAKEN_OVER, "ReasonString": why}
 
 
 def test_a_session_that_is_begun_anew_elsewhere_leaves_nothing_of_the_old_one(cluster):

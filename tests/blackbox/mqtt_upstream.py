@@ -147,7 +147,8 @@ def test_a_taken_over_client_of_5_is_told_why(pool):
     with closing(Mqtt5Wire(pool.mqtt)) as first, closing(Mqtt5Wire(pool.mqtt)) as second:
         first.connect("told")
         second.connect("told")
-        assert first.answer() == {"packet": "DISCONNECT", "reason": TAKEN_OVER}
+        why = "another connection has the client identifier"
+        assert first.answer() == {"packet": "DISCONNECT", "reason": TAKEN_OVER, "ReasonString": why}
 
 
 def test_wills_are_published_after_their_delay_and_not_if_the_client_comes_back(pool):

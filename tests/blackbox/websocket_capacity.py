@@ -31,3 +31,17 @@ def test_a_limit_ends_the_ramp_and_is_told(tmp_path):
     (ours,) = json.loads(out)["systems"]
     assert ours["levels"][0]["connections"] == 30
     assert "1013" in ours["stopped"]
+
+
+def test_clients_that_share_topics_count_their_own_messages(tmp_path):
+    with leveret(tmp_path, "--web-mqtt", "127.0.0.1:0") as server:
+        port = server.child.wait_line(r"^web-mqtt +listening on ws://127\.0\.0\.1:(\d+)").group(1)
+        system = f"ours=mqtt+ws://127.0.0.1:{port}/ws"
+        code, out, err = run("bench", "websockets", "--system", system, "--connections", "30", "--topics", "3", *SHORT)
+        server.stop()
+    assert code == 0, err
+    (ours,) = json.loads(out)["systems"]
+    (level,) = ours["levels"]
+    assert level["connections"] == 30 and level["lost"] == 0
+    assert 0 < level["published"] <= level["received"]
+    assert ours["dropped"]["missing"] == 0

@@ -19,11 +19,12 @@ PLUGINS = "rabbitmq_mqtt"
 class MqttPool:
     """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's own. `version` is that of RabbitMQ."""
 
-    def __init__(self, version, folder, *flags):
+    def __init__(self, version, folder, *flags, settings=()):
+        """`settings` are RabbitMQ's."""
         self.version, self.folder, self.flags = version, folder, flags
         self.kind = next(kind for kind in POOL if release_of(kind) == version)
         (self.native,) = free_ports(1)
-        settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}"]
+        settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}", *settings]
         self.rabbitmq = RabbitMq(folder / "rabbitmq", *settings, plugins=PLUGINS, version=version)
         try:
             self.server = self.another()
@@ -33,9 +34,10 @@ class MqttPool:
         self.mqtt = listening(self.server, "mqtt", "mqtt")
         self.web = listening(self.server, "web-mqtt", "ws")
 
-    def another(self, name="leveret"):
+    def another(self, name="leveret", flags=None):
         """One more Leveret in front of the same RabbitMQ."""
-        flags = ("--upstream", f"amqp://127.0.0.1:{self.rabbitmq.port}", "--mqtt", ANY, "--web-mqtt", ANY, *self.flags)
+        own = self.flags if flags is None else flags
+        flags = ("--upstream", f"amqp://127.0.0.1:{self.rabbitmq.port}", "--mqtt", ANY, "--web-mqtt", ANY, *own)
         return Leveret(self.folder / name, *flags)
 
     def client(self, name, version=V311, **options):

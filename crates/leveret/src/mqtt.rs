@@ -23,6 +23,8 @@ pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
             default: config.mqtt_vhost.0.clone(),
         },
         anonymous_user: config.mqtt_anonymous_user.0.clone(),
+        exchange: config.mqtt_exchange.0.as_str().into(),
+        durable_queue_type: config.mqtt_durable_queue_type,
         queue_max: config.mqtt_queue_max.0,
         settings: Arc::new(MqttSettings {
             in_flight: config.mqtt_prefetch,

@@ -44,6 +44,8 @@ mod websocket;
 
 pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
 pub use alarms::{Alarms, Resource};
+#[cfg(feature = "loom")]
+pub use amqp::deliveries::interleavings;
 pub use backend::{Backend, Clock};
 pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,

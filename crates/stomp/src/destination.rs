@@ -28,7 +28,7 @@ pub enum Destination<'a> {
 }
 
 /// The exchange that `/topic` destinations use.
-const TOPIC_EXCHANGE: &str = "amq.topic";
+pub const TOPIC_EXCHANGE: &str = "amq.topic";
 
 /// Precedes a queue's name in the reply-to that is sent to a client.
 pub const REPLY_QUEUE_PREFIX: &str = "/reply-queue/";

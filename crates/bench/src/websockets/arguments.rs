@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::target::WebSocketTarget;
+use super::target::{CarriedProtocol, WebSocketTarget};
 use crate::error::Error;
 use crate::study::arguments::OutputArguments;
 use crate::study::expect::{Condition, conditions};
@@ -32,6 +32,10 @@ pub(crate) struct WebSocketsArguments {
     /// Each connection publishes a message to itself this often, in seconds, a tenth more or less
     #[arg(long, value_name = "SECONDS", default_value_t = 55.0)]
     pub(crate) interval: f64,
+    /// Topics that the connections share, each the next one in turn; a message then reaches all subscribers of its topic. For
+    /// MQTT and STOMP [default: each connection has its own]
+    #[arg(long, value_name = "N")]
+    pub(crate) topics: Option<u32>,
     /// Heartbeat (AMQP, STOMP) or keep-alive (MQTT) to ask for, in seconds; 0 is none
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) heartbeat: u16,
@@ -69,6 +73,9 @@ pub(crate) struct WebSocketsSettings {
     /// How often a connection publishes; in seconds where serialised.
     #[serde(with = "as_seconds")]
     pub(crate) interval: Duration,
+    /// Topics that the connections share; `None` if each has its own.
+    #[serde(default)]
+    pub(crate) topics: Option<u32>,
     /// Heartbeat or keep-alive to ask for; in seconds where serialised.
     #[serde(with = "as_seconds")]
     pub(crate) heartbeat: Duration,
@@ -85,13 +92,14 @@ pub(crate) struct WebSocketsSettings {
 /// Describes the settings for reports.
 impl fmt::Display for WebSocketsSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "a message of each connection to itself every {} s, heartbeats of {} s, measured for {} s",
-            self.interval.as_secs_f64(),
-            self.heartbeat.as_secs(),
-            self.hold.as_secs_f64()
-        )
+        let (interval, heartbeat) = (self.interval.as_secs_f64(), self.heartbeat.as_secs());
+        match self.topics {
+            None => write!(f, "a message of each connection to itself every {interval} s")?,
+            Some(topics) => {
+                write!(f, "a message of each connection to one of {topics} topics every {interval} s")?
+            }
+        }
+        write!(f, ", heartbeats of {heartbeat} s, measured for {} s", self.hold.as_secs_f64())
     }
 }
 
@@ -124,12 +132,19 @@ impl WebSocketsArguments {
         check(self.rounds > 0, "--rounds must be at least 1")?;
         check(self.opening > 0, "--opening must be at least 1")?;
         check(self.sources > 0, "--sources must be at least 1")?;
+        check(self.topics != Some(0), "--topics must be at least 1")?;
+        let has_queues = systems.iter().any(|system| system.target.protocol == CarriedProtocol::Amqp);
+        check(
+            self.topics.is_none() || !has_queues,
+            "--topics is for MQTT and STOMP: each AMQP client has a queue",
+        )?;
         let interval = seconds("--interval", self.interval)?;
         check(!interval.is_zero(), "--interval must be above 0")?;
         let settings = WebSocketsSettings {
             connections,
             hold: seconds("--hold", self.hold.unwrap_or(hold))?,
             interval,
+            topics: self.topics,
             heartbeat: Duration::from_secs(self.heartbeat.into()),
             opening: self.opening,
             sources: self.sources,
@@ -184,6 +199,8 @@ mod tests {
             &["--opening", "0"],
             &["--sources", "0"],
             &["--interval", "0"],
+            &["--system", "a=mqtt+ws://h:1/ws", "--topics", "0"],
+            &["--system", "a=mqtt+ws://h:1/ws", "--system", "b=amqp+ws://h:1/ws", "--topics", "5"],
             &["--hold=-1"],
             &["--system", "a=http://h:1"],
             &["--rounds", "0"],

@@ -55,6 +55,19 @@ impl FleetState {
     fn nanos(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
+
+    /// The topic of the member with this number. Bystanders have their own, as they publish much more than others.
+    fn topic(&self, number: u32, role: Role) -> String {
+        match (self.settings.topics, role) {
+            (Some(topics), Role::Ordinary) => self.name(number % topics),
+            _ => self.name(number),
+        }
+    }
+
+    /// A name that no other run has: of a client, or of a topic.
+    fn name(&self, number: u32) -> String {
+        format!("leveret.bench.{:x}.{number}", self.run)
+    }
 }
 
 /// The purpose of a connection.
@@ -80,6 +93,7 @@ pub(super) async fn open(shared: Arc<FleetState>, number: u32, role: Role) -> Re
 /// An open connection.
 pub(super) struct Member {
     shared: Arc<FleetState>,
+    number: u32,
     role: Role,
     wire: Wire,
     session: Box<dyn WebSocketSession>,
@@ -95,8 +109,8 @@ impl Member {
         let heartbeat = shared.settings.heartbeat;
         let source = shared.settings.source(shared.address, number);
         let wire = Wire::open(&shared.target, shared.address, source).await?;
-        let topic = format!("leveret.bench.{:x}.{number}", shared.run);
-        let session = session(&shared.target, &topic, heartbeat);
+        let (name, topic) = (shared.name(number), shared.topic(number, role));
+        let session = session(&shared.target, &name, &topic, heartbeat);
         let now = Instant::now();
         let mut member = Self {
             next_publish: now,
@@ -104,6 +118,7 @@ impl Member {
             random: Random::new(number.into()),
             subscribed: false,
             shared,
+            number,
             role,
             wire,
             session,
@@ -117,6 +132,7 @@ impl Member {
             out.clear();
             match member.session.handle(&mut member.wire.payload, &mut out)? {
                 Some(Met::Subscribed) => break,
+                Some(Met::Delivery(_)) if member.shared.settings.topics.is_some() => {}
                 Some(Met::Delivery(_)) => {
                     return Err(MemberError::Unexpected("a message that nobody has published"));
                 }
@@ -161,8 +177,12 @@ impl Member {
         let mut out = Vec::new();
         while let Some(met) = self.session.handle(&mut self.wire.payload, &mut out)? {
             let Met::Delivery(body) = met else { return Err(MemberError::Unexpected("subscribed twice")) };
-            let sent = std::str::from_utf8(&body).ok().and_then(|text| text.trim().parse::<u64>().ok());
-            let sent = sent.ok_or(MemberError::Unexpected("a message that is not ours"))?;
+            let (sent, publisher) =
+                parse(&body).ok_or(MemberError::Unexpected("a message that is not ours"))?;
+            // Another subscriber of the topic has published it.
+            if publisher != self.number {
+                continue;
+            }
             self.shared.received.fetch_add(1, Relaxed);
             if let Ok(mut latencies) = self.shared.latencies.lock() {
                 latencies.record(self.shared.nanos().saturating_sub(sent));
@@ -187,7 +207,8 @@ impl Member {
         if self.next_publish <= now {
             // A tenth more or less, so that the members do not synchronise.
             self.next_publish = now + self.interval().mul_f64(0.9 + 0.2 * self.fraction());
-            self.session.publish(self.shared.nanos().to_string().as_bytes(), &mut out);
+            let body = format!("{} {}", self.shared.nanos(), self.number);
+            self.session.publish(body.as_bytes(), &mut out);
             self.shared.published.fetch_add(1, Relaxed);
         }
         self.send(&out).await
@@ -212,6 +233,12 @@ impl Member {
     fn fraction(&mut self) -> f64 {
         self.random.next() as f64 / u64::MAX as f64
     }
+}
+
+/// When a message was published, in nanoseconds, and the number of the member that did it.
+fn parse(body: &[u8]) -> Option<(u64, u32)> {
+    let (sent, number) = std::str::from_utf8(body).ok()?.trim().split_once(' ')?;
+    Some((sent.parse().ok()?, number.parse().ok()?))
 }
 
 impl Drop for Member {

@@ -29,17 +29,22 @@ pub(super) trait WebSocketSession: Send {
     /// # Errors
     /// The server refuses, or violates the protocol.
     fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, MemberError>;
-    /// Publishes to the client's own topic.
+    /// Publishes to the client's topic.
     fn publish(&mut self, body: &[u8], out: &mut Vec<u8>);
     /// Appends a heartbeat.
     fn heartbeat(&mut self, out: &mut Vec<u8>);
 }
 
-/// Creates the client for a target. `topic` is its own; `heartbeat` is the longest silence, zero for no limit.
-pub(super) fn session(target: &Target, topic: &str, heartbeat: Duration) -> Box<dyn WebSocketSession> {
+/// Creates the client for a target. `name` is its own; `heartbeat` is the longest silence, zero for no limit.
+pub(super) fn session(
+    target: &Target,
+    name: &str,
+    topic: &str,
+    heartbeat: Duration,
+) -> Box<dyn WebSocketSession> {
     match target.protocol {
         CarriedProtocol::Amqp => Box::new(amqp::AmqpSession::new(target, heartbeat)),
-        CarriedProtocol::Mqtt => Box::new(mqtt::MqttSession::new(target, topic, heartbeat)),
+        CarriedProtocol::Mqtt => Box::new(mqtt::MqttSession::new(target, name, topic, heartbeat)),
         CarriedProtocol::Stomp => Box::new(stomp::StompSession::new(target, topic, heartbeat)),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use broker::Compatibility;
+use broker::{Compatibility, QueueKind};
 use server::{AccessFormat, AccessTarget, Network};
 use transport::tls::{LoginFrom, SanType};
 
@@ -69,6 +69,8 @@ words!(InboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2, "
 words!(Unsuitable { "direct" => Self::Direct, "refuse" => Self::Refuse });
 
 words!(Compatibility { "3.10" => Self::V3_10, "4" => Self::V4 });
+
+words!(QueueKind { "classic" => Self::Classic, "quorum" => Self::Quorum });
 
 words!(AccessFormat { "text" => Self::Text, "json" => Self::Json });
 
@@ -147,6 +149,26 @@ impl Value for BrokerName {
 
     fn parse(text: &str) -> Result<Self, ValueError> {
         if text.is_empty() { Err("must be a name".into()) } else { Ok(Self(text.to_owned())) }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(&self.0)
+    }
+}
+
+/// The name of an exchange other than the default one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ExchangeName(pub(crate) String);
+
+impl Value for ExchangeName {
+    const KIND: &'static str = "NAME";
+
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        // AMQP's short strings.
+        if text.is_empty() || text.len() > 255 {
+            return Err("must be the name of an exchange, of 1 to 255 bytes".into());
+        }
+        Ok(Self(text.to_owned()))
     }
 
     fn to_toml(&self) -> String {

@@ -67,6 +67,12 @@ pub(super) const DATA_FOLDER: Requirement = Requirement {
     otherwise: "needs data_dir, a folder for the messages",
 };
 
+pub(super) const UPSTREAM_FOR_QUORUM: Requirement = Requirement {
+    is_met: |config| !config.upstream.is_empty(),
+    otherwise: "quorum needs an upstream: on the embedded broker sessions have classic queues, as the delivery limit of a \
+                quorum queue would drop messages",
+};
+
 pub(super) const UPSTREAM_OVER_TLS: Requirement = Requirement {
     is_met: Config::has_upstream_over_tls,
     otherwise: "has no effect without an upstream of amqps:// or tls://",

@@ -6,23 +6,23 @@
 use std::any::Any;
 use std::time::Duration;
 
-use broker::Compatibility;
+use broker::{Compatibility, QueueKind};
 use server::AccessFormat;
 use transport::tls::LoginFrom;
 
 use super::address::{ListenAddr, UpstreamUrl};
 use super::back_end::UpstreamPort;
 use super::choice::{
-    AccessLogTarget, BrokerName, FilePaths, HostName, InboundHeader, LimitsMode, Networks, OptionalName,
-    OutboundHeader, Switch, VerifyClient,
+    AccessLogTarget, BrokerName, ExchangeName, FilePaths, HostName, InboundHeader, LimitsMode, Networks,
+    OptionalName, OutboundHeader, Switch, VerifyClient,
 };
 use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::RelayList;
 use super::requirement::{
     CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTPS,
-    LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_OVER_TLS,
-    WEBSOCKET,
+    LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_FOR_QUORUM,
+    UPSTREAM_OVER_TLS, WEBSOCKET,
 };
 use super::spool::{SpoolRules, Unsuitable};
 use super::value::{
@@ -487,6 +487,19 @@ settings! {
         /// password; with `off` they are refused. If that user may log in from this machine only, as guest may, then so may
         /// they.
         stomp_default_user: OptionalName = "off";
+
+        /// The exchange of MQTT clients, as RabbitMQ's `mqtt.exchange`: their messages are published to it, and the queues of
+        /// their subscriptions are bound to it. It is one for all virtual hosts, has to exist in each that clients use, and to
+        /// be of type topic; while it is missing, clients that publish or subscribe are refused. All servers with the same
+        /// clients need the same one. `/topic/` destinations of STOMP are always those of `amq.topic`.
+        mqtt_exchange: ExchangeName = "amq.topic";
+
+        /// The type of the durable queues that MQTT clients have in front of an upstream, `classic` or `quorum`, as RabbitMQ's
+        /// `mqtt.durable_queue_type`, with which it must agree if RabbitMQ's own listener has the same clients: of sessions
+        /// that outlive their connections, and of shared subscriptions. Queues that are there are used whatever their type.
+        /// RabbitMQ drops a message of a quorum queue that was returned to it too often (20 times in RabbitMQ 4), here by a
+        /// client that disconnects before it has acknowledged it.
+        mqtt_durable_queue_type: QueueKind = "classic", requires UPSTREAM_FOR_QUORUM;
 
         /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
         /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this. In front of an upstream

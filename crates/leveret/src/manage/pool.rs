@@ -45,8 +45,8 @@ pub(super) fn connection(view: &UpstreamView) -> Value {
 /// A queue that subscriptions share upstream.
 pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
     json!({
-        "name": status.queue, "protocol": status.protocol, "user": status.user, "vhost": status.vhost, "subscribers": status.subscribers,
-        "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
+        "name": status.queue, "protocol": status.protocol, "user": status.user, "vhost": status.vhost, "exchange": status.exchange,
+        "subscribers": status.subscribers, "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
         "dropped_messages": status.dropped, "overflowed_subscribers": status.overflowed, "connections_lost": status.lost,
     })
 }

@@ -175,9 +175,9 @@ impl ServerConnection {
         self.core.end(Cause::KeepAlive)
     }
 
-    /// Ends the connection; a client of 5.0 receives the reason.
-    pub fn disconnect(&mut self, reason: ReasonCode, out: &mut impl Output) -> Option<MqttEnd> {
-        self.core.say_goodbye(reason, "", out);
+    /// Ends the connection; a client of 5.0 receives the reason, and `text` as its reason string unless that is empty.
+    pub fn disconnect(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<MqttEnd> {
+        self.core.say_goodbye(reason, text, out);
         self.core.end(Cause::Server(reason))
     }
 
@@ -270,7 +270,9 @@ impl Core {
     /// Writes a CONNACK or DISCONNECT with a reason, as far as the version has them (section 4.13).
     pub(super) fn say_goodbye(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) {
         let mut properties = PropertyList::new();
-        if !text.is_empty() && self.version.is_5() {
+        // A packet must not be larger than the client takes for the sake of its text (section 3.14.2.2.3).
+        let fits = text.len() + ROOM_FOR_REASON <= self.maximum_packet_size as usize;
+        if !text.is_empty() && fits && self.version.is_5() {
             properties.push(Property::ReasonString(text));
         }
         let properties = properties.as_properties();
@@ -287,6 +289,9 @@ impl Core {
         }
     }
 }
+
+/// Bytes of a CONNACK or DISCONNECT besides its reason string, at most.
+const ROOM_FOR_REASON: usize = 16;
 
 /// Guesses the version of a CONNECT that cannot be parsed from its protocol level.
 fn guess_version(input: &[u8]) -> Option<MqttVersion> {

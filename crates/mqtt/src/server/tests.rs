@@ -518,9 +518,25 @@ fn the_will_is_due_unless_the_client_says_goodbye() {
     assert!(reported.contains("will: Some"), "{reported}");
     let mut taken_over = bench();
     taken_over.heard();
-    let end = taken_over.connection.disconnect(ReasonCode::SessionTakenOver, &mut taken_over.out);
+    let end = taken_over.connection.disconnect(ReasonCode::SessionTakenOver, "", &mut taken_over.out);
     assert!(end.is_some_and(|end| end.will.is_some()));
     assert_eq!(taken_over.heard(), ["disconnect 0x8E Session taken over"]);
+}
+
+#[test]
+fn a_disconnect_tells_why_if_the_client_has_room_for_that() {
+    for (most, told) in [(1000, Some("closed")), (21, None)] {
+        let asked = PropertyList::new().with(Property::MaximumPacketSize(most));
+        let connect = ConnectPacket { properties: asked.as_properties(), ..v5() };
+        let mut bench = Bench::connect(connect, MqttSettings::default());
+        bench.out.clear();
+        let reason = ReasonCode::AdministrativeAction;
+        assert!(bench.connection.disconnect(reason, "closed", &mut bench.out).is_some());
+        let mut decoder = PacketDecoder::new(MqttVersion::V5, 1000);
+        let step = decoder.decode(&bench.out).expect("it is a packet");
+        let Some(Packet::Disconnect(packet)) = step.packet else { unreachable!() };
+        assert_eq!(packet.properties.reason_string(), told);
+    }
 }
 
 #[test]

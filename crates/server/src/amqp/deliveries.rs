@@ -11,8 +11,8 @@
 mod connection;
 mod consumer;
 mod inner;
-#[cfg(all(test, feature = "loom"))]
-mod interleavings;
+#[cfg(feature = "loom")]
+pub mod interleavings;
 #[cfg(test)]
 mod tests;
 mod traces;

@@ -27,14 +27,16 @@ use transport::Outbox;
 use super::claims::Owner;
 use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, Written};
-use super::hub::{BrokerClaim, EXCHANGE, Hub};
+use super::hub::{BrokerClaim, Hub};
 use super::inbox::Inbox;
 use super::message::{Incoming, MessageMapping, to_amqp};
 use super::native;
 use super::pending_retained::PendingRetained;
 use super::received::{Note, PartialMessages, received_key};
 use super::retained::Full;
-use super::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
+use super::session::{
+    ClientIdentity, Dismissal, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
+};
 use super::subscriptions::Subscriptions;
 use super::waiting::PendingAnswers;
 use crate::amqp::room::DiskRoom;
@@ -88,6 +90,8 @@ pub(super) struct MqttClient {
     pub(super) expiry: u32,
     /// A bridge gets RETAIN as published, and none of its own messages.
     pub(super) is_bridge: bool,
+    /// Whether the exchange of clients' messages was missing when the client needed it: as in RabbitMQ its connection ends.
+    misses_exchange: bool,
     pub(super) now: Timestamp,
 }
 
@@ -152,6 +156,7 @@ impl MqttClient {
             changed: false,
             expiry,
             is_bridge,
+            misses_exchange: false,
             now,
         }
     }
@@ -294,6 +299,14 @@ impl MqttClient {
         let (moving, merged_below) = (&self.moving[..], self.merged_below);
         Written { session, moving, user, merged_below, expiry, since: None, will: None }.encode()
     }
+
+    /// The broker has refused something. Without its exchange the client is disconnected.
+    pub(super) fn note_refused(&mut self, error: &BrokerError) {
+        if self.hub.note_refused(self.vhost(), error) {
+            self.misses_exchange = true;
+            self.outbox.nudge();
+        }
+    }
 }
 
 /// Answers waiting for the disk at which the client is no longer read.
@@ -347,14 +360,16 @@ impl MqttSession for MqttClient {
             Some(payload) => Body::Chunks(payload),
             None => Body::Copied(publish.payload.bytes()),
         };
-        let amqp = Publish { exchange: EXCHANGE, routing_key: &key, properties: &properties, body };
+        let exchange = &*hub.config.exchange;
+        let amqp = Publish { exchange, routing_key: &key, properties: &properties, body };
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         }
         let ticket = match &payload {
             Some([payload]) if publish.retain => {
                 // A message that may not be published must not be retained either.
-                self.publisher.check(amqp)?;
+                let checked = self.publisher.check(amqp);
+                checked.inspect_err(|error| self.note_refused(error))?;
                 let payload = payload.clone();
                 hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?
             }
@@ -363,7 +378,8 @@ impl MqttSession for MqttClient {
         if exactly_once {
             self.publish_noted(publish, amqp, ticket)?;
         } else {
-            let matched = self.publisher.publish(amqp, self.now)?;
+            let published = self.publisher.publish(amqp, self.now);
+            let matched = published.inspect_err(|error| self.note_refused(error))?;
             self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
         }
         drop(together);
@@ -444,12 +460,20 @@ impl MqttSession for MqttClient {
         self.waiting.is_empty()
     }
 
-    fn handle_nudge(&mut self, _engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
-        if self.claim.is_superseded() && !self.vhost().is_gone() {
-            return Some(ReasonCode::SessionTakenOver);
+    fn handle_nudge(&mut self) -> Option<Dismissal> {
+        let is_superseded = self.claim.is_superseded();
+        if is_superseded && !self.vhost().is_gone() {
+            return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
-        if self.has_lost_a_queue() || self.claim.is_superseded() {
-            return Some(ReasonCode::AdministrativeAction);
+        if is_superseded {
+            return Some(Dismissal::new(ReasonCode::AdministrativeAction, "the virtual host was deleted"));
+        }
+        if self.has_lost_a_queue() {
+            let text = "a queue of the session was deleted";
+            return Some(Dismissal::new(ReasonCode::AdministrativeAction, text));
+        }
+        if self.misses_exchange {
+            return Some(Dismissal::new(ReasonCode::ImplementationSpecificError, MISSING_EXCHANGE));
         }
         self.room.resume(self.vhost());
         None

@@ -16,7 +16,7 @@ use super::admission::{Admission, Admitting, Entering, write};
 use super::delivering::Out;
 use super::login::{MqttLogin, MqttRefused};
 use super::message::MessageMapping;
-use super::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
+use super::session::{ClientIdentity, Dismissal, MqttSession, Refusal, Request, Then};
 use crate::alarms::Blocked;
 use crate::client::{ConnectionCore, Ending, ProtocolState};
 use crate::registry::{ClientSession, OpenConnection, Opening};
@@ -244,9 +244,9 @@ impl MqttConnection {
     }
 
     /// Ends the connection from the server's side.
-    fn disconnect(&mut self, reason: ReasonCode) {
+    fn disconnect(&mut self, dismissal: &Dismissal) {
         let mut out = Vec::new();
-        let end = self.engine.disconnect(reason, &mut out);
+        let end = self.engine.disconnect(dismissal.reason, &dismissal.text, &mut out);
         write(&self.core, out);
         if let Some(end) = end {
             self.ended(end);
@@ -292,7 +292,7 @@ impl MqttConnection {
         }
         let deadline = self.core.settle_deadline(now);
         if client.is_settled() || deadline <= now {
-            self.disconnect(ReasonCode::ServerShuttingDown);
+            self.disconnect(&Dismissal::new(ReasonCode::ServerShuttingDown, "server is shutting down"));
         }
     }
 }
@@ -458,11 +458,11 @@ impl ProtocolState for MqttConnection {
         self.advance(now);
         let MqttPhase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
-        if let Some(reason) = client.handle_nudge(&mut self.engine, now) {
-            return self.disconnect(reason);
+        if let Some(dismissal) = client.handle_nudge() {
+            return self.disconnect(&dismissal);
         }
-        if self.core.take_close_reason().is_some() {
-            return self.disconnect(ReasonCode::AdministrativeAction);
+        if let Some(why) = self.core.take_close_reason() {
+            return self.disconnect(&Dismissal::new(ReasonCode::AdministrativeAction, String::from(why)));
         }
         if !self.core.shared.alarms.stand() {
             self.blocked = None;

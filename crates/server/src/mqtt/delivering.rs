@@ -14,7 +14,6 @@ use transport::OutBuf;
 
 use super::client::MqttClient;
 use super::detached::UnackedDelivery;
-use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left, payload_of};
 use super::native::StoredForm;
@@ -277,7 +276,7 @@ impl MqttClient {
             SourceKind::Own(class) => match self.match_topic(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
                 // Another exchange was bound to the queue, or a publisher addressed the queue directly.
-                Match::None if amqp.exchange() != EXCHANGE => {
+                Match::None if amqp.exchange() != &*self.hub.config.exchange => {
                     Verdict { qos: class.highest(), ..Verdict::default() }
                 }
                 Match::None | Match::Drop => return None,

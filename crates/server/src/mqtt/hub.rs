@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use broker::{
-    Body, Broker, CatalogueError, Change, Publish, Returned, Section, SessionId, Store, Ticket, Timestamp,
-    VirtualHost,
+    Body, Broker, BrokerError, CatalogueError, Change, Publish, Returned, Section, SessionId, Store, Ticket,
+    Timestamp, VirtualHost,
 };
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -27,15 +27,13 @@ use super::detached::{DetachedSession, PendingWill, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
 use super::message::{Incoming, MessageMapping, lasting, to_amqp};
+use super::missing_exchange::MissingExchange;
 use super::native;
 use super::pending_retained;
 use super::received::{self, AfterCrash, Note};
 use super::retained::{self, Retained, RetainedMessage};
 use crate::backend::Clock;
 use crate::registry::OpenConnection;
-
-/// The exchange of MQTT messages, as in RabbitMQ.
-pub(super) const EXCHANGE: &str = "amq.topic";
 
 /// The hub's own session id, which no connection has: those are numbered from 1.
 pub(super) const NOBODY: SessionId = SessionId(0);
@@ -52,6 +50,7 @@ pub(crate) struct Hub {
     retained: RwLock<HashMap<Arc<str>, Arc<Retained>>, { Rank::RetainedTrees as u8 }>,
     /// Notified when the next deadline has become earlier.
     changed: Notify,
+    missing_exchange: MissingExchange,
 }
 
 #[derive(Default)]
@@ -67,8 +66,8 @@ pub(super) struct ForeignSession;
 
 impl Hub {
     pub(super) fn new(broker: Arc<Broker>, config: MqttConfig, clock: Clock) -> Arc<Self> {
-        let (sessions, retained, changed) = Default::default();
-        let hub = Arc::new(Self { broker, config, clock, sessions, retained, changed });
+        let (sessions, retained, changed, missing_exchange) = Default::default();
+        let hub = Arc::new(Self { broker, config, clock, sessions, retained, changed, missing_exchange });
         let weak = Arc::downgrade(&hub);
         let forget = move |vhost: &str| {
             if let Some(hub) = weak.upgrade() {
@@ -87,6 +86,16 @@ impl Hub {
         drop(sessions);
         claims.iter().for_each(|claim| claim.supersede());
         self.retained.write().remove(vhost);
+    }
+
+    /// The broker has refused something of a client: if the exchange is missing, the log says so, and this returns true.
+    pub(super) fn note_refused(&self, vhost: &VirtualHost, error: &BrokerError) -> bool {
+        let exchange = &*self.config.exchange;
+        let is_missing = matches!(error, BrokerError::NoExchange { name, .. } if name == exchange);
+        if is_missing {
+            self.missing_exchange.found(vhost.name(), exchange);
+        }
+        is_missing
     }
 
     pub(super) fn store(&self) -> Option<&Arc<Store>> {
@@ -326,9 +335,10 @@ impl Hub {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
         }
         let body = [Bytes::copy_from_slice(&will.payload)];
-        let publish =
-            Publish { exchange: EXCHANGE, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
-        publisher.publish(publish, now).map_err(WillError::Refused)?;
+        let exchange = &*self.config.exchange;
+        let publish = Publish { exchange, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
+        let published = publisher.publish(publish, now);
+        published.inspect_err(|error| _ = self.note_refused(vhost, error)).map_err(WillError::Refused)?;
         publisher.flush_all(now);
         if will.retain {
             let [payload] = body;

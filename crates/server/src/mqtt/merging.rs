@@ -15,7 +15,7 @@ use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
 use super::claims::Owner;
 use super::detached::DetachedSession;
-use super::hub::{EXCHANGE, Hub, NOBODY, group_queue, queue_name};
+use super::hub::{Hub, NOBODY, group_queue, queue_name};
 
 use std::sync::Arc;
 
@@ -36,6 +36,7 @@ impl Hub {
         now: Timestamp,
     ) -> HashMap<Owner, Vec<Box<str>>> {
         let mut groups_before = HashMap::new();
+        let exchange = &*self.config.exchange;
         // The name of an old queue may be the present name for another filter.
         let groups: HashSet<(Arc<str>, String)> = found
             .iter()
@@ -48,7 +49,7 @@ impl Hub {
             let Some(vhost) = self.broker().vhost(&owner.vhost) else { continue };
             let has_dots = kept.session.subscriptions().any(|(filter, _)| filter.contains('.'));
             if has_dots && std::mem::take(&mut kept.is_merged) {
-                separate_own(&vhost, owner, kept);
+                separate_own((&vhost, exchange), owner, kept);
                 changed.push(owner.clone());
             }
             let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1)).ok();
@@ -59,7 +60,7 @@ impl Hub {
                 if !groups.contains(&(Arc::clone(&owner.vhost), before.clone()))
                     && let Ok(queue) = vhost.queue(NOBODY, &before)
                 {
-                    separate_group(&vhost, filter, &queue, now);
+                    separate_group((&vhost, exchange), filter, &queue, now);
                     groups_before.entry(owner.clone()).or_insert_with(Vec::new).push(before.into());
                 }
             }
@@ -68,8 +69,12 @@ impl Hub {
     }
 }
 
+/// A virtual host, and the exchange there that queues of sessions are bound to.
+type At<'a> = (&'a Arc<VirtualHost>, &'a str);
+
 /// Rebinds the client's own queue.
-fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut DetachedSession) {
+fn separate_own(at: At<'_>, owner: &Owner, kept: &mut DetachedSession) {
+    let (vhost, _) = at;
     let name = queue_name(&owner.client_id, 1);
     let Ok(queue) = vhost.queue(NOBODY, &name) else { return };
     kept.merged_below = queue.next_position();
@@ -79,12 +84,13 @@ fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut DetachedSess
     };
     let keys: HashSet<String> = own().map(filter_to_binding_key).collect();
     for filter in own().filter(|filter| filter.contains('.')) {
-        rebind(vhost, &name, filter, |before| keys.contains(before));
+        rebind(at, &name, filter, |before| keys.contains(before));
     }
 }
 
 /// Replaces the queue of a group by another one.
-fn separate_group(vhost: &Arc<VirtualHost>, filter: &str, before: &Arc<Queue>, now: Timestamp) {
+fn separate_group(at: At<'_>, filter: &str, before: &Arc<Queue>, now: Timestamp) {
+    let (vhost, _) = at;
     let Ok(parsed) = TopicFilter::parse(filter, true) else { return };
     let Some(name) = group_queue(filter) else { return };
     let durable = before.properties().durable;
@@ -93,29 +99,27 @@ fn separate_group(vhost: &Arc<VirtualHost>, filter: &str, before: &Arc<Queue>, n
         return tracing::warn!(vhost = vhost.name(), queue = name, %error, "queue of a shared subscription not found");
     }
     let key = filter_to_binding_key(parsed.filter());
-    bind(vhost, &name, &key);
-    unbind(vhost, before.name(), &filter_to_binding_key(&merged(parsed.filter())));
+    bind(at, &name, &key);
+    unbind(at, before.name(), &filter_to_binding_key(&merged(parsed.filter())));
 }
 
-fn rebind(vhost: &Arc<VirtualHost>, queue: &str, filter: &str, is_needed: impl Fn(&str) -> bool) {
-    bind(vhost, queue, &filter_to_binding_key(filter));
+fn rebind(at: At<'_>, queue: &str, filter: &str, is_needed: impl Fn(&str) -> bool) {
+    bind(at, queue, &filter_to_binding_key(filter));
     let before = filter_to_binding_key(&merged(filter));
     if !is_needed(&before) {
-        unbind(vhost, queue, &before);
+        unbind(at, queue, &before);
     }
 }
 
-fn bind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
-    let binding =
-        Binding { source: EXCHANGE, destination: queue, routing_key, arguments: Default::default() };
+fn bind((vhost, source): At<'_>, queue: &str, routing_key: &str) {
+    let binding = Binding { source, destination: queue, routing_key, arguments: Default::default() };
     if let Err(error) = vhost.bind_queue(NOBODY, &binding) {
         tracing::warn!(vhost = vhost.name(), queue, routing_key, %error, "failed to bind the queue of a session");
     }
 }
 
-fn unbind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
-    let binding =
-        Binding { source: EXCHANGE, destination: queue, routing_key, arguments: Default::default() };
+fn unbind((vhost, source): At<'_>, queue: &str, routing_key: &str) {
+    let binding = Binding { source, destination: queue, routing_key, arguments: Default::default() };
     // It may already have been unbound.
     let _ = vhost.unbind_queue(NOBODY, &binding);
 }

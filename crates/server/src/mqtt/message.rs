@@ -4,7 +4,7 @@
 //!
 //! | MQTT | AMQP |
 //! |---|---|
-//! | topic | routing key on amq.topic, `/` as `.` and `.` as `/` |
+//! | topic | routing key on the exchange, `/` as `.` and `.` as `/` |
 //! | QoS | delivery_mode, header `x-mqtt-publish-qos` |
 //! | DUP | header `x-mqtt-dup` |
 //! | RETAIN | header `x-mqtt-retain`, when it is set |

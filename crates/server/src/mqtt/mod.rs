@@ -1,5 +1,5 @@
-//! MQTT clients, as with RabbitMQ's plug-in: subscriptions are queues bound to amq.topic, so that MQTT and AMQP clients can
-//! exchange messages.
+//! MQTT clients, as with RabbitMQ's plug-in: subscriptions are queues bound to a topic exchange, so that MQTT and AMQP
+//! clients can exchange messages.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
 //!   from there to its session; [`session`]: that as the connection sees it; [`claims`]: which connection has each session.
@@ -14,6 +14,7 @@
 //!   earlier versions stored.
 //! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
 //!   that clients have not released.
+//! - [`missing_exchange`]: what the log says of an exchange that is not there.
 //! - [`error`]: the errors of restoring sessions and of wills.
 //!
 //! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
@@ -34,6 +35,7 @@ mod inbox;
 mod login;
 mod merging;
 mod message;
+mod missing_exchange;
 mod native;
 mod pending_delivery;
 mod pending_retained;
@@ -54,7 +56,7 @@ use std::time::Instant;
 
 use ::mqtt::MqttVersion;
 use ::mqtt::server::MqttSettings;
-use broker::{Broker, QueueCapacity};
+use broker::{Broker, QueueCapacity, QueueKind};
 pub(crate) use connection::MqttConnection;
 pub use error::MqttRestoreError;
 
@@ -80,6 +82,10 @@ pub struct MqttConfig {
     pub vhosts: MqttVhosts,
     /// The user that clients without a user name act as; `None` refuses them.
     pub anonymous_user: Option<String>,
+    /// The exchange, of type topic, that clients' messages are published to and their queues are bound to.
+    pub exchange: Arc<str>,
+    /// The type of the durable queues of sessions in front of an upstream: classic or quorum.
+    pub durable_queue_type: QueueKind,
     /// Bytes of the messages that wait for a live client; above them those of QoS 0 are dropped, the oldest first.
     pub queue_max: u64,
     /// Limits and supported features.
@@ -94,7 +100,14 @@ impl MqttConfig {
     #[cfg(test)]
     pub(crate) fn of_test(settings: Arc<MqttSettings>) -> Self {
         let vhosts = MqttVhosts { default: "/".to_owned(), ..MqttVhosts::default() };
-        Self { vhosts, anonymous_user: None, queue_max: 4 << 20, settings }
+        Self {
+            vhosts,
+            anonymous_user: None,
+            exchange: "amq.topic".into(),
+            durable_queue_type: QueueKind::Classic,
+            queue_max: 4 << 20,
+            settings,
+        }
     }
 
     /// [`MqttConfig::queue_max`] as the capacity of a queue, which counts bodies alone.

@@ -3,7 +3,7 @@
 //!
 //! | MQTT | AMQP |
 //! |---|---|
-//! | topic | routing key on amq.topic, `/` as `.` and `.` as `/` |
+//! | topic | routing key on the exchange, `/` as `.` and `.` as `/` |
 //! | QoS | delivery_mode |
 //! | Message Expiry Interval | expiration, and the time of publishing as timestamp |
 //! | Content Type | content_type |

@@ -1,5 +1,6 @@
 //! A client's session on a backend, as its connection sees it: on the embedded broker or in front of an upstream.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,8 +52,8 @@ pub(super) trait MqttSession: Send {
     fn has_room(&self) -> bool;
     /// Whether everything that was asked has been answered.
     fn is_settled(&self) -> bool;
-    /// Called after the outbox was nudged. Returns the reason if the connection has to end.
-    fn handle_nudge(&mut self, engine: &mut Engine, now: Instant) -> Option<ReasonCode>;
+    /// Called after the outbox was nudged; unless the connection has to end, [`Self::flush`] follows.
+    fn handle_nudge(&mut self) -> Option<Dismissal>;
     /// The latest time at which to call [`MqttSession::handle_nudge`], if nothing nudges the outbox before.
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -74,6 +75,26 @@ pub(super) struct ClientIdentity<'a> {
 pub(super) struct Refusal {
     pub(super) reason: ReasonCode,
     pub(super) text: &'static str,
+}
+
+/// The reason string of a client whose session another connection has taken over.
+pub(super) const TAKEN_OVER: &str = "another connection has the client identifier";
+
+/// The reason string of a client that publishes or subscribes while the exchange is missing.
+pub(super) const MISSING_EXCHANGE: &str = "the exchange of MQTT clients does not exist";
+
+/// Why the server ends a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Dismissal {
+    pub(super) reason: ReasonCode,
+    /// For a client of 5.0.
+    pub(super) text: Cow<'static, str>,
+}
+
+impl Dismissal {
+    pub(super) fn new(reason: ReasonCode, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason, text: text.into() }
+    }
 }
 
 /// An action that follows once everything it waits for is done: on disk, or answered by the upstream.

@@ -14,7 +14,7 @@ use mqtt::{QoS, ReasonCode};
 use super::client::MqttClient;
 use super::delivering::{ConsumedQueue, SourceKind};
 use super::detached::lease;
-use super::hub::{EXCHANGE, group_queue, queue_name};
+use super::hub::{group_queue, queue_name};
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
@@ -93,16 +93,15 @@ impl MqttClient {
                 (name, SourceKind::Shared(subscription))
             }
         };
-        let binding = Binding {
-            source: EXCHANGE,
-            destination: &name,
-            routing_key: &key,
-            arguments: RawTable::default(),
-        };
+        let hub = Arc::clone(&self.hub);
+        let (source, destination) = (&*hub.config.exchange, &*name);
+        let binding = Binding { source, destination, routing_key: &key, arguments: RawTable::default() };
         // Checked first, so that no queue is created that the user may not bind.
-        self.authorised.check_bind_queue(&binding)?;
+        let checked = self.authorised.check_bind_queue(&binding);
+        checked.inspect_err(|error| self.note_refused(error))?;
         let declared = self.attach(&name, kind, engine)?;
-        let bound = self.authorised.bind_queue(self.session_id, &binding)?;
+        let bound = self.authorised.bind_queue(self.session_id, &binding);
+        let bound = bound.inspect_err(|error| self.note_refused(error))?;
         Ok(Some(declared.max(bound)))
     }
 
@@ -255,7 +254,7 @@ impl MqttClient {
         }
         let (name, key) = (self.queue_of(class), filter_to_binding_key(filter));
         let binding = Binding {
-            source: EXCHANGE,
+            source: &self.hub.config.exchange,
             destination: &name,
             routing_key: &key,
             arguments: RawTable::default(),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use amqp::content::{Assembled, Assembler, Content, write_content};
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::{basic, channel};
-use amqp::{ContentHeader, Fault, Method};
+use amqp::{ContentHeader, Fault, Method, ReplyCode};
 use transport::InnerOutbox;
 
 use crate::amqp::session::BackendSession;
@@ -324,6 +324,14 @@ const DELIVER: (u16, u16) = (60, 60);
 /// The fault with which the server has closed a channel.
 pub(crate) fn announced(close: &channel::Close<'_>) -> Fault {
     Fault::announced(close.reply_code, close.reply_text, (close.class_id, close.method_id))
+}
+
+/// Whether the server has refused something because there is no exchange of this name: RabbitMQ answers 404 NOT_FOUND for a
+/// queue as well, and says in the text which of them is missing.
+pub(crate) fn misses_exchange(fault: &Fault, exchange: &str) -> bool {
+    // LavinMQ begins with a capital letter.
+    let names = |word: &str| fault.text.contains(&format!("{word} '{exchange}'"));
+    fault.code == ReplyCode::NotFound && (names("exchange") || names("Exchange"))
 }
 
 impl ContentMethod {

@@ -28,13 +28,13 @@ pub(super) struct MqttSession {
 }
 
 impl MqttSession {
-    pub(super) fn new(target: &Target, topic: &str, heartbeat: Duration) -> Self {
+    pub(super) fn new(target: &Target, client_id: &str, topic: &str, heartbeat: Duration) -> Self {
         let keep_alive = u16::try_from(heartbeat.as_secs()).unwrap_or(u16::MAX);
         let mut content = Vec::new();
         string("MQTT", &mut content);
         content.extend([LEVEL, CONNECT_FLAGS]);
         content.extend(keep_alive.to_be_bytes());
-        for text in [topic, &target.user, &target.password] {
+        for text in [client_id, &target.user, &target.password] {
             string(text, &mut content);
         }
         let mut connect = Vec::new();

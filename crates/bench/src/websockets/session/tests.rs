@@ -16,7 +16,7 @@ fn reported(client: &mut dyn WebSocketSession, server: &[u8]) -> Result<(Vec<Met
 }
 
 fn begun(scheme: &str) -> (Box<dyn WebSocketSession>, Vec<u8>) {
-    let mut client = session(&target(scheme), "mine", Duration::from_secs(60));
+    let mut client = session(&target(scheme), "self", "mine", Duration::from_secs(60));
     let mut out = Vec::new();
     client.begin(&mut out);
     (client, out)
@@ -25,7 +25,7 @@ fn begun(scheme: &str) -> (Box<dyn WebSocketSession>, Vec<u8>) {
 #[test]
 fn mqtt_logs_in_and_subscribes() {
     let (mut client, out) = begun("mqtt");
-    assert_eq!(out, b"\x10\x1e\x00\x04MQTT\x04\xc2\x00\x3c\x00\x04mine\x00\x04user\x00\x06secret");
+    assert_eq!(out, b"\x10\x1e\x00\x04MQTT\x04\xc2\x00\x3c\x00\x04self\x00\x04user\x00\x06secret");
     assert_eq!(
         reported(&mut *client, &[0x20, 2, 0, 0]).unwrap(),
         (vec![], b"\x82\x09\x00\x01\x00\x04mine\x00".to_vec())

@@ -1,6 +1,6 @@
-//! Consumers of a connection whose outbox fills repeatedly, in every interleaving of publishers, the
-//! connection's task and its settlements (`make loom`). A delivery that is forgotten leaves the connection
-//! waiting for ever, which the model reports.
+//! Consumers of a connection whose outbox fills repeatedly, in every interleaving of publishers, the connection's task and
+//! its settlements (`make loom`). A delivery that is forgotten leaves the connection waiting for ever, which the model
+//! reports. The tests are in `tests/interleavings.rs`, where dependencies have the features of the other crates' tests.
 
 use std::io;
 use std::pin::Pin;
@@ -136,12 +136,12 @@ fn publish(publisher: &mut Publisher, routing_key: &str) {
     publisher.flush(NOW);
 }
 
-#[test]
-fn room_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+/// Consumers without limits of their own: an outbox that has room again resumes each that waits for it.
+pub fn outbox_room() {
     explore(3, || two_queues(0, 0, true));
 }
 
-#[test]
-fn credit_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+/// Consumers with a prefetch of one, on a channel with the same: settled deliveries resume each that waits for credit.
+pub fn credit() {
     explore(3, || two_queues(1, 1, false));
 }

@@ -134,7 +134,7 @@ impl UpstreamAdmission {
             }
             _ => None,
         };
-        let (uplink, earlier) = (Uplink::new(client), EarlierConsumer::default());
+        let (uplink, earlier) = (Uplink::new(client, &self.hub.config), EarlierConsumer::default());
         let reading = StateReading::default();
         let claiming = Claiming { claim, uplink, shared_login, watched, earlier, reading, log };
         self.stage = Stage::Claiming(Box::new(claiming));

@@ -15,7 +15,6 @@ use super::live::LiveEvent;
 use super::queue_consumer::QueuedMessage;
 use super::session::{UpstreamSession, of_fault};
 use crate::mqtt::delivering::Out;
-use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::message::{self, Addressed, Outgoing};
 use crate::mqtt::native::StoredForm;
 use crate::mqtt::subscriptions::{Class, Match, Verdict};
@@ -65,6 +64,7 @@ impl UpstreamSession {
                     return self.fail(ReasonCode::QuotaExceeded, &fault);
                 }
                 Some(LiveEvent::Lost(fault) | LiveEvent::Ended(fault)) => {
+                    self.note_refused(&fault);
                     return self.fail(of_fault(&fault), &fault);
                 }
             }
@@ -144,7 +144,7 @@ impl UpstreamSession {
         let verdict = match self.match_topic(&outgoing, Class::Qos1) {
             // As in RabbitMQ: it came by a subscription of QoS 1, which may have been changed to QoS 0 since.
             Match::Send(verdict) => Verdict { qos: QoS::AtLeastOnce, ..verdict },
-            Match::Drop if &*exchange == EXCHANGE => return false,
+            Match::Drop if *exchange == *self.hub.config.exchange => return false,
             // By a binding that another server has made for the client, or that was removed after the message had come.
             Match::Drop | Match::None => Verdict { qos: QoS::AtLeastOnce, ..Verdict::default() },
         };

@@ -25,6 +25,10 @@ use crate::mqtt::session::Then;
 /// that are revoked.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Pauses, in milliseconds, before it is asked again whether a queue has consumers: a quorum queue of RabbitMQ 4 learns that a
+/// channel is closed some milliseconds after its client. One that has consumers all the same expires.
+const IN_USE_PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
+
 /// The work that is left.
 pub(super) struct Farewell {
     pub(super) hub: Arc<UpstreamHub>,
@@ -32,8 +36,8 @@ pub(super) struct Farewell {
     pub(super) claim: Arc<UpstreamClaim>,
     /// Its consumer is stopped.
     pub(super) uplink: Uplink,
-    /// The queues of a session that has ended.
-    pub(super) deletes: Vec<Box<str>>,
+    /// Requests that delete the queues of a session that has ended.
+    pub(super) deletes: Vec<QueueRequest>,
     /// Requests about groups that it leaves.
     pub(super) leaves: Vec<QueueRequest>,
     /// The session, if it outlives its connection.
@@ -90,15 +94,17 @@ impl Farewell {
         if tokio::time::timeout(SETTLE_TIMEOUT, settled).await.is_err() {
             let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.revoke_unconfirmed()).await;
         }
-        if watched.as_ref().and_then(Watched::taken).is_none() {
+        let is_taken = || watched.as_ref().and_then(Watched::taken).is_some();
+        if !is_taken() {
             // If one has a consumer by now, that is the client's connection elsewhere.
-            for queue in deletes {
-                uplink.request(0, QueueRequest::DeleteUnused { queue });
+            for delete in deletes {
+                uplink.request(0, delete);
             }
         }
         // A deletion that is on its way must not hit the queue of the next connection, however late it is carried out. Without
         // an answer, the pool notices that the upstream is lost.
         let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
+        delete_once_unused(&mut uplink, is_taken, &mut left).await;
         release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping, share: _share, log }) = will else { return };
         let is_due = tokio::select! {
@@ -118,6 +124,24 @@ impl Farewell {
                 );
             }
         }
+    }
+}
+
+/// Deletes the queues that had consumers when they were to be deleted, if these are gone a moment later.
+async fn delete_once_unused(
+    uplink: &mut Uplink,
+    is_taken: impl Fn() -> bool,
+    left: &mut Option<Box<DetachedUpstream>>,
+) {
+    for pause in IN_USE_PAUSES {
+        let in_use = uplink.take_in_use();
+        if in_use.is_empty() || is_taken() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        in_use.into_iter().for_each(|queue| uplink.request(0, QueueRequest::DeleteIdle { queue }));
+        // Without an answer, the upstream is lost.
+        let _ = uplink.settle_requests(|event| note(left, event)).await;
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
+use amqp::Fault;
 use broker::{Compatibility, Timestamp};
 use mqtt::server::MqttSettings;
 use mqtt::session::Session;
@@ -21,6 +22,8 @@ use crate::mqtt::MqttConfig;
 use crate::mqtt::claims::{Claim, Claims, Detached, Owner, SessionHolder};
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::ForeignSession;
+use crate::mqtt::missing_exchange::MissingExchange;
+use crate::upstream::client::misses_exchange;
 
 /// A connection's claim to a session upstream.
 pub(super) type UpstreamClaim = Claim<DetachedUpstream>;
@@ -37,6 +40,7 @@ pub(crate) struct UpstreamHub {
     pub(super) takeovers: Arc<Takeovers>,
     pub(super) retained: Arc<RetainedLogs>,
     pub(super) groups: Arc<GroupTable>,
+    missing_exchange: MissingExchange,
     /// Itself.
     pub(super) weak: Weak<Self>,
 }
@@ -140,12 +144,32 @@ impl UpstreamHub {
                 })
             })
         });
-        let (sessions, wills, groups) = (Mutex::default(), Arc::default(), Arc::default());
-        let (takeovers, retained) = (Takeovers::new(), RetainedLogs::new(clock));
+        let (sessions, wills, groups, missing_exchange) = Default::default();
+        let (takeovers, retained) = (Takeovers::new(), RetainedLogs::new(clock, &config.exchange));
         Arc::new_cyclic(|hub| {
             let weak = Weak::clone(hub);
-            Self { config, settings, clock, sessions, wills, takeovers, retained, groups, weak }
+            Self {
+                config,
+                settings,
+                clock,
+                sessions,
+                wills,
+                takeovers,
+                retained,
+                groups,
+                missing_exchange,
+                weak,
+            }
         })
+    }
+
+    /// The upstream has refused something of a client: if the exchange is missing, the log says so, and this returns true.
+    pub(super) fn note_refused(&self, vhost: &str, fault: &Fault) -> bool {
+        let is_missing = misses_exchange(fault, &self.config.exchange);
+        if is_missing {
+            self.missing_exchange.found(vhost, &self.config.exchange);
+        }
+        is_missing
     }
 
     /// The settings of a client of 5.0.

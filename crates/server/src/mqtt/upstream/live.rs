@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use transport::Outbox;
 
 use crate::backend::Backend;
+use crate::mqtt::MqttConfig;
 use crate::mqtt::message;
 use crate::mqtt::native::StoredForm;
 use crate::server::Shared;
@@ -20,6 +21,8 @@ use crate::upstream::sharing::{
 /// The live subscriptions of one client: one for each binding key.
 pub(super) struct LiveFilters {
     login: SharedLogin,
+    /// The exchange that keys are bound to.
+    exchange: Arc<str>,
     /// How much may wait for the client, and which messages may be dropped.
     limits: InboxLimits,
     is_droppable: IsDroppable,
@@ -64,17 +67,17 @@ pub(super) enum LiveEvent {
 }
 
 impl LiveFilters {
-    /// Without subscriptions. Above `queue_max` bytes of waiting messages, those of QoS 0 are dropped, the oldest first; if
-    /// there are none, the client is to be closed. `form` is that of the upstream's messages.
-    pub(super) fn new(login: SharedLogin, queue_max: u64, form: StoredForm) -> Self {
+    /// Without subscriptions. Above [`MqttConfig::queue_max`] bytes of waiting messages, those of QoS 0 are dropped, the oldest
+    /// first; if there are none, the client is to be closed. `form` is that of the upstream's messages.
+    pub(super) fn new(login: SharedLogin, config: &MqttConfig, form: StoredForm) -> Self {
         let (shared, keys, asked, answers, held) = Default::default();
-        let limits =
-            InboxLimits { messages: usize::MAX, bytes: usize::try_from(queue_max).unwrap_or(usize::MAX) };
+        let bytes = usize::try_from(config.queue_max).unwrap_or(usize::MAX);
+        let (limits, exchange) = (InboxLimits { messages: usize::MAX, bytes }, Arc::clone(&config.exchange));
         let is_droppable: IsDroppable = match form {
             StoredForm::Headers => |message| is_qos0(message, StoredForm::Headers),
             _ => |message| is_qos0(message, StoredForm::AnnotationHeader),
         };
-        Self { login, limits, is_droppable, shared, keys, asked, answers, held }
+        Self { login, exchange, limits, is_droppable, shared, keys, asked, answers, held }
     }
 
     /// Sets whether messages of QoS 1 and 2 are to be sent as such to the subscription with a binding key.
@@ -99,7 +102,7 @@ impl LiveFilters {
             let budget = shared.subscriptions.budget();
             let inbox =
                 SharedInbox::new(outbox, self.limits, budget, Copies::PerClient, Some(self.is_droppable));
-            let subscriber = shared.subscriptions.join(pool, &self.login, &inbox);
+            let subscriber = shared.subscriptions.join(pool, (&self.login, &self.exchange), &inbox);
             SharedPart { inbox, subscriber }
         });
         part.subscriber.subscribe(key, number);

@@ -1,13 +1,13 @@
 //! The channel on which a client's messages are published.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, Method};
 
 use super::state;
-use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, announced};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
@@ -22,8 +22,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The messages that a client has published and the upstream has not confirmed yet.
 ///
 /// The channel is opened with the first message, and again after it was closed.
-#[derive(Default)]
 pub(super) struct PublishingChannel {
+    /// The exchange of clients' messages.
+    exchange: Arc<str>,
     is_open: bool,
     /// The index of its number.
     current: usize,
@@ -96,6 +97,22 @@ pub(super) enum Unconfirmed {
 }
 
 impl PublishingChannel {
+    /// A channel that is not open.
+    pub(super) fn new(exchange: &Arc<str>) -> Self {
+        let (confirms, unconfirmed, refused) = Default::default();
+        Self {
+            exchange: Arc::clone(exchange),
+            is_open: false,
+            current: 0,
+            is_other_closing: false,
+            published: None,
+            confirms,
+            unconfirmed,
+            is_refused: false,
+            refused,
+        }
+    }
+
     /// Publishes a message. `properties` are flags and list as they are on the wire.
     pub(super) fn publish(
         &mut self,
@@ -153,7 +170,8 @@ impl PublishingChannel {
     fn send(&mut self, client: &mut AmqpClient, message: (&str, &[u8], &[u8]), now: Instant) -> u16 {
         let number = self.open(client, now);
         let (routing_key, properties, body) = message;
-        let publish = basic::Publish { exchange: EXCHANGE, routing_key, ..basic::Publish::default() };
+        let exchange = &*self.exchange;
+        let publish = basic::Publish { exchange, routing_key, ..basic::Publish::default() };
         client.publish(number, publish, properties, body);
         number
     }
@@ -173,7 +191,7 @@ impl PublishingChannel {
     pub(super) fn rest(&mut self, client: &mut AmqpClient, now: Instant) {
         if self.next_deadline().is_some_and(|deadline| deadline <= now) {
             client.close_channel(PUBLISHING[self.current]);
-            *self = Self { current: 1 - self.current, is_other_closing: true, ..Self::default() };
+            *self = Self { current: 1 - self.current, is_other_closing: true, ..Self::new(&self.exchange) };
         }
     }
 
@@ -238,7 +256,8 @@ impl PublishingChannel {
 
     /// The upstream has closed the channel. The next message opens it again.
     fn closed(&mut self, fault: Fault) -> PublishingClosed {
-        let Self { current, is_other_closing, unconfirmed, refused, .. } = std::mem::take(self);
+        let closed = Self::new(&self.exchange);
+        let Self { current, is_other_closing, unconfirmed, refused, .. } = std::mem::replace(self, closed);
         (self.current, self.is_other_closing) = (current, is_other_closing);
         let mut ids = unconfirmed.iter().map(|message| message.packet_id());
         let unconfirmed = match ids.next() {

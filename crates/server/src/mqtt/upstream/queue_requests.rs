@@ -1,11 +1,13 @@
 //! Requests about the queue of a session, on a channel that is open only while some wait for their answers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use amqp::method::{channel, exchange, queue};
 use amqp::{Fault, FieldTable, FieldValue, Method, RawTable, ReplyCode};
+use broker::QueueKind;
 
-use crate::mqtt::hub::EXCHANGE;
+use crate::mqtt::MqttConfig;
 use crate::upstream::client::{AmqpClient, announced};
 
 /// The channel's number.
@@ -24,6 +26,11 @@ pub(super) enum QueueRequest {
     },
     /// Deletes a queue that has no consumer, if there is one.
     DeleteUnused {
+        queue: Box<str>,
+    },
+    /// The same for a queue that may be a quorum queue: RabbitMQ closes the connection of a client that asks for such a one
+    /// to be deleted if it is unused, with 540. A consumer that comes between the two steps loses its queue.
+    DeleteIdle {
         queue: Box<str>,
     },
     /// Declares a durable queue. `expires` is its time without a consumer, in milliseconds.
@@ -60,8 +67,13 @@ pub(super) enum QueueRequest {
 
 /// The requests of one client, which are answered in their order. One that is refused costs the channel, and those behind
 /// it are sent again on the next.
-#[derive(Default)]
 pub(super) struct QueueRequests {
+    /// The exchange that queues are bound to.
+    exchange: Arc<str>,
+    /// The type of the queues that are declared.
+    queue_type: QueueKind,
+    /// Whether a queue was found that is declared otherwise, and may be of another type.
+    has_found_other: bool,
     /// With the number by which the answer is known.
     waiting: VecDeque<(u64, QueueRequest)>,
     /// How many of them were sent on the open channel.
@@ -69,6 +81,8 @@ pub(super) struct QueueRequests {
     channel: RequestChannel,
     /// The number of consumers that the last answer has told.
     consumers: u32,
+    /// Queues that were not deleted because they had consumers, by [`QueueRequest::DeleteIdle`], until they are taken.
+    in_use: Vec<Box<str>>,
 }
 
 #[derive(Default, PartialEq, Eq)]
@@ -81,6 +95,13 @@ enum RequestChannel {
 }
 
 impl QueueRequests {
+    /// Without requests.
+    pub(super) fn new(config: &MqttConfig) -> Self {
+        let (exchange, queue_type) = (Arc::clone(&config.exchange), config.durable_queue_type);
+        let (waiting, channel, in_use) = Default::default();
+        Self { exchange, queue_type, has_found_other: false, waiting, sent: 0, channel, consumers: 0, in_use }
+    }
+
     /// Adds a request. It is sent by [`Self::send`].
     pub(super) fn push(&mut self, number: u64, request: QueueRequest) {
         self.waiting.push_back((number, request));
@@ -94,6 +115,11 @@ impl QueueRequests {
     /// The number of consumers of the queue that was found or declared last.
     pub(super) fn consumers(&self) -> u32 {
         self.consumers
+    }
+
+    /// Takes the queues that were not deleted because they had consumers.
+    pub(super) fn take_in_use(&mut self) -> Vec<Box<str>> {
+        std::mem::take(&mut self.in_use)
     }
 
     /// Sends what can be sent now.
@@ -111,8 +137,15 @@ impl QueueRequests {
             RequestChannel::Open => {}
             RequestChannel::Closed | RequestChannel::Closing => return,
         }
-        while self.sent < self.waiting.len() && client.has_room() {
-            send(client, &self.waiting[self.sent].1);
+        while self.sent < self.waiting.len() && client.has_room() && !self.is_deciding() {
+            let may_be_quorum = self.queue_type == QueueKind::Quorum || self.has_found_other;
+            let (_, request) = &mut self.waiting[self.sent];
+            if let QueueRequest::DeleteUnused { queue } = request
+                && may_be_quorum
+            {
+                *request = QueueRequest::DeleteIdle { queue: std::mem::take(queue) };
+            }
+            self.send_one(client, &self.waiting[self.sent].1);
             self.sent += 1;
         }
     }
@@ -122,6 +155,9 @@ impl QueueRequests {
         let answer = match method {
             Method::QueueDeclareOk(declared) => {
                 self.consumers = declared.consumer_count;
+                if self.deletes_idle() {
+                    return None;
+                }
                 Ok(())
             }
             Method::QueueDeleteOk(_)
@@ -135,6 +171,7 @@ impl QueueRequests {
                 if fault.code == ReplyCode::NotFound && self.leaves_unmarked() {
                     return None;
                 }
+                self.has_found_other |= fault.code == ReplyCode::PreconditionFailed;
                 Err(fault)
             }
             Method::ChannelCloseOk(_) => {
@@ -148,6 +185,25 @@ impl QueueRequests {
         Some((number, answer))
     }
 
+    /// Whether the request that was sent last has a second step, depending on the answer.
+    fn is_deciding(&self) -> bool {
+        let last = self.sent.checked_sub(1).and_then(|last| self.waiting.get(last));
+        matches!(last, Some((_, QueueRequest::DeleteIdle { .. })))
+    }
+
+    /// If the first request was to delete a queue that has turned out to have no consumer, that is done now.
+    fn deletes_idle(&mut self) -> bool {
+        let Some((_, request)) = self.waiting.front_mut() else { return false };
+        let QueueRequest::DeleteIdle { queue } = request else { return false };
+        if self.consumers > 0 {
+            self.in_use.push(queue.clone());
+            return false;
+        }
+        *request = QueueRequest::Delete { queue: std::mem::take(queue) };
+        self.sent = 0;
+        true
+    }
+
     /// If the first request was about a group whose exchange is not there, its queue is to be deleted.
     fn leaves_unmarked(&mut self) -> bool {
         let Some((_, request)) = self.waiting.front_mut() else { return false };
@@ -156,58 +212,72 @@ impl QueueRequests {
         self.sent = 0;
         true
     }
-}
 
-fn send(client: &mut AmqpClient, request: &QueueRequest) {
-    let exchange = EXCHANGE;
-    match request {
-        QueueRequest::Find { queue } => {
-            client.send(REQUESTING, queue::Declare { queue, passive: true, ..Default::default() });
+    fn send_one(&self, client: &mut AmqpClient, request: &QueueRequest) {
+        let exchange = &*self.exchange;
+        match request {
+            QueueRequest::Find { queue } | QueueRequest::DeleteIdle { queue } => {
+                client.send(REQUESTING, queue::Declare { queue, passive: true, ..Default::default() });
+            }
+            QueueRequest::Delete { queue } => {
+                client.send(REQUESTING, queue::Delete { queue, ..Default::default() });
+            }
+            QueueRequest::DeleteUnused { queue } => {
+                client.send(REQUESTING, queue::Delete { queue, if_unused: true, ..Default::default() });
+            }
+            QueueRequest::Declare { queue, expires } => {
+                let arguments = self.arguments(*expires).encode();
+                let arguments = RawTable::check(&arguments).unwrap_or_default();
+                client.send(
+                    REQUESTING,
+                    queue::Declare { queue, durable: true, arguments, ..Default::default() },
+                );
+            }
+            QueueRequest::Bind { queue, key } => {
+                client.send(
+                    REQUESTING,
+                    queue::Bind { queue, exchange, routing_key: key, ..Default::default() },
+                );
+            }
+            QueueRequest::Unbind { queue, key } => {
+                client.send(
+                    REQUESTING,
+                    queue::Unbind { queue, exchange, routing_key: key, ..Default::default() },
+                );
+            }
+            QueueRequest::DeclareMark { mark } => {
+                let declare = exchange::Declare {
+                    exchange: mark,
+                    kind: "fanout",
+                    durable: true,
+                    auto_delete: true,
+                    internal: true,
+                    ..Default::default()
+                };
+                client.send(REQUESTING, declare);
+            }
+            QueueRequest::BindMark { queue, mark } => {
+                client.send(REQUESTING, queue::Bind { queue, exchange: mark, ..Default::default() });
+            }
+            QueueRequest::UnbindMark { queue, mark } => {
+                client.send(REQUESTING, queue::Unbind { queue, exchange: mark, ..Default::default() });
+            }
+            QueueRequest::LeaveGroup { mark, .. } => {
+                let kind = "fanout";
+                client.send(
+                    REQUESTING,
+                    exchange::Declare { exchange: mark, kind, passive: true, ..Default::default() },
+                );
+            }
         }
-        QueueRequest::Delete { queue } => {
-            client.send(REQUESTING, queue::Delete { queue, ..Default::default() });
-        }
-        QueueRequest::DeleteUnused { queue } => {
-            client.send(REQUESTING, queue::Delete { queue, if_unused: true, ..Default::default() });
-        }
-        QueueRequest::Declare { queue, expires } => {
-            let expires = expires.and_then(|expires| i64::try_from(expires).ok());
-            let arguments: FieldTable =
-                expires.map(|expires| ("x-expires", FieldValue::I64(expires))).into_iter().collect();
-            let arguments = arguments.encode();
-            let arguments = RawTable::check(&arguments).unwrap_or_default();
-            client.send(REQUESTING, queue::Declare { queue, durable: true, arguments, ..Default::default() });
-        }
-        QueueRequest::Bind { queue, key } => {
-            client.send(REQUESTING, queue::Bind { queue, exchange, routing_key: key, ..Default::default() });
-        }
-        QueueRequest::Unbind { queue, key } => {
-            client
-                .send(REQUESTING, queue::Unbind { queue, exchange, routing_key: key, ..Default::default() });
-        }
-        QueueRequest::DeclareMark { mark } => {
-            let declare = exchange::Declare {
-                exchange: mark,
-                kind: "fanout",
-                durable: true,
-                auto_delete: true,
-                internal: true,
-                ..Default::default()
-            };
-            client.send(REQUESTING, declare);
-        }
-        QueueRequest::BindMark { queue, mark } => {
-            client.send(REQUESTING, queue::Bind { queue, exchange: mark, ..Default::default() });
-        }
-        QueueRequest::UnbindMark { queue, mark } => {
-            client.send(REQUESTING, queue::Unbind { queue, exchange: mark, ..Default::default() });
-        }
-        QueueRequest::LeaveGroup { mark, .. } => {
-            let kind = "fanout";
-            client.send(
-                REQUESTING,
-                exchange::Declare { exchange: mark, kind, passive: true, ..Default::default() },
-            );
-        }
+    }
+
+    /// The arguments of a queue, as RabbitMQ's plug-in for MQTT declares it.
+    fn arguments(&self, expires: Option<u64>) -> FieldTable {
+        let expires = expires.and_then(|expires| i64::try_from(expires).ok());
+        let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
+        let is_classic = self.queue_type == QueueKind::Classic;
+        let kind = (!is_classic).then(|| ("x-queue-type", FieldValue::text(self.queue_type.name())));
+        expires.into_iter().chain(kind).collect()
     }
 }

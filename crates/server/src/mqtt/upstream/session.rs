@@ -23,6 +23,7 @@ use super::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use super::live::LiveFilters;
 use super::pending::{PendingEntries, PendingSubscribes};
 use super::publishing::Unconfirmed;
+use super::queue_requests::QueueRequest;
 use super::retained::{BlindCopies, LogClient, RetainedSession};
 use super::state::{OutboundPublish, StateWork};
 use super::takeover::{TakenBy, Watched};
@@ -33,7 +34,9 @@ use crate::mqtt::claims::Owner;
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
-use crate::mqtt::session::{ClientIdentity, MqttSession, Refusal, Request, Then};
+use crate::mqtt::session::{
+    ClientIdentity, Dismissal, MISSING_EXCHANGE, MqttSession, Refusal, Request, TAKEN_OVER, Then,
+};
 use crate::mqtt::subscriptions::Subscriptions;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
@@ -75,7 +78,7 @@ pub(super) struct UpstreamSession {
     /// The next tag of a message that is not from the session's queue.
     pub(super) next_tag: u64,
     /// Why the connection has to end, if it has.
-    end: Option<ReasonCode>,
+    end: Option<Dismissal>,
     pub(super) now: Timestamp,
     pub(super) at: Instant,
 }
@@ -84,6 +87,8 @@ pub(super) struct UpstreamSession {
 pub(super) struct SessionQueue {
     pub(super) name: Box<str>,
     pub(super) state: QueueState,
+    /// Whether it was there when the client connected.
+    is_found: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +106,17 @@ impl SessionQueue {
 
     pub(super) fn is_absent(&self) -> bool {
         self.state == QueueState::Absent
+    }
+
+    /// The request that deletes it, if it is there.
+    fn into_delete(self) -> Option<QueueRequest> {
+        let Self { name: queue, state, is_found } = self;
+        match (state, is_found) {
+            (QueueState::Absent, _) => None,
+            // Of whatever type.
+            (_, true) => Some(QueueRequest::DeleteIdle { queue }),
+            (_, false) => Some(QueueRequest::DeleteUnused { queue }),
+        }
     }
 }
 
@@ -143,14 +159,14 @@ impl UpstreamSession {
             outbox: Arc::clone(outbox),
             waker: outbox.nudging_waker(),
             uplink,
-            live: LiveFilters::new(shared_login, hub.config.queue_max, admitted.mapping.form),
+            live: LiveFilters::new(shared_login, &hub.config, admitted.mapping.form),
             subscriptions: Subscriptions::default(),
             pending: PendingSubscribes::default(),
             ways: Ways::default(),
             groups: Groups::default(),
             work: StateWork::default(),
             retained: RetainedSession::new(log),
-            queue: SessionQueue { name, state },
+            queue: SessionQueue { name, state, is_found: admitted.has_queue },
             uses_queue: admitted.is_found || admitted.expiry > 0,
             answers: VecDeque::new(),
             mapping: admitted.mapping,
@@ -197,7 +213,7 @@ impl UpstreamSession {
     pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
         if self.end.is_none() {
             tracing::debug!(client = &*self.owner.client_id, user = &*self.user, %reason, %why, "session ends");
-            self.end = Some(reason);
+            self.end = Some(Dismissal::new(reason, why.text.clone()));
             self.outbox.nudge();
         }
     }
@@ -250,8 +266,22 @@ impl UpstreamSession {
         self.next_tag - 1
     }
 
+    /// The upstream has refused something. Without its exchange the client is disconnected, as by RabbitMQ; returns whether
+    /// that is so.
+    pub(super) fn note_refused(&mut self, fault: &Fault) -> bool {
+        let is_missing = self.hub.note_refused(&self.owner.vhost, fault);
+        if is_missing {
+            let fault = Fault::new(fault.code, MISSING_EXCHANGE);
+            self.fail(of_fault(&fault), &fault);
+        }
+        is_missing
+    }
+
     /// The upstream has refused a message: the client learns that from its answer, if it is known which message it was.
     fn publish_refused(&mut self, fault: &Fault, unconfirmed: &Unconfirmed) {
+        if self.note_refused(fault) {
+            return;
+        }
         let reason = of_fault(fault);
         match unconfirmed {
             Unconfirmed::One(packet_id) if *packet_id != 0 => {
@@ -384,12 +414,11 @@ impl MqttSession for UpstreamSession {
                 && self.answers.is_empty())
     }
 
-    fn handle_nudge(&mut self, engine: &mut Engine, _now: Instant) -> Option<ReasonCode> {
+    fn handle_nudge(&mut self) -> Option<Dismissal> {
         if self.claim.is_superseded() {
-            return Some(ReasonCode::SessionTakenOver);
+            return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
         }
-        self.take_turn(engine);
-        self.end
+        self.end.clone()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -448,10 +477,10 @@ impl MqttSession for UpstreamSession {
         let expiry = end.session_expiry;
         let has_queue = queue.state != QueueState::Absent;
         // Another server has the queue if it has the client.
-        let mut deletes: Vec<Box<str>> = Vec::new();
+        let mut deletes = Vec::new();
         if expiry == 0 && taken.is_none() {
-            deletes.extend(has_queue.then_some(queue.name));
-            deletes.extend(state_queue);
+            deletes.extend(queue.into_delete());
+            deletes.extend(state_queue.map(|queue| QueueRequest::DeleteUnused { queue }));
         }
         let (later, published) = match will.zip(share) {
             // The client has come back in time.

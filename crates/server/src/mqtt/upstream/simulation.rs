@@ -23,7 +23,6 @@ use super::admission::SHARED_PREFIX;
 use super::hub::UpstreamHub;
 use crate::backend::{Backend, Clock};
 use crate::client::ClientConnection;
-use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::simulation::describe;
 use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection};
 use crate::server::{Server, Shared};
@@ -31,6 +30,9 @@ use crate::simulated::{self, Cable};
 
 const V5: MqttVersion = MqttVersion::V5;
 const V311: MqttVersion = MqttVersion::V311;
+
+/// The exchange of clients' messages.
+const EXCHANGE: &str = "amq.topic";
 
 /// Time in which everything happens that waits for no deadline.
 const SOON: Duration = Duration::from_millis(100);

@@ -225,6 +225,7 @@ impl UpstreamSession {
     pub(super) fn answered(&mut self, number: u64, answer: Result<(), Fault>, engine: &mut Engine) {
         let refused = answer.err().and_then(|fault| {
             tracing::debug!(client = &*self.owner.client_id, %fault, "refused by the upstream");
+            self.note_refused(&fault);
             // A queue that another server has declared otherwise is used as it is.
             if fault.code == ReplyCode::PreconditionFailed {
                 return None;

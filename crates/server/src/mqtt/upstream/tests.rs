@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use amqp::ReplyCode;
-use broker::{Broker, BrokerConfig, SessionId, TopicPermissions};
+use broker::{Broker, BrokerConfig, QueueKind, SessionId, TopicPermissions};
 use mqtt::ReasonCode;
 
 use super::publishing::Unconfirmed;
@@ -13,9 +13,11 @@ use super::queue_consumer::MAX_ARRIVED;
 use super::queue_requests::QueueRequest;
 use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, Clock};
+use crate::mqtt::MqttConfig;
 use crate::mqtt::session::Then;
 use crate::server::Shared;
 use crate::simulated;
+use crate::upstream::client::misses_exchange;
 
 const QUEUE: &str = "mqtt-subscription-meqos1";
 /// Flags and list of no properties.
@@ -39,8 +41,14 @@ impl World {
     }
 
     fn uplink(&mut self) -> Uplink {
+        self.uplink_with(QueueKind::Classic)
+    }
+
+    /// A connection whose queues are of this type.
+    fn uplink_with(&mut self, durable_queue_type: QueueKind) -> Uplink {
         self.clients += 1;
-        Uplink::new(simulated::amqp_client(&self.shared, self.clients, "guest"))
+        let config = MqttConfig { durable_queue_type, ..MqttConfig::of_test(Arc::default()) };
+        Uplink::new(simulated::amqp_client(&self.shared, self.clients, "guest"), &config)
     }
 
     /// The number of ready and of unacknowledged messages in the session's queue; `None` if there is none.
@@ -48,6 +56,12 @@ impl World {
         let queue = self.broker().vhost("/").unwrap().queue(SessionId(0), QUEUE).ok()?;
         Some((queue.message_count(), queue.unacked_count()))
     }
+}
+
+/// A client's connection upstream.
+pub(super) fn uplink(shared: &Arc<Shared>, id: u64) -> Uplink {
+    let config = MqttConfig::of_test(Arc::default());
+    Uplink::new(simulated::amqp_client(shared, id, "guest"), &config)
 }
 
 /// Lets both sides go on until there is nothing to do. Returns what has happened.
@@ -333,4 +347,60 @@ fn the_queue_of_a_group_is_left_although_its_consumer_is_gone() {
     uplink.stop_shared(lost, vec![leave()]);
     assert_eq!(settle(&mut uplink), ["0 done"]);
     assert!(!has_group(&world));
+}
+
+/// RabbitMQ does not delete a quorum queue on the condition that it is unused, and closes the connection.
+#[test]
+fn a_queue_that_may_be_a_quorum_queue_is_deleted_once_it_has_no_consumer() {
+    let mut world = World::new();
+    let (mut quorum, mut classic) = (world.uplink_with(QueueKind::Quorum), world.uplink());
+    declare(&mut quorum);
+    let queue = world.broker().vhost("/").unwrap().queue(SessionId(0), QUEUE).unwrap();
+    assert_eq!(queue.kind(), QueueKind::Quorum);
+    // Declared otherwise, it is used as it is.
+    classic.request(1, QueueRequest::Declare { queue: QUEUE.into(), expires: Some(60_000) });
+    classic.request(2, QueueRequest::Bind { queue: QUEUE.into(), key: "b".into() });
+    assert_eq!(settle(&mut classic), ["1 406", "2 done"]);
+    classic.consume(QUEUE, WINDOW);
+    settle(&mut classic);
+    let delete = || QueueRequest::DeleteUnused { queue: QUEUE.into() };
+    // Requests behind it wait for both of its steps.
+    quorum.request(3, delete());
+    quorum.request(4, QueueRequest::Find { queue: QUEUE.into() });
+    assert_eq!(settle(&mut quorum), ["3 done", "4 done"]);
+    classic.stop_consuming();
+    settle(&mut classic);
+    classic.request(5, delete());
+    classic.request(6, QueueRequest::Find { queue: QUEUE.into() });
+    classic.request(7, delete());
+    assert_eq!(settle(&mut classic), ["5 done", "6 404", "7 404"]);
+}
+
+#[test]
+fn without_the_exchange_the_upstream_says_so() {
+    let world = World::new();
+    let config = MqttConfig { exchange: "events".into(), ..MqttConfig::of_test(Arc::default()) };
+    let mut uplink = Uplink::new(simulated::amqp_client(&world.shared, 1, "guest"), &config);
+    uplink.request(1, QueueRequest::Declare { queue: QUEUE.into(), expires: None });
+    uplink.request(2, QueueRequest::Bind { queue: QUEUE.into(), key: "a".into() });
+    uplink.publish(3, "a", &PLAIN, b"x", Instant::now());
+    for _ in 0..8 {
+        uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
+    }
+    let mut faults = Vec::new();
+    while let Some(event) = uplink.next_event() {
+        match event {
+            UplinkEvent::Answered(1, Ok(())) => {}
+            UplinkEvent::Answered(2, Err(fault)) | UplinkEvent::PublishRefused(fault, _) => {
+                faults.push(fault)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(faults.len(), 2);
+    assert!(faults.iter().all(|fault| misses_exchange(fault, "events") && !misses_exchange(fault, "event")));
+    uplink.request(4, QueueRequest::Find { queue: "events".into() });
+    uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
+    let Some(UplinkEvent::Answered(4, Err(fault))) = uplink.next_event() else { panic!("not answered") };
+    assert!(fault.code == ReplyCode::NotFound && !misses_exchange(&fault, "events"), "{fault}");
 }

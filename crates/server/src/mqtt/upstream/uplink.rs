@@ -13,6 +13,7 @@ use super::publishing::{PUBLISHING, PublishAnswer, PublishingChannel, Publishing
 use super::queue_consumer::{CONSUMING, QueuedMessage, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use super::state::{OPENING, STATE, StateEvent, StateQueue};
+use crate::mqtt::MqttConfig;
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, ClientEvent};
 use crate::upstream::confirms::Confirmed;
@@ -66,8 +67,9 @@ pub(super) enum UplinkEvent {
 }
 
 impl Uplink {
-    pub(super) fn new(client: AmqpClient) -> Self {
-        let (publishing, consumer, groups, requests, refused, events) = Default::default();
+    pub(super) fn new(client: AmqpClient, config: &MqttConfig) -> Self {
+        let (consumer, groups, refused, events) = Default::default();
+        let (publishing, requests) = (PublishingChannel::new(&config.exchange), QueueRequests::new(config));
         let state = StateQueue::new();
         let channels = UplinkChannels { publishing, consumer, groups, requests, state, refused, events };
         Self { client, channels, is_paused: false }
@@ -124,6 +126,11 @@ impl Uplink {
     /// The number of consumers of the queue that was found last.
     pub(super) fn consumers(&self) -> u32 {
         self.channels.requests.consumers()
+    }
+
+    /// See [`QueueRequests::take_in_use`].
+    pub(super) fn take_in_use(&mut self) -> Vec<Box<str>> {
+        self.channels.requests.take_in_use()
     }
 
     /// Starts to consume from the session's queue.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use amqp::Credentials;
 use broker::Compatibility;
 use hashbrown::HashSet;
-use stomp::destination::PublishedTo;
+use stomp::destination::{PublishedTo, TOPIC_EXCHANGE};
 use stomp::{Headers, StompFault};
 use sync::work;
 use transport::Outbox;
@@ -85,7 +85,7 @@ impl LiveSubscriptions {
                 let budget = self.shared.subscriptions.budget();
                 SharedInbox::new(&self.outbox, InboxLimits::default(), budget, Copies::PerSubscription, None)
             };
-            (self.shared.subscriptions.join(pool, &self.login, &inbox), inbox)
+            (self.shared.subscriptions.join(pool, (&self.login, &TOPIC_EXCHANGE.into()), &inbox), inbox)
         });
         self.pending.insert(number);
         subscriber.subscribe(key, number);

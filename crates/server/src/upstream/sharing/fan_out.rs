@@ -65,7 +65,7 @@ fn each_in_cc(properties: &[u8], mut each: impl FnMut(&str)) {
 impl SharedState {
     /// Counts a message, and finds the bindings with subscribers that it matches. Returns `None` if there are none.
     ///
-    /// The message may have come to [`EXCHANGE`](super::queue::EXCHANGE) from another exchange, bound to it or with it as the
+    /// The message may have come to the queue's exchange from another one, bound to it or with it as the
     /// alternate one; the default exchange is none of these: anybody may publish to the queue by its name. The keys in its
     /// header CC count as well; those in BCC cannot be known here.
     pub(super) fn matching(

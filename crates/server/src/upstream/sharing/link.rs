@@ -11,10 +11,12 @@ use sync::work;
 
 use super::fan_out::FanOut;
 use super::inbox::SharedMessage;
-use super::queue::{EXCHANGE, SharedQueue};
+use super::queue::SharedQueue;
 use super::requests::{KeyRequest, Unasked};
 use super::task::{UpstreamLink, UpstreamLinked};
-use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced};
+use crate::upstream::client::{
+    AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced, misses_exchange,
+};
 
 /// Most messages that the upstream sends before they are acknowledged. They are acknowledged when they are in the inboxes,
 /// so that an upstream 20 ms away still sends 50,000 a second.
@@ -41,6 +43,8 @@ struct Conversation {
     name: Arc<str>,
     /// Whether the upstream delivers, so that keys can be bound.
     is_consuming: bool,
+    /// Whether a key has been bound.
+    has_bound: bool,
     /// Whether the channel for bindings has to be opened again.
     reopens: bool,
     /// The message that is being handed out.
@@ -79,6 +83,7 @@ impl SharedLink {
             queue: Arc::clone(shared),
             name: Arc::clone(&name),
             is_consuming: false,
+            has_bound: false,
             reopens: false,
             current: None,
             received: 0,
@@ -168,7 +173,10 @@ impl Conversation {
             },
             ClientEvent::Method(BINDING, method) => {
                 let handled = match method {
-                    Method::QueueBindOk(_) => self.queue.handle_bound(self.now),
+                    Method::QueueBindOk(_) => {
+                        self.has_bound = true;
+                        self.queue.handle_bound(self.now)
+                    }
                     Method::QueueUnbindOk(_) => self.queue.handle_unbound(),
                     Method::ChannelClose(close) => self.handle_refusal(&close),
                     _ => Ok(()),
@@ -206,8 +214,10 @@ impl Conversation {
     /// The channel for bindings was closed: the first request without an answer is refused.
     fn handle_refusal(&mut self, close: &channel::Close<'_>) -> Result<(), Unasked> {
         let fault = announced(close);
-        // The queue was deleted, and the channel that consumes will hear of it as well.
-        if fault.code == ReplyCode::NotFound {
+        // The queue was deleted, and the channel that consumes will hear of it as well; or the exchange was, and all keys are
+        // to be bound again. Without an exchange from the beginning each key is refused.
+        let has_no_exchange = misses_exchange(&fault, self.queue.exchange());
+        if fault.code == ReplyCode::NotFound && (!has_no_exchange || self.has_bound) {
             self.end = Some(LinkEnd::Lost(fault));
             return Ok(());
         }
@@ -239,7 +249,7 @@ impl Conversation {
         while self.is_consuming && client.has_room() && !work::is_turn_over() {
             let sent = self.queue.take_requests(|request| {
                 work::charge(METHOD, 1);
-                send(client, &self.name, &request);
+                send(client, &self.name, self.queue.exchange(), &request);
             });
             if !sent {
                 break;
@@ -250,8 +260,7 @@ impl Conversation {
     }
 }
 
-fn send(client: &mut AmqpClient, queue: &str, request: &KeyRequest) {
-    let exchange = EXCHANGE;
+fn send(client: &mut AmqpClient, queue: &str, exchange: &str, request: &KeyRequest) {
     match request {
         KeyRequest::Bind(key) => {
             client.send(BINDING, queue::Bind { queue, exchange, routing_key: key, ..Default::default() });

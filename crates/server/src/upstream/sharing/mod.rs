@@ -1,7 +1,7 @@
 //! Live subscriptions of many clients on one queue upstream.
 //!
-//! Clients of one login and virtual host share an exclusive queue, which is bound to the union of their binding keys on
-//! `amq.topic`. Each message crosses the network once, and is handed here to all clients that it matches.
+//! Clients of one login and virtual host share an exclusive queue, which is bound to the union of their binding keys on a topic
+//! exchange. Each message crosses the network once, and is handed here to all clients that it matches.
 //!
 //! - [`subscriptions`]: all shared queues of a server, and how they log in upstream ([`SharedSubscriptions`]).
 //! - [`queue`]: one of them, and a client's hold on it ([`SharedSubscriber`]).

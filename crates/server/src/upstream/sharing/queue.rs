@@ -17,9 +17,6 @@ use crate::upstream::client::AmqpClient;
 /// Subscribers that are looked at before the queue's lock is released for a moment: some tens of microseconds.
 pub(super) const SLOTS_AT_ONCE: usize = 128;
 
-/// The exchange that all keys are bound to.
-pub(super) const EXCHANGE: &str = "amq.topic";
-
 /// The login by which a shared queue is declared.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedLogin {
@@ -34,6 +31,8 @@ pub(crate) struct SharedLogin {
 /// A queue upstream that the subscribers with one login share.
 pub(crate) struct SharedQueue {
     login: SharedLogin,
+    /// The exchange that all keys are bound to.
+    exchange: Arc<str>,
     state: Mutex<SharedState, { Rank::SharedQueue as u8 }>,
     /// Wakes the queue's task.
     waker: AtomicWaker,
@@ -48,6 +47,8 @@ pub struct SharedQueueStatus {
     pub user: String,
     /// The virtual host that it is in.
     pub vhost: String,
+    /// The exchange that it is bound to.
+    pub exchange: String,
     /// The name of the queue upstream; `None` while there is no connection.
     pub queue: Option<String>,
     /// Clients whose subscriptions share it.
@@ -69,7 +70,7 @@ pub struct SharedQueueStatus {
 /// A binding key of a shared queue as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedBindingStatus {
-    /// The key by which the queue is bound to `amq.topic`.
+    /// The key by which the queue is bound to its exchange.
     pub key: Arc<str>,
     /// Clients with a subscription to it; 0 for a key that is to be unbound.
     pub subscribers: usize,
@@ -85,15 +86,19 @@ impl SharedLogin {
 }
 
 impl SharedQueue {
-    pub(super) fn new(login: SharedLogin) -> Arc<Self> {
+    pub(super) fn new(login: SharedLogin, exchange: &Arc<str>) -> Arc<Self> {
         let state = Mutex::new(SharedState::new(transport::now()));
-        Arc::new(Self { login, state, waker: AtomicWaker::new() })
+        Arc::new(Self { login, exchange: Arc::clone(exchange), state, waker: AtomicWaker::new() })
     }
 
     /// Adds a subscriber. Returns `None` if the queue has ended, and another one is to be used.
     pub(super) fn join(self: &Arc<Self>, inbox: &Arc<SharedInbox>) -> Option<SharedSubscriber> {
         let id = self.state.lock().join(inbox)?;
         Some(SharedSubscriber { queue: Arc::clone(self), id })
+    }
+
+    pub(super) fn exchange(&self) -> &Arc<str> {
+        &self.exchange
     }
 
     /// The queue for operators.
@@ -103,6 +108,7 @@ impl SharedQueue {
             protocol: self.login.protocol(),
             user: self.login.credentials.username.clone(),
             vhost: self.login.vhost.to_string(),
+            exchange: self.exchange.to_string(),
             queue: state.queue().map(|name| name.to_string()),
             subscribers: state.subscribers.len(),
             bindings: state.bindings.len(),

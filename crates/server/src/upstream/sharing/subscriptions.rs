@@ -26,7 +26,7 @@ const MAX_BACKLOG: usize = 1024 * 1024;
 /// Channels that a shared queue needs, or one by which processes tell each other of takeovers.
 const CHANNELS: u16 = 2;
 
-/// The queues that live subscriptions share upstream, one for each login, virtual host and protocol.
+/// The queues that live subscriptions share upstream, one for each login, virtual host, protocol and exchange.
 pub(crate) struct SharedSubscriptions {
     table: Mutex<SharedTable, { Rank::SharedSubscriptions as u8 }>,
     budget: Arc<InboxBudget>,
@@ -37,7 +37,7 @@ pub(crate) struct SharedSubscriptions {
 #[derive(Default)]
 struct SharedTable {
     /// The queues that new subscribers join.
-    by_login: HashMap<LoginKey, Arc<SharedQueue>>,
+    by_login: HashMap<(LoginKey, Arc<str>), Arc<SharedQueue>>,
     /// Queues that were given up, and replaced before their tasks had ended.
     replaced: Vec<Arc<SharedQueue>>,
     /// Counts of the queues whose tasks have ended.
@@ -74,32 +74,32 @@ impl SharedSubscriptions {
         &self.budget
     }
 
-    /// Adds a subscriber, whose events go to `inbox`. The login must have been accepted by the upstream. Must be called within
-    /// a runtime: the first subscriber of a login starts the task that opens the upstream connection.
+    /// Adds a subscriber to keys of an exchange, whose events go to `inbox`. The login must have been accepted by the upstream.
+    /// Must be called within a runtime: the first subscriber of a login starts the task that opens the upstream connection.
     pub(crate) fn join(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
-        login: &SharedLogin,
+        (login, exchange): (&SharedLogin, &Arc<str>),
         inbox: &Arc<SharedInbox>,
     ) -> SharedSubscriber {
         let upstream = || PoolUpstream::new(pool, login);
-        self.join_by(login, inbox, upstream)
+        self.join_by((login, exchange), inbox, upstream)
     }
 
     /// As [`Self::join`]; a new queue opens its connections by `upstream`.
     pub(super) fn join_by<U: OpenUpstream>(
         self: &Arc<Self>,
-        login: &SharedLogin,
+        (login, exchange): (&SharedLogin, &Arc<str>),
         inbox: &Arc<SharedInbox>,
         upstream: impl FnOnce() -> U,
     ) -> SharedSubscriber {
-        let key = LoginKey(login.clone());
+        let key = (LoginKey(login.clone()), Arc::clone(exchange));
         let mut table = self.table.lock();
         if let Some(subscriber) = table.by_login.get(&key).and_then(|queue| queue.join(inbox)) {
             return subscriber;
         }
         loop {
-            let queue = SharedQueue::new(login.clone());
+            let queue = SharedQueue::new(login.clone(), exchange);
             if self.is_draining.load(Ordering::Acquire) {
                 queue.drain();
             }
@@ -156,7 +156,7 @@ impl SharedSubscriptions {
     }
 
     fn remove(&self, queue: &Arc<SharedQueue>) {
-        let key = LoginKey(queue.login().clone());
+        let key = (LoginKey(queue.login().clone()), Arc::clone(queue.exchange()));
         let mut table = self.table.lock();
         if table.by_login.get(&key).is_some_and(|other| Arc::ptr_eq(other, queue)) {
             table.by_login.remove(&key);

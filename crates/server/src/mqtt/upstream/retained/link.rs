@@ -12,8 +12,9 @@ use sync::{AtomicWaker, work};
 use super::LOG;
 use super::log::{LogRead, RetainedLog};
 use super::record::{self, BINDING_KEY, Encoded};
-use crate::mqtt::hub::EXCHANGE;
-use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced};
+use crate::upstream::client::{
+    AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced, misses_exchange,
+};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::link::{LinkEnd, LinkStep};
@@ -268,6 +269,10 @@ impl LogDialogue {
             LogStage::Reading if fault.code != ReplyCode::AccessRefused => {
                 return self.end = Some(LinkEnd::Lost(fault));
             }
+            // Until the exchange is there nothing is published, and nothing retained.
+            LogStage::Publishers if misses_exchange(&fault, self.log.publishers()) => {
+                return self.end = Some(LinkEnd::Refused(fault));
+            }
             _ if self.is_down(fault.code) => return self.end = Some(LinkEnd::Lost(fault)),
             _ => return self.end = Some(LinkEnd::Refused(fault)),
         };
@@ -295,7 +300,8 @@ impl LogDialogue {
         };
         self.received = *delivery_tag;
         work::charge_bytes(BODY_BYTE, received.body.len());
-        let Some(placed) = record::read(exchange, routing_key, &received.properties, &received.body) else {
+        let (publishers, properties) = (self.log.publishers(), &received.properties);
+        let Some(placed) = record::read(publishers, exchange, routing_key, properties, &received.body) else {
             let fault = Fault::new(ReplyCode::PreconditionFailed, "the log's queue is no stream");
             return self.end = Some(LinkEnd::Refused(fault));
         };
@@ -349,7 +355,7 @@ impl LogDialogue {
                 client.send(PUBLISHING, queue::Declare { queue, durable, arguments, ..Default::default() });
             }
             LogStage::Publishers => {
-                let (exchange, routing_key) = (EXCHANGE, BINDING_KEY);
+                let (exchange, routing_key) = (self.log.publishers(), BINDING_KEY);
                 client.send(PUBLISHING, queue::Bind { queue, exchange, routing_key, ..Default::default() });
             }
             LogStage::Own => {

@@ -35,6 +35,8 @@ const MIN_PRUNED: usize = 1024;
 /// The log of one virtual host, as sessions and its own task see it.
 pub(in super::super) struct RetainedLog {
     vhost: Box<str>,
+    /// The exchange of clients' messages, from which those that are retained come.
+    publishers: Arc<str>,
     /// A random number that tells markers of this log's reader from others.
     pub(super) process: u64,
     limits: LogLimits,
@@ -119,7 +121,13 @@ impl StatusChange {
 }
 
 impl RetainedLog {
-    pub(super) fn new(vhost: &str, limits: LogLimits, clock: Clock, is_draining: bool) -> Arc<Self> {
+    pub(super) fn new(
+        vhost: &str,
+        publishers: &Arc<str>,
+        limits: LogLimits,
+        clock: Clock,
+        is_draining: bool,
+    ) -> Arc<Self> {
         let number = || RandomState::new().hash_one(vhost);
         let process = number();
         let state = LogState {
@@ -139,11 +147,16 @@ impl RetainedLog {
             is_overfull: false,
         };
         let (state, waker) = (Mutex::new(state), AtomicWaker::new());
-        Arc::new(Self { vhost: vhost.into(), process, limits, clock, state, waker })
+        let publishers = Arc::clone(publishers);
+        Arc::new(Self { vhost: vhost.into(), publishers, process, limits, clock, state, waker })
     }
 
     pub(super) fn vhost(&self) -> &str {
         &self.vhost
+    }
+
+    pub(super) fn publishers(&self) -> &Arc<str> {
+        &self.publishers
     }
 
     pub(super) fn limits(&self) -> LogLimits {

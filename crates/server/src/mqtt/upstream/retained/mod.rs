@@ -3,7 +3,7 @@
 //! The upstream has one stream for each virtual host ([`LOG`]), the log of all that was retained. Each process with MQTT
 //! clients of a virtual host reads it from its first entry, and has the last message of each topic in memory. One queue for
 //! each topic would not do: AMQP lists no queues, so that nobody could find those that a filter matches, and a queue costs
-//! RabbitMQ tens of kilobytes, which makes gigabytes of 100,000 topics.
+//! RabbitMQ 23 to 46 KiB, which makes gigabytes of 100,000 topics: as a stream they cost it some 10 MiB (docs/benchmarks.md).
 //!
 //! - [`record`]: an entry of the log. [`topics`]: what is retained, and which entries are copied before they drop out.
 //! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process; [`logins`]: by whose
@@ -13,9 +13,10 @@
 //!
 //! # How a message is retained
 //!
-//! It is one basic.publish to `amq.topic` by the client's own login, whose header BCC has a second routing key: the stream is
-//! bound by it, and no other queue gets a message by it alone ([`record::BINDING_KEY`]). RabbitMQ routes it to subscribers and
-//! to the log together, with one confirm, and removes the header. An empty payload is the entry that removes a topic's message.
+//! It is one basic.publish to the exchange of MQTT clients by the client's own login, whose header BCC has a second routing
+//! key: the stream is bound by it, and no other queue gets a message by it alone ([`record::BINDING_KEY`]). RabbitMQ routes it
+//! to subscribers and to the log together, with one confirm, and removes the header. An empty payload is the entry that
+//! removes a topic's message.
 //!
 //! # How a subscriber gets it
 //!

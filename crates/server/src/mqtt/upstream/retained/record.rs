@@ -20,7 +20,6 @@ use mqtt::topic::{check_name, merged};
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
 use super::LOG;
-use crate::mqtt::hub::EXCHANGE as PUBLISHERS;
 use crate::mqtt::message::{Incoming, lasting};
 use crate::mqtt::retained::RetainedMessage;
 
@@ -140,10 +139,16 @@ fn encode(topic: &str, header: Vec<u8>, body: Bytes) -> Encoded {
     Encoded { routing_key: mqtt::topic::topic_to_routing_key(topic).into(), properties, body }
 }
 
-/// Reads a message of the log. Originals come by the exchange of publishers, the others by that of the log, which fewer may
-/// publish to. Returns `None` if the queue is no stream: whatever properties somebody else has given a message of a stream, it
-/// has an offset.
-pub(super) fn read(exchange: &str, routing_key: &str, properties: &[u8], body: &[u8]) -> Option<Placed> {
+/// Reads a message of the log. Originals come by `publishers`, the exchange of clients, the others by that of the log, which
+/// fewer may publish to. Returns `None` if the queue is no stream: whatever properties somebody else has given a message of
+/// a stream, it has an offset.
+pub(super) fn read(
+    publishers: &str,
+    exchange: &str,
+    routing_key: &str,
+    properties: &[u8],
+    body: &[u8],
+) -> Option<Placed> {
     let size = OWN_BYTES + (routing_key.len() + properties.len() + body.len()) as u64;
     let offset = find_header(properties, OFFSET)?.as_integer()?;
     let offset = u64::try_from(offset).ok()?;
@@ -153,7 +158,7 @@ pub(super) fn read(exchange: &str, routing_key: &str, properties: &[u8], body: &
         _ => return Some(Placed { offset, size, entry: LogEntry::Foreign }),
     };
     let kind = header.first().copied().unwrap_or_default();
-    let is_at_home = if kind == ORIGINAL { exchange == PUBLISHERS } else { exchange == LOG };
+    let is_at_home = if kind == ORIGINAL { exchange == publishers } else { exchange == LOG };
     let entry = is_at_home.then(|| entry(routing_key, &header, body)).flatten().filter(|entry| match entry {
         // A later version than its own place in the log would hide all that follows.
         LogEntry::Topic(topic) => topic.version.is_none_or(|version| version < offset),

@@ -22,18 +22,22 @@ use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 pub(in super::super) struct RetainedLogs {
     clock: Clock,
     limits: LogLimits,
+    /// The exchange of clients' messages.
+    publishers: Arc<str>,
     logs: Mutex<HashMap<Box<str>, Arc<RetainedLog>>, { Rank::RetainedTrees as u8 }>,
     is_draining: AtomicBool,
 }
 
 impl RetainedLogs {
-    pub(in super::super) fn new(clock: Clock) -> Arc<Self> {
-        Self::with_limits(clock, super::LIMITS)
+    pub(in super::super) fn new(clock: Clock, publishers: &Arc<str>) -> Arc<Self> {
+        Self::with_limits(clock, publishers, super::LIMITS)
     }
 
     /// With logs of another size.
-    pub(super) fn with_limits(clock: Clock, limits: LogLimits) -> Arc<Self> {
-        Arc::new(Self { clock, limits, logs: Mutex::default(), is_draining: AtomicBool::new(false) })
+    pub(super) fn with_limits(clock: Clock, publishers: &Arc<str>, limits: LogLimits) -> Arc<Self> {
+        let (logs, is_draining, publishers) =
+            (Mutex::default(), AtomicBool::new(false), Arc::clone(publishers));
+        Arc::new(Self { clock, limits, publishers, logs, is_draining })
     }
 
     /// Adds a client that the upstream has accepted with `login`. Its outbox is nudged when it is known whether messages are
@@ -62,7 +66,7 @@ impl RetainedLogs {
         }
         loop {
             let is_draining = self.is_draining.load(Ordering::Acquire);
-            let log = RetainedLog::new(&login.vhost, self.limits, self.clock, is_draining);
+            let log = RetainedLog::new(&login.vhost, &self.publishers, self.limits, self.clock, is_draining);
             // A new log has not ended.
             let Some(client) = log.join(&login, outbox) else { continue };
             logs.insert(login.vhost.clone(), Arc::clone(&log));

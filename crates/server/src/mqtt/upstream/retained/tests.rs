@@ -23,7 +23,6 @@ use super::record::{self, Encoded, LogEntry, Placed, TopicEntry};
 use super::topics::{LogLimits, MatchProgress, RetainedTopics};
 use super::{LOG, RetainedLogs};
 use crate::backend::Clock;
-use crate::mqtt::hub::EXCHANGE;
 use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::retained::RetainedMessage;
 use crate::upstream::sharing::SharedLogin;
@@ -109,6 +108,9 @@ fn original(topic: &str, payload: &[u8], properties: &PropertyList, qos: QoS) ->
     Encoded { routing_key: routing_key.into(), properties, body: Bytes::copy_from_slice(payload) }
 }
 
+/// The exchange of clients' messages.
+const EXCHANGE: &str = "events";
+
 /// The entry as it is read.
 fn placed(exchange: &str, message: &Encoded, offset: u64) -> Placed {
     let mut amqp = Properties::decode(&message.properties).unwrap();
@@ -119,7 +121,7 @@ fn placed(exchange: &str, message: &Encoded, offset: u64) -> Placed {
     amqp.headers = RawTable::check(&headers).ok();
     let mut properties = Vec::new();
     amqp.encode(&mut properties);
-    record::read(exchange, &message.routing_key, &properties, &message.body).unwrap()
+    record::read(EXCHANGE, exchange, &message.routing_key, &properties, &message.body).unwrap()
 }
 
 /// A generator of numbers that are the same in each run.
@@ -343,7 +345,7 @@ fn what_is_no_entry_is_passed_over() {
         let message = Encoded { properties, ..whole.clone() };
         assert_eq!(read(LOG, &message, 8), LogEntry::Foreign, "{cut} bytes");
     }
-    assert_eq!(record::read(EXCHANGE, "a", &whole.properties, b""), None, "not from a stream");
+    assert_eq!(record::read(EXCHANGE, EXCHANGE, "a", &whole.properties, b""), None, "not from a stream");
 }
 
 #[test]
@@ -364,7 +366,7 @@ fn join(logs: &Arc<RetainedLogs>, upstream: &Upstream, user: &str) -> (LogClient
 #[tokio::test(start_paused = true)]
 async fn an_upstream_without_streams_retains_nothing() {
     let upstream = Upstream::new();
-    let logs = RetainedLogs::with_limits(Clock::start(), LIMITS);
+    let logs = RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS);
     let (first, outbox) = join(&logs, &upstream, USER);
     assert!(!first.is_decided() && first.is_available() && first.must_wait(&outbox));
     let ticket = first.ticket(&outbox).unwrap();

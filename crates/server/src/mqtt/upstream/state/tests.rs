@@ -18,6 +18,7 @@ use super::queue::{StatePhase, StateUsage};
 use super::*;
 use crate::backend::{Backend, Clock};
 use crate::mqtt::session::Then;
+use crate::mqtt::upstream::tests::uplink;
 use crate::mqtt::upstream::uplink::{Uplink, UplinkEvent};
 use crate::server::Shared;
 use crate::simulated;
@@ -52,7 +53,7 @@ impl World {
     /// A connection that has asked for the queue.
     fn link(&mut self) -> Link {
         self.clients += 1;
-        let mut uplink = Uplink::new(simulated::amqp_client(&self.shared, self.clients, "guest"));
+        let mut uplink = uplink(&self.shared, self.clients);
         uplink.state().find(NAME);
         let mut link = Link { uplink, events: Vec::new() };
         link.settle();

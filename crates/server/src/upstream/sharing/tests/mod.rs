@@ -15,7 +15,9 @@ use amqp::handshake::OpenRequest;
 use amqp::method::{basic, channel};
 use amqp::properties::NO_PROPERTIES;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, Negotiated, ReplyCode};
-use broker::{Broker, BrokerConfig, Permissions, Queue, TopicPermissions, UserSpec, VirtualHost};
+use broker::{
+    Broker, BrokerConfig, ExchangeDeclare, Permissions, Queue, TopicPermissions, UserSpec, VirtualHost,
+};
 use parking_lot::Mutex;
 use transport::{InnerOutbox, Outbox, Peer};
 
@@ -121,6 +123,15 @@ impl Upstream {
     /// The shared queues that the broker has.
     pub(crate) fn queues(&self) -> Vec<Arc<Queue>> {
         self.vhost().all_queues()
+    }
+
+    fn declare_exchange(&self, name: &str) {
+        let declare = ExchangeDeclare { name, kind: "topic", durable: true, ..ExchangeDeclare::default() };
+        self.vhost().declare_exchange(&declare).unwrap();
+    }
+
+    fn delete_exchange(&self, name: &str) {
+        self.vhost().delete_exchange(name, false).unwrap();
     }
 
     /// The keys that the only shared queue is bound to, sorted.
@@ -267,6 +278,15 @@ impl Site {
     }
 
     fn join_as(&self, secret: &[u8], limits: InboxLimits, copies: Copies) -> Subscriber {
+        self.join_all(secret, "amq.topic", limits, copies)
+    }
+
+    /// A subscriber to keys of an exchange.
+    fn join_at(&self, exchange: &str) -> Subscriber {
+        self.join_all(b"secret", exchange, InboxLimits::default(), Copies::PerSubscription)
+    }
+
+    fn join_all(&self, secret: &[u8], exchange: &str, limits: InboxLimits, copies: Copies) -> Subscriber {
         let carrier = InnerOutbox::new(1);
         let inbox = SharedInbox::of_test(carrier.outbox(), limits, copies);
         let login = SharedLogin {
@@ -274,7 +294,7 @@ impl Site {
             credentials: Arc::new(Credentials::plain(USER, secret)),
             vhost: "/".into(),
         };
-        let hold = self.all.join_by(&login, &inbox, || self.upstream.clone());
+        let hold = self.all.join_by((&login, &exchange.into()), &inbox, || self.upstream.clone());
         Subscriber { carrier, inbox, hold }
     }
 

@@ -29,7 +29,7 @@ impl PooledSite {
             credentials: Arc::new(Credentials::plain(USER, password)),
             vhost: "/".into(),
         };
-        let hold = self.site.all.join(&self.pool, &login, &inbox);
+        let hold = self.site.all.join(&self.pool, (&login, &"amq.topic".into()), &inbox);
         Subscriber { carrier, inbox, hold }
     }
 }

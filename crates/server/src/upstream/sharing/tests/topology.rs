@@ -33,6 +33,7 @@ async fn a_thousand_subscribers_of_ten_keys_cost_one_queue_ten_bindings_and_one_
             protocol: "stomp",
             user: USER.to_owned(),
             vhost: "/".to_owned(),
+            exchange: "amq.topic".to_owned(),
             queue: Some(queue.name().to_string()),
             subscribers: 1000,
             bindings: 10,
@@ -67,7 +68,8 @@ async fn a_bound_key_is_answered_at_once_and_one_under_way_with_the_first() {
 #[test]
 fn a_key_that_was_bound_to_the_last_queue_is_not_bound_to_the_next() {
     let credentials = Arc::new(Credentials::plain(USER, *b""));
-    let queue = SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() });
+    let queue =
+        SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() }, &"amq.topic".into());
     let carrier = InnerOutbox::new(1);
     let inbox = SharedInbox::of_test(carrier.outbox(), InboxLimits::default(), Copies::PerClient);
     let hold = queue.join(&inbox).unwrap();
@@ -319,4 +321,44 @@ async fn other_credentials_share_no_queue() {
     let mut subscribed: Vec<_> = site.all.status().iter().map(|queue| queue.subscribers).collect();
     subscribed.sort_unstable();
     assert_eq!((subscribed, site.upstream.queues().len()), (vec![1, 2], 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_of_different_exchanges_share_no_queue() {
+    let mut site = Site::new();
+    site.upstream.declare_exchange("events");
+    let (one, other) = (site.join(), site.join_at("events"));
+    one.subscribe("a", 1).await;
+    other.subscribe("a", 1).await;
+    assert_eq!(site.upstream.queues().len(), 2);
+    site.publish("a", "by amq.topic").await;
+    site.publish_to("events", "a", "by events");
+    settle().await;
+    assert_eq!((one.events(), other.events()), (vec!["1: by amq.topic".into()], vec!["1: by events".into()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_missing_exchange_are_refused_and_bound_once_it_is_there() {
+    let mut site = Site::new();
+    let one = site.join_at("events");
+    one.hold.subscribe("a", 1);
+    one.hold.subscribe("b", 2);
+    settle().await;
+    let missing = "NOT_FOUND - no exchange 'events' in vhost '/'";
+    let sorted = |mut events: Vec<String>| {
+        events.sort_unstable();
+        events
+    };
+    assert_eq!(sorted(one.events()), [format!("refused 1: {missing}"), format!("refused 2: {missing}")]);
+    site.upstream.declare_exchange("events");
+    one.subscribe("a", 3).await;
+    site.publish_to("events", "a", "x");
+    settle().await;
+    assert_eq!(one.events(), ["3: x"]);
+    // The next key shows that the bindings are gone with the exchange.
+    site.upstream.delete_exchange("events");
+    one.hold.subscribe("b", 4);
+    // It has connected again by then.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(sorted(one.events()), [format!("refused 3: {missing}"), format!("refused 4: {missing}")]);
 }

@@ -24,7 +24,10 @@ impl Crowd {
     /// A queue that was declared, whose subscribers have `keys`, all of them requested.
     fn new(keys: &[&str]) -> Self {
         let credentials = Arc::new(Credentials::plain(USER, *b""));
-        let queue = SharedQueue::new(SharedLogin { prefix: "q-", credentials, vhost: "/".into() });
+        let queue = SharedQueue::new(
+            SharedLogin { prefix: "q-", credentials, vhost: "/".into() },
+            &"amq.topic".into(),
+        );
         queue.handle_declared(&"q".into());
         let mut crowd = Self { queue, subscribers: Vec::new(), carrier: InnerOutbox::new(1) };
         for _ in 0..SUBSCRIBERS {

@@ -94,7 +94,8 @@ fn join(logs: &Arc<RetainedLogs>, stream: &TestStream, user: &str) -> (LogClient
 
 #[tokio::test(start_paused = true)]
 async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_login_returns() {
-    let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+    let (logs, stream) =
+        (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
     stream.permit("good");
     let (good, _outbox) = join(&logs, &stream, "good");
     settle().await;
@@ -126,7 +127,8 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
 
 #[tokio::test(start_paused = true)]
 async fn a_login_that_leaves_before_it_is_answered_leaves_nobody_waiting() {
-    let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+    let (logs, stream) =
+        (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
     let (client, outbox) = join(&logs, &stream, "client");
     settle().await;
     assert!(!client.is_available() && !client.must_wait(&outbox));
@@ -141,7 +143,8 @@ async fn a_login_that_leaves_before_it_is_answered_leaves_nobody_waiting() {
 
 #[tokio::test(start_paused = true)]
 async fn a_message_has_the_logs_key_whether_this_server_reads_the_log_or_not() {
-    let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+    let (logs, stream) =
+        (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
     let (client, _outbox) = join(&logs, &stream, "client");
     settle().await;
     assert!(!client.is_available());
@@ -159,7 +162,8 @@ async fn a_message_has_the_logs_key_whether_this_server_reads_the_log_or_not() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_has_not_been_started_yet_is_asked_for_again_soon() {
     for consumer in [ReplyCode::NotFound, ReplyCode::PreconditionFailed] {
-        let (logs, stream) = (RetainedLogs::with_limits(Clock::start(), LIMITS), TestStream::default());
+        let (logs, stream) =
+            (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
         stream.permit("client");
         stream.starts_slowly(ReplyCode::NotFound, consumer);
         let (client, outbox) = join(&logs, &stream, "client");

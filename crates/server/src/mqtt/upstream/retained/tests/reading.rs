@@ -12,7 +12,7 @@ use crate::upstream::sharing::link::LinkStep;
 use crate::upstream::sharing::task::UpstreamLink;
 
 pub(super) fn log() -> Arc<RetainedLog> {
-    RetainedLog::new("/", LIMITS, Clock::start(), false)
+    RetainedLog::new("/", &EXCHANGE.into(), LIMITS, Clock::start(), false)
 }
 
 fn login(user: &str) -> SharedLogin {

@@ -1,0 +1,13 @@
+//! Deliveries of several queues to one connection, in every possible interleaving (`make loom`).
+
+use server::interleavings;
+
+#[test]
+fn room_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+    interleavings::outbox_room();
+}
+
+#[test]
+fn credit_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+    interleavings::credit();
+}
