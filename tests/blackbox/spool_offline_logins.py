@@ -102,7 +102,7 @@ def test_a_known_client_logs_in_while_nobody_can_be_asked_and_a_restart_changes_
         with pytest.raises(CLOSED):
             connect(server, "wrong")
         assert metric(server, "leveret_spool_offline_logins_total") == 1
-        # The spool has learnt the password from a client, and needs no other.
+        # The forwarder has the password from a client, and needs no other.
         cut(link, False)
         found = []
         wait_until(lambda: found.extend(arrived(broker)) or len(found) >= 3)

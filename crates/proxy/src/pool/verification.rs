@@ -1,4 +1,4 @@
-//! How long a login vouches for others, and how it is refreshed (P1).
+//! How long a verified login counts for others with the same credentials, and how it is verified again (P1).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -94,7 +94,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the broker again. Credentials that it refuses now no longer vouch for anyone.
+    /// Asks the broker again. Credentials that it refuses now do not count any more.
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
         background::run(async move {
@@ -124,7 +124,7 @@ impl Pool {
         });
     }
 
-    /// Verifies the `number`th new secret of a client with the broker; an event reports the verdict. While no
+    /// Verifies the `number`th new secret of a client with the broker; an event reports the outcome. While no
     /// broker can be asked, which says nothing against the secret, the client waits and continues with its
     /// current one.
     pub(crate) fn verify_secret(

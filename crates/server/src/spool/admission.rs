@@ -273,7 +273,7 @@ impl<T> Future for Background<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let failed = |_| {
-            let fault = Fault::new(ReplyCode::InternalError, "login could not be judged");
+            let fault = Fault::new(ReplyCode::InternalError, "login could not be checked");
             Err(LoginError::Failed(fault))
         };
         Pin::new(&mut self.0).poll(cx).map(|joined| joined.unwrap_or_else(failed))

@@ -240,7 +240,7 @@ impl RememberedLogins {
         let mut state = self.state.lock();
         let user = state.users.get_mut(&*credentials.username);
         let Some(user) = user.filter(|user| user.parameters == parameters) else { return false };
-        let is_same = user.learn(fingerprint, hash);
+        let is_same = user.record_hash(fingerprint, hash);
         if !is_same {
             state.add_mismatch(fingerprint);
         }
@@ -309,7 +309,7 @@ impl RememberedLogins {
         if let Some(user) = state.users.get_mut(user).filter(|user| user.parameters == *parameters)
             && let Some(hash) = hash
         {
-            user.learn(*fingerprint, hash);
+            user.record_hash(*fingerprint, hash);
             state.is_dirty = true;
         }
     }

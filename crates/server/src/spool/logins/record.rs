@@ -147,7 +147,7 @@ impl UserLogins {
     }
 
     /// A presented secret has this hash. Returns whether it is one of these.
-    pub(super) fn learn(&mut self, fingerprint: Fingerprint, hash: SecretHash) -> bool {
+    pub(super) fn record_hash(&mut self, fingerprint: Fingerprint, hash: SecretHash) -> bool {
         let has_hash = |secret: &AcceptedSecret| secret.hash.as_ref().is_some_and(|other| other.is(&hash));
         let has_fingerprint = |secret: &AcceptedSecret| secret.fingerprint == Some(fingerprint);
         let from_file = self
