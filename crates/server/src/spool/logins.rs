@@ -218,10 +218,11 @@ impl RememberedLogins {
         let user = state.users.get(&*credentials.username).filter(|user| user.has_any(vhost, since));
         let Some(user) = user else { return (Known::No, None) };
         let fingerprint = self.fingerprint(credentials);
-        match user.compare(fingerprint, vhost, since) {
-            Known::MustBeHashed if state.is_mismatch(fingerprint) => (Known::No, None),
-            known => (known, Some(fingerprint)),
+        // Refused a moment ago, or compared in vain.
+        if state.is_mismatch(fingerprint) {
+            return (Known::No, None);
         }
+        (user.compare(fingerprint, vhost, since), Some(fingerprint))
     }
 
     /// Compares credentials with the slow hashes of their user. Returns false without doing so if too many comparisons wait.
