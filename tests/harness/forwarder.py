@@ -15,6 +15,9 @@ class Forwarder:
         self.sockets = []
         # New connections are accepted, and nothing is said to them.
         self.is_closed = False
+        # While this is not set, new connections wait before they are passed on.
+        self.passes_new = threading.Event()
+        self.passes_new.set()
         self.silenced = threading.Event()
         # What is sent to the broker does not arrive.
         self.swallows = False
@@ -33,10 +36,18 @@ class Forwarder:
                 if self.is_closed:
                     self.silenced.set()
                     continue
-                server = socket.create_connection(("127.0.0.1", self.port_behind))
-                self.sockets.append(server)
-                for arguments in [(client, server, True), (server, client, False)]:
-                    threading.Thread(target=self._copy, args=arguments, daemon=True).start()
+                if self.passes_new.is_set():
+                    self._pass(client)
+                else:
+                    threading.Thread(target=self._pass, args=(client,), daemon=True).start()
+
+    def _pass(self, client):
+        self.passes_new.wait()
+        with contextlib.suppress(OSError):
+            server = socket.create_connection(("127.0.0.1", self.port_behind))
+            self.sockets.append(server)
+            for arguments in [(client, server, True), (server, client, False)]:
+                threading.Thread(target=self._copy, args=arguments, daemon=True).start()
 
     def _copy(self, source, sink, may_swallow):
         with contextlib.suppress(OSError):
@@ -58,4 +69,5 @@ class Forwarder:
 
     def stop(self):
         self.listener.close()
+        self.passes_new.set()
         self.cut()

@@ -8,7 +8,7 @@ mod guards;
 mod patience;
 mod placement;
 mod restoring;
-mod unasked;
+mod unverified;
 mod verification;
 
 use std::collections::HashMap;
@@ -32,6 +32,7 @@ use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
 #[cfg(test)]
 pub(crate) use self::placement::OPENING_MAX;
+pub use self::verification::VerifiedLogin;
 use crate::auth_gate::AuthGate;
 use crate::client_properties::ClientProperties;
 use crate::config::{HELD_CLIENT_MAX, PoolConfig};
@@ -111,8 +112,6 @@ pub struct Login {
     info: ClientInfo,
     /// The connection on which the login was verified, unless an open connection vouched for it.
     begun: Option<HalfOpen>,
-    /// Whether the caller has vouched for it instead of a broker.
-    is_vouched: bool,
 }
 
 impl Login {
@@ -120,6 +119,11 @@ impl Login {
     /// logins and connections with the same.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
+    }
+
+    /// The client that has logged in.
+    pub fn info(&self) -> &ClientInfo {
+        &self.info
     }
 }
 
@@ -213,7 +217,7 @@ impl Pool {
                 Ok(begun) => {
                     let credentials = self.shared_copy(credentials);
                     self.auth_gate.verified(&credentials);
-                    return Ok(Login { credentials, info: client, begun: Some(begun), is_vouched: false });
+                    return Ok(Login { credentials, info: client, begun: Some(begun) });
                 }
                 Err(Refusal::Login(text)) => {
                     self.auth_gate.refuse(credentials, text.clone(), transport::now());
@@ -267,7 +271,7 @@ impl Pool {
     fn avoided(&self, credentials: Credentials, info: ClientInfo) -> Login {
         add(&self.counters.handshakes_avoided, 1);
         add(&self.counters.round_trips_saved, HANDSHAKE_ROUND_TRIPS);
-        Login { credentials: self.shared_copy(credentials), info, begun: None, is_vouched: false }
+        Login { credentials: self.shared_copy(credentials), info, begun: None }
     }
 
     /// Opens a virtual host for a client (P1). The broker must have accepted these credentials for it less
@@ -281,15 +285,8 @@ impl Pool {
         virtual_host: &str,
         client: ClientSide,
     ) -> Result<ProxySession, Refusal> {
-        let Login { credentials, info, mut begun, .. } = login;
-        let end = self.arrival_end();
-        while !self.is_verified_for(&credentials, virtual_host) {
-            match self.verify_once(begun.take(), &credentials, virtual_host, end).await {
-                Ok(()) => break,
-                Err(refusal) => self.wait_for_return(refusal, end).await?,
-            }
-        }
-        Ok(ProxySession::new(self.clone(), credentials, virtual_host, &info, client, transport::now()))
+        let verified = self.verify_login(login, virtual_host).await?;
+        Ok(self.open_verified(verified, client))
     }
 
     async fn verify_once(

@@ -390,7 +390,7 @@ settings! {
     "Spool" {
         /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the
         /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
-        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are kept in the folder `spool`
+        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the folder `spool`
         /// of `data_dir`. docs/spool.md says when that is of use, and when not.
         spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
 
@@ -401,9 +401,10 @@ settings! {
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
         spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
 
-        /// How long a client with the credentials that the upstream has accepted last for its user and virtual host may log in
-        /// and publish to the spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all.
-        /// They are stored as salted hashes. Once the upstream can be asked again, a client that it refuses is closed.
+        /// How long a user name and password that the upstream has accepted for a virtual host may log in and publish to the
+        /// spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all. Passwords are stored as
+        /// salted hashes, which leave the disk after that time. Once the upstream can be asked again, a client that it refuses
+        /// is closed.
         spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
 
         /// How publishes are treated that a rule matches and that cannot be spooled: mandatory or immediate ones, those on a

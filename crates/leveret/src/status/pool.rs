@@ -187,9 +187,12 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
     let is_paused = u64::from(spool.course() == SpoolCourse::Paused);
     out.gauge("leveret_spool_paused", "1 if an operator has paused forwarding, else 0.", is_paused);
     out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
-    let help = "Clients that were let in while no upstream could be asked, because it had accepted their credentials before.";
-    out.counter("leveret_spool_offline_logins_total", help, spool.let_in());
-    let help = "Connections whose publishers wait because the spool is full.";
+    let help = "Clients that were admitted before the upstream had decided about their login, because it had accepted their credentials before.";
+    out.counter("leveret_spool_offline_logins_total", help, spool.offline_logins());
+    let help = "Open clients about whose login the upstream has not decided yet.";
+    out.gauge("leveret_spool_unverified_clients", help, spool.unverified_clients() as u64);
+    let help =
+        "Connections whose publishers are blocked: the spool has reached a limit, or is being drained.";
     out.gauge("leveret_spool_blocked_connections", help, spool.blocked_connections() as u64);
 }
 

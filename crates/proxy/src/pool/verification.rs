@@ -1,4 +1,4 @@
-//! How long a login vouches for others, and how it is refreshed (P1).
+//! How long a verified login counts for others with the same credentials, and how it is verified again (P1).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,13 +6,55 @@ use std::time::Duration;
 
 use amqp::Credentials;
 
-use super::{Entered, Pool, background};
+use super::{ClientInfo, ClientSide, Entered, Login, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
+use crate::session::ProxySession;
 use crate::upstream::Upstream;
 
+/// A login that the broker has accepted for a virtual host, for [`Pool::open_verified`].
+#[derive(Debug)]
+pub struct VerifiedLogin {
+    credentials: Arc<Credentials>,
+    info: ClientInfo,
+    virtual_host: Box<str>,
+}
+
+impl VerifiedLogin {
+    /// See [`Login::credentials`].
+    pub fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
+    }
+}
+
 impl Pool {
+    /// Verifies a login for a virtual host: the first part of [`Self::open`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn verify_login(
+        self: &Arc<Self>,
+        login: Login,
+        virtual_host: &str,
+    ) -> Result<VerifiedLogin, Refusal> {
+        let Login { credentials, info, mut begun } = login;
+        let end = self.arrival_end();
+        while !self.is_verified_for(&credentials, virtual_host) {
+            match self.verify_once(begun.take(), &credentials, virtual_host, end).await {
+                Ok(()) => break,
+                Err(refusal) => self.wait_for_return(refusal, end).await?,
+            }
+        }
+        Ok(VerifiedLogin { credentials, info, virtual_host: virtual_host.into() })
+    }
+
+    /// Opens the virtual host for which a login has just been verified: the second part of [`Self::open`].
+    pub fn open_verified(self: &Arc<Self>, login: VerifiedLogin, client: ClientSide) -> ProxySession {
+        let VerifiedLogin { credentials, info, virtual_host } = login;
+        ProxySession::new(self.clone(), credentials, &virtual_host, &info, client, transport::now())
+    }
+
     /// Whether the broker accepted these credentials for the virtual host less than `auth_ttl` ago, and a
     /// connection opened with them is still open. After half of that time the broker is asked again in the
     /// background, so that a steady stream of clients never waits (P6).
@@ -52,7 +94,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the broker again. Credentials that it refuses now no longer vouch for anyone.
+    /// Asks the broker again. Credentials that it refuses now do not count any more.
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
         background::run(async move {
@@ -82,7 +124,7 @@ impl Pool {
         });
     }
 
-    /// Verifies the `number`th new secret of a client with the broker; an event reports the verdict. While no
+    /// Verifies the `number`th new secret of a client with the broker; an event reports the outcome. While no
     /// broker can be asked, which says nothing against the secret, the client waits and continues with its
     /// current one.
     pub(crate) fn verify_secret(

@@ -17,6 +17,7 @@ use super::session::BackendSession;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
+use crate::spool::PendingLogin;
 use crate::websocket::Carriage;
 
 /// Time limit for a client to answer our connection.close before its socket is closed.
@@ -83,7 +84,7 @@ impl AmqpConnection {
         match self.core.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
             // To find out may take longer than clients wait for a handshake.
-            _ if self.core.shared.lets_in_offline() => handshake.admitted = true,
+            _ if self.core.shared.admits_offline() => handshake.admitted = true,
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
@@ -182,6 +183,10 @@ impl AmqpConnection {
                 self.answered(Answer::Open(session), now);
             }
             BackendLogin::Upstream(login) => {
+                let login = PendingLogin::decided(login);
+                self.ask(async move { Answer::Open(shared.open_amqp(login, &request, outbox).await) });
+            }
+            BackendLogin::Pending(login) => {
                 self.ask(async move { Answer::Open(shared.open_amqp(login, &request, outbox).await) });
             }
         }
@@ -518,7 +523,7 @@ impl ProtocolState for AmqpConnection {
         self.leave_when_settled(now);
         if !self.is_open() && self.core.is_late(now) {
             if let AmqpPhase::Leaving(session) = &self.phase {
-                let is_answered = session.has_kept_publishes();
+                let is_answered = session.has_stored_publishes();
                 self.end_session(now);
                 if is_answered {
                     self.send(connection::CloseOk {});

@@ -56,7 +56,7 @@ pub(crate) trait BackendSession: Send {
     /// Whether [`BackendSession::close`] has finished.
     fn is_closed(&self) -> bool;
     /// Whether a close that has not finished in time may be answered: nothing that the client was promised depends on it.
-    fn has_kept_publishes(&self) -> bool {
+    fn has_stored_publishes(&self) -> bool {
         true
     }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.

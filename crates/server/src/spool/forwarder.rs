@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use amqp::{Credentials, Fault, ReplyCode};
+use amqp::{Credentials, Fault};
 use broker::{BodyView, Delivery, Fetched, Waiter};
 use bytes::Bytes;
 use spool::{Envelope, Forwarding, ForwardingLimits, MessageRefusal, Settled};
@@ -19,6 +19,7 @@ use super::course::SpoolCourse;
 use super::link::{SpoolLink, SpoolStep, refusal_of};
 use super::local::{LocalSpool, SpoolQueue};
 use super::parking::Parking;
+use super::refusals::is_lasting;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
@@ -60,22 +61,16 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, connect:
         let trouble = match connected {
             Ok(client) => {
                 forwarder.queue.set_trouble(None);
-                forwarder.asked(&asked, &Ok(()));
+                forwarder.logged_in(&asked);
                 let outcome = forwarder.drive(client).await;
                 forwarder.handle_lost(outcome.as_ref().err());
                 if transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
                 }
-                if let Err(fault) = &outcome
-                    && matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
-                {
-                    // After an outage the pool has logged in again for this connection.
-                    forwarder.asked(&asked, &Err(fault.clone().on_connection()));
-                }
                 outcome.err().map(|fault| (fault, pause))
             }
             Err(OpenError::Refused(fault)) => {
-                forwarder.asked(&asked, &Err(fault.clone().on_connection()));
+                forwarder.login_refused(&asked, &fault);
                 // A client may have logged in with others meanwhile.
                 let is_last = forwarder.queue.credentials().is_none_or(|last| *last == *asked);
                 is_last.then_some((fault, REFUSED_PAUSE))
@@ -110,13 +105,11 @@ impl Forwarder {
             if self.is_draining() {
                 return Poll::Ready(None);
             }
-            let unasked = self.queue.unasked();
             let has_work = self.forwarding.oldest().is_some() && !self.is_paused();
-            if !has_work && unasked.is_none() {
+            if !has_work {
                 return Poll::Pending;
             }
-            // They may differ from those of a client that has logged in since.
-            let Some(credentials) = unasked.or_else(|| self.queue.credentials()) else {
+            let Some(credentials) = self.queue.credentials() else {
                 if self.queue.set_trouble(Some(NO_LOGIN)) {
                     let (vhost, user) = (self.queue.vhost(), self.queue.user());
                     tracing::warn!(vhost, user, "spooled messages wait for a client of their user to log in");
@@ -129,14 +122,18 @@ impl Forwarder {
         .await
     }
 
-    /// The upstream has been asked about credentials: it concerns the clients that were let in with them.
-    fn asked(&self, credentials: &Arc<Credentials>, verdict: &Result<(), Fault>) {
-        let (logins, vhost) = (self.local.logins(), self.queue.vhost());
-        match verdict {
-            Ok(()) => logins.accepted(vhost, credentials, self.local.timestamp(transport::now())),
-            Err(_) => logins.refused(Some(vhost), credentials),
+    /// The upstream has accepted credentials.
+    fn logged_in(&self, credentials: &Arc<Credentials>) {
+        let now = self.local.timestamp(transport::now());
+        self.local.logins().accepted(self.queue.vhost(), credentials, now);
+    }
+
+    /// The upstream has refused credentials.
+    fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) {
+        let vhost = self.queue.vhost();
+        if is_lasting(fault, vhost) {
+            self.local.logins().refused(Some(vhost), credentials);
         }
-        self.queue.asked(credentials, verdict);
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.
@@ -342,7 +339,7 @@ impl Forwarder {
     }
 
     pub(super) fn is_draining(&self) -> bool {
-        self.local.is_draining()
+        self.local.is_draining() || self.queue.is_removed()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {

@@ -17,7 +17,6 @@ use transport::Outbox;
 use super::course::{Course, Rate, SpoolCourse};
 use super::logins::RememberedLogins;
 use super::rules::SpoolRules;
-use super::unasked::{UnaskedLogin, UnaskedLogins};
 use super::{SpoolConfig, SpoolError};
 use crate::alarms::{Alarms, Blocked, Resource};
 use crate::backend::Clock;
@@ -85,6 +84,10 @@ pub(crate) struct SpoolQueue {
     pub(super) held: AtomicU64,
     /// Set when parked messages are to be tried again; cleared by the forwarder.
     is_requeued: AtomicBool,
+    /// When it was first seen without messages and clients; `None` while it has any.
+    unused_since: Mutex<Option<Instant>>,
+    /// Set when it has been removed: its forwarder ends.
+    is_removed: AtomicBool,
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old.
     alarms: Arc<Alarms>,
@@ -98,8 +101,6 @@ struct ForwarderLogin {
     credentials: Option<Arc<Credentials>>,
     /// Why nothing is being forwarded.
     trouble: Option<Box<str>>,
-    /// Clients that were let in without asking the upstream.
-    unasked: UnaskedLogins,
 }
 
 /// A local queue, for operators.
@@ -147,7 +148,7 @@ impl LocalSpool {
             identity,
             clock,
             rules: SpoolRules(config.rules.clone()),
-            logins: Arc::new(RememberedLogins::open(config.logins.clone(), config.auth_max)),
+            logins: Arc::new(RememberedLogins::open(config.logins.clone(), config.auth_max, now)),
             config,
             queues: Mutex::default(),
             parked_bytes: AtomicU64::new(parked.view().ready_bytes),
@@ -247,6 +248,30 @@ impl LocalSpool {
         let new = Arc::new(SpoolQueue::new(vhost.into(), user.into(), queue));
         queues.insert(key, Arc::clone(&new));
         Ok((new, true))
+    }
+
+    /// Removes the queues that have had no message and no client for `UNUSED_MAX`, so that those of users that are gone do not
+    /// accumulate. Their forwarders end. To be called now and then.
+    pub(super) fn remove_unused(&self, now: Instant) {
+        let mut queues = self.queues.lock();
+        queues.retain(|_, queue| {
+            // Only this map and its forwarder have it; sessions get theirs from this map, which is locked.
+            let view = queue.queue.view();
+            let is_unused = Arc::strong_count(queue) <= 2 && view.ready + view.unacknowledged == 0;
+            let since = is_unused.then(|| *queue.unused_since.lock().get_or_insert(now));
+            let Some(since) = since else {
+                *queue.unused_since.lock() = None;
+                return true;
+            };
+            if now.saturating_duration_since(since) < UNUSED_MAX {
+                return true;
+            }
+            // It has no user who could mind its deletion.
+            let _ = self.vhost.delete_queue(SESSION, queue.queue.name(), true, true);
+            queue.is_removed.store(true, Ordering::Release);
+            queue.waker.wake();
+            false
+        });
     }
 
     /// A record of this number of bytes is parked.
@@ -426,6 +451,9 @@ impl LocalSpool {
     }
 }
 
+/// How long a queue without messages and clients is there for the next client of its user.
+pub(super) const UNUSED_MAX: Duration = Duration::from_secs(600);
+
 /// Bytes of records that all forwarders together have in memory at most. A forwarder that has none may read one message
 /// beyond, so that each of them gets on.
 const MAX_LOADED: usize = 128 << 20;
@@ -448,6 +476,8 @@ impl SpoolQueue {
             parked: AtomicU64::new(0),
             held: AtomicU64::new(0),
             is_requeued: AtomicBool::new(false),
+            unused_since: Mutex::new(None),
+            is_removed: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
@@ -463,6 +493,11 @@ impl SpoolQueue {
     /// Whether that has happened since the last call.
     pub(super) fn take_requeued(&self) -> bool {
         self.is_requeued.load(Ordering::Relaxed) && self.is_requeued.swap(false, Ordering::Acquire)
+    }
+
+    /// Whether it has been removed, and nothing comes to it any more.
+    pub(super) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
     }
 
     pub(super) fn vhost(&self) -> &str {
@@ -498,27 +533,10 @@ impl SpoolQueue {
         self.waker.wake();
     }
 
-    /// A client is let in that the upstream has not been asked about. The forwarder asks as soon as that is possible.
-    pub(super) fn let_in(&self, credentials: Arc<Credentials>, outbox: &Arc<Outbox>) -> Arc<UnaskedLogin> {
-        let mut login = self.login.lock();
-        let unasked = login.unasked.add(&credentials, outbox);
-        login.credentials.get_or_insert(credentials);
-        drop(login);
+    /// A client has presented credentials about which the upstream has not decided. They are used if there are no others.
+    pub(super) fn offer_login(&self, credentials: &Arc<Credentials>) {
+        self.login.lock().credentials.get_or_insert_with(|| Arc::clone(credentials));
         self.waker.wake();
-        unasked
-    }
-
-    /// Credentials of a client about which the upstream is to be asked.
-    pub(super) fn unasked(&self) -> Option<Arc<Credentials>> {
-        self.login.lock().unasked.first()
-    }
-
-    /// The upstream has accepted these credentials, or has refused them.
-    pub(super) fn asked(&self, credentials: &Credentials, verdict: &Result<(), Fault>) {
-        let mut login = self.login.lock();
-        let told = login.unasked.asked(credentials, verdict);
-        drop(login);
-        told.iter().for_each(|outbox| outbox.nudge());
     }
 
     pub(super) fn credentials(&self) -> Option<Arc<Credentials>> {

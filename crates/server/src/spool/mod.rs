@@ -11,57 +11,58 @@
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
 //! when it is on disk as a parked one. A client without a matching rule has a session of the pool and nothing else.
 //!
-//! Credentials that the upstream has accepted are remembered in memory, and as salted hashes on disk ([`logins`]): with them a
-//! client is let in while no upstream can be asked, until one has been ([`unasked`]).
+//! Credentials that the upstream has accepted are remembered, on disk as salted hashes ([`logins`]). A client that presents
+//! them is admitted before the upstream has decided ([`admission`]), which then decides as soon as it can be asked
+//! ([`provisional`], [`refusals`]).
 
+mod admission;
 mod course;
 mod forwarder;
 mod link;
 mod local;
 mod logins;
 mod parking;
+mod provisional;
+mod refusals;
 mod rules;
 mod session;
 #[cfg(test)]
 mod tests;
-mod unasked;
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use amqp::handshake::OpenRequest;
-use amqp::{Credentials, Fault, ReplyCode};
-use broker::{Broker, Timestamp};
+use amqp::Fault;
+use broker::Broker;
 use parking_lot::Mutex;
 use proxy::Pool;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use transport::{InnerOutbox, Outbox};
 
 use crate::alarms::Alarms;
-use crate::amqp::session::BackendSession;
-use crate::backend::{BackendLogin, Clock, LoginError, LoginRequest};
-use crate::server::Shared;
+use crate::backend::Clock;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
+pub(crate) use self::admission::PendingLogin;
+use self::admission::ask_upstream;
 pub use self::course::SpoolCourse;
 pub use self::local::SpoolStatus;
 use self::local::{LocalSpool, SpoolQueue};
 pub use self::parking::ParkedMessage;
+use self::provisional::{AskUpstream, ProvisionalLogins};
 pub use self::rules::SpoolRule;
-use self::session::SpoolingSession;
 
 /// Interval at which the age of the oldest message is compared with the limit.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An upstream that has not decided about a login in this time counts as one that cannot be asked, if the spool knows the
-/// login: the Java client waits 5 seconds for a whole handshake.
-const ASKED_FOR: Duration = Duration::from_secs(1);
+/// Intervals between two looks at what has expired or is unused.
+const INTERVALS_OF_CLEANING: u32 = 60;
 
 /// The rules of a spool, and its limits.
 #[derive(Debug, Clone)]
@@ -74,7 +75,7 @@ pub struct SpoolConfig {
     pub max_age: Duration,
     /// Whether a publish that a rule matches, and that cannot be spooled, is refused instead of going directly to the upstream.
     pub refuses_others: bool,
-    /// How long credentials that the upstream has accepted let clients in while it cannot be asked.
+    /// How long credentials that the upstream has accepted admit clients while it cannot be asked.
     pub auth_max: Duration,
     /// The file in which they are remembered, as salted hashes.
     pub logins: Option<PathBuf>,
@@ -92,6 +93,11 @@ pub struct Spool {
     connect: Connect,
     forwarders: Mutex<Vec<JoinHandle<()>>>,
     runtime: Handle,
+    /// Clients about which the upstream has not decided, and how it is asked.
+    provisional: Arc<ProvisionalLogins>,
+    ask: AskUpstream,
+    /// Number of clients that were admitted before the upstream had decided.
+    offline_logins: AtomicU64,
 }
 
 impl Spool {
@@ -105,36 +111,43 @@ impl Spool {
         clock: Clock,
         config: SpoolConfig,
     ) -> Result<Arc<Self>, SpoolError> {
-        let pool = Arc::clone(pool);
+        let local = LocalSpool::open(broker, clock, config)?;
+        let (ask, pool) = (ask_upstream(pool, &local), Arc::clone(pool));
         let connect: Connect = Arc::new(move |login| {
             let upstream = PoolUpstream::new(&pool, &login);
             Box::pin(async move { upstream.open().await })
         });
-        Self::start_with(broker, connect, clock, config)
+        Ok(Self::start_with(local, connect, ask))
     }
 
-    fn start_with(
-        broker: Arc<Broker>,
-        connect: Connect,
-        clock: Clock,
-        config: SpoolConfig,
-    ) -> Result<Arc<Self>, SpoolError> {
-        let local = LocalSpool::open(broker, clock, config)?;
-        let spool =
-            Arc::new(Self { local, connect, forwarders: Mutex::default(), runtime: Handle::current() });
+    fn start_with(local: Arc<LocalSpool>, connect: Connect, ask: AskUpstream) -> Arc<Self> {
+        let spool = Arc::new(Self {
+            local,
+            connect,
+            forwarders: Mutex::default(),
+            runtime: Handle::current(),
+            provisional: Arc::default(),
+            ask,
+            offline_logins: AtomicU64::new(0),
+        });
         for queue in spool.local.queues() {
             spool.forward(queue);
         }
         let watched = Arc::downgrade(&spool.local);
         tokio::spawn(async move {
-            while let Some(local) = watched.upgrade() {
+            for interval in 1_u32.. {
+                let Some(local) = watched.upgrade() else { break };
                 local.check_limits();
                 local.measure(WATCH_INTERVAL);
+                if interval % INTERVALS_OF_CLEANING == 0 {
+                    local.remove_unused(transport::now());
+                    local.logins().expire(local.timestamp(transport::now()));
+                }
                 drop(local);
                 tokio::time::sleep(WATCH_INTERVAL).await;
             }
         });
-        Ok(spool)
+        spool
     }
 
     /// The alarms that block its publishers.
@@ -154,13 +167,22 @@ impl Spool {
 
     /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
     pub fn set_course(&self, course: SpoolCourse) {
-        tracing::info!(course = course.name(), "the spool's course is set");
+        tracing::info!(state = course.name(), "spool set to another state");
         self.local.set_course(course);
     }
 
-    /// Clients that were let in since the start without asking the upstream.
-    pub fn let_in(&self) -> u64 {
-        self.local.logins().let_in()
+    /// Clients that were admitted since the start before the upstream had decided about their login.
+    pub fn offline_logins(&self) -> u64 {
+        self.offline_logins.load(Ordering::Relaxed)
+    }
+
+    fn count_offline_login(&self) {
+        self.offline_logins.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Clients about whose login the upstream has not decided yet.
+    pub fn unverified_clients(&self) -> usize {
+        self.provisional.count()
     }
 
     /// Its local queues, in no order, each with what keeps it from being forwarded.
@@ -206,7 +228,10 @@ impl Spool {
 
     fn forward(&self, queue: Arc<SpoolQueue>) {
         let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.connect));
-        self.forwarders.lock().push(self.runtime.spawn(task));
+        let mut forwarders = self.forwarders.lock();
+        // Those of removed queues.
+        forwarders.retain(|forwarder| !forwarder.is_finished());
+        forwarders.push(self.runtime.spawn(task));
     }
 
     /// The local queue for these publishers, and its forwarder.
@@ -225,112 +250,4 @@ pub enum SpoolError {
     /// Its folder holds something else.
     #[error("the folder is not that of a spool: {0}")]
     Foreign(String),
-}
-
-impl Shared {
-    /// Opens a virtual host of the upstream for an AMQP client: with the spool's rules around it, if any of them may match its
-    /// publishes.
-    ///
-    /// # Errors
-    /// As [`crate::Backend::open_upstream`].
-    pub(crate) async fn open_amqp(
-        self: &Arc<Self>,
-        login: proxy::Login,
-        request: &OpenRequest,
-        outbox: Arc<Outbox>,
-    ) -> Result<Box<dyn BackendSession>, Fault> {
-        let credentials: Arc<Credentials> = Arc::clone(login.credentials());
-        let (user, is_vouched) = (credentials.username.clone(), login.is_vouched());
-        let exchanges = self.spool().and_then(|spool| {
-            let exchanges = spool.local.rules().exchanges_of(&request.virtual_host, &user)?;
-            Some((Arc::clone(spool), exchanges))
-        });
-        let Some((spool, exchanges)) = exchanges else {
-            if is_vouched {
-                return Err(cannot_be_asked());
-            }
-            return self.backend.open_upstream(login, request, outbox).await;
-        };
-        let local = Arc::clone(&spool.local);
-        let vhost = &*request.virtual_host;
-        if is_vouched && !local.logins().vouch_for(Some(vhost), &credentials, now_of(&local)).await {
-            return Err(cannot_be_asked());
-        }
-        let inner = InnerOutbox::new(self.config.outbox_limit / 2);
-        let opened = self.backend.open_upstream(login, request, Arc::clone(inner.outbox())).await;
-        if let Err(fault) = &opened
-            && fault.code == ReplyCode::NotAllowed
-        {
-            local.logins().refused(Some(vhost), &credentials);
-        }
-        let session = opened?;
-        let queue = spool.queue(vhost, &user)?;
-        let unasked = if is_vouched {
-            local.logins().lets_in();
-            Some(queue.let_in(Arc::clone(&credentials), &outbox))
-        } else {
-            local.logins().accepted(vhost, &credentials, now_of(&local));
-            queue.logged_in(Arc::clone(&credentials));
-            None
-        };
-        let (inner, login) = ((session, inner), (credentials, unasked));
-        Ok(Box::new(SpoolingSession::new(self, inner, (local, queue), login, exchanges, request, outbox)))
-    }
-
-    /// Whether a client may be let in although no upstream answers, if its credentials are right.
-    pub(crate) fn lets_in_offline(&self) -> bool {
-        self.spool().is_some_and(|spool| spool.local.logins().has_any(now_of(&spool.local)))
-    }
-
-    /// Checks the credentials of an AMQP client by asking the upstream; while it cannot be asked, by what the spool remembers.
-    pub(crate) async fn login_amqp(
-        self: &Arc<Self>,
-        credentials: Credentials,
-        client: LoginRequest,
-    ) -> Result<BackendLogin, LoginError> {
-        if !self.lets_in_offline() {
-            return self.backend.login(credentials, client).await;
-        }
-        let presented = Arc::new(credentials.copy());
-        if self.backend.answers() == Some(false)
-            && let Some(login) = self.vouch_for(&presented, client).await
-        {
-            return Ok(login);
-        }
-        let mut asking = pin!(self.backend.login(credentials, client));
-        let asked = match tokio::time::timeout(ASKED_FOR, asking.as_mut()).await {
-            Ok(asked) => asked,
-            Err(_) => match self.vouch_for(&presented, client).await {
-                Some(login) => return Ok(login),
-                None => asking.await,
-            },
-        };
-        match &asked {
-            Err(LoginError::Failed(fault)) if fault.code == ReplyCode::ConnectionForced => {
-                self.vouch_for(&presented, client).await.map_or(asked, Ok)
-            }
-            Err(LoginError::Refused { .. }) => {
-                if let Some(spool) = self.spool() {
-                    spool.local.logins().refused(None, &presented);
-                }
-                asked
-            }
-            _ => asked,
-        }
-    }
-
-    async fn vouch_for(&self, credentials: &Arc<Credentials>, client: LoginRequest) -> Option<BackendLogin> {
-        let local = &self.spool()?.local;
-        let is_known = local.logins().vouch_for(None, credentials, now_of(local)).await;
-        if is_known { self.backend.vouched(credentials.copy(), client) } else { None }
-    }
-}
-
-fn now_of(local: &LocalSpool) -> Timestamp {
-    local.timestamp(transport::now())
-}
-
-/// As for any client while no upstream answers: its connection ends like one to a dead broker.
-fn cannot_be_asked() -> Fault {
-    Fault::new(ReplyCode::ConnectionForced, "no upstream answers")
 }

@@ -61,7 +61,8 @@ impl PendingContent {
         Self::Undecided { publish: bytes, destination }
     }
 
-    fn held(&self) -> usize {
+    /// Bytes that are in memory.
+    fn buffered(&self) -> usize {
         match self {
             Self::Spooled(assembler) => assembler.held(),
             Self::None | Self::Undecided { .. } => 0,
@@ -106,12 +107,12 @@ impl SpoolChannels {
     /// The channel is closed or being closed: the rest of what its client sends on it is discarded by the upstream's session.
     pub(super) fn remove(&mut self, number: u16) {
         let Some(at) = self.channels.iter().position(|channel| channel.number == number) else { return };
-        self.released += self.channels.swap_remove(at).pending.held();
+        self.released += self.channels.swap_remove(at).pending.buffered();
     }
 
     /// All channels are gone.
     pub(super) fn end(&mut self) {
-        self.released += self.channels.drain(..).map(|channel| channel.pending.held()).sum::<usize>();
+        self.released += self.channels.drain(..).map(|channel| channel.pending.buffered()).sum::<usize>();
     }
 
     /// Bytes of incomplete messages on channels that have gone since the last call.

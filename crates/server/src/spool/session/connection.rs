@@ -18,7 +18,7 @@ pub(super) struct ConnectionAnswers {
     pub(super) is_blocked_upstream: bool,
     /// Secrets that the upstream has not accepted yet, in the order of their answers.
     pub(super) new_secrets: VecDeque<Secret>,
-    /// Credentials that the upstream has just accepted, until the spool has learnt them.
+    /// Credentials that the upstream has just accepted, until the spool has taken them.
     pub(super) accepted: Option<Arc<Credentials>>,
     credentials: Arc<Credentials>,
 }
@@ -29,7 +29,7 @@ impl ConnectionAnswers {
     }
 
     /// Looks at a frame; returns whether the client is to see it. `is_blocked` is whether an alarm of the spool blocks
-    /// the client: it has been told then, and is told otherwise when the last alarm has gone.
+    /// the client: it has had connection.blocked then, and has connection.unblocked when the last alarm has gone.
     pub(super) fn passes(&mut self, frame: &Frame<'_>, is_blocked: bool) -> bool {
         let method = frame.payload;
         if frame.channel != 0 || frame.kind != FrameKind::Method {
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_alarms_the_client_is_told_the_first_to_come_and_the_last_to_go() {
+    fn of_two_alarms_the_client_sees_the_first_to_come_and_the_last_to_go() {
         let mut connection = connection();
         assert!(passes(&mut connection, &BLOCKED, false) && connection.is_blocked_upstream);
         assert!(!passes(&mut connection, &UNBLOCKED, true) && !connection.is_blocked_upstream);

@@ -8,7 +8,7 @@ use super::*;
 const LONG: Duration = Duration::from_secs(30);
 
 impl Simulated {
-    fn declare(&self, name: &str, arguments: &FieldTable) -> Arc<Queue> {
+    pub(super) fn declare(&self, name: &str, arguments: &FieldTable) -> Arc<Queue> {
         let encoded = arguments.encode();
         let declare = QueueDeclare {
             name,

@@ -1,6 +1,8 @@
 //! The spool on a disk, with the embedded broker as its upstream, on tokio's paused clock.
 
 mod forwarding;
+mod provisional;
+mod unused;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +15,8 @@ use store::disk::simulated::{Dice, SimDisk};
 use store::journal::JournalSettings;
 use store::{Rounds, Store};
 
-use super::local::{SpoolQueue, persistent};
+use super::local::{LocalSpool, SpoolQueue, persistent};
+use super::provisional::AskUpstream;
 use super::{Connect, Spool, SpoolConfig, SpoolRule};
 use crate::backend::Clock;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
@@ -51,7 +54,9 @@ impl Simulated {
                 Err(OpenError::Unreachable(fault))
             })
         });
-        let spool = Spool::start_with(broker, connect, Clock::start(), config).unwrap();
+        let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
+        let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
+        let spool = Spool::start_with(local, connect, ask);
         Self { spool, rounds, upstream, is_reachable }
     }
 
