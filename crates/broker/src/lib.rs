@@ -92,7 +92,7 @@ pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
-    Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue,
+    Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Moving, Offer, Queue,
     QueueCapacity, QueueProperties, Returned,
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};

@@ -4,8 +4,9 @@
 //! - [`session`]: a client's session in front of the upstream, whose matching publishes it takes.
 //! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data folder of its own. No listener
 //!   reaches that broker; sessions publish to it, and forwarders take from it, without AMQP in between.
-//! - [`forwarder`] and [`link`]: the task of a local queue, and its conversation with the upstream through the pool. The order
+//! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The order
 //!   of messages, retries and refusals are decided by the crate `spool`.
+//! - [`mode`]: what an operator lets the spool do.
 //! - [`parking`]: messages that the upstream refuses for good.
 //!
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
@@ -14,11 +15,11 @@
 //! Credentials that the upstream has accepted are remembered in memory, and as salted hashes on disk ([`logins`]): with them a
 //! client is let in while no upstream can be asked, until one has been ([`unasked`]).
 
-mod course;
 mod forwarder;
 mod link;
 mod local;
 mod logins;
+mod mode;
 mod parking;
 mod rules;
 mod session;
@@ -49,9 +50,9 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
-pub use self::course::SpoolCourse;
 pub use self::local::SpoolStatus;
 use self::local::{LocalSpool, SpoolQueue};
+pub use self::mode::SpoolMode;
 pub use self::parking::ParkedMessage;
 pub use self::rules::SpoolRule;
 use self::session::SpoolingSession;
@@ -82,14 +83,30 @@ pub struct SpoolConfig {
     pub max_message: u64,
 }
 
-/// Opens connections to the upstream for a login.
-type Connect = Arc<dyn Fn(SharedLogin) -> Connecting + Send + Sync>;
+/// How forwarders reach the upstream.
+struct UpstreamAccess {
+    connect: Box<dyn Fn(SharedLogin) -> Connecting + Send + Sync>,
+    /// Whether an upstream answers; `None` if that is not known.
+    answers: Box<dyn Fn() -> Option<bool> + Send + Sync>,
+}
+
 type Connecting = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
+
+impl UpstreamAccess {
+    /// Opens a connection for a login.
+    fn connect(&self, login: SharedLogin) -> Connecting {
+        (self.connect)(login)
+    }
+
+    fn answers(&self) -> Option<bool> {
+        (self.answers)()
+    }
+}
 
 /// A spool with its forwarders. Its queues outlive it on disk.
 pub struct Spool {
     local: Arc<LocalSpool>,
-    connect: Connect,
+    upstream: Arc<UpstreamAccess>,
     forwarders: Mutex<Vec<JoinHandle<()>>>,
     runtime: Handle,
 }
@@ -105,23 +122,25 @@ impl Spool {
         clock: Clock,
         config: SpoolConfig,
     ) -> Result<Arc<Self>, SpoolError> {
-        let pool = Arc::clone(pool);
-        let connect: Connect = Arc::new(move |login| {
+        let (pool, asked) = (Arc::clone(pool), Arc::clone(pool));
+        let connect = move |login| -> Connecting {
             let upstream = PoolUpstream::new(&pool, &login);
             Box::pin(async move { upstream.open().await })
-        });
-        Self::start_with(broker, connect, clock, config)
+        };
+        let answers = move || asked.answers();
+        let upstream = UpstreamAccess { connect: Box::new(connect), answers: Box::new(answers) };
+        Self::start_with(broker, upstream, clock, config)
     }
 
     fn start_with(
         broker: Arc<Broker>,
-        connect: Connect,
+        upstream: UpstreamAccess,
         clock: Clock,
         config: SpoolConfig,
     ) -> Result<Arc<Self>, SpoolError> {
         let local = LocalSpool::open(broker, clock, config)?;
-        let spool =
-            Arc::new(Self { local, connect, forwarders: Mutex::default(), runtime: Handle::current() });
+        let (upstream, forwarders) = (Arc::new(upstream), Mutex::default());
+        let spool = Arc::new(Self { local, upstream, forwarders, runtime: Handle::current() });
         for queue in spool.local.queues() {
             spool.forward(queue);
         }
@@ -147,15 +166,15 @@ impl Spool {
         self.local.blocked_connections()
     }
 
-    /// The state into which an operator has put it.
-    pub fn course(&self) -> SpoolCourse {
-        self.local.course()
+    /// What an operator lets it do.
+    pub fn mode(&self) -> SpoolMode {
+        self.local.mode()
     }
 
     /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
-    pub fn set_course(&self, course: SpoolCourse) {
-        tracing::info!(course = course.name(), "the spool's course is set");
-        self.local.set_course(course);
+    pub fn set_mode(&self, mode: SpoolMode) {
+        tracing::info!(mode = mode.name(), "an operator has changed what the spool does");
+        self.local.set_mode(mode);
     }
 
     /// Clients that were let in since the start without asking the upstream.
@@ -170,23 +189,25 @@ impl Spool {
 
     /// Number of messages that the upstream has refused for good.
     pub fn parked(&self) -> u64 {
-        self.local.parked_count()
+        self.local.parked().count()
     }
 
-    /// The first parked messages, oldest first.
+    /// The first parked messages, oldest first. Blocks on the disk.
     pub fn parked_messages(&self) -> Vec<ParkedMessage> {
-        parking::parked_messages(&self.local, transport::now())
+        self.local.parked().list(now_of(&self.local))
     }
 
-    /// Forwards parked messages again; returns their number. More of them may follow in another call.
-    pub fn requeue_parked(&self) -> usize {
+    /// Forwards parked messages again; returns their number. Blocks on the disk, for long if there are many.
+    pub fn requeue_parked(&self) -> u64 {
         let queue_of = |envelope: &spool::Envelope| self.queue(envelope.vhost(), envelope.user()).ok();
-        parking::requeue(&self.local, transport::now(), queue_of)
+        self.local.parked().requeue(&self.local, transport::now(), queue_of)
     }
 
     /// Drops all parked messages; returns their number.
     pub fn purge_parked(&self) -> u64 {
-        self.local.purge_parked()
+        let count = self.local.parked().purge();
+        self.local.check_limits();
+        count
     }
 
     /// Lets messages in flight be confirmed, and closes the connections to the upstream, within `limit`. Nothing is forwarded
@@ -205,7 +226,7 @@ impl Spool {
     }
 
     fn forward(&self, queue: Arc<SpoolQueue>) {
-        let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.connect));
+        let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.upstream));
         self.forwarders.lock().push(self.runtime.spawn(task));
     }
 
