@@ -115,8 +115,11 @@ impl Backlogs {
             self.slots.push(None);
             self.slots.len() - 1
         }));
-        let index =
-            if backlog.name.routing_key.is_some() { &mut self.of_destinations } else { &mut self.of_exchanges };
+        let index = if backlog.name.routing_key.is_some() {
+            &mut self.of_destinations
+        } else {
+            &mut self.of_exchanges
+        };
         index.insert(backlog.key, id);
         self.slots[id.0] = Some(backlog);
         id

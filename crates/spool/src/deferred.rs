@@ -224,7 +224,8 @@ impl<T> Deferred<T> {
             let key = (now + found.pause, self.next_pause);
             found.pause = MAX_PAUSE.min(2 * found.pause);
             let before = found.pause_ends.replace(key);
-            if found.items.front().is_some_and(|item| !item.is_main()) && found.items.len() > LOADED_IN_PAUSE {
+            if found.items.front().is_some_and(|item| !item.is_main()) && found.items.len() > LOADED_IN_PAUSE
+            {
                 unneeded = found.items.split_off(LOADED_IN_PAUSE);
                 unneeded.iter().for_each(|item| found.size.remove(item));
             }
@@ -242,7 +243,11 @@ impl<T> Deferred<T> {
     /// Forgets a destination for which nothing waits any more.
     pub(crate) fn forget_unused(&mut self, destination: DestinationKey, backlogs: &Backlogs) {
         let Some(found) = self.by_destination.get(&destination) else { return };
-        if found.items.is_empty() && found.in_flight == 0 && !found.has_failed && !backlogs.has_own(destination) {
+        if found.items.is_empty()
+            && found.in_flight == 0
+            && !found.has_failed
+            && !backlogs.has_own(destination)
+        {
             let pause_ends = found.pause_ends;
             self.by_destination.remove(&destination);
             pause_ends.map(|key| self.pauses.remove(&key));
@@ -277,7 +282,7 @@ impl<T> Deferred<T> {
         largest
     }
 
-    /// The messages of a destination move to a backlog as soon as [`Self::take_moving`] is called. Returns whether that is news.
+    /// Lets the messages of a destination move to a backlog, with [`Self::take_moving`]. Returns whether that is news.
     pub(crate) fn move_to(&mut self, destination: DestinationKey, backlog: BacklogId) -> bool {
         let found = self.by_destination.get_mut(&destination);
         found.is_some_and(|found| found.moves_to.replace(backlog).is_none())

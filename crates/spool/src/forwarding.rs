@@ -75,9 +75,9 @@ pub enum Settled<T> {
 /// [`Self::poll_load`] returns one; publishes what [`Self::poll_publish`] returns while a channel is open; reports what the
 /// broker answers; and does what [`Self::poll_settled`] returns, in that order.
 ///
-/// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages go
-/// over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time until
-/// only one is in flight: that one is parked, and its exchange is suspicious.
+/// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages
+/// go over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time
+/// until only one is in flight: that one is parked, and its exchange is suspicious.
 #[derive(Debug)]
 pub struct Forwarding<T> {
     limits: ForwardingLimits,
@@ -286,7 +286,13 @@ impl<T> Forwarding<T> {
         self.settled.pop_front()
     }
 
-    /// When [`Self::poll_publish`] has something to publish again without another event.
+    /// Lets destinations go on whose pause is over by `now`. To be called at [`Self::next_deadline`] at the latest, also while
+    /// nothing can be published.
+    pub fn handle_deadline(&mut self, now: Instant) {
+        self.deferred.end_pauses(now);
+    }
+
+    /// When [`Self::poll_publish`] may have something to publish again without another event.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deferred.next_deadline().filter(|_| self.fast.is_open())
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::item::Item;
 
-/// What has been published on a channel in confirm mode, in that order, until the broker answers.
+/// The messages that have been published on a channel in confirm mode, in that order, until the broker answers.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     /// `None` for one that is answered and not the first.

@@ -1,4 +1,4 @@
-//! What the broker says when it refuses a message.
+//! The words with which the broker refuses a message.
 
 use crate::envelope::Envelope;
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 use crate::envelope::Envelope;
-use crate::refusal::MessageRefusal;
 use crate::item::{DestinationKey, DestinationKeys};
+use crate::refusal::MessageRefusal;
 
 /// How long a refusal of an exchange holds for further messages without asking the broker: a queue full of messages for a
 /// deleted exchange would take a round trip for each otherwise.
@@ -82,8 +82,11 @@ impl Suspicions {
                 return false;
             }
         }
-        let suspicion =
-            self.by_key.entry(key).or_insert(Suspicion { is_active: true, confirms: 0, needed: CONFIRMS_TO_CLEAR });
+        let suspicion = self.by_key.entry(key).or_insert(Suspicion {
+            is_active: true,
+            confirms: 0,
+            needed: CONFIRMS_TO_CLEAR,
+        });
         if !std::mem::replace(&mut suspicion.is_active, true) {
             suspicion.needed = MAX_CONFIRMS.min(2 * suspicion.needed);
         }

@@ -105,7 +105,8 @@ mod tests {
             });
         }
         assert!(from.move_to(&to, moving, Timestamp(1)).is_ok());
-        assert_eq!((from.counts(), to.counts()), ((0, 0), (3, 0)));
+        let (from, to_view) = (from.view(), to.view());
+        assert_eq!((from.ready, from.unacknowledged, to_view.ready), (0, 0, 3));
         let bodies = std::iter::from_fn(|| to.get(true, Timestamp(1)));
         let bodies: Vec<_> = bodies.map(|got| got.delivery.message().body().to_vec()).collect();
         assert_eq!(bodies, [b"a".to_vec(), b"B".to_vec(), b"c".to_vec()]);

@@ -48,7 +48,8 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
         SpoolCommand::Requeue => {
             let answer = api.post(&path(&["leveret", "spool", "parked", "requeue"]), Vec::new())?;
             let (requeued, left) = (&answer["requeued"], &answer["remaining"]);
-            return output.done(&format!("{requeued} parked messages are forwarded again, {left} are parked"));
+            return output
+                .done(&format!("{requeued} parked messages are forwarded again, {left} are parked"));
         }
         SpoolCommand::Purge => {
             let answer = api.remove(&path(&["leveret", "spool", "parked"]))?;

@@ -11,7 +11,7 @@ use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInf
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
 use server::{
-    Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server, SpoolMode,
+    Backend, ClientProtocol, Clock, ForwardingMode, InUse, Limits, PROTOCOLS, Resource, Scopes, Server,
 };
 use transport::tls::ServerTls;
 
@@ -198,9 +198,9 @@ impl ApiProcess for Manager {
     fn steer_spool(&self, action: &str) -> Option<Value> {
         let spool = self.server.spool()?;
         let mode = match action {
-            "pause" => SpoolMode::Paused,
-            "drain" => SpoolMode::Draining,
-            _ => SpoolMode::Running,
+            "pause" => ForwardingMode::Paused,
+            "drain" => ForwardingMode::Draining,
+            _ => ForwardingMode::Running,
         };
         spool.set_mode(mode);
         Some(json!({ "state": mode.name() }))

@@ -4,8 +4,8 @@ use admin::DetachedSession;
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
 use server::{
-    DetachedMqttSession, GroupStatus, ParkedMessage, RetainedStatus, Server, SharedBindingStatus,
-    SharedQueueStatus, SharedTotals, SpoolMode, SpoolStatus,
+    DetachedMqttSession, ForwardingMode, GroupStatus, ParkedMessage, RetainedStatus, Server,
+    SharedBindingStatus, SharedQueueStatus, SharedTotals, SpoolStatus,
 };
 
 /// Limits of the pool, which do not change while the process runs.
@@ -52,7 +52,7 @@ pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
 }
 
 /// A queue of the spool.
-pub(super) fn spool_queue(status: &SpoolStatus, mode: SpoolMode) -> Value {
+pub(super) fn spool_queue(status: &SpoolStatus, mode: ForwardingMode) -> Value {
     json!({
         "user": status.user, "vhost": status.vhost, "messages": status.messages, "bytes": status.bytes,
         "oldest_seconds": status.oldest_seconds, "deferred_messages": status.deferred, "state": mode.name(),

@@ -2,7 +2,7 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
-use server::{MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolMode, SpoolStatus};
+use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
@@ -184,7 +184,7 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
             family.sample(&[("vhost", &*queue.vhost), ("user", &*queue.user)], value(queue));
         }
     }
-    let is_paused = u64::from(spool.mode() == SpoolMode::Paused);
+    let is_paused = u64::from(spool.mode() == ForwardingMode::Paused);
     out.gauge("leveret_spool_paused", "1 if an operator has paused forwarding, else 0.", is_paused);
     out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
     let help = "Clients that were let in while no upstream could be asked, because it had accepted their credentials before.";

@@ -18,7 +18,7 @@ use tokio::time::Sleep;
 use super::UpstreamAccess;
 use super::link::{SpoolLink, SpoolStep};
 use super::local::{LoadingShare, LocalSpool, SpoolQueue};
-use super::mode::SpoolMode;
+use super::mode::ForwardingMode;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
@@ -127,8 +127,9 @@ impl Forwarder {
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
         let mut forwarding = Forwarding::new(LIMITS);
         let restored = queue.backlogs().into_iter();
-        let backlogs =
-            restored.map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog)).collect();
+        let backlogs = restored
+            .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))
+            .collect();
         Self {
             local,
             queue,
@@ -282,14 +283,15 @@ impl Forwarder {
         self.heard_at = now;
     }
 
-    /// The time without an answer begins anew as long as none is outstanding.
+    /// Does what is due at the beginning of a turn. The time without an answer begins anew as long as none is outstanding.
     pub(super) fn begin_turn(&mut self, is_open: bool, now: Instant) {
+        self.forwarding.handle_deadline(now);
         if is_open && self.forwarding.in_flight() == 0 {
             self.heard_at = now;
         }
     }
 
-    /// Reports an upstream that sends no answers while some are outstanding: a channel is being opened, or messages are in flight.
+    /// Reports an upstream that sends no answers while some are outstanding, for a channel or for messages in flight.
     pub(super) fn check_answers(&mut self, now: Instant) {
         let silent_for = now.saturating_duration_since(self.heard_at);
         let trouble = match silent_for {
@@ -323,7 +325,7 @@ impl Forwarder {
     }
 
     fn is_paused(&self) -> bool {
-        self.local.mode() == SpoolMode::Paused
+        self.local.mode() == ForwardingMode::Paused
     }
 
     pub(super) fn is_draining(&self) -> bool {

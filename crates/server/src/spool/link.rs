@@ -134,7 +134,8 @@ impl SpoolLink {
             handled += 1;
             work::charge(METHOD, 1);
             let ClientEvent::Method(number, method) = event else { continue };
-            let Some(channel) = [Fast, Careful].into_iter().find(|channel| number_of(*channel) == number) else {
+            let Some(channel) = [Fast, Careful].into_iter().find(|channel| number_of(*channel) == number)
+            else {
                 continue;
             };
             match method {
@@ -184,7 +185,7 @@ impl SpoolLink {
 
 impl Drop for SpoolLink {
     fn drop(&mut self) {
-        // What is not confirmed is on disk, and published again.
+        // Unconfirmed messages are on disk, and published again.
         self.client.discard(transport::now());
     }
 }

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use spool::BacklogName;
 
 use super::logins::RememberedLogins;
-use super::mode::{ModeCell, SpoolMode};
+use super::mode::{ForwardingMode, ModeCell};
 use super::parking::ParkedQueue;
 use super::rules::SpoolRules;
 use super::{SpoolConfig, SpoolError};
@@ -245,11 +245,11 @@ impl LocalSpool {
         declare(&self.vhost, &broker::generated_name("spool-"), &arguments, now)
     }
 
-    pub(super) fn mode(&self) -> SpoolMode {
+    pub(super) fn mode(&self) -> ForwardingMode {
         self.mode.get()
     }
 
-    pub(super) fn set_mode(&self, mode: SpoolMode) {
+    pub(super) fn set_mode(&self, mode: ForwardingMode) {
         self.mode.set(mode);
         self.check_limits();
         self.queues().iter().for_each(|queue| queue.waker().wake());

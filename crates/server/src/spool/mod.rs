@@ -4,9 +4,9 @@
 //! - [`session`]: a client's session in front of the upstream, whose matching publishes it takes.
 //! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data folder of its own. No listener
 //!   reaches that broker; sessions publish to it, and forwarders take from it, without AMQP in between.
-//! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The order
-//!   of messages, retries and refusals are decided by the crate `spool`.
-//! - [`mode`]: what an operator lets the spool do.
+//! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The
+//!   order of messages, retries and refusals are decided by the crate `spool`.
+//! - [`mode`]: whether an operator has paused the spool, or drains it.
 //! - [`parking`]: messages that the upstream refuses for good.
 //!
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
@@ -52,7 +52,7 @@ use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
 pub use self::local::SpoolStatus;
 use self::local::{LocalSpool, SpoolQueue};
-pub use self::mode::SpoolMode;
+pub use self::mode::ForwardingMode;
 pub use self::parking::ParkedMessage;
 pub use self::rules::SpoolRule;
 use self::session::SpoolingSession;
@@ -166,14 +166,14 @@ impl Spool {
         self.local.blocked_connections()
     }
 
-    /// What an operator lets it do.
-    pub fn mode(&self) -> SpoolMode {
+    /// The mode that an operator has chosen.
+    pub fn mode(&self) -> ForwardingMode {
         self.local.mode()
     }
 
     /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
-    pub fn set_mode(&self, mode: SpoolMode) {
-        tracing::info!(mode = mode.name(), "an operator has changed what the spool does");
+    pub fn set_mode(&self, mode: ForwardingMode) {
+        tracing::info!(mode = mode.name(), "an operator has changed the mode of the spool");
         self.local.set_mode(mode);
     }
 

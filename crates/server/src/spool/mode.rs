@@ -1,11 +1,11 @@
-//! What an operator lets a spool do.
+//! The mode that an operator chooses for a spool.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a spool does, until its process ends or an operator changes it.
+/// Whether a spool accepts and forwards messages, until its process ends or an operator changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum SpoolMode {
+pub enum ForwardingMode {
     /// It accepts publishes and forwards them.
     Running,
     /// It accepts publishes and forwards none.
@@ -15,7 +15,7 @@ pub enum SpoolMode {
     Draining,
 }
 
-impl SpoolMode {
+impl ForwardingMode {
     /// One word, for operators.
     pub fn name(self) -> &'static str {
         match self {
@@ -32,16 +32,16 @@ pub(super) struct ModeCell(AtomicU8);
 
 impl ModeCell {
     pub(super) fn new() -> Self {
-        Self(AtomicU8::new(SpoolMode::Running as u8))
+        Self(AtomicU8::new(ForwardingMode::Running as u8))
     }
 
-    pub(super) fn get(&self) -> SpoolMode {
+    pub(super) fn get(&self) -> ForwardingMode {
         let mode = self.0.load(Ordering::Acquire);
-        let modes = [SpoolMode::Running, SpoolMode::Paused, SpoolMode::Draining];
-        modes.into_iter().find(|known| *known as u8 == mode).unwrap_or(SpoolMode::Running)
+        let modes = [ForwardingMode::Running, ForwardingMode::Paused, ForwardingMode::Draining];
+        modes.into_iter().find(|known| *known as u8 == mode).unwrap_or(ForwardingMode::Running)
     }
 
-    pub(super) fn set(&self, mode: SpoolMode) {
+    pub(super) fn set(&self, mode: ForwardingMode) {
         self.0.store(mode as u8, Ordering::Release);
     }
 }

@@ -74,8 +74,8 @@ impl ParkedQueue {
 
     /// Number of parked messages.
     pub(super) fn count(&self) -> u64 {
-        let (ready, unacked) = self.queue.counts();
-        ready + unacked
+        let view = self.queue.view();
+        view.ready + view.unacknowledged
     }
 
     /// Bytes of their records.

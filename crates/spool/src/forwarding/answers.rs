@@ -1,4 +1,4 @@
-//! What the broker's answers change.
+//! The broker's answers, and the loss of a connection.
 
 use std::time::Instant;
 
@@ -95,9 +95,9 @@ impl<T> Forwarding<T> {
         self.answered(destination, now);
     }
 
-    /// The connection is lost, whatever was published on its channels, and all messages are released. With the code and text of
-    /// the broker's connection.close if there was one: the message that is the reason of that is parked once it is found. Returns
-    /// whether it is being sought, which needs another connection.
+    /// The connection is lost, whatever was published on its channels, and all messages are released. `close` has the code and
+    /// text of the broker's connection.close if there was one: the message that has caused it is parked once it is found.
+    /// Returns whether it is being sought, which needs another connection.
     pub fn lost(&mut self, close: Option<MessageRefusal>) -> bool {
         let mut back = self.fast.close();
         back.extend(self.careful.close());
@@ -108,7 +108,8 @@ impl<T> Forwarding<T> {
                 [] => {}
                 [alone] => {
                     let id = alone.envelope.id();
-                    let before = self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
+                    let before =
+                        self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
                     self.accused = Some((id, before + 1));
                     (self.window, self.confirmed) = (1, 0);
                     if blame == Blame::Sure || before + 1 >= ATTEMPTS {

@@ -62,7 +62,8 @@ impl<T> Forwarding<T> {
             .into_iter()
             .map(|(destination, front)| {
                 let covering = self.backlogs.covering(&self.keys, destination, &front.envelope);
-                let create = || self.backlogs.create(&self.keys, destination, &front.envelope, limits.backlogs);
+                let create =
+                    || self.backlogs.create(&self.keys, destination, &front.envelope, limits.backlogs);
                 (destination, covering.unwrap_or_else(create))
             })
             .collect();
@@ -89,7 +90,7 @@ impl<T> Forwarding<T> {
         self.deferred.forget_unused(destination, &self.backlogs);
     }
 
-    /// What is due for a destination after an answer of the broker.
+    /// Does what is due for a destination after an answer of the broker.
     pub(super) fn answered(&mut self, destination: DestinationKey, now: Instant) {
         if !self.deferred.contains(destination) {
             return;

@@ -1,5 +1,6 @@
-//! The rules one by one; `simulation` plays them together.
+//! The rules for full destinations, one by one; those for refused messages are in `refusals`. `simulation` plays all together.
 
+mod refusals;
 mod simulation;
 
 use std::time::Duration;
@@ -7,7 +8,6 @@ use std::time::Duration;
 use super::*;
 use crate::deferred::MIN_PAUSE;
 use crate::envelope::SpooledMessage;
-use crate::suspicions::REFUSAL_HOLDS;
 
 use self::ForwardingChannel::{Careful, Fast};
 
@@ -75,7 +75,9 @@ impl Bench {
     }
 
     fn published_on(&mut self, channel: ForwardingChannel) -> Vec<u64> {
-        std::iter::from_fn(|| self.forwarding.poll_publish(channel, self.now)).map(|sent| number_of(&sent)).collect()
+        std::iter::from_fn(|| self.forwarding.poll_publish(channel, self.now))
+            .map(|sent| number_of(&sent))
+            .collect()
     }
 
     fn published(&mut self) -> Vec<u64> {
@@ -118,137 +120,6 @@ impl Bench {
             })
             .collect()
     }
-}
-
-#[test]
-fn a_named_exchange_costs_the_others_one_more_attempt() {
-    let mut bench = Bench::new(&["a", "b", "a", "gone", "a", "gone", "b"]);
-    assert_eq!(bench.published(), [0, 1, 2, 3, 4, 5, 6]);
-    bench.refuse(Fast, no_exchange("gone"));
-    assert_eq!(bench.published(), [0, 1, 2, 4, 6], "those of the suspicious exchange are set apart");
-    assert_eq!(bench.published_on(Careful), [3], "alone");
-    bench.refuse(Careful, no_exchange("gone"));
-    assert_eq!(bench.published_on(Careful), [], "the refusal is known");
-    bench.acked(0, true);
-    assert_eq!(bench.settled(), (vec![0, 1, 2, 4, 6], vec![3, 5]));
-    assert_eq!(bench.forwarding.deferred(), 0);
-}
-
-#[test]
-fn a_refusal_is_asked_for_again_after_a_second() {
-    let mut bench = Bench::new(&["gone"]);
-    assert_eq!(bench.published(), [0]);
-    bench.refuse(Fast, no_exchange("gone"));
-    bench.now += REFUSAL_HOLDS;
-    bench.read("gone");
-    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
-    bench.forwarding.acked(Careful, 1, false, bench.now);
-    assert_eq!(bench.settled(), (vec![1], vec![0]));
-}
-
-#[test]
-fn a_refusal_can_be_forgotten() {
-    let mut bench = Bench::new(&["gone"]);
-    assert_eq!(bench.published(), [0]);
-    bench.refuse(Fast, no_exchange("gone"));
-    bench.forwarding.forget_refusals();
-    bench.read("gone");
-    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
-    bench.forwarding.acked(Careful, 1, false, bench.now);
-    assert_eq!(bench.settled(), (vec![1], vec![0]));
-}
-
-#[test]
-fn a_culprit_without_a_name_is_found_by_halves() {
-    let mut bench = Bench::new(&["a"; 16]);
-    let culprit = 11;
-    let mut attempts = 0;
-    let mut done = (Vec::new(), Vec::new());
-    loop {
-        let sent: Vec<_> = [Fast, Careful].map(|channel| bench.published_on(channel)).concat();
-        attempts += sent.len();
-        if sent.is_empty() {
-            break;
-        }
-        for channel in [Fast, Careful] {
-            if sent.contains(&culprit) && bench.forwarding.in_flight_on(channel) > 0 {
-                bench.refuse(channel, too_large());
-            } else {
-                bench.forwarding.acked(channel, 0, true, bench.now);
-            }
-        }
-        let (forwarded, parked) = bench.settled();
-        done.0.extend(forwarded);
-        done.1.extend(parked);
-    }
-    assert_eq!(done.1, [culprit]);
-    assert_eq!(done.0, (0..16).filter(|number| *number != culprit).collect::<Vec<_>>());
-    assert!(attempts < 60, "{attempts}");
-}
-
-/// 10,000 messages of four exchanges, of which every tenth is refused without a name: each of these costs only itself, but for
-/// what is in flight when its exchange becomes suspicious.
-#[test]
-fn a_thousand_poison_messages_cost_hardly_more_than_themselves() {
-    let total: u64 = 10_000;
-    let limits = ForwardingLimits { window: 2_000, ..LIMITS };
-    let mut bench = Bench::with(limits, &[]);
-    let exchange_of = |number: u64| if number % 10 == 7 { "poisoned" } else { ["a", "b", "c"][number as usize % 3] };
-    let (mut published, mut done, mut parked) = (0, 0, 0);
-    while done + parked < total {
-        let mut sent = Vec::new();
-        loop {
-            if let Some(envelope) = bench.forwarding.poll_publish(Fast, bench.now) {
-                sent.push(envelope);
-            } else if bench.next < total && bench.forwarding.wants_more() {
-                bench.read(exchange_of(bench.next));
-            } else {
-                break;
-            }
-        }
-        let careful: Vec<_> = std::iter::from_fn(|| bench.forwarding.poll_publish(Careful, bench.now)).collect();
-        published += (sent.len() + careful.len()) as u64;
-        for (channel, sent) in [(Fast, sent), (Careful, careful)] {
-            if sent.iter().any(|envelope| envelope.exchange() == "poisoned") {
-                bench.refuse(channel, too_large());
-            } else {
-                bench.forwarding.acked(channel, 0, true, bench.now);
-            }
-        }
-        while let Some(settled) = bench.forwarding.poll_settled() {
-            match settled {
-                Settled::Forwarded(_) => done += 1,
-                Settled::Parked(..) => parked += 1,
-                Settled::Deferred(backlog, number) => bench.forwarding.loaded(
-                    backlog,
-                    envelope(exchange_of(number), "k", number),
-                    number,
-                ),
-                _ => {}
-            }
-        }
-        bench.now += MIN_PAUSE;
-    }
-    assert_eq!((done, parked), (9_000, 1_000));
-    let again = published - total;
-    assert!(again <= 2 * limits.window as u64 + 100, "{again} messages were published again");
-}
-
-#[test]
-fn a_suspicion_ends_with_confirms() {
-    let mut bench = Bench::new(&["a"]);
-    assert_eq!(bench.published(), [0]);
-    bench.refuse(Fast, too_large());
-    let mut careful = 0;
-    loop {
-        bench.read("a");
-        if !bench.published().is_empty() {
-            break;
-        }
-        careful += bench.published_on(Careful).len();
-        bench.forwarding.acked(Careful, 0, true, bench.now);
-    }
-    assert_eq!(careful, 256);
 }
 
 #[test]
@@ -301,6 +172,19 @@ fn after_a_nack_nothing_of_its_destination_is_tried_until_all_are_answered_and_t
 }
 
 #[test]
+fn a_deadline_passes_also_while_nothing_can_be_published() {
+    let mut bench = Bench::with(ForwardingLimits { window: 1, ..LIMITS }, &["full", "a"]);
+    assert_eq!(bench.published(), [0]);
+    bench.nacked(1, false);
+    assert_eq!(bench.published(), [1]);
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    bench.forwarding.handle_deadline(bench.now);
+    assert_eq!((bench.forwarding.next_deadline(), bench.published()), (None, vec![]));
+    bench.acked(2, false);
+    assert_eq!(bench.published(), [0]);
+}
+
+#[test]
 fn too_many_messages_for_a_full_destination_move_to_its_backlog_and_come_back_in_order() {
     let limits = ForwardingLimits { deferred: 4, ..LIMITS };
     let mut bench = Bench::with(limits, &["full"; 6]);
@@ -331,7 +215,10 @@ fn too_many_messages_for_a_full_destination_move_to_its_backlog_and_come_back_in
     }
     assert_eq!((bench.forwarding.poll_load(), bench.forwarding.deferred()), (None, 0));
     let emptied = std::iter::from_fn(|| bench.forwarding.poll_settled());
-    assert_eq!(emptied.filter(|settled| matches!(settled, Settled::Emptied(of) if *of == backlog)).count(), 1);
+    assert_eq!(
+        emptied.filter(|settled| matches!(settled, Settled::Emptied(of) if *of == backlog)).count(),
+        1
+    );
     bench.read("full");
     assert_eq!(bench.published(), [8]);
 }
@@ -365,7 +252,10 @@ fn a_loss_releases_all_of_them() {
         .collect();
     released.sort_unstable();
     assert_eq!(released, [0, 1, 2, 3]);
-    assert_eq!((bench.forwarding.bytes(), bench.forwarding.in_flight(), bench.forwarding.oldest()), (0, 0, None));
+    assert_eq!(
+        (bench.forwarding.bytes(), bench.forwarding.in_flight(), bench.forwarding.oldest()),
+        (0, 0, None)
+    );
     bench.read("a");
     assert_eq!(bench.published(), [], "without a channel");
 }
@@ -377,58 +267,6 @@ fn only_the_first_message_is_read_without_a_channel() {
     forwarding.read(envelope("a", "k", 7), 7);
     assert!(!forwarding.wants_more());
     assert_eq!((forwarding.oldest(), forwarding.poll_publish(Fast, Instant::now())), (Some(7), None));
-}
-
-/// The connection is closed whenever `culprit` is published. Returns the number of connections until it was parked.
-fn connections_until_parked(code: u16, culprit: u64) -> Option<u32> {
-    let close = MessageRefusal { code, text: "the end".into() };
-    let mut forwarding = Forwarding::new(LIMITS);
-    let mut ready: VecDeque<u64> = (0..16).collect();
-    for connection in 1..50 {
-        forwarding.opened(Fast);
-        let mut is_closed = false;
-        while !is_closed && (!ready.is_empty() || forwarding.in_flight() > 0) {
-            while forwarding.wants_more()
-                && let Some(number) = ready.pop_front()
-            {
-                forwarding.read(envelope("a", "k", number), number);
-                while let Some(sent) = forwarding.poll_publish(Fast, Instant::now()) {
-                    is_closed |= number_of(&sent) == culprit;
-                }
-            }
-            if !is_closed {
-                forwarding.acked(Fast, 0, true, Instant::now());
-            }
-        }
-        let mut released = Vec::new();
-        forwarding.lost(is_closed.then(|| close.clone()));
-        while let Some(settled) = forwarding.poll_settled() {
-            match settled {
-                Settled::Parked(_, number, _) => {
-                    assert_eq!(number, culprit);
-                    return Some(connection);
-                }
-                Settled::Released(number) => released.push(number),
-                _ => {}
-            }
-        }
-        released.sort_unstable();
-        released.into_iter().rev().for_each(|number| ready.push_front(number));
-    }
-    None
-}
-
-#[test]
-fn a_message_that_costs_the_connection_is_found_and_parked() {
-    assert!(connections_until_parked(501, 11).is_some_and(|connections| connections <= 12));
-    assert!(connections_until_parked(504, 11).is_some_and(|connections| connections <= 15));
-}
-
-#[test]
-fn an_upstream_that_shuts_down_or_refuses_the_login_parks_nothing() {
-    for code in [320, 403, 506, 530, 541] {
-        assert_eq!(connections_until_parked(code, 11), None);
-    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ const MOVE: u32 = 2_000;
 /// Bytes of records that a forwarder without a connection may have, for the age of the oldest message of each local queue.
 const UNCONNECTED: usize = 64 << 10;
 
-/// What is to be done with the messages of local queues, gathered so that each queue is locked once.
+/// Messages by what is to be done with them, gathered so that each queue is locked once.
 #[derive(Default)]
 struct Batches {
     /// Messages that have left, by queue.
@@ -252,7 +252,9 @@ impl Forwarder {
         {
             match self.local.create_backlog(&self.queue, name) {
                 Ok(queue) => _ = self.backlogs.insert(backlog, queue),
-                Err(error) => tracing::error!(%error, "no local queue for messages that wait for their destination"),
+                Err(error) => {
+                    tracing::error!(%error, "no local queue for messages that wait for their destination");
+                }
             }
         }
         let Some(queue) = self.backlogs.get(&backlog) else {

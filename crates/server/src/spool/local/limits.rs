@@ -8,7 +8,7 @@ use transport::Outbox;
 
 use super::{LocalSpool, SpoolQueue};
 use crate::alarms::{Blocked, Resource};
-use crate::spool::SpoolMode;
+use crate::spool::ForwardingMode;
 
 /// Bytes of records that all forwarders together have in memory, but for [`MIN_LOADED`] of each.
 const MAX_LOADED: usize = 128 << 20;
@@ -97,7 +97,7 @@ impl LocalSpool {
         for queue in self.queues() {
             self.check_age(&queue);
         }
-        if self.mode() == SpoolMode::Draining && !self.is_empty() {
+        if self.mode() == ForwardingMode::Draining && !self.is_empty() {
             self.alarms.raise(Resource::Draining);
         } else {
             self.alarms.clear(Resource::Draining);
@@ -141,7 +141,7 @@ impl LocalSpool {
 
     /// Whether an operator has drained the spool, and nothing is left in it.
     pub(in crate::spool) fn is_drained(&self) -> bool {
-        self.mode() == SpoolMode::Draining && self.is_empty()
+        self.mode() == ForwardingMode::Draining && self.is_empty()
     }
 
     /// Connections that are blocked because of the spool.

@@ -99,7 +99,7 @@ impl SpoolQueue {
     pub(in crate::spool) fn messages(&self) -> u64 {
         let backlogs = self.backlogs();
         let queues = backlogs.iter().map(|(_, queue)| queue).chain([&self.queue]);
-        queues.map(|queue| queue.counts()).map(|(ready, unacked)| ready + unacked).sum()
+        queues.map(|queue| queue.view()).map(|view| view.ready + view.unacknowledged).sum()
     }
 
     /// Parked messages are in the queue again.

@@ -1,4 +1,4 @@
-//! What operators see of a spool's queues.
+//! The state of a spool's queues, for operators.
 
 use std::sync::atomic::Ordering;
 

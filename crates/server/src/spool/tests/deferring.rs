@@ -6,7 +6,7 @@ use broker::Queue;
 use super::forwarding::{LONG, disk, numbers, take};
 use super::*;
 
-/// Arguments of a queue that takes so many messages.
+/// Arguments of a queue that takes no more than this number of messages.
 fn limited(messages: i64) -> FieldTable {
     [("x-max-length", FieldValue::I64(messages)), ("x-overflow", FieldValue::text("reject-publish"))]
         .into_iter()
@@ -100,7 +100,8 @@ async fn crash_once(seed: u64) {
     let disk = SimDisk::new(seed, 1 << 30);
     let mut site = Simulated::new(&disk, config());
     let local = site.queue();
-    let (mut queue, mut other) = (site.declare("full", &limited(0)), site.declare("other", &FieldTable::new()));
+    let (mut queue, mut other) =
+        (site.declare("full", &limited(0)), site.declare("other", &FieldTable::new()));
     let store = Arc::clone(site.spool.local.store().unwrap());
     let (mut spooled, mut ends, mut arrived, mut others) = (0, Vec::new(), Vec::new(), Vec::new());
     for _ in 0..25 {
@@ -146,5 +147,8 @@ async fn crash_once(seed: u64) {
     assert_eq!(arrived, numbers(0..arrived.len() as u32), "seed {seed}");
     let others: Vec<u32> = firsts(others).iter().map(|body| body.parse().unwrap()).collect();
     assert!(others.is_sorted(), "seed {seed}");
-    assert!(after.spool.status().iter().all(|status| (status.messages, status.bytes) == (0, 0)), "seed {seed}");
+    assert!(
+        after.spool.status().iter().all(|status| (status.messages, status.bytes) == (0, 0)),
+        "seed {seed}"
+    );
 }

@@ -286,7 +286,10 @@ async fn a_message_that_costs_the_connection_is_parked_and_the_others_go_on() {
     bodies.dedup();
     assert_eq!(bodies, [numbers(0..20), numbers(21..40)].concat());
     let [parked] = &site.spool.parked_messages()[..] else { panic!() };
-    assert_eq!((&*parked.routing_key, &*parked.reason), ("poison", "CHANNEL_ERROR - the broker cannot bear it"));
+    assert_eq!(
+        (&*parked.routing_key, &*parked.reason),
+        ("poison", "CHANNEL_ERROR - the broker cannot bear it")
+    );
     assert_eq!(site.status().messages, 0);
 }
 

@@ -71,7 +71,7 @@ impl Simulated {
         queue
     }
 
-    /// What operators see of the user's queues.
+    /// The state of the user's queues.
     fn status(&self) -> super::SpoolStatus {
         let [status] = &self.spool.status()[..] else { panic!("one user") };
         status.clone()

@@ -7,8 +7,13 @@ use mutations::Random;
 use super::*;
 
 /// So small that messages move to backlogs, of which some are shared.
-const SMALL: ForwardingLimits =
-    ForwardingLimits { window: 16, window_bytes: 1 << 20, deferred: 10, deferred_bytes: 1 << 20, backlogs: 2 };
+const SMALL: ForwardingLimits = ForwardingLimits {
+    window: 16,
+    window_bytes: 1 << 20,
+    deferred: 10,
+    deferred_bytes: 1 << 20,
+    backlogs: 2,
+};
 
 const MESSAGES: u64 = 150;
 
@@ -164,7 +169,8 @@ impl Simulation {
                     assert_eq!(handle.backlog, None, "seed {seed}");
                     let number = self.main.remove(handle.position);
                     let name = self.forwarding.backlog(backlog).unwrap().clone();
-                    let entry = self.backlogs.entry(text_of(&name)).or_insert_with(|| (name, LocalQueue::default()));
+                    let entry =
+                        self.backlogs.entry(text_of(&name)).or_insert_with(|| (name, LocalQueue::default()));
                     entry.1.push(number);
                 }
                 Settled::Emptied(_) => self.backlogs.retain(|_, (_, queue)| !queue.messages.is_empty()),
