@@ -261,12 +261,12 @@ def test_parked_messages_are_listed_forwarded_again_and_dropped(tmp_path, broker
             with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
                 direct.channel().exchange_declare("late", "fanout")
                 direct.channel().queue_bind(QUEUE, "late")
-            ctl("spool", "requeue")
+            assert ctl("spool", "requeue") == "2 parked messages are forwarded again, 0 are parked\n"
             assert collect(broker, 2) == ["one", "two"]
             assert metric(server, "leveret_spool_parked_messages") == 0
             publish(confirming(client), ["three"], exchange="never")
             wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 1)
-            ctl("spool", "purge")
+            assert ctl("spool", "purge") == "1 parked messages are dropped\n"
             assert ctl.json("spool", "parked", "exchange") == []
         with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
             direct.channel().exchange_delete("late")
@@ -284,7 +284,7 @@ def test_a_full_queue_delays_its_own_messages_alone(tmp_path, broker, link):
                 channel.basic_publish("", "full", f"full {number}")
             publish(channel, names(0, 50))
             assert collect(broker, 50) == names(0, 50)
-            assert metric(server, "leveret_spool_held_messages") > 0
+            assert metric(server, "leveret_spool_deferred_messages") > 0
             found = []
             wait_until(lambda: found.extend(taken(broker, "full")[0]) or len(found) >= 4)
             assert sorted(found) == [f"full {number}" for number in range(4)]

@@ -125,22 +125,28 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     Ok(())
 }
 
-/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them.
+/// Time for the closes of the upstream connections when sessions have used up `drain_timeout`.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+
+/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them. The spool and the upstream connections have
+/// what is left of that time, but at least a moment: the brokers expect a close.
 async fn end_sessions(
     server: &Server,
     spool: Option<&SpoolFolder>,
     backend: &Backend,
     drain_timeout: Duration,
 ) {
+    let end = Instant::now() + drain_timeout;
+    let rest = || end.saturating_duration_since(Instant::now()).max(CLOSE_TIME.min(drain_timeout));
     let left = server.drain(drain_timeout).await;
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
     }
     if let Some(spool) = spool {
-        spool.spool().drain(drain_timeout).await;
+        spool.spool().drain(rest()).await;
     }
     if let Backend::Upstream(pool) = backend {
-        pool.drain(drain_timeout).await;
+        pool.drain(rest()).await;
     }
 }
 

@@ -77,7 +77,7 @@ impl ClientConfirms {
             self.waiting.pop_front();
             self.answered += 1;
         }
-        if self.waiting.is_empty() && self.waiting.capacity() > KEPT {
+        if self.waiting.is_empty() && self.waiting.capacity() > IDLE_CAPACITY {
             self.waiting = VecDeque::new();
         }
         let whole = numbers.partition_point(|number| *number <= self.answered);
@@ -102,7 +102,7 @@ impl ClientConfirms {
 }
 
 /// Capacity in publishes that an idle channel keeps.
-const KEPT: usize = 1024;
+const IDLE_CAPACITY: usize = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -1,17 +1,33 @@
-//! Forwards the messages of one local queue over one channel in confirm mode.
+//! Forwards the messages of one main queue, and of its backlogs, over two channels in confirm mode.
+
+mod answers;
+mod deferring;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use hashbrown::HashMap;
+
+use crate::backlogs::{BacklogId, BacklogName, Backlogs};
+use crate::deferred::Deferred;
 use crate::envelope::Envelope;
-use crate::held::HeldMessages;
+use crate::in_flight::InFlight;
+use crate::item::{DestinationKey, DestinationKeys, Item, Source};
+use crate::refusal::MessageRefusal;
+use crate::suspicions::Suspicions;
 
-/// How long a refusal of an exchange holds for further messages without asking the broker: a queue full of messages for a
-/// deleted exchange would take a round trip for each otherwise.
-const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
+/// The most messages in flight on the careful channel: a refusal costs another attempt of all but one of them.
+const CAREFUL_WINDOW: usize = 64;
 
-/// Refusals that are remembered at once.
-const MAX_REFUSALS: usize = 64;
+/// Confirms, for each message that may be in flight on the careful channel, after which twice as many may be: where one message
+/// in a hundred is refused, a refusal costs a few others another attempt.
+const CONFIRMS_TO_GROW: usize = 16;
+
+/// The share of the window that messages may use which have waited for their destination: three quarters.
+const DEFERRED_SHARE: (usize, usize) = (3, 4);
+
+/// Connections that a message costs while nothing else is in flight, before it is to be blamed.
+const ATTEMPTS: u32 = 3;
 
 /// How much a [`Forwarding`] has in memory.
 #[derive(Debug, Clone, Copy)]
@@ -20,92 +36,76 @@ pub struct ForwardingLimits {
     pub window: usize,
     /// Bytes of their records.
     pub window_bytes: usize,
-    /// Messages that may wait for their destination after a nack; nothing more is read beyond.
-    pub held: usize,
-    /// Bytes of their records.
-    pub held_bytes: usize,
+    /// Messages of the main queue that may wait for their destination in memory. With more, those of the destinations with the
+    /// most bytes move to backlogs.
+    pub deferred: usize,
+    /// Bytes of their records, and of those that are loaded from backlogs.
+    pub deferred_bytes: usize,
+    /// Destinations with a backlog of their own. Those beyond share one for each exchange.
+    pub backlogs: usize,
 }
 
-/// Why the broker has refused a message for good.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MessageRefusal {
-    /// The reply code of the channel.close, such as 404.
-    pub code: u16,
-    /// Its reply text, which names the exchange in most cases.
-    pub text: String,
+/// One of the two channels of a [`Forwarding`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForwardingChannel {
+    /// As many messages as the limits allow are in flight.
+    Fast = 0,
+    /// Few are in flight, for exchanges for which messages have been refused.
+    Careful = 1,
 }
 
-/// A message that has left. The local queue may forget it.
+/// A message that is done with for now.
 #[derive(Debug)]
 pub enum Settled<T> {
-    /// The broker has confirmed it.
+    /// The broker has confirmed it: its queue may forget it.
     Forwarded(T),
-    /// The broker has refused it for good; it is to be parked first.
+    /// The broker has refused it for good: it is to be parked.
     Parked(Envelope, T, MessageRefusal),
+    /// It is to be moved from the main queue to the end of a backlog. Those of a backlog come in order.
+    Deferred(BacklogId, T),
+    /// Its queue is to hand it out again, at its old position.
+    Released(T),
+    /// A backlog has no messages, or has got none at all. Its id may be used again for another one.
+    Emptied(BacklogId),
 }
 
-/// A message between the local queue and the broker's confirm.
-#[derive(Debug)]
-pub(crate) struct Item<T> {
-    /// Ascending in the order in which they were read.
-    pub(crate) number: u64,
-    pub(crate) envelope: Envelope,
-    pub(crate) handle: T,
-    /// It was held, and is in flight again.
-    pub(crate) is_retry: bool,
-}
-
-impl<T> Item<T> {
-    pub(crate) fn destination(&self) -> (Box<str>, Box<str>) {
-        (self.envelope.exchange().into(), self.envelope.routing_key().into())
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.envelope.bytes().len()
-    }
-}
-
-/// The messages of one local queue on their way to the broker. `T` is what the queue needs to settle one.
+/// The messages of one main queue on their way to the broker. `T` is what the queues need to settle one.
 ///
-/// The caller gives it the next message while [`Self::wants_more`], publishes what [`Self::poll_publish`] returns while a
-/// channel in confirm mode is open, reports what the broker answers, and settles what [`Self::poll_settled`] returns.
+/// The caller gives it the next message of the main queue while [`Self::wants_more`], and that of a backlog while
+/// [`Self::poll_load`] returns one; publishes what [`Self::poll_publish`] returns while a channel is open; reports what the
+/// broker answers; and does what [`Self::poll_settled`] returns, in that order.
 ///
-/// The broker closes the channel to refuse a message, and does not say which one. If the reason names an exchange, the first
-/// unconfirmed message for it is published alone, after those before it; otherwise all of them are published again, half as
-/// many at a time, until only one is in flight. That one is parked, and the number in flight grows again.
+/// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages
+/// go over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time
+/// until only one is in flight: that one is parked, and its exchange is suspicious.
 #[derive(Debug)]
 pub struct Forwarding<T> {
     limits: ForwardingLimits,
+    keys: DestinationKeys,
     next_number: u64,
-    /// Messages to be published next, in their order.
+    /// Messages of the main queue to be published next, in their order.
     queued: VecDeque<Item<T>>,
-    /// Messages that have been published, in that order; `None` for one that is settled.
-    in_flight: VecDeque<Option<Item<T>>>,
-    /// The delivery tag of the first of them on this channel.
-    first_tag: u64,
-    in_flight_count: usize,
-    in_flight_bytes: usize,
+    fast: InFlight<T>,
+    careful: InFlight<T>,
+    /// Messages of the main queue that are in flight, by destination.
+    main_in_flight: HashMap<DestinationKey, u32>,
+    deferred: Deferred<T>,
+    backlogs: Backlogs,
+    /// Where the search for a backlog to be loaded begins.
+    load_from: usize,
     /// Bytes of the records of all messages that were read and have not left.
     bytes: usize,
-    held: HeldMessages<T>,
     /// Messages that may be in flight now: at most that of the limits.
     window: usize,
     /// Messages confirmed since the window has changed.
     confirmed: usize,
-    /// The message that is to be in flight alone.
-    suspect: Option<u64>,
-    refusals: Vec<KnownRefusal>,
-    is_open: bool,
+    careful_window: usize,
+    /// The same for the careful channel.
+    careful_confirmed: usize,
+    suspicions: Suspicions,
+    /// The id of a message that was alone in flight when its connection was closed, and how often in a row.
+    accused: Option<([u8; 16], u32)>,
     settled: VecDeque<Settled<T>>,
-}
-
-#[derive(Debug)]
-struct KnownRefusal {
-    exchange: Box<str>,
-    /// `None` for all keys.
-    routing_key: Option<Box<str>>,
-    refusal: MessageRefusal,
-    until: Instant,
 }
 
 impl<T> Forwarding<T> {
@@ -114,180 +114,207 @@ impl<T> Forwarding<T> {
         Self {
             window: limits.window,
             limits,
+            keys: DestinationKeys::default(),
             next_number: 0,
             queued: VecDeque::new(),
-            in_flight: VecDeque::new(),
-            first_tag: 1,
-            in_flight_count: 0,
-            in_flight_bytes: 0,
+            fast: InFlight::new(),
+            careful: InFlight::new(),
+            main_in_flight: HashMap::new(),
+            deferred: Deferred::new(),
+            backlogs: Backlogs::default(),
+            load_from: 0,
             bytes: 0,
-            held: HeldMessages::new(),
             confirmed: 0,
-            suspect: None,
-            refusals: Vec::new(),
-            is_open: false,
+            careful_window: 1,
+            careful_confirmed: 0,
+            suspicions: Suspicions::default(),
+            accused: None,
             settled: VecDeque::new(),
         }
     }
 
-    /// Whether the next message of the queue is to be read: without a channel only the first one, for its age.
-    pub fn wants_more(&self) -> bool {
-        let (held, held_bytes) = self.held.size();
-        if !self.is_open {
-            return self.queued.is_empty() && held == 0;
-        }
-        self.queued.is_empty()
-            && self.in_flight_count < self.window
-            && self.in_flight_bytes < self.limits.window_bytes
-            && held < self.limits.held
-            && held_bytes < self.limits.held_bytes
+    /// A backlog that a restart has found, with its number of messages. To be called before anything is read.
+    pub fn restore(&mut self, name: BacklogName, messages: u64) -> BacklogId {
+        self.backlogs.restore(&self.keys, name, messages)
     }
 
-    /// The next message of the queue has been read.
+    /// The messages for which a backlog is.
+    pub fn backlog(&self, id: BacklogId) -> Option<&BacklogName> {
+        self.backlogs.name(id)
+    }
+
+    /// Whether the next message of the main queue is to be read: without a channel only the first one, for its age.
+    pub fn wants_more(&self) -> bool {
+        let waiting = self.deferred.main();
+        if !self.fast.is_open() {
+            return self.queued.is_empty() && waiting.messages == 0 && self.in_flight() == 0;
+        }
+        self.queued.is_empty()
+            && self.has_room()
+            && waiting.messages < self.limits.deferred
+            && waiting.bytes < self.limits.deferred_bytes
+    }
+
+    /// The next message of the main queue has been read.
     pub fn read(&mut self, envelope: Envelope, handle: T) {
+        let item = self.item(envelope, handle, Source::Main);
+        self.queued.push_back(item);
+    }
+
+    /// A backlog whose next message is to be given to [`Self::loaded`], if it can be had.
+    pub fn poll_load(&mut self) -> Option<BacklogId> {
+        if self.backlogs.is_empty() {
+            return None;
+        }
+        let is_busy = !self.fast.is_open() || self.deferred.loaded().bytes >= self.limits.deferred_bytes;
+        let allowance = |destination| self.deferred.allowance(destination);
+        let next = self.backlogs.next_to_load(is_busy, self.load_from, allowance)?;
+        self.load_from = next.following();
+        Some(next)
+    }
+
+    /// The next message of a backlog is in memory.
+    pub fn loaded(&mut self, backlog: BacklogId, envelope: Envelope, handle: T) {
+        self.backlogs.loaded(backlog, &envelope);
+        let item = self.item(envelope, handle, Source::Backlog(backlog));
+        let channel = self.channel_of(&item);
+        self.deferred.insert(item, channel);
+    }
+
+    /// The next message of a backlog cannot be read, and the caller has removed it.
+    pub fn skipped(&mut self, backlog: BacklogId) {
+        if self.backlogs.skipped(backlog) {
+            self.settled.push_back(Settled::Emptied(backlog));
+        }
+    }
+
+    fn item(&mut self, envelope: Envelope, handle: T, source: Source) -> Item<T> {
         let number = self.next_number;
         self.next_number += 1;
         self.bytes += envelope.bytes().len();
-        self.queued.push_back(Item { number, envelope, handle, is_retry: false });
+        let destination = self.keys.of(envelope.exchange(), envelope.routing_key());
+        Item { number, destination, envelope, handle, source, was_deferred: false }
     }
 
     /// A channel in confirm mode is open, on which nothing has been published.
-    pub fn opened(&mut self) {
-        self.is_open = true;
-        self.first_tag = 1;
+    pub fn opened(&mut self, channel: ForwardingChannel) {
+        self.channel_mut(channel).open();
     }
 
-    /// The message that is to be published now, if one is.
-    pub fn poll_publish(&mut self, now: Instant) -> Option<Envelope> {
-        let has_room = self.in_flight_count < self.window && self.in_flight_bytes < self.limits.window_bytes;
-        if !self.is_open || !has_room || self.suspect_is_in_flight() {
+    /// The message that is to be published now on a channel, if one is.
+    pub fn poll_publish(&mut self, channel: ForwardingChannel, now: Instant) -> Option<Envelope> {
+        if !self.channel(channel).is_open() {
             return None;
         }
-        // Those that waited come first: they are older.
-        if let Some(next) = self.held.peek(now) {
-            if self.suspect == Some(next.number) && self.in_flight_count > 0 {
-                return None;
-            }
-            if let Some(item) = self.held.take() {
-                return Some(self.launch(item));
+        self.deferred.end_pauses(now);
+        while self.has_room_on(channel)
+            && let Some(item) = self.take_deferred(channel)
+        {
+            // Those that waited come first: they are older.
+            match self.suspicions.known_refusal(&item.envelope, now) {
+                None => return Some(self.launch(channel, item)),
+                Some(refusal) => {
+                    let destination = item.destination;
+                    self.deferred.left(destination, false);
+                    self.park(item, refusal);
+                    self.answered(destination, now);
+                }
             }
         }
-        while let Some(item) = self.queued.pop_front() {
-            if self.suspect == Some(item.number) && self.in_flight_count > 0 {
-                self.queued.push_front(item);
-                return None;
-            }
-            if let Some(refusal) = self.known_refusal(&item, now) {
-                self.parked(item, refusal);
-                continue;
-            }
-            if let Some(item) = self.held.hold_behind(item) {
-                return Some(self.launch(item));
+        while channel == ForwardingChannel::Fast
+            && self.has_room()
+            && let Some(item) = self.queued.pop_front()
+        {
+            if let Some(refusal) = self.suspicions.known_refusal(&item.envelope, now) {
+                self.park(item, refusal);
+            } else if let Some(item) = self.defer(item) {
+                return Some(self.launch(channel, item));
             }
         }
         None
     }
 
-    fn launch(&mut self, item: Item<T>) -> Envelope {
+    fn take_deferred(&mut self, channel: ForwardingChannel) -> Option<Item<T>> {
+        let (suspicions, keys) = (&self.suspicions, &self.keys);
+        self.deferred.take(channel, |item| channel_of(suspicions, keys, item))
+    }
+
+    /// Whether another message may be in flight. While the message is sought that costs the connection, both channels count.
+    fn has_room(&self) -> bool {
+        let is_narrow = self.window < self.limits.window;
+        let count = if is_narrow { self.in_flight() } else { self.fast.count() };
+        count < self.window && self.fast.bytes() < self.limits.window_bytes
+    }
+
+    /// The same for one that has waited: these leave some of the window to messages that need not wait.
+    fn has_room_on(&self, channel: ForwardingChannel) -> bool {
+        match channel {
+            ForwardingChannel::Fast => {
+                let share = (self.window / DEFERRED_SHARE.1 * DEFERRED_SHARE.0).max(1);
+                self.has_room() && self.fast.deferred() < share
+            }
+            ForwardingChannel::Careful => {
+                let is_narrow = self.window < self.limits.window;
+                self.careful.count() < self.careful_window && (!is_narrow || self.in_flight() < self.window)
+            }
+        }
+    }
+
+    fn launch(&mut self, channel: ForwardingChannel, item: Item<T>) -> Envelope {
+        if item.is_main() {
+            *self.main_in_flight.entry(item.destination).or_default() += 1;
+        }
         let envelope = item.envelope.clone();
-        self.in_flight_count += 1;
-        self.in_flight_bytes += item.bytes();
-        self.in_flight.push_back(Some(item));
+        self.channel_mut(channel).push(item);
         envelope
     }
 
-    fn parked(&mut self, item: Item<T>, refusal: MessageRefusal) {
-        self.bytes -= item.bytes();
-        self.settled.push_back(Settled::Parked(item.envelope, item.handle, refusal));
-    }
-
-    fn suspect_is_in_flight(&self) -> bool {
-        let first = || self.in_flight.iter().flatten().next();
-        self.suspect.is_some_and(|suspect| first().is_some_and(|item| item.number == suspect))
-    }
-
-    /// The broker has confirmed messages, by the tags of the channel.
-    pub fn acked(&mut self, delivery_tag: u64, multiple: bool, now: Instant) {
-        for item in self.take_in_flight(delivery_tag, multiple) {
-            self.confirmed += 1;
-            if item.is_retry {
-                self.held.settled(&item.destination(), now);
+    /// A message is no longer in flight.
+    fn landed(&mut self, item: &Item<T>) {
+        if item.is_main()
+            && let Some(count) = self.main_in_flight.get_mut(&item.destination)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.main_in_flight.remove(&item.destination);
             }
-            if self.suspect == Some(item.number) {
-                self.suspect = None;
-            }
-            self.bytes -= item.bytes();
-            self.settled.push_back(Settled::Forwarded(item.handle));
-        }
-        if self.window < self.limits.window && self.confirmed >= self.window {
-            self.window = self.limits.window.min(2 * self.window);
-            self.confirmed = 0;
         }
     }
 
-    /// The broker has not taken messages, such as those for a full queue: they are tried again later.
-    pub fn nacked(&mut self, delivery_tag: u64, multiple: bool, now: Instant) {
-        for item in self.take_in_flight(delivery_tag, multiple) {
-            if self.suspect == Some(item.number) {
-                self.suspect = None;
-            }
-            self.held.nacked(item, now);
-        }
-    }
-
-    /// The broker has closed the channel, because of one of the messages in flight.
-    pub fn refused(&mut self, refusal: MessageRefusal, now: Instant) {
-        self.is_open = false;
-        let mut back: Vec<_> = self.in_flight.drain(..).flatten().collect();
-        (self.in_flight_count, self.in_flight_bytes) = (0, 0);
-        self.suspect = None;
-        match back.len() {
-            0 => {}
-            1 => {
-                let culprit = back.remove(0);
-                self.remember(&culprit, &refusal, now);
-                if culprit.is_retry {
-                    self.held.settled(&culprit.destination(), now);
-                }
-                self.parked(culprit, refusal);
-            }
-            count => match back.iter().find(|item| refusal.names_exchange_of(&item.envelope)) {
-                Some(named) => self.suspect = Some(named.number),
-                None => {
-                    self.window = (count / 2).max(1);
-                    self.confirmed = 0;
-                }
-            },
-        }
-        self.put_back(back, now);
-    }
-
-    /// The channel is lost, whatever was published on it.
-    pub fn lost(&mut self, now: Instant) {
-        self.is_open = false;
-        let back: Vec<_> = self.in_flight.drain(..).flatten().collect();
-        (self.in_flight_count, self.in_flight_bytes) = (0, 0);
-        self.put_back(back, now);
-    }
-
-    /// The next message that has left.
+    /// The next message that is done with.
     pub fn poll_settled(&mut self) -> Option<Settled<T>> {
         self.settled.pop_front()
     }
 
-    /// When [`Self::poll_publish`] has something to publish again without another event.
+    /// Lets destinations go on whose pause is over by `now`. To be called at [`Self::next_deadline`] at the latest, also while
+    /// nothing can be published.
+    pub fn handle_deadline(&mut self, now: Instant) {
+        self.deferred.end_pauses(now);
+    }
+
+    /// When [`Self::poll_publish`] may have something to publish again without another event.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.held.next_deadline().filter(|_| self.is_open)
+        self.deferred.next_deadline().filter(|_| self.fast.is_open())
     }
 
     /// The broker is asked again about exchanges that it has refused: an operator has changed something there.
     pub fn forget_refusals(&mut self) {
-        self.refusals.clear();
+        self.suspicions.forget_refusals();
     }
 
-    /// Messages that have been published and not confirmed.
+    /// Messages that have been published and not answered.
     pub fn in_flight(&self) -> usize {
-        self.in_flight_count
+        self.fast.count() + self.careful.count()
+    }
+
+    /// Whether messages are to be published on a channel once it is open.
+    pub fn wants_channel(&self, channel: ForwardingChannel) -> bool {
+        channel == ForwardingChannel::Fast || self.deferred.is_ready(channel)
+    }
+
+    /// Messages that have been published on one channel and not answered.
+    pub fn in_flight_on(&self, channel: ForwardingChannel) -> usize {
+        self.channel(channel).count()
     }
 
     /// Bytes of the records of all messages that were read and have not left.
@@ -295,101 +322,39 @@ impl<T> Forwarding<T> {
         self.bytes
     }
 
-    /// Messages that wait after a nack.
-    pub fn held(&self) -> usize {
-        self.held.size().0
+    /// Messages that wait for their destination, in memory or in backlogs.
+    pub fn deferred(&self) -> u64 {
+        let in_memory = self.deferred.main().messages + self.deferred.loaded().messages;
+        in_memory as u64 + self.backlogs.not_loaded()
     }
 
-    /// When the oldest message that was read and has not left was accepted, in milliseconds since 1970.
+    /// When the oldest message that has not left was accepted, in milliseconds since 1970, as far as it was read.
     pub fn oldest(&self) -> Option<u64> {
-        let in_flight = self.in_flight.iter().flatten().next();
-        let fronts = in_flight.into_iter().chain(self.queued.front()).chain(self.held.fronts());
-        fronts.map(|item| item.envelope.accepted_at()).min()
+        let first = [self.fast.first(), self.careful.first(), self.queued.front()];
+        let fronts = first.into_iter().flatten().chain(self.deferred.fronts());
+        fronts.map(|item| item.envelope.accepted_at()).chain(self.backlogs.oldest()).min()
     }
 
-    /// All messages that were read and have not left; their queue has to hand them out again.
-    pub fn into_unsettled(self) -> impl Iterator<Item = T> {
-        let Self { in_flight, queued, held, .. } = self;
-        in_flight.into_iter().flatten().chain(queued).chain(held.into_items()).map(|item| item.handle)
-    }
-
-    /// The messages in flight that an answer is for.
-    fn take_in_flight(&mut self, delivery_tag: u64, multiple: bool) -> Vec<Item<T>> {
-        let last = self.first_tag + self.in_flight.len() as u64;
-        let tag = if multiple && delivery_tag == 0 { last.saturating_sub(1) } else { delivery_tag };
-        if tag < self.first_tag || tag >= last {
-            return Vec::new();
-        }
-        let end = (tag - self.first_tag) as usize + 1;
-        let from = if multiple { 0 } else { end - 1 };
-        let items: Vec<_> = self.in_flight.range_mut(from..end).filter_map(Option::take).collect();
-        while let Some(None) = self.in_flight.front() {
-            self.in_flight.pop_front();
-            self.first_tag += 1;
-        }
-        self.in_flight_count -= items.len();
-        self.in_flight_bytes -= items.iter().map(Item::bytes).sum::<usize>();
-        items
-    }
-
-    /// Messages without a verdict, in their order, are published again before all others.
-    fn put_back(&mut self, mut back: Vec<Item<T>>, now: Instant) {
-        for item in back.extract_if(.., |item| item.is_retry) {
-            self.held.returned(item, now);
-        }
-        // After a nack a later message of the destination may have been in flight, and belongs behind it.
-        for item in back.into_iter().rev() {
-            if let Some(item) = self.held.hold_behind(item) {
-                self.queued.push_front(item);
-            }
+    fn channel(&self, channel: ForwardingChannel) -> &InFlight<T> {
+        match channel {
+            ForwardingChannel::Fast => &self.fast,
+            ForwardingChannel::Careful => &self.careful,
         }
     }
 
-    fn known_refusal(&mut self, item: &Item<T>, now: Instant) -> Option<MessageRefusal> {
-        self.refusals.retain(|known| known.until > now);
-        let envelope = &item.envelope;
-        let concerns = |known: &&KnownRefusal| {
-            *known.exchange == *envelope.exchange()
-                && known.routing_key.as_ref().is_none_or(|key| **key == *envelope.routing_key())
-        };
-        self.refusals.iter().find(concerns).map(|known| known.refusal.clone())
-    }
-
-    /// Remembers a refusal that is sure to concern other messages.
-    fn remember(&mut self, item: &Item<T>, refusal: &MessageRefusal, now: Instant) {
-        let envelope = &item.envelope;
-        if !refusal.names_exchange_of(envelope) || self.refusals.len() >= MAX_REFUSALS {
-            return;
+    fn channel_mut(&mut self, channel: ForwardingChannel) -> &mut InFlight<T> {
+        match channel {
+            ForwardingChannel::Fast => &mut self.fast,
+            ForwardingChannel::Careful => &mut self.careful,
         }
-        let routing_key = match refusal.code {
-            NOT_FOUND => None,
-            // Permissions may depend on the key.
-            ACCESS_REFUSED => Some(envelope.routing_key().into()),
-            _ => return,
-        };
-        let (exchange, until) = (envelope.exchange().into(), now + REFUSAL_HOLDS);
-        self.refusals.push(KnownRefusal { exchange, routing_key, refusal: refusal.clone(), until });
     }
 }
 
-const ACCESS_REFUSED: u16 = 403;
-const NOT_FOUND: u16 = 404;
-
-impl MessageRefusal {
-    /// Whether another attempt would end the same way, unless somebody changes something at the broker.
-    pub fn is_for_good(&self) -> bool {
-        // 311, 312 and 313 are of content; 540 is of what the broker does not implement.
-        matches!(self.code, 311..=313 | 402 | ACCESS_REFUSED | NOT_FOUND | 405 | 406 | 540)
-    }
-
-    /// Whether the text names the message's exchange, as RabbitMQ's do: "no exchange 'orders' in vhost '/'".
-    fn names_exchange_of(&self, envelope: &Envelope) -> bool {
-        let (before, after) = ("exchange '", "'");
-        let name = envelope.exchange();
-        self.text.match_indices(before).any(|(at, _)| {
-            let rest = &self.text[at + before.len()..];
-            rest.strip_prefix(name).is_some_and(|rest| rest.starts_with(after))
-        })
+fn channel_of<T>(suspicions: &Suspicions, keys: &DestinationKeys, item: &Item<T>) -> ForwardingChannel {
+    if suspicions.concern(keys, item.destination, &item.envelope) {
+        ForwardingChannel::Careful
+    } else {
+        ForwardingChannel::Fast
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) enum SpoolCommand {
     List(Everywhere),
     /// Messages that the upstream has refused for good
     Parked(Everywhere),
-    /// Forward parked messages again
+    /// Forward all parked messages again, behind those that wait
     Requeue,
     /// Drop all parked messages
     Purge,
@@ -46,12 +46,14 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
             return list.show(api, output, &["leveret", "spool", "parked"], &PARKED, false);
         }
         SpoolCommand::Requeue => {
-            api.post(&path(&["leveret", "spool", "parked", "requeue"]), Vec::new())?;
-            return output.done("parked messages are forwarded again");
+            let answer = api.post(&path(&["leveret", "spool", "parked", "requeue"]), Vec::new())?;
+            let (requeued, left) = (&answer["requeued"], &answer["remaining"]);
+            return output
+                .done(&format!("{requeued} parked messages are forwarded again, {left} are parked"));
         }
         SpoolCommand::Purge => {
-            api.delete(&path(&["leveret", "spool", "parked"]))?;
-            return output.done("parked messages are dropped");
+            let answer = api.remove(&path(&["leveret", "spool", "parked"]))?;
+            return output.done(&format!("{} parked messages are dropped", answer["purged"]));
         }
         SpoolCommand::Pause => ("pause", "nothing is forwarded"),
         SpoolCommand::Resume => ("resume", "publishes are accepted and forwarded"),

@@ -11,7 +11,7 @@ use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInf
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
 use server::{
-    Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server, SpoolCourse,
+    Backend, ClientProtocol, Clock, ForwardingMode, InUse, Limits, PROTOCOLS, Resource, Scopes, Server,
 };
 use transport::tls::ServerTls;
 
@@ -181,8 +181,8 @@ impl ApiProcess for Manager {
 
     fn spool_queues(&self) -> Vec<Value> {
         let Some(spool) = self.server.spool() else { return Vec::new() };
-        let course = spool.course();
-        spool.status().iter().map(|queue| pool::spool_queue(queue, course)).collect()
+        let mode = spool.mode();
+        spool.status().iter().map(|queue| pool::spool_queue(queue, mode)).collect()
     }
 
     fn parked_messages(&self) -> Vec<Value> {
@@ -197,13 +197,13 @@ impl ApiProcess for Manager {
 
     fn steer_spool(&self, action: &str) -> Option<Value> {
         let spool = self.server.spool()?;
-        let course = match action {
-            "pause" => SpoolCourse::Paused,
-            "drain" => SpoolCourse::Draining,
-            _ => SpoolCourse::Running,
+        let mode = match action {
+            "pause" => ForwardingMode::Paused,
+            "drain" => ForwardingMode::Draining,
+            _ => ForwardingMode::Running,
         };
-        spool.set_course(course);
-        Some(json!({ "state": course.name() }))
+        spool.set_mode(mode);
+        Some(json!({ "state": mode.name() }))
     }
 
     fn purge_parked(&self) -> Option<Value> {

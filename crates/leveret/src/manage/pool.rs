@@ -4,8 +4,8 @@ use admin::DetachedSession;
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
 use server::{
-    DetachedMqttSession, GroupStatus, ParkedMessage, RetainedStatus, Server, SharedBindingStatus,
-    SharedQueueStatus, SharedTotals, SpoolCourse, SpoolStatus,
+    DetachedMqttSession, ForwardingMode, GroupStatus, ParkedMessage, RetainedStatus, Server,
+    SharedBindingStatus, SharedQueueStatus, SharedTotals, SpoolStatus,
 };
 
 /// Limits of the pool, which do not change while the process runs.
@@ -52,10 +52,10 @@ pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
 }
 
 /// A queue of the spool.
-pub(super) fn spool_queue(status: &SpoolStatus, course: SpoolCourse) -> Value {
+pub(super) fn spool_queue(status: &SpoolStatus, mode: ForwardingMode) -> Value {
     json!({
         "user": status.user, "vhost": status.vhost, "messages": status.messages, "bytes": status.bytes,
-        "oldest_seconds": status.oldest_seconds, "held_messages": status.held, "state": course.name(),
+        "oldest_seconds": status.oldest_seconds, "deferred_messages": status.deferred, "state": mode.name(),
         "accept_rate": status.accept_rate, "forward_rate": status.forward_rate,
         "accepted": status.accepted, "forwarded": status.forwarded,
         "refused": status.parked, "waits_for": status.trouble,

@@ -2,7 +2,7 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
-use server::{MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolCourse, SpoolStatus};
+use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
@@ -147,10 +147,10 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
             |queue| queue.oldest_seconds.unwrap_or_default(),
         ),
         (
-            "leveret_spool_held_messages",
-            "Messages that wait because the upstream has nacked one of their exchange and key.",
+            "leveret_spool_deferred_messages",
+            "Messages that wait for their destination, in memory or on disk: the upstream has nacked one for it, or refused one for good.",
             MetricKind::Gauge,
-            |queue| queue.held,
+            |queue| queue.deferred,
         ),
         (
             "leveret_spool_waiting",
@@ -184,7 +184,7 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
             family.sample(&[("vhost", &*queue.vhost), ("user", &*queue.user)], value(queue));
         }
     }
-    let is_paused = u64::from(spool.course() == SpoolCourse::Paused);
+    let is_paused = u64::from(spool.mode() == ForwardingMode::Paused);
     out.gauge("leveret_spool_paused", "1 if an operator has paused forwarding, else 0.", is_paused);
     out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
     let help = "Clients that were admitted before the upstream had decided about their login, because it had accepted their credentials before.";

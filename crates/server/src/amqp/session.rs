@@ -61,6 +61,10 @@ pub(crate) trait BackendSession: Send {
     }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);
+    /// The same for a client that sends again by itself what has not been confirmed.
+    fn discard(&mut self, now: Instant) {
+        self.end(now);
+    }
 }
 
 impl BackendSession for proxy::ProxySession {
@@ -122,5 +126,9 @@ impl BackendSession for proxy::ProxySession {
 
     fn end(&mut self, now: Instant) {
         Self::end(self, now);
+    }
+
+    fn discard(&mut self, now: Instant) {
+        Self::discard(self, now);
     }
 }

@@ -286,6 +286,6 @@ impl<T> Drop for Background<T> {
     }
 }
 
-fn now_of(local: &LocalSpool) -> Timestamp {
+pub(super) fn now_of(local: &LocalSpool) -> Timestamp {
     local.timestamp(transport::now())
 }

@@ -1,33 +1,39 @@
-//! The task of a local queue: forwards its messages while there are any.
+//! The task of a user's local queues: forwards their messages while there are any. [`messages`] reads and settles them.
 
+mod messages;
+
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use amqp::{Credentials, Fault};
-use broker::{BodyView, Delivery, Fetched, Waiter};
-use bytes::Bytes;
-use spool::{Envelope, Forwarding, ForwardingLimits, MessageRefusal, Settled};
+use amqp::{Credentials, Fault, ReplyCode};
+use broker::{Delivery, Queue, Waiter};
+use spool::{BacklogId, Forwarding, ForwardingLimits, MessageRefusal};
 use sync::work;
 use tokio::time::Sleep;
 
-use super::Connect;
-use super::course::SpoolCourse;
-use super::link::{SpoolLink, SpoolStep, refusal_of};
-use super::local::{LocalSpool, SpoolQueue};
-use super::parking::Parking;
+use super::UpstreamAccess;
+use super::link::{SpoolLink, SpoolStep};
+use super::local::{LoadingShare, LocalSpool, SpoolQueue};
+use super::mode::ForwardingMode;
 use super::refusals::is_lasting;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
 
-/// 8,000 messages in flight are enough for 80,000 a second over 100 ms. Messages that wait for full queues take as much memory
-/// as one user may have; beyond that nothing is forwarded for that user until the queues have room.
-const LIMITS: ForwardingLimits =
-    ForwardingLimits { window: 8_000, window_bytes: 16 << 20, held: 20_000, held_bytes: 32 << 20 };
+/// 8,000 messages in flight are enough for 80,000 a second over 100 ms. A few thousand that wait for full queues are in memory,
+/// for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the price of a
+/// local queue each.
+const LIMITS: ForwardingLimits = ForwardingLimits {
+    window: 8_000,
+    window_bytes: 16 << 20,
+    deferred: 4_000,
+    deferred_bytes: 4 << 20,
+    backlogs: 256,
+};
 
 /// First pause before the upstream is tried again. Each attempt that fails doubles it.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
@@ -39,60 +45,103 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(60);
 /// Time limit for the upstream's answer when the connection is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The messages of a local queue on their way, whatever connection there is.
+/// Interval at which a connection without an answer is looked at.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// An upstream that answers no publish for this time is reported: others may still work, so that nothing else is done.
+const SILENT: Duration = Duration::from_secs(10);
+
+/// Why nothing is forwarded before a client of the user has logged in.
+const NO_LOGIN: &str = "no client of this user has logged in since the start";
+const NO_ANSWER: &str = "no upstream answers";
+const NO_CONFIRM: &str = "the upstream confirms nothing";
+
+/// The messages of a user's local queues on their way, whatever connection there is.
 pub(super) struct Forwarder {
     local: Arc<LocalSpool>,
     queue: Arc<SpoolQueue>,
-    forwarding: Forwarding<Delivery>,
-    parking: Parking,
+    upstream: Arc<UpstreamAccess>,
+    forwarding: Forwarding<Taken>,
+    /// The local queues of the backlogs.
+    backlogs: HashMap<BacklogId, Arc<Queue>>,
     /// Bytes of records that count as this forwarder's in the memory of all.
     loaded: usize,
+    /// Set while there is a connection.
+    share: Option<LoadingShare>,
+    /// When the upstream has answered last, or no answer was outstanding.
+    heard_at: Instant,
     /// Wakes the task.
     waiter: Arc<dyn Waiter>,
 }
 
-/// Forwards the messages of a queue until the spool is drained.
-pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, connect: Connect) {
-    let mut forwarder = Forwarder::new(local, queue);
+/// A message that was taken from a local queue.
+#[derive(Debug)]
+struct Taken {
+    from: Arc<Queue>,
+    delivery: Delivery,
+}
+
+/// Forwards the messages of a user until the spool is drained.
+pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) {
+    let mut forwarder = Forwarder::new(local, queue, Arc::clone(&upstream));
     let mut pause = MIN_PAUSE;
     while let Some(login) = forwarder.wait_for_work().await {
-        let (opened_at, asked) = (transport::now(), Arc::clone(&login.credentials));
-        let Some(connected) = forwarder.unless_drained(connect(login)).await else { break };
-        let trouble = match connected {
+        let (opened_at, logins) = (transport::now(), forwarder.queue.logins());
+        let asked = Arc::clone(&login.credentials);
+        let Some(connected) = forwarder.unless_drained(upstream.connect(login)).await else { break };
+        let (fault, wait) = match connected {
             Ok(client) => {
-                forwarder.queue.set_trouble(None);
-                forwarder.logged_in(&asked);
-                let outcome = forwarder.drive(client).await;
-                forwarder.handle_lost(outcome.as_ref().err());
-                if transport::now() - opened_at > MAX_PAUSE {
+                let Lost { fault, is_message_sought } = forwarder.serve(client, &asked).await;
+                if is_message_sought || transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
                 }
-                outcome.err().map(|fault| (fault, pause))
+                let Some(fault) = fault else { continue };
+                (fault, pause)
             }
             Err(OpenError::Refused(fault)) => {
                 forwarder.login_refused(&asked, &fault);
-                // A client may have logged in with others meanwhile.
-                let is_last = forwarder.queue.credentials().is_none_or(|last| *last == *asked);
-                is_last.then_some((fault, REFUSED_PAUSE))
+                (fault, REFUSED_PAUSE)
             }
-            Err(OpenError::Unreachable(fault)) => Some((fault, pause)),
+            Err(OpenError::Unreachable(fault)) => (fault, pause),
         };
-        let Some((fault, wait)) = trouble else { continue };
         if forwarder.queue.set_trouble(Some(&fault.reply_text())) {
             let (vhost, user) = (forwarder.queue.vhost(), forwarder.queue.user());
             tracing::warn!(vhost, user, %fault, "spooled messages wait for the upstream");
         }
-        forwarder.wait(wait).await;
+        // A client that has logged in since then may have another password.
+        forwarder.wait(wait, (wait == REFUSED_PAUSE).then_some(logins)).await;
         pause = MAX_PAUSE.min(2 * pause);
     }
 }
 
+/// How a connection has ended.
+struct Lost {
+    /// `None` if it was not needed any more.
+    fault: Option<Fault>,
+    /// Whether the next connections are to find the message that costs them.
+    is_message_sought: bool,
+}
+
 impl Forwarder {
-    pub(super) fn new(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>) -> Self {
+    pub(super) fn new(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) -> Self {
         let waker = Arc::clone(queue.waker());
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
-        let parking = Parking::new(&local, &waiter);
-        Self { local, queue, forwarding: Forwarding::new(LIMITS), parking, loaded: 0, waiter }
+        let mut forwarding = Forwarding::new(LIMITS);
+        let restored = queue.backlogs().into_iter();
+        let backlogs = restored
+            .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))
+            .collect();
+        Self {
+            local,
+            queue,
+            upstream,
+            forwarding,
+            backlogs,
+            loaded: 0,
+            share: None,
+            heard_at: transport::now(),
+            waiter,
+        }
     }
 
     /// Waits for a message and for credentials; `None` when the spool is drained.
@@ -146,17 +195,12 @@ impl Forwarder {
         .await
     }
 
-    /// Waits for a while, or until a client logs in after a refusal, or the spool is drained.
-    async fn wait(&mut self, pause: Duration) {
-        let before = self.queue.credentials();
+    /// Waits for a while, or until the spool is drained, or a client logs in after those that are counted in `logins`.
+    async fn wait(&mut self, pause: Duration, logins: Option<u64>) {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
-            let is_same = match (&before, &self.queue.credentials()) {
-                (Some(before), Some(now)) => Arc::ptr_eq(before, now),
-                (before, now) => before.is_none() == now.is_none(),
-            };
-            if self.is_draining() || !is_same {
+            if self.is_draining() || logins.is_some_and(|logins| self.queue.logins() != logins) {
                 return Poll::Ready(());
             }
             timer.as_mut().poll(cx)
@@ -164,8 +208,27 @@ impl Forwarder {
         .await;
     }
 
-    /// Runs a connection until it is unused or lost.
+    /// Forwards over a connection until it is unused or lost.
+    async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>) -> Lost {
+        self.queue.set_trouble(None);
+        self.logged_in(asked);
+        self.share = Some(self.local.loaded().connected());
+        let fault = self.drive(client).await.err();
+        self.share = None;
+        if let Some(fault) = &fault
+            && matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
+        {
+            // After an outage the pool has logged in again for this connection.
+            self.login_refused(asked, fault);
+        }
+        let close = |fault: &Fault| MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
+        let is_message_sought = self.forwarding.lost(fault.as_ref().map(close));
+        self.settle(transport::now());
+        Lost { fault, is_message_sought }
+    }
+
     async fn drive(&mut self, client: AmqpClient) -> Result<(), Fault> {
+        self.heard_at = transport::now();
         let mut link = SpoolLink::new(client);
         let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
         let mut busy_turn = None;
@@ -179,6 +242,10 @@ impl Forwarder {
                 SpoolStep::TurnOver => busy_turn = transport::next_busy_turn().await,
                 SpoolStep::Idle | SpoolStep::Unused => break,
             }
+        }
+        if self.forwarding.in_flight() > 0 || self.is_unreachable() {
+            // No answer is to be expected, and the messages are on disk.
+            return Ok(());
         }
         let closed =
             poll_fn(
@@ -214,138 +281,65 @@ impl Forwarder {
         }
     }
 
-    /// A connection has ended: perhaps because of a message that broke it.
-    pub(super) fn handle_lost(&mut self, fault: Option<&Fault>) {
-        let now = transport::now();
-        match fault.and_then(refusal_of) {
-            Some(refusal) => self.forwarding.refused(refusal, now),
-            None => self.forwarding.lost(now),
-        }
-        self.settle(now);
+    /// The upstream has answered something.
+    pub(super) fn heard(&mut self, now: Instant) {
+        self.heard_at = now;
     }
 
-    /// Reads messages of the local queue as far as they are wanted; returns their number.
-    fn fill(&mut self, now: Instant) -> usize {
-        let mut count = 0;
-        while self.forwarding.wants_more() && self.may_load() && !self.is_draining() {
-            let at = self.local.timestamp(now);
-            let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
-            count += 1;
-            let bytes = match got.delivery.message().body() {
-                BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
-                BodyView::Chunks([whole]) => whole.clone(),
-                BodyView::Chunks(chunks) => chunks.concat().into(),
-            };
-            if self.queue.take_requeued() {
-                self.forwarding.forget_refusals();
-            }
-            match Envelope::decode(bytes.clone()) {
-                Ok(envelope) => {
-                    self.forwarding.read(envelope, got.delivery);
-                    self.count_loaded();
-                }
-                Err(error) => {
-                    tracing::error!(queue = &**self.queue.queue().name(), %error, "unknown record in the spool: parked");
-                    self.parking.park_unknown(bytes, &error.to_string(), got.delivery, now);
-                }
-            }
-        }
-        count
-    }
-
-    /// Whether another message may be in memory. As long as this forwarder has any, it comes to ask again.
-    fn may_load(&self) -> bool {
-        self.loaded == 0 || self.local.may_load()
-    }
-
-    fn count_loaded(&mut self) {
-        let before = std::mem::replace(&mut self.loaded, self.forwarding.bytes());
-        self.local.loaded(self.loaded, before);
-    }
-
-    /// The next message that is to be published.
-    pub(super) fn next_to_publish(&mut self, now: Instant) -> Option<Envelope> {
-        if self.is_draining() || self.is_paused() {
-            return None;
-        }
-        loop {
-            if let Some(envelope) = self.forwarding.poll_publish(now) {
-                return Some(envelope);
-            }
-            if self.fill(now) == 0 {
-                return None;
-            }
+    /// Does what is due at the beginning of a turn. The time without an answer begins anew as long as none is outstanding.
+    pub(super) fn begin_turn(&mut self, is_open: bool, now: Instant) {
+        self.forwarding.handle_deadline(now);
+        if is_open && self.forwarding.in_flight() == 0 {
+            self.heard_at = now;
         }
     }
 
-    pub(super) fn opened(&mut self) {
-        self.forwarding.opened();
-    }
-
-    pub(super) fn acked(&mut self, delivery_tag: u64, multiple: bool, now: Instant) {
-        self.forwarding.acked(delivery_tag, multiple, now);
-    }
-
-    pub(super) fn nacked(&mut self, delivery_tag: u64, multiple: bool, now: Instant) {
-        self.forwarding.nacked(delivery_tag, multiple, now);
-    }
-
-    pub(super) fn refused(&mut self, refusal: MessageRefusal, now: Instant) {
-        let (vhost, user) = (self.queue.vhost(), self.queue.user());
-        tracing::debug!(vhost, user, code = refusal.code, reason = refusal.text, "spooled message refused");
-        self.forwarding.refused(refusal, now);
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        self.forwarding.in_flight()
-    }
-
-    /// Lets messages leave the local queue that have been confirmed, or are on disk as parked ones.
-    pub(super) fn settle(&mut self, now: Instant) {
-        let mut done = Vec::new();
-        while let Some(settled) = self.forwarding.poll_settled() {
-            match settled {
-                Settled::Forwarded(delivery) => done.push(delivery),
-                Settled::Parked(envelope, delivery, refusal) => {
-                    self.queue.parked.fetch_add(1, Ordering::Relaxed);
-                    self.parking.park(&envelope, &refusal, delivery, now);
-                }
-            }
-        }
-        self.queue.forwarded.fetch_add(done.len() as u64, Ordering::Relaxed);
-        self.count_loaded();
-        done.extend(self.parking.take_stored());
-        self.queue.held.store(self.forwarding.held() as u64, Ordering::Relaxed);
-        self.queue.set_oldest(self.forwarding.oldest());
-        if !done.is_empty() {
-            let bytes = done.iter().map(|delivery| delivery.message().body_len() as u64).sum();
-            self.queue.queue().ack(done, self.local.timestamp(now));
-            self.local.left(&self.queue, bytes);
-            self.local.changed();
+    /// Reports an upstream that sends no answers while some are outstanding, for a channel or for messages in flight.
+    pub(super) fn check_answers(&mut self, now: Instant) {
+        let silent_for = now.saturating_duration_since(self.heard_at);
+        let trouble = match silent_for {
+            _ if silent_for < CHECK_INTERVAL => None,
+            _ if self.is_unreachable() => Some(NO_ANSWER),
+            _ if silent_for >= SILENT => Some(NO_CONFIRM),
+            _ => return,
+        };
+        if self.queue.set_trouble(trouble)
+            && let Some(trouble) = trouble
+        {
+            let (vhost, user) = (self.queue.vhost(), self.queue.user());
+            tracing::warn!(vhost, user, trouble, "spooled messages wait for the upstream");
         }
     }
 
-    /// Whether a message is on its way, or is ready to be.
+    /// Whether it is known that no upstream can be reached.
+    fn is_unreachable(&self) -> bool {
+        self.upstream.answers() == Some(false)
+    }
+
+    /// Whether a message is on its way, or is ready to be. None is waited for that no upstream can confirm when all ends.
     pub(super) fn has_work(&self) -> bool {
-        if self.is_draining() || self.is_paused() {
-            self.in_flight() > 0
+        if self.is_draining() {
+            self.forwarding.in_flight() > 0 && !self.is_unreachable()
+        } else if self.is_paused() {
+            self.forwarding.in_flight() > 0
         } else {
             self.forwarding.oldest().is_some()
         }
     }
 
     fn is_paused(&self) -> bool {
-        self.local.course() == SpoolCourse::Paused
+        self.local.mode() == ForwardingMode::Paused
     }
 
     pub(super) fn is_draining(&self) -> bool {
         self.local.is_draining() || self.queue.is_removed()
     }
 
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.forwarding.next_deadline().filter(|_| !self.is_paused())
+    /// When a turn is due without another event.
+    pub(super) fn next_deadline(&self, is_open: bool) -> Option<Instant> {
+        let retry = self.forwarding.next_deadline().filter(|_| !self.is_paused());
+        let is_waiting = !is_open || self.forwarding.in_flight() > 0;
+        let check = is_waiting.then(|| transport::now() + CHECK_INTERVAL);
+        retry.into_iter().chain(check).min()
     }
 }
-
-/// Why nothing is forwarded before a client of the user has logged in.
-const NO_LOGIN: &str = "no client of this user has logged in since the start";

@@ -1,4 +1,4 @@
-//! The conversation of a forwarder with the upstream: one channel in confirm mode.
+//! The conversation of a forwarder with the upstream: two channels in confirm mode.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -6,15 +6,14 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use amqp::method::{basic, channel, confirm};
-use amqp::{Fault, FieldTable, FieldValue, Method, Properties, RawTable, ReplyCode};
-use spool::{Envelope, MessageRefusal};
+use amqp::{Fault, FieldTable, FieldValue, Method, Properties, RawTable};
+use spool::{Envelope, ForwardingChannel, MessageRefusal};
 use sync::work;
 
 use super::forwarder::Forwarder;
 use crate::upstream::client::{AmqpClient, ClientEvent, announced};
 
-/// The channel that publishes.
-const CHANNEL: u16 = 1;
+use self::ForwardingChannel::{Careful, Fast};
 
 /// Nanoseconds charged for an answer of the upstream.
 const METHOD: u32 = 200;
@@ -30,8 +29,18 @@ const ID_HEADER: &str = "x-leveret-spool-id";
 /// An upstream connection of a forwarder.
 pub(super) struct SpoolLink {
     client: AmqpClient,
+    channels: [ChannelState; 2],
     /// Since when there has been nothing to do.
     idle_since: Option<Instant>,
+}
+
+/// A channel, from its opening to its close by the upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChannelState {
+    Closed,
+    /// Until confirm.select-ok.
+    Opening,
+    Open,
 }
 
 /// How a turn has ended.
@@ -47,14 +56,23 @@ pub(super) enum SpoolStep {
 
 impl SpoolLink {
     pub(super) fn new(client: AmqpClient) -> Self {
-        let mut link = Self { client, idle_since: None };
-        link.open_channel();
-        link
+        Self { client, channels: [ChannelState::Closed; 2], idle_since: None }
     }
 
-    fn open_channel(&mut self) {
-        self.client.send(CHANNEL, channel::Open { reserved_1: "" });
-        self.client.send(CHANNEL, confirm::Select { no_wait: false });
+    /// Opens the channels that are needed.
+    fn open_channels(&mut self, forwarder: &Forwarder) {
+        for channel in [Fast, Careful] {
+            let state = &mut self.channels[channel as usize];
+            if *state == ChannelState::Closed && forwarder.wants_channel(channel) {
+                *state = ChannelState::Opening;
+                self.client.send(number_of(channel), channel::Open { reserved_1: "" });
+                self.client.send(number_of(channel), confirm::Select { no_wait: false });
+            }
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        !self.channels.contains(&ChannelState::Opening)
     }
 
     /// Handles what has been received, and publishes what may be.
@@ -68,11 +86,14 @@ impl SpoolLink {
         now: Instant,
     ) -> Result<SpoolStep, Fault> {
         self.client.handle_nudge(waker, now)?;
+        forwarder.begin_turn(self.is_open(), now);
         loop {
             let handled = self.receive(forwarder, now)?;
             forwarder.settle(now);
-            let published = self.publish(forwarder, now)?;
+            self.open_channels(forwarder);
+            let published = self.publish(Fast, forwarder, now)? + self.publish(Careful, forwarder, now)?;
             forwarder.settle(now);
+            self.open_channels(forwarder);
             self.client.flush(now)?;
             if work::is_turn_over() {
                 return Ok(SpoolStep::TurnOver);
@@ -81,6 +102,7 @@ impl SpoolLink {
                 break;
             }
         }
+        forwarder.check_answers(now);
         if forwarder.has_work() {
             self.idle_since = None;
             return Ok(SpoolStep::Idle);
@@ -93,7 +115,8 @@ impl SpoolLink {
     /// When the next turn is due at the latest.
     pub(super) fn next_deadline(&self, forwarder: &Forwarder) -> Option<Instant> {
         let unused = self.idle_since.map(|since| since + IDLE);
-        self.client.next_deadline().into_iter().chain(forwarder.next_deadline()).chain(unused).min()
+        let of_forwarder = forwarder.next_deadline(self.is_open());
+        self.client.next_deadline().into_iter().chain(of_forwarder).chain(unused).min()
     }
 
     pub(super) fn close(&mut self, waker: &Waker, now: Instant) -> bool {
@@ -103,35 +126,43 @@ impl SpoolLink {
     /// Handles events as far as the turn lasts; returns their number.
     fn receive(&mut self, forwarder: &mut Forwarder, now: Instant) -> Result<usize, Fault> {
         let mut received = self.client.take_received();
-        let (mut handled, mut outcome, mut is_closed) = (0, Ok(()), false);
+        let (mut handled, mut outcome) = (0, Ok(()));
         while !work::is_turn_over()
             && outcome.is_ok()
             && let Some(event) = received.next(&mut self.client)?
         {
             handled += 1;
             work::charge(METHOD, 1);
-            let ClientEvent::Method(CHANNEL, method) = event else { continue };
+            let ClientEvent::Method(number, method) = event else { continue };
+            let Some(channel) = [Fast, Careful].into_iter().find(|channel| number_of(*channel) == number)
+            else {
+                continue;
+            };
             match method {
-                Method::ConfirmSelectOk(_) => forwarder.opened(),
-                Method::BasicAck(ack) => forwarder.acked(ack.delivery_tag, ack.multiple, now),
-                Method::BasicNack(nack) => forwarder.nacked(nack.delivery_tag, nack.multiple, now),
+                Method::ConfirmSelectOk(_) => {
+                    self.channels[channel as usize] = ChannelState::Open;
+                    forwarder.opened(channel, now);
+                }
+                Method::BasicAck(ack) => forwarder.acked(channel, ack.delivery_tag, ack.multiple, now),
+                Method::BasicNack(nack) => forwarder.nacked(channel, nack.delivery_tag, nack.multiple, now),
                 Method::ChannelClose(close) => {
-                    outcome = closed(forwarder, &close, now);
-                    is_closed = true;
+                    self.channels[channel as usize] = ChannelState::Closed;
+                    outcome = closed(forwarder, channel, &close, now);
                 }
                 _ => {}
             }
         }
         self.client.put_back(received);
-        outcome?;
-        if is_closed {
-            self.open_channel();
-        }
-        Ok(handled)
+        outcome.map(|()| handled)
     }
 
     /// Publishes as far as the turn lasts and the upstream has room; returns the number of messages.
-    fn publish(&mut self, forwarder: &mut Forwarder, now: Instant) -> Result<usize, Fault> {
+    fn publish(
+        &mut self,
+        channel: ForwardingChannel,
+        forwarder: &mut Forwarder,
+        now: Instant,
+    ) -> Result<usize, Fault> {
         let mut published = 0;
         while !work::is_turn_over() {
             if !self.client.has_room() {
@@ -140,11 +171,11 @@ impl SpoolLink {
                     break;
                 }
             }
-            let Some(envelope) = forwarder.next_to_publish(now) else { break };
+            let Some(envelope) = forwarder.next_to_publish(channel, now) else { break };
             let (exchange, routing_key) = (envelope.exchange(), envelope.routing_key());
             let publish = basic::Publish { exchange, routing_key, ..Default::default() };
             let properties = with_id(&envelope);
-            self.client.publish(CHANNEL, publish, &properties, envelope.body());
+            self.client.publish(number_of(channel), publish, &properties, envelope.body());
             published += 1;
             work::charge(PUBLISH, 1);
         }
@@ -154,30 +185,31 @@ impl SpoolLink {
 
 impl Drop for SpoolLink {
     fn drop(&mut self) {
-        self.client.end(transport::now());
+        // Unconfirmed messages are on disk, and published again.
+        self.client.discard(transport::now());
     }
 }
 
-/// The upstream has closed the channel: because of a message, or for a reason of its own.
-fn closed(forwarder: &mut Forwarder, close: &channel::Close<'_>, now: Instant) -> Result<(), Fault> {
+/// The channel's number on the connection.
+fn number_of(channel: ForwardingChannel) -> u16 {
+    match channel {
+        Fast => 1,
+        Careful => 2,
+    }
+}
+
+/// The upstream has closed a channel: because of a message, or for a reason of its own.
+fn closed(
+    forwarder: &mut Forwarder,
+    channel: ForwardingChannel,
+    close: &channel::Close<'_>,
+    now: Instant,
+) -> Result<(), Fault> {
     let refusal = MessageRefusal { code: close.reply_code, text: close.reply_text.to_owned() };
-    if refusal.is_for_good() && forwarder.in_flight() > 0 {
-        forwarder.refused(refusal, now);
+    if refusal.is_for_good() && forwarder.refused(channel, refusal, now) {
         return Ok(());
     }
     Err(announced(close))
-}
-
-/// The refusal that a fault of the connection is, if a message has caused it.
-pub(super) fn refusal_of(fault: &Fault) -> Option<MessageRefusal> {
-    let is_of_message = matches!(
-        fault.code,
-        ReplyCode::FrameError
-            | ReplyCode::SyntaxError
-            | ReplyCode::UnexpectedFrame
-            | ReplyCode::NotImplemented
-    );
-    is_of_message.then(|| MessageRefusal { code: fault.code.code(), text: fault.reply_text() })
 }
 
 /// The message's properties with its id among the headers.

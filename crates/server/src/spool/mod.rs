@@ -4,8 +4,9 @@
 //! - [`session`]: a client's session in front of the upstream, whose matching publishes it takes.
 //! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data folder of its own. No listener
 //!   reaches that broker; sessions publish to it, and forwarders take from it, without AMQP in between.
-//! - [`forwarder`] and [`link`]: the task of a local queue, and its conversation with the upstream through the pool. The order
-//!   of messages, retries and refusals are decided by the crate `spool`.
+//! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The
+//!   order of messages, retries and refusals are decided by the crate `spool`.
+//! - [`mode`]: whether an operator has paused the spool, or drains it.
 //! - [`parking`]: messages that the upstream refuses for good.
 //!
 //! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
@@ -16,11 +17,11 @@
 //! ([`provisional`], [`refusals`]).
 
 mod admission;
-mod course;
 mod forwarder;
 mod link;
 mod local;
 mod logins;
+mod mode;
 mod parking;
 mod provisional;
 mod refusals;
@@ -50,10 +51,10 @@ use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::{PoolUpstream, SharedLogin};
 
 pub(crate) use self::admission::PendingLogin;
-use self::admission::ask_upstream;
-pub use self::course::SpoolCourse;
+use self::admission::{ask_upstream, now_of};
 pub use self::local::SpoolStatus;
 use self::local::{LocalSpool, SpoolQueue};
+pub use self::mode::ForwardingMode;
 pub use self::parking::ParkedMessage;
 use self::provisional::{AskUpstream, ProvisionalLogins};
 pub use self::rules::SpoolRule;
@@ -83,14 +84,30 @@ pub struct SpoolConfig {
     pub max_message: u64,
 }
 
-/// Opens connections to the upstream for a login.
-type Connect = Arc<dyn Fn(SharedLogin) -> Connecting + Send + Sync>;
+/// How forwarders reach the upstream.
+struct UpstreamAccess {
+    connect: Box<dyn Fn(SharedLogin) -> Connecting + Send + Sync>,
+    /// Whether an upstream answers; `None` if that is not known.
+    answers: Box<dyn Fn() -> Option<bool> + Send + Sync>,
+}
+
 type Connecting = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
+
+impl UpstreamAccess {
+    /// Opens a connection for a login.
+    fn connect(&self, login: SharedLogin) -> Connecting {
+        (self.connect)(login)
+    }
+
+    fn answers(&self) -> Option<bool> {
+        (self.answers)()
+    }
+}
 
 /// A spool with its forwarders. Its queues outlive it on disk.
 pub struct Spool {
     local: Arc<LocalSpool>,
-    connect: Connect,
+    upstream: Arc<UpstreamAccess>,
     forwarders: Mutex<Vec<JoinHandle<()>>>,
     runtime: Handle,
     /// Clients about which the upstream has not decided, and how it is asked.
@@ -112,18 +129,21 @@ impl Spool {
         config: SpoolConfig,
     ) -> Result<Arc<Self>, SpoolError> {
         let local = LocalSpool::open(broker, clock, config)?;
-        let (ask, pool) = (ask_upstream(pool, &local), Arc::clone(pool));
-        let connect: Connect = Arc::new(move |login| {
+        let ask = ask_upstream(pool, &local);
+        let (pool, asked) = (Arc::clone(pool), Arc::clone(pool));
+        let connect = move |login| -> Connecting {
             let upstream = PoolUpstream::new(&pool, &login);
             Box::pin(async move { upstream.open().await })
-        });
-        Ok(Self::start_with(local, connect, ask))
+        };
+        let answers = move || asked.answers();
+        let upstream = UpstreamAccess { connect: Box::new(connect), answers: Box::new(answers) };
+        Ok(Self::start_with(local, upstream, ask))
     }
 
-    fn start_with(local: Arc<LocalSpool>, connect: Connect, ask: AskUpstream) -> Arc<Self> {
+    fn start_with(local: Arc<LocalSpool>, upstream: UpstreamAccess, ask: AskUpstream) -> Arc<Self> {
         let spool = Arc::new(Self {
             local,
-            connect,
+            upstream: Arc::new(upstream),
             forwarders: Mutex::default(),
             runtime: Handle::current(),
             provisional: Arc::default(),
@@ -160,15 +180,15 @@ impl Spool {
         self.local.blocked_connections()
     }
 
-    /// The state into which an operator has put it.
-    pub fn course(&self) -> SpoolCourse {
-        self.local.course()
+    /// The mode that an operator has chosen.
+    pub fn mode(&self) -> ForwardingMode {
+        self.local.mode()
     }
 
     /// Pauses forwarding, resumes it, or empties the spool, until the process ends or another call.
-    pub fn set_course(&self, course: SpoolCourse) {
-        tracing::info!(state = course.name(), "spool set to another state");
-        self.local.set_course(course);
+    pub fn set_mode(&self, mode: ForwardingMode) {
+        tracing::info!(mode = mode.name(), "an operator has changed the mode of the spool");
+        self.local.set_mode(mode);
     }
 
     /// Clients that were admitted since the start before the upstream had decided about their login.
@@ -192,23 +212,25 @@ impl Spool {
 
     /// Number of messages that the upstream has refused for good.
     pub fn parked(&self) -> u64 {
-        self.local.parked_count()
+        self.local.parked().count()
     }
 
-    /// The first parked messages, oldest first.
+    /// The first parked messages, oldest first. Blocks on the disk.
     pub fn parked_messages(&self) -> Vec<ParkedMessage> {
-        parking::parked_messages(&self.local, transport::now())
+        self.local.parked().list(now_of(&self.local))
     }
 
-    /// Forwards parked messages again; returns their number. More of them may follow in another call.
-    pub fn requeue_parked(&self) -> usize {
+    /// Forwards parked messages again; returns their number. Blocks on the disk, for long if there are many.
+    pub fn requeue_parked(&self) -> u64 {
         let queue_of = |envelope: &spool::Envelope| self.queue(envelope.vhost(), envelope.user()).ok();
-        parking::requeue(&self.local, transport::now(), queue_of)
+        self.local.parked().requeue(&self.local, transport::now(), queue_of)
     }
 
     /// Drops all parked messages; returns their number.
     pub fn purge_parked(&self) -> u64 {
-        self.local.purge_parked()
+        let count = self.local.parked().purge();
+        self.local.check_limits();
+        count
     }
 
     /// Lets messages in flight be confirmed, and closes the connections to the upstream, within `limit`. Nothing is forwarded
@@ -227,7 +249,7 @@ impl Spool {
     }
 
     fn forward(&self, queue: Arc<SpoolQueue>) {
-        let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.connect));
+        let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.upstream));
         let mut forwarders = self.forwarders.lock();
         // Those of removed queues.
         forwarders.retain(|forwarder| !forwarder.is_finished());

@@ -1,18 +1,27 @@
-//! Messages that the upstream refuses for good go to a local queue, with the reason in their headers.
+//! Messages that the upstream refuses for good are in a local queue, with the reason in their headers.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use amqp::{FieldTable, FieldValue, Properties};
-use broker::{Body, BodyView, Delivery, Lsn, Publish, Publisher, Returned, Waiter};
+use broker::{Body, BodyView, Delivery, Fetched, Moving, Queue, Returned, Timestamp, Waiter};
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
 use spool::{Envelope, MessageRefusal, SpooledMessage};
 
 use super::local::{LocalSpool, SpoolQueue, persistent};
 
-/// Most parked messages that one call reads.
-const AT_ONCE: usize = 10_000;
+/// Most parked messages that are listed, and most bytes of their records: they are in memory meanwhile.
+const LISTED: usize = 10_000;
+const LISTED_BYTES: u64 = 32 << 20;
+
+/// Most messages, and bytes of their records, that move to a main queue in one step.
+const MOVED: usize = 1_000;
+const MOVED_BYTES: u64 = 8 << 20;
+
+/// How long a read of the disk may take before the rest of the messages counts as unreadable for now.
+const READ_LIMIT: Duration = Duration::from_secs(10);
 
 /// The headers of a parked message, whose body is its record.
 const CODE: &str = "x-leveret-refused-code";
@@ -24,87 +33,12 @@ const USER: &str = "x-leveret-user";
 const EXCHANGE: &str = "x-leveret-exchange";
 const ROUTING_KEY: &str = "x-leveret-routing-key";
 
-/// Parks messages of one local queue. They may leave that queue once they are on disk as parked ones.
-pub(super) struct Parking {
-    local: Arc<LocalSpool>,
-    publisher: Publisher,
-    /// Woken when parked messages are on disk.
-    waiter: Arc<dyn Waiter>,
-    /// Parked messages that are not on disk as such, in order.
-    waiting: VecDeque<(Option<Lsn>, Delivery)>,
-}
-
-impl Parking {
-    pub(super) fn new(local: &Arc<LocalSpool>, waiter: &Arc<dyn Waiter>) -> Self {
-        Self {
-            publisher: local.publisher(),
-            local: Arc::clone(local),
-            waiter: Arc::clone(waiter),
-            waiting: VecDeque::new(),
-        }
-    }
-
-    pub(super) fn park(
-        &mut self,
-        envelope: &Envelope,
-        refusal: &MessageRefusal,
-        delivery: Delivery,
-        now: Instant,
-    ) {
-        let time = |ms: u64| FieldValue::I64(i64::try_from(ms).unwrap_or(i64::MAX));
-        let headers: FieldTable = [
-            (CODE, FieldValue::I64(refusal.code.into())),
-            (REASON, FieldValue::text(&*refusal.text)),
-            (REFUSED_AT, time(self.local.timestamp(now).0)),
-            (ACCEPTED_AT, time(envelope.accepted_at())),
-            (VHOST, FieldValue::text(envelope.vhost())),
-            (USER, FieldValue::text(envelope.user())),
-            (EXCHANGE, FieldValue::text(envelope.exchange())),
-            (ROUTING_KEY, FieldValue::text(envelope.routing_key())),
-        ]
-        .into_iter()
-        .collect();
-        self.store(envelope.bytes().clone(), &headers, delivery, now);
-    }
-
-    /// Parks a message that is no record of this release.
-    pub(super) fn park_unknown(&mut self, bytes: Bytes, reason: &str, delivery: Delivery, now: Instant) {
-        let headers = [(REASON, FieldValue::text(reason))].into_iter().collect();
-        self.store(bytes, &headers, delivery, now);
-    }
-
-    fn store(&mut self, bytes: Bytes, headers: &FieldTable, delivery: Delivery, now: Instant) {
-        let now = self.local.timestamp(now);
-        let properties = persistent(Some(headers));
-        let (chunks, routing_key) = ([bytes], Arc::clone(self.local.parked().name()));
-        let (exchange, body) = ("", Body::Chunks(&chunks));
-        let publish = Publish { exchange, routing_key: &routing_key, properties: &properties, body };
-        let refused = match self.publisher.publish(publish, now) {
-            Ok(true) => None,
-            Ok(false) => Some("its queue is gone".to_owned()),
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(error) = refused {
-            // It stays in its queue until the next start.
-            tracing::error!(error, "message could not be parked");
-            return;
-        }
-        self.local.parked_more(delivery.message().body_len() as u64);
-        let until = self.publisher.flush_all(now).until;
-        if let (Some(until), Some(store)) = (until, self.local.store()) {
-            store.wait(until, Arc::clone(&self.waiter));
-        }
-        self.waiting.push_back((until, delivery));
-    }
-
-    /// Takes the messages that are on disk as parked ones by now.
-    pub(super) fn take_stored(&mut self) -> Vec<Delivery> {
-        let durable = self.local.store().map(|store| store.durable());
-        let is_stored =
-            |until: Option<Lsn>| until.is_none_or(|until| durable.is_none_or(|durable| until <= durable));
-        let count = self.waiting.iter().take_while(|(until, _)| is_stored(*until)).count();
-        self.waiting.drain(..count).map(|(_, delivery)| delivery).collect()
-    }
+/// The queue of parked messages. Its messages are read by one caller at a time; each call blocks on the disk.
+pub(super) struct ParkedQueue {
+    queue: Arc<Queue>,
+    reading: Mutex<()>,
+    /// Bytes of the messages that are being read.
+    read_bytes: AtomicU64,
 }
 
 /// A parked message, for operators.
@@ -128,80 +62,224 @@ pub struct ParkedMessage {
     pub body_bytes: u64,
 }
 
-/// The first parked messages, oldest first: those of them that are in memory.
-pub(super) fn parked_messages(local: &LocalSpool, now: Instant) -> Vec<ParkedMessage> {
-    let deliveries = take(local, now);
-    let messages = deliveries.iter().map(describe).collect();
-    local.parked().requeue(deliveries, Returned::Released, local.timestamp(now));
-    messages
-}
+impl ParkedQueue {
+    pub(super) fn new(queue: Arc<Queue>) -> Self {
+        Self { queue, reading: Mutex::default(), read_bytes: AtomicU64::new(0) }
+    }
 
-/// Takes parked messages to forward them again, as far as they are in memory. Calls `queue_of` for the local queue of each.
-/// Returns their number.
-pub(super) fn requeue(
-    local: &LocalSpool,
-    now: Instant,
-    mut queue_of: impl FnMut(&Envelope) -> Option<Arc<SpoolQueue>>,
-) -> usize {
-    let at = local.timestamp(now);
-    let mut publisher = local.publisher();
-    let (mut done, mut left, mut queues) = (Vec::new(), Vec::new(), Vec::new());
-    for delivery in take(local, now) {
-        let Ok(envelope) = Envelope::decode(record(&delivery)) else {
-            left.push(delivery);
-            continue;
-        };
-        let Some(queue) = queue_of(&envelope) else {
-            left.push(delivery);
-            continue;
-        };
-        // Its age begins anew, or an old message would block publishers.
-        let mut bytes = Vec::new();
-        let message = SpooledMessage {
-            vhost: envelope.vhost(),
-            user: envelope.user(),
-            exchange: envelope.exchange(),
-            routing_key: envelope.routing_key(),
-            accepted_at: at.0,
-            id: envelope.id(),
-            properties: envelope.properties(),
-            body: envelope.body(),
-        };
-        let length = message.encode(&mut bytes).map(|()| bytes.len() as u64);
-        let (chunks, routing_key) = ([Bytes::from(bytes)], Arc::clone(queue.queue().name()));
-        let properties = persistent(None);
-        let body = Body::Chunks(&chunks);
-        let publish = Publish { exchange: "", routing_key: &routing_key, properties: &properties, body };
-        match length.map(|length| (length, publisher.publish(publish, at))) {
-            Ok((length, Ok(true))) => {
-                local.accepted(&queue, length, at.0);
-                local.parked_less(delivery.message().body_len() as u64);
-                done.push(delivery);
-                queues.push(queue);
-            }
-            _ => left.push(delivery),
+    #[cfg(test)]
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Number of parked messages.
+    pub(super) fn count(&self) -> u64 {
+        let view = self.queue.view();
+        view.ready + view.unacknowledged
+    }
+
+    /// Bytes of their records.
+    pub(super) fn bytes(&self) -> u64 {
+        self.queue.view().ready_bytes + self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Parks a message that has been taken from another queue. It is on disk as a parked one, or as before.
+    pub(super) fn park(
+        &self,
+        from: &Queue,
+        delivery: Delivery,
+        envelope: &Envelope,
+        refusal: &MessageRefusal,
+        now: Timestamp,
+    ) {
+        let time = |ms: u64| FieldValue::I64(i64::try_from(ms).unwrap_or(i64::MAX));
+        let headers: FieldTable = [
+            (CODE, FieldValue::I64(refusal.code.into())),
+            (REASON, FieldValue::text(&*refusal.text)),
+            (REFUSED_AT, time(now.0)),
+            (ACCEPTED_AT, time(envelope.accepted_at())),
+            (VHOST, FieldValue::text(envelope.vhost())),
+            (USER, FieldValue::text(envelope.user())),
+            (EXCHANGE, FieldValue::text(envelope.exchange())),
+            (ROUTING_KEY, FieldValue::text(envelope.routing_key())),
+        ]
+        .into_iter()
+        .collect();
+        self.store(from, delivery, envelope.bytes().clone(), &headers, now);
+    }
+
+    /// Parks a message that is no record of this release.
+    pub(super) fn park_unknown(
+        &self,
+        from: &Queue,
+        delivery: Delivery,
+        bytes: Bytes,
+        reason: &str,
+        now: Timestamp,
+    ) {
+        let headers = [(REASON, FieldValue::text(reason))].into_iter().collect();
+        self.store(from, delivery, bytes, &headers, now);
+    }
+
+    fn store(&self, from: &Queue, delivery: Delivery, bytes: Bytes, headers: &FieldTable, now: Timestamp) {
+        let chunks = [bytes];
+        let moving = Moving::changed(delivery, &persistent(Some(headers)), Body::Chunks(&chunks));
+        if from.move_to(&self.queue, vec![moving], now).is_err() {
+            // It stays in its queue until the next start.
+            tracing::error!("message could not be parked: the queue of parked messages is gone");
         }
     }
-    // Before the messages are there: a forwarder that reads one has heard of it.
-    queues.iter().for_each(|queue| queue.requeued());
-    publisher.flush_all(at);
-    let count = done.len();
-    // Behind the messages in the same log: a crash cannot keep this and lose them.
-    local.parked().ack(done, at);
-    local.parked().requeue(left, Returned::Released, at);
-    queues.iter().for_each(|queue| queue.waker().wake());
-    count
+
+    /// The first parked messages, oldest first.
+    pub(super) fn list(&self, now: Timestamp) -> Vec<ParkedMessage> {
+        let _turn = self.reading.lock();
+        let deliveries = self.read(LISTED, LISTED_BYTES, now);
+        let messages = deliveries.iter().map(describe).collect();
+        self.queue.requeue(deliveries, Returned::Released, now);
+        self.read_bytes.store(0, Ordering::Relaxed);
+        messages
+    }
+
+    /// Drops all parked messages; returns their number.
+    pub(super) fn purge(&self) -> u64 {
+        let _turn = self.reading.lock();
+        self.queue.purge().0
+    }
+
+    /// Moves the messages that are parked now to their main queues, behind those that wait there. `queue_of` finds that of a
+    /// message. Returns their number.
+    pub(super) fn requeue(
+        &self,
+        local: &LocalSpool,
+        now: Instant,
+        queue_of: impl Fn(&Envelope) -> Option<Arc<SpoolQueue>>,
+    ) -> u64 {
+        let _turn = self.reading.lock();
+        let now = local.timestamp(now);
+        let (mut moved, mut unreadable) = (0, Vec::new());
+        let mut left = self.queue.message_count();
+        while left > 0 {
+            let batch = self.read(MOVED.min(left as usize), MOVED_BYTES, now);
+            if batch.is_empty() {
+                break;
+            }
+            left -= batch.len() as u64;
+            let mut runs: Vec<(Arc<SpoolQueue>, Vec<(Envelope, Delivery)>)> = Vec::new();
+            for delivery in batch {
+                let envelope = Envelope::decode(record(&delivery)).ok();
+                match envelope.and_then(|envelope| Some((queue_of(&envelope)?, envelope))) {
+                    None => unreadable.push(delivery),
+                    Some((queue, envelope)) => match runs.last_mut() {
+                        Some((last, run)) if Arc::ptr_eq(last, &queue) => run.push((envelope, delivery)),
+                        _ => runs.push((queue, vec![(envelope, delivery)])),
+                    },
+                }
+            }
+            for (queue, run) in runs {
+                moved += self.forward_again(local, &queue, run, now);
+            }
+            self.read_bytes.store(0, Ordering::Relaxed);
+        }
+        self.queue.requeue(unreadable, Returned::Released, now);
+        local.check_limits();
+        moved
+    }
+
+    /// Moves messages of one user; returns their number.
+    fn forward_again(
+        &self,
+        local: &LocalSpool,
+        queue: &SpoolQueue,
+        run: Vec<(Envelope, Delivery)>,
+        now: Timestamp,
+    ) -> u64 {
+        let (properties, count) = (persistent(None), run.len() as u64);
+        let mut moving = Vec::with_capacity(run.len());
+        for (envelope, delivery) in run {
+            let record = renewed(&envelope, now);
+            // Counted before the forwarder may count it as gone.
+            local.accepted(queue, record.len() as u64, now.0);
+            moving.push(Moving::changed(delivery, &properties, Body::Chunks(&[record])));
+        }
+        // Before the messages are there: a forwarder that reads one asks the upstream about it.
+        queue.requeued();
+        if self.queue.move_to(queue.queue(), moving, now).is_err() {
+            tracing::error!("parked messages could not be forwarded again: their queue is gone");
+            return 0;
+        }
+        queue.waker().wake();
+        count
+    }
+
+    /// Takes messages up to these limits, but at least one if there is any.
+    fn read(&self, messages: usize, bytes: u64, now: Timestamp) -> Vec<Delivery> {
+        let loaded = Arc::new(Loaded::default());
+        let waiter: Arc<dyn Waiter> = Arc::clone(&loaded) as _;
+        let (mut taken, mut size) = (Vec::new(), 0);
+        while taken.len() < messages && size < bytes {
+            match self.queue.fetch(false, now, &waiter) {
+                Fetched::Got(got) => {
+                    size += got.delivery.message().body_len() as u64;
+                    self.read_bytes.store(size, Ordering::Relaxed);
+                    taken.push(got.delivery);
+                }
+                Fetched::Later if loaded.wait() => {}
+                Fetched::Later | Fetched::Empty => break,
+            }
+        }
+        taken
+    }
 }
 
-fn take(local: &LocalSpool, now: Instant) -> Vec<Delivery> {
-    let at = local.timestamp(now);
-    let next = || local.parked().get(false, at).map(|got| got.delivery);
-    std::iter::from_fn(next).take(AT_ONCE).collect()
+/// Wakes a thread that waits for a message on disk.
+#[derive(Default)]
+struct Loaded {
+    is_loaded: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Loaded {
+    /// Blocks until it is woken. Returns false if that takes too long.
+    fn wait(&self) -> bool {
+        let mut is_loaded = self.is_loaded.lock();
+        if !*is_loaded {
+            self.changed.wait_for(&mut is_loaded, READ_LIMIT);
+        }
+        std::mem::take(&mut *is_loaded)
+    }
+}
+
+impl Waiter for Loaded {
+    fn wake(&self) {
+        *self.is_loaded.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The record of a message that is accepted again: its age begins anew, or an old message would block publishers.
+fn renewed(envelope: &Envelope, now: Timestamp) -> Bytes {
+    let mut bytes = Vec::new();
+    let message = SpooledMessage {
+        vhost: envelope.vhost(),
+        user: envelope.user(),
+        exchange: envelope.exchange(),
+        routing_key: envelope.routing_key(),
+        accepted_at: now.0,
+        id: envelope.id(),
+        properties: envelope.properties(),
+        body: envelope.body(),
+    };
+    match message.encode(&mut bytes) {
+        Ok(()) => bytes.into(),
+        // It has the same parts as a record that has been read.
+        Err(_) => envelope.bytes().clone(),
+    }
 }
 
 fn record(delivery: &Delivery) -> Bytes {
     match delivery.message().body() {
         BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
+        BodyView::Chunks([whole]) => whole.clone(),
         BodyView::Chunks(chunks) => chunks.concat().into(),
     }
 }

@@ -5,7 +5,7 @@ use broker::{Queue, QueueDeclare, SessionId};
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(30);
+pub(super) const LONG: Duration = Duration::from_secs(30);
 
 impl Simulated {
     pub(super) fn declare(&self, name: &str, arguments: &FieldTable) -> Arc<Queue> {
@@ -25,7 +25,7 @@ impl Simulated {
 }
 
 /// The bodies and the ids of a queue's messages.
-fn take(queue: &Queue) -> (Vec<String>, Vec<String>) {
+pub(super) fn take(queue: &Queue) -> (Vec<String>, Vec<String>) {
     let mut taken = (Vec::new(), Vec::new());
     while let Some(got) = queue.get(true, Timestamp::default()) {
         let message = got.delivery.message();
@@ -36,11 +36,11 @@ fn take(queue: &Queue) -> (Vec<String>, Vec<String>) {
     taken
 }
 
-fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
+pub(super) fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
     range.map(|number| number.to_string()).collect()
 }
 
-fn disk() -> SimDisk {
+pub(super) fn disk() -> SimDisk {
     SimDisk::new(1, 1 << 30)
 }
 
@@ -103,14 +103,14 @@ async fn refused_messages_are_parked_and_block_nobody() {
     spool_some(&site.spool, &local, "gone", "k", 2..5);
     spool_some(&site.spool, &local, "", "q", 5..7);
     site.pass(LONG).await;
-    // Messages that were in flight with a refused one may come twice.
+    // Messages that were in flight with the first refused one may come twice.
     let mut bodies = take(&upstream).0;
     bodies.sort_unstable();
     bodies.dedup();
     assert_eq!(bodies, ["0", "1", "5", "6"]);
     let [status] = &site.spool.status()[..] else { panic!() };
     assert_eq!((status.messages, status.parked, site.spool.parked()), (0, 3, 3));
-    let parked = site.spool.local.parked().get(true, Timestamp::default()).unwrap();
+    let parked = site.spool.local.parked().queue().get(true, Timestamp::default()).unwrap();
     let headers =
         Properties::decode(parked.delivery.message().properties()).unwrap().headers.unwrap().decode();
     let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap().to_owned();
@@ -129,13 +129,13 @@ async fn a_full_queue_delays_only_its_own_messages() {
     spool_some(&site.spool, &local, "", "free", 5..10);
     site.pass(LONG).await;
     assert_eq!((take(&free).0, full.message_count()), (numbers(5..10), 1));
-    assert_eq!(site.spool.status()[0].held, 4);
+    assert_eq!(site.spool.status()[0].deferred, 4);
     let mut bodies = Vec::new();
     for _ in 0..20 {
         bodies.extend(take(&full).0);
         site.pass(LONG).await;
     }
-    assert_eq!((bodies, site.spool.status()[0].held), (numbers(0..5), 0));
+    assert_eq!((bodies, site.spool.status()[0].deferred), (numbers(0..5), 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,12 +204,13 @@ async fn parked_messages_count_against_the_limit_until_they_are_dropped() {
 async fn a_forwarder_gets_on_while_the_others_use_all_memory() {
     let mut site = Simulated::new(&disk(), config());
     let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
-    site.spool.local.loaded(usize::MAX / 2, 0);
-    spool_some(&site.spool, &local, "", "q", 0..20);
+    site.spool.local.loaded().changed(usize::MAX / 2, 0);
+    spool_some(&site.spool, &local, "", "q", 0..2000);
+    site.pass(Duration::from_millis(1)).await;
+    assert!(upstream.message_count() > 1000, "many in flight, not one at a time");
     site.pass(LONG).await;
-    assert_eq!(take(&upstream).0, numbers(0..20));
-    site.spool.local.loaded(0, usize::MAX / 2);
-    assert!(site.spool.local.may_load());
+    assert_eq!(take(&upstream).0, numbers(0..2000));
+    site.spool.local.loaded().changed(0, usize::MAX / 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,6 +227,107 @@ async fn a_restart_forgets_the_queues_of_users_without_messages() {
     let site = Simulated::new(&disk, config());
     let [status] = &site.spool.status()[..] else { panic!() };
     assert_eq!((&*status.user, status.messages), (USER, 3));
+}
+
+/// Users whose login is refused have one message each in memory, and leave all the rest to the others.
+#[tokio::test(start_paused = true)]
+async fn users_without_a_way_to_the_upstream_take_no_memory_of_others() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    spool_some(&site.spool, &local, "", "q", 0..1000);
+    site.pass(Duration::from_millis(1)).await;
+    let fault = Fault::new(ReplyCode::AccessRefused, "the user is gone");
+    *site.upstream.refusal.lock() = Some(OpenError::Refused(fault));
+    site.upstream.lose();
+    spool_some(&site.spool, &local, "", "q", 1000..5000);
+    site.pass(LONG).await;
+    assert!(site.status().messages >= 4000);
+    assert!(site.spool.local.loaded().total() < 1000, "{}", site.spool.local.loaded().total());
+    assert!(site.spool.local.loaded().allows(64 << 20));
+    *site.upstream.refusal.lock() = None;
+    drop(site.queue());
+    site.pass(LONG).await;
+    let mut bodies = take(&upstream).0;
+    let mut seen = std::collections::HashSet::new();
+    bodies.retain(|body| seen.insert(body.clone()));
+    assert_eq!(bodies, numbers(0..5000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_login_ends_the_pause_after_a_refused_one_at_once() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let fault = Fault::new(ReplyCode::AccessRefused, "another password");
+    *site.upstream.refusal.lock() = Some(OpenError::Refused(fault));
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    site.pass(Duration::from_secs(1)).await;
+    assert!(site.status().trouble.is_some());
+    *site.upstream.refusal.lock() = None;
+    // The same ones: the upstream has changed its mind.
+    drop(site.queue());
+    site.pass(Duration::from_millis(10)).await;
+    assert_eq!((take(&upstream).0, site.status().trouble), (numbers(0..3), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_costs_the_connection_is_parked_and_the_others_go_on() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let fault = Fault::new(ReplyCode::ChannelError, "the broker cannot bear it");
+    site.upstream.closes_for("poison", fault);
+    spool_some(&site.spool, &local, "", "q", 0..20);
+    spool_some(&site.spool, &local, "", "poison", 20..21);
+    spool_some(&site.spool, &local, "", "q", 21..40);
+    for _ in 0..4 {
+        site.pass(LONG).await;
+    }
+    let mut bodies = take(&upstream).0;
+    bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
+    bodies.dedup();
+    assert_eq!(bodies, [numbers(0..20), numbers(21..40)].concat());
+    let [parked] = &site.spool.parked_messages()[..] else { panic!() };
+    assert_eq!(
+        (&*parked.routing_key, &*parked.reason),
+        ("poison", "CHANNEL_ERROR - the broker cannot bear it")
+    );
+    assert_eq!(site.status().messages, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_shuts_down_parks_nothing() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.upstream.closes_for("poison", Fault::new(ReplyCode::ConnectionForced, "shutdown"));
+    spool_some(&site.spool, &local, "", "poison", 0..1);
+    for _ in 0..20 {
+        site.pass(LONG).await;
+    }
+    assert_eq!((site.spool.parked(), site.status().messages), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_in_an_outage_waits_for_no_confirm() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.upstream.falls_silent();
+    spool_some(&site.spool, &local, "", "q", 0..5);
+    site.pass(Duration::from_secs(1)).await;
+    site.is_reachable.store(false, Ordering::Relaxed);
+    site.pass(Duration::from_secs(1)).await;
+    assert_eq!(site.status().trouble.as_deref(), Some("no upstream answers"));
+    let begun = tokio::time::Instant::now();
+    site.spool.drain(LONG).await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_confirms_nothing_is_reported() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.upstream.falls_silent();
+    spool_some(&site.spool, &local, "", "q", 0..5);
+    site.pass(LONG).await;
+    assert_eq!(site.status().trouble.as_deref(), Some("the upstream confirms nothing"));
 }
 
 /// Power failures at random: nothing that was on disk is lost, and the order is kept over the restart.

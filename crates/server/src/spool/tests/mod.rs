@@ -1,6 +1,8 @@
 //! The spool on a disk, with the embedded broker as its upstream, on tokio's paused clock.
 
+mod deferring;
 mod forwarding;
+mod parking;
 mod provisional;
 mod unused;
 
@@ -17,7 +19,7 @@ use store::{Rounds, Store};
 
 use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::provisional::AskUpstream;
-use super::{Connect, Spool, SpoolConfig, SpoolRule};
+use super::{Connecting, Spool, SpoolConfig, SpoolRule, UpstreamAccess};
 use crate::backend::Clock;
 use crate::upstream::sharing::task::{OpenError, OpenUpstream};
 use crate::upstream::sharing::tests::{USER, Upstream};
@@ -44,7 +46,7 @@ impl Simulated {
         let upstream = Upstream::new();
         let is_reachable = Arc::new(AtomicBool::new(true));
         let (behind, reachable) = (upstream.clone(), Arc::clone(&is_reachable));
-        let connect: Connect = Arc::new(move |_| {
+        let connect = move |_| -> Connecting {
             let (behind, is_reachable) = (behind.clone(), reachable.load(Ordering::Relaxed));
             Box::pin(async move {
                 if is_reachable {
@@ -53,10 +55,13 @@ impl Simulated {
                 let fault = Fault::new(ReplyCode::ConnectionForced, "no upstream answers");
                 Err(OpenError::Unreachable(fault))
             })
-        });
+        };
+        let known = Arc::clone(&is_reachable);
+        let answers = move || Some(known.load(Ordering::Relaxed));
+        let access = UpstreamAccess { connect: Box::new(connect), answers: Box::new(answers) };
         let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
-        let spool = Spool::start_with(local, connect, ask);
+        let spool = Spool::start_with(local, access, ask);
         Self { spool, rounds, upstream, is_reachable }
     }
 
@@ -69,6 +74,12 @@ impl Simulated {
         let queue = self.spool.queue("/", USER).unwrap();
         queue.logged_in(Arc::new(Credentials::plain(USER, "secret")));
         queue
+    }
+
+    /// The state of the user's queues.
+    fn status(&self) -> super::SpoolStatus {
+        let [status] = &self.spool.status()[..] else { panic!("one user") };
+        status.clone()
     }
 
     /// Lets the tasks run until they wait for time to pass, which then does.
@@ -84,7 +95,7 @@ impl Simulated {
 fn config() -> SpoolConfig {
     SpoolConfig {
         rules: vec![SpoolRule::new(None, None, None).unwrap()],
-        max_bytes: 1 << 20,
+        max_bytes: 16 << 20,
         max_age: Duration::from_secs(3600),
         refuses_others: false,
         auth_max: Duration::from_secs(3600),

@@ -10,7 +10,7 @@ export function spool({ api, sampler, session, refreshNow }) {
   const figures = tiles([
     { key: "messages", title: "Messages" },
     { key: "oldest", title: "Age of the oldest" },
-    { key: "held", title: "Wait after a nack" },
+    { key: "deferred", title: "Deferred messages" },
     { key: "parked", title: "Parked messages" },
     { key: "blocked", title: "Blocked connections" },
     { key: "offline", title: "Offline logins" },
@@ -44,7 +44,7 @@ export function spool({ api, sampler, session, refreshNow }) {
     figures.update({
       messages: short(sum("messages")),
       oldest: duration(1000 * Math.max(0, ...values("oldest_seconds"))),
-      held: short(sum("held_messages")),
+      deferred: short(sum("deferred_messages")),
       parked: short(sum("parked_messages")),
       blocked: short(sum("blocked_connections")),
       offline: short(sum("offline_logins_total")),
@@ -126,11 +126,11 @@ async function steer(api, action, refreshNow) {
 async function requeue(api, refreshNow) {
   const isDone = await ask({
     title: "Forward parked messages again?",
-    words: "They go behind those that wait, up to 10,000 at once. Those that are refused again are parked again.",
+    words: "They go behind those that wait. Those that are refused again are parked again.",
     confirm: "Forward again",
     action: async () => {
-      await api.post(["leveret", "spool", "parked", "requeue"]);
-      return "Parked messages are forwarded again.";
+      const { requeued } = await api.post(["leveret", "spool", "parked", "requeue"]);
+      return `${count(requeued)} parked messages are forwarded again.`;
     },
   });
   if (isDone) refreshNow();
@@ -143,8 +143,8 @@ async function purge(api, refreshNow) {
     confirm: "Drop all",
     danger: true,
     action: async () => {
-      await api.delete(["leveret", "spool", "parked"]);
-      return "Parked messages are dropped.";
+      const { purged } = await api.delete(["leveret", "spool", "parked"]);
+      return `${count(purged)} parked messages are dropped.`;
     },
   });
   if (isDone) refreshNow();
