@@ -62,6 +62,9 @@ pub struct ParkedMessage {
     pub body_bytes: u64,
 }
 
+/// A parked message that has been read, with its record.
+type ReadMessage = (Envelope, Delivery);
+
 impl ParkedQueue {
     pub(super) fn new(queue: Arc<Queue>) -> Self {
         Self { queue, reading: Mutex::default(), read_bytes: AtomicU64::new(0) }
@@ -164,7 +167,7 @@ impl ParkedQueue {
                 break;
             }
             left -= batch.len() as u64;
-            let mut runs: Vec<(Arc<SpoolQueue>, Vec<(Envelope, Delivery)>)> = Vec::new();
+            let mut runs: Vec<(Arc<SpoolQueue>, Vec<ReadMessage>)> = Vec::new();
             for delivery in batch {
                 let envelope = Envelope::decode(record(&delivery)).ok();
                 match envelope.and_then(|envelope| Some((queue_of(&envelope)?, envelope))) {
@@ -190,7 +193,7 @@ impl ParkedQueue {
         &self,
         local: &LocalSpool,
         queue: &SpoolQueue,
-        run: Vec<(Envelope, Delivery)>,
+        run: Vec<ReadMessage>,
         now: Timestamp,
     ) -> u64 {
         let (properties, count) = (persistent(None), run.len() as u64);

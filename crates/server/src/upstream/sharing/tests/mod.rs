@@ -44,13 +44,16 @@ pub(crate) struct Upstream {
     /// Returned instead of a connection.
     pub(crate) refusal: Arc<Mutex<Option<OpenError>>>,
     /// Publishes with these bytes close the connection with a fault.
-    poison: Arc<Mutex<Option<(Vec<u8>, Fault)>>>,
+    poison: Poison,
     /// Whether it takes everything and answers no publish.
     is_silent: Arc<AtomicBool>,
     /// Number of connections asked for.
     attempts: Arc<AtomicU64>,
     next_session: Arc<AtomicU64>,
 }
+
+/// Bytes in a publish that close the connection, and the fault with which they do.
+type Poison = Arc<Mutex<Option<(Vec<u8>, Fault)>>>;
 
 pub(crate) struct FlakyLink {
     is_lost: Arc<AtomicBool>,
@@ -178,7 +181,7 @@ impl OpenUpstream for Upstream {
 struct FlakySession {
     session: Box<dyn BackendSession>,
     is_lost: Arc<AtomicBool>,
-    poison: Arc<Mutex<Option<(Vec<u8>, Fault)>>>,
+    poison: Poison,
     is_silent: Arc<AtomicBool>,
 }
 
