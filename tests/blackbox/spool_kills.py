@@ -157,7 +157,7 @@ class Arrived:
                 for _ in range(count):
                     _, properties, body = channel.basic_get(queue, auto_ack=True)
                     name = properties.headers["x-leveret-spool-id"]
-                    assert self.ids.setdefault(body, name) == name, "another id for the same message"
+                    assert self.ids.setdefault((queue, body), name) == name, "another id for the same message"
                     self.bodies[queue].append(body)
 
     def check(self, channels, losses):
