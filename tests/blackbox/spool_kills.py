@@ -113,7 +113,7 @@ class FlappingLink(threading.Thread):
             if weather in ("cut", "refused", "silent"):
                 self.link.cut()
                 self.losses += 1
-            self.end.wait(self.dice.uniform(0.01, 0.3))
+            self.end.wait(self.dice.uniform(0.005, 0.1))
             self.calm()
 
     def calm(self):
