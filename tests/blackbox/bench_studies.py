@@ -77,7 +77,8 @@ def test_the_publish_study_measures_every_style_near_and_far(broker):
 
 def test_pools_next_to_the_publishers_are_measured_with_what_arrives_behind_them(broker):
     words = ["--system", f"it={broker.uri},pid={broker.pid}", "--near", "spool,pool", "--publishers", "1", "--latency", "40"]
-    report = study("publish", *SHORT, *words, "--persistent", "--size", "1000", "--expect", "lost==0")
+    words += ["--expect", "spool.lost==0", "--expect", "near-pool.lost==0"]
+    report = study("publish", *SHORT, *words, "--persistent", "--size", "1000")
     assert [system["name"] for system in report["systems"]] == ["it", "near-pool", "spool"]
     for system in ("near-pool", "spool"):
         for style in ("async", "async confirm", "sync confirm", "connection each", "connection each, confirm"):
