@@ -1,10 +1,5 @@
 """Publishes with a rule are confirmed on this host's disk, and reach the broker whatever happens to the link or to Leveret."""
 
-import contextlib
-import os
-import random
-import threading
-
 import pika
 import pytest
 from harness.ctl import Ctl
@@ -15,9 +10,6 @@ from harness.rabbitmq import RabbitMq
 from harness.spool import spooling, waiting
 
 QUEUE = "spooled"
-PUBLISHERS = 4
-# `LEVERET_SPOOL_ROUNDS=30` for a thorough run.
-ROUNDS = int(os.environ.get("LEVERET_SPOOL_ROUNDS", "3"))
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 
@@ -135,50 +127,6 @@ def test_a_client_that_publishes_and_exits_loses_nothing_when_leveret_is_killed(
         # The spool learns the user's password from the first client.
         with connect(server):
             assert collect(broker, 100) == names(0, 100)
-        server.stop()
-
-
-class Load:
-    """Publishers with a connection, a channel in confirm mode and a thread each, until their server is killed."""
-
-    def __init__(self, server, count):
-        self.confirmed = [0] * count
-        self.threads = [threading.Thread(target=self.publish, args=(connect(server), number)) for number in range(count)]
-        for thread in self.threads:
-            thread.start()
-
-    def publish(self, client, publisher):
-        channel = confirming(client)
-        with contextlib.suppress(pika.exceptions.AMQPError):
-            while True:
-                publish(channel, [f"{publisher}:{self.confirmed[publisher]}"])
-                self.confirmed[publisher] += 1
-
-    def join(self):
-        for thread in self.threads:
-            thread.join()
-
-
-@pytest.mark.parametrize("round", range(ROUNDS))
-def test_kill_9_under_load_on_a_flapping_link_loses_nothing_confirmed_and_keeps_the_order(tmp_path, broker, link, round):
-    dice = random.Random(round)
-    with spooling(tmp_path, link.url) as server:
-        load = Load(server, PUBLISHERS)
-        for _ in range(dice.randrange(1, 5)):
-            before = sum(load.confirmed)
-            wait_until(lambda: sum(load.confirmed) >= before + dice.randrange(1, 60))
-            link.cut()
-        server.kill()
-        load.join()
-    with spooling(tmp_path, link.url) as server:
-        with connect(server):
-            found = collect(broker, sum(load.confirmed))
-            wait_until(lambda: waiting(server) == 0)
-        found += taken(broker)[0]
-        for publisher, confirmed in enumerate(load.confirmed):
-            own = list(dict.fromkeys(body for body in found if body.startswith(f"{publisher}:")))
-            # One more may have been under way.
-            assert own in ([f"{publisher}:{number}" for number in range(confirmed + extra)] for extra in (0, 1))
         server.stop()
 
 

@@ -1,6 +1,8 @@
 //! The spool on a disk, with the embedded broker as its upstream, on tokio's paused clock.
 
+mod crashes;
 mod deferring;
+mod dying_disk;
 mod forwarding;
 mod parking;
 mod provisional;
@@ -13,6 +15,7 @@ use std::time::Duration;
 use amqp::{Credentials, Fault, ReplyCode};
 use broker::{Broker, BrokerConfig, Publish, Timestamp};
 use spool::SpooledMessage;
+use store::disk::Disk;
 use store::disk::simulated::{Dice, SimDisk};
 use store::journal::JournalSettings;
 use store::{Rounds, Store};
@@ -35,15 +38,19 @@ struct Simulated {
 
 impl Simulated {
     fn new(disk: &SimDisk, config: SpoolConfig) -> Self {
+        Self::on(Arc::new(disk.clone()), Upstream::new(), config)
+    }
+
+    /// On a disk that may have messages, in front of an upstream.
+    fn on(disk: Arc<dyn Disk>, upstream: Upstream, config: SpoolConfig) -> Self {
         let settings = JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20 };
-        let (store, rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
+        let (store, rounds, recovered) = Store::open(disk, settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();
         if store.catalogue().was_empty() {
             broker.add_defaults();
         }
         store.catalogue().commit_pending().unwrap();
-        let upstream = Upstream::new();
         let is_reachable = Arc::new(AtomicBool::new(true));
         let (behind, reachable) = (upstream.clone(), Arc::clone(&is_reachable));
         let connect = move |_| -> Connecting {
