@@ -24,12 +24,12 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
 
-/// 8,000 messages in flight are enough for 80,000 a second over 100 ms. A few thousand that wait for full queues are in memory,
+/// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in memory,
 /// for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the price of a
 /// local queue each.
 const LIMITS: ForwardingLimits = ForwardingLimits {
-    window: 8_000,
-    window_bytes: 16 << 20,
+    window: 25_000,
+    window_bytes: 32 << 20,
     deferred: 4_000,
     deferred_bytes: 4 << 20,
     backlogs: 256,
