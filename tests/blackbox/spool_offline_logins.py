@@ -191,7 +191,7 @@ def test_a_client_is_asked_about_while_the_forwarder_is_busy(tmp_path, broker, l
         with connect(server) as first:
             # Published again and again, on a connection that stays open.
             first.channel().basic_publish("", "stuck", "never")
-            wait_until(lambda: metric(server, "leveret_spool_held_messages") == 1)
+            wait_until(lambda: metric(server, "leveret_spool_deferred_messages") == 1)
         broker.control("change_password", "edge", "changed")
         link.passes_new.clear()
         client = connect(server)

@@ -1,7 +1,7 @@
 //! Accounting of clients' frames that are kept until brokers have answered for them, in bytes: of each connected
 //! client and all of them together, and of all departed clients.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use sync::{Mutex, Rank};
@@ -22,6 +22,8 @@ pub(crate) struct ReplayTotals {
 #[derive(Debug)]
 pub(crate) struct ReplayBuffer {
     totals: Arc<ReplayTotals>,
+    /// Bytes from which on no more are kept while the client is connected.
+    most: AtomicUsize,
     /// In the quota of the connected clients, and in that of the departed ones once the client is gone.
     share: Mutex<QuotaShare, { Rank::ReplayBytes as u8 }>,
     /// Set while the client is not read because of the bytes kept for it.
@@ -34,10 +36,16 @@ impl ReplayBuffer {
     pub(crate) fn new(totals: Arc<ReplayTotals>, outbox: &Arc<Outbox>) -> Self {
         Self {
             share: Mutex::new(QuotaShare::new(&totals.connected, 0)),
+            most: AtomicUsize::new(totals.connected.each()),
             totals,
             awaits_release: AtomicBool::new(false),
             outbox: Arc::downgrade(outbox),
         }
+    }
+
+    /// Gives the client a limit of its own, in bytes.
+    pub(crate) fn set_most(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
     }
 
     /// Adds to the bytes kept.
@@ -68,7 +76,8 @@ impl ReplayBuffer {
 
     /// Whether more may be kept for this client. If not, its outbox is nudged when bytes are released.
     pub(crate) fn may_add(&self) -> bool {
-        let may = || self.totals.connected.admits(self.share.lock().bytes());
+        let most = self.most.load(Ordering::Relaxed);
+        let may = || self.totals.connected.admits_below(self.share.lock().bytes(), most);
         if may() {
             return true;
         }

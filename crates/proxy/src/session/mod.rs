@@ -136,6 +136,14 @@ enum Life {
 }
 
 impl ProxySession {
+    /// Sets how many bytes of frames without an answer the client may have, in place of [`PoolConfig::replay_client_max`]:
+    /// for one of this process that bounds them by itself. The limit of all clients applies as well.
+    ///
+    /// [`PoolConfig::replay_client_max`]: crate::PoolConfig::replay_client_max
+    pub fn set_replay_max(&self, bytes: usize) {
+        self.link.kept.set_most(bytes);
+    }
+
     pub(crate) fn new(
         pool: Arc<Pool>,
         credentials: Arc<Credentials>,

@@ -24,12 +24,16 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
 
-/// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in memory,
-/// for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the price of a
-/// local queue each.
+/// Bytes that the pool may have of a forwarder without a confirm. It has frames, which are more than the records that a
+/// forwarder's window counts.
+pub(super) const MAX_UNCONFIRMED_BYTES: usize = 64 << 20;
+
+/// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
+/// memory, for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the
+/// price of a local queue each.
 const LIMITS: ForwardingLimits = ForwardingLimits {
     window: 25_000,
-    window_bytes: 32 << 20,
+    window_bytes: MAX_UNCONFIRMED_BYTES / 2,
     deferred: 4_000,
     deferred_bytes: 4 << 20,
     backlogs: 256,

@@ -132,7 +132,7 @@ impl Spool {
         let ask = ask_upstream(pool, &local);
         let (pool, asked) = (Arc::clone(pool), Arc::clone(pool));
         let connect = move |login| -> Connecting {
-            let upstream = PoolUpstream::new(&pool, &login);
+            let upstream = PoolUpstream::new(&pool, &login).with_replay_max(forwarder::MAX_UNCONFIRMED_BYTES);
             Box::pin(async move { upstream.open().await })
         };
         let answers = move || asked.answers();

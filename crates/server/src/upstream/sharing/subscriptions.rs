@@ -217,11 +217,17 @@ impl Eq for LoginKey {}
 pub(crate) struct PoolUpstream {
     pool: Arc<Pool>,
     login: SharedLogin,
+    replay_max: Option<usize>,
 }
 
 impl PoolUpstream {
     pub(crate) fn new(pool: &Arc<Pool>, login: &SharedLogin) -> Self {
-        Self { pool: Arc::clone(pool), login: login.clone() }
+        Self { pool: Arc::clone(pool), login: login.clone(), replay_max: None }
+    }
+
+    /// With a limit of its own for the bytes that the upstream has not confirmed.
+    pub(crate) fn with_replay_max(self, bytes: usize) -> Self {
+        Self { replay_max: Some(bytes), ..self }
     }
 }
 
@@ -238,6 +244,9 @@ impl OpenUpstream for PoolUpstream {
             client_properties: FieldTable::new(),
         };
         let session = Box::pin(self.pool.open(login, vhost, client)).await.map_err(of_refusal)?;
+        if let Some(bytes) = self.replay_max {
+            session.set_replay_max(bytes);
+        }
         Ok(AmqpClient::new(Box::new(session), inner, FRAME_MAX))
     }
 }
