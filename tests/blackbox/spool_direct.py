@@ -153,7 +153,7 @@ def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
             channel.queue_declare("q", arguments={"x-max-length": 10, "x-overflow": "reject-publish"})
             for number in range(150):
                 channel.basic_publish("", "q", f"{number:03}".encode() + bytes(10_000))
-            wait_until(lambda: client.process_data_events(0.05) or heard[-1:] == ["spool is full"])
+            wait_until(lambda: client.process_data_events(0.05) or heard[-1:] == ["spool has reached a limit"])
             with pika.BlockingConnection(pika.URLParameters(upstream.uri)) as direct:
                 consumer = direct.channel()
                 found = []

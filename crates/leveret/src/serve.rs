@@ -100,6 +100,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         server: server.clone(),
         backend: backend.clone(),
         levels,
+        spool_levels: spool.as_ref().map(|spool| Arc::clone(spool.levels())),
         notifier: notifier.clone(),
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
@@ -128,8 +129,8 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
 /// Time for the closes of the upstream connections when sessions have used up `drain_timeout`.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them. The spool and the upstream connections have
-/// what is left of that time, but at least a moment: the brokers expect a close.
+/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them. A spool, and the upstream connections behind
+/// it, have what is left of that time, but at least a moment: the brokers expect a close.
 async fn end_sessions(
     server: &Server,
     spool: Option<&SpoolFolder>,
@@ -146,7 +147,8 @@ async fn end_sessions(
         spool.spool().drain(rest()).await;
     }
     if let Backend::Upstream(pool) = backend {
-        pool.drain(rest()).await;
+        // It hands over what departed clients wrote: without a spool in as much time as clients had.
+        pool.drain(if spool.is_some() { rest() } else { drain_timeout }).await;
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use broker::Compatibility;
 use server::{Backend, Clock, Spool, SpoolConfig};
 
-use crate::alarms::Sampler;
+use crate::alarms::{Levels, Sampler};
 use crate::config::{Config, SettingError, Unsuitable};
 use crate::data_folder::{self, DataFolder};
 use crate::pagers::Pagers;
@@ -26,7 +26,7 @@ const PAGING_WATERMARK: u64 = 64 << 20;
 pub(crate) struct SpoolFolder {
     spool: Arc<Spool>,
     /// Raises the alarms of memory and disk.
-    _sampler: Sampler,
+    sampler: Sampler,
     _folder: DataFolder,
 }
 
@@ -64,7 +64,12 @@ impl SpoolFolder {
             refuses_others: config.spool_unsuitable == Unsuitable::Refuse,
             auth_max: config.spool_auth_max,
             logins: Some(path.join(LOGINS)),
-            max_message: config.spool_message_max.0,
+            // Larger ones go directly, and are refused there.
+            max_message: config
+                .max_message_size
+                .0
+                .map_or(u64::MAX, |most| most.0)
+                .min(config.spool_message_max.0),
         };
         let store = broker.store().cloned();
         let spool = Spool::start(broker, pool, clock, settings).map_err(ServeError::Spool)?;
@@ -72,7 +77,12 @@ impl SpoolFolder {
         let alarms = Arc::clone(spool.alarms());
         let sampler = Sampler::start(alarms, watermark, disk_free_limit, Some(path), store);
         let sampler = sampler.map_err(ServeError::Sampler)?;
-        Ok(Some(Self { spool, _sampler: sampler, _folder: folder }))
+        Ok(Some(Self { spool, sampler, _folder: folder }))
+    }
+
+    /// The levels of its alarms for memory and disk.
+    pub(crate) fn levels(&self) -> &Arc<Levels> {
+        self.sampler.levels()
     }
 
     pub(crate) fn spool(&self) -> &Arc<Spool> {

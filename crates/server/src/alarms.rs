@@ -117,7 +117,7 @@ fn bit(resource: Resource) -> u8 {
 
 fn reason(raised: u8) -> Option<&'static str> {
     if raised & SPOOL != 0 {
-        return Some("spool is full");
+        return Some("spool has reached a limit");
     }
     if raised & DRAINING != 0 {
         return Some("spool is being drained");

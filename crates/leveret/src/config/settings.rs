@@ -423,14 +423,15 @@ settings! {
         /// without a file, guest and `/`.
         definitions: FilePath = "off", requires EMBEDDED_BROKER;
 
-        /// The folder where the embedded broker keeps what must survive a restart; one process at a time can use it. `auto`
-        /// is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`. With
-        /// `off` everything is in memory only.
+        /// The folder where the embedded broker, or a spool, keeps what must survive a restart; one process at a time can use
+        /// it. `auto` is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`.
+        /// With `off` everything is in memory only.
         data_dir: DataDir = "auto";
 
-        /// How much memory this process may use before clients that publish to the embedded broker are blocked: they are
-        /// not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's memory, or of
-        /// what the control group (container) of this process may use; or a size. Clients that only consume are never blocked.
+        /// How much memory this process may use before clients that publish to the embedded broker, or to a spool, are
+        /// blocked: they are not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's
+        /// memory, or of what the control group (container) of this process may use; or a size. Clients that only consume are
+        /// never blocked.
         memory_high_watermark: Watermark = "0.6", applied live;
 
         /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:

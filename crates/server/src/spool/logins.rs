@@ -168,7 +168,8 @@ impl RememberedLogins {
             .is_some_and(|user| user.compare(fingerprint, vhost, 0) == Known::MustBeHashed);
         if vhost.is_none() && !is_mismatch {
             // It counts no longer from now on, whether or not it can be compared.
-            state.add_mismatch(fingerprint);
+            // That is so for as long as it could count: there may be no room to compare it.
+            state.add_mismatch(fingerprint, self.max_age);
         }
         self.work(state);
         if !must_be_hashed || is_mismatch {
@@ -243,7 +244,7 @@ impl RememberedLogins {
         let Some(user) = user.filter(|user| user.parameters == parameters) else { return false };
         let is_same = user.record_hash(fingerprint, hash);
         if !is_same {
-            state.add_mismatch(fingerprint);
+            state.add_mismatch(fingerprint, MISMATCH_HOLDS);
         }
         is_same
     }
@@ -346,14 +347,14 @@ impl LoginState {
         self.mismatches.iter().any(|(other, until)| *other == fingerprint && now < *until)
     }
 
-    fn add_mismatch(&mut self, fingerprint: Fingerprint) {
+    fn add_mismatch(&mut self, fingerprint: Fingerprint, holds: Duration) {
         let now = transport::now();
         while self.mismatches.len() >= MAX_MISMATCHES
             || self.mismatches.front().is_some_and(|(_, until)| *until <= now)
         {
             self.mismatches.pop_front();
         }
-        self.mismatches.push_back((fingerprint, now + MISMATCH_HOLDS));
+        self.mismatches.push_back((fingerprint, now + holds));
     }
 
     fn forget(&mut self, name: &str, fingerprint: Fingerprint, vhost: Option<&str>, answer: u64) {

@@ -233,6 +233,25 @@ async fn wrong_passwords_cost_a_bounded_number_of_hashes_and_are_not_compared_tw
 }
 
 #[tokio::test]
+async fn a_refused_password_counts_no_longer_even_if_there_is_no_room_to_compare_it() {
+    let folder = left_by_another(&[credentials("revoked")]).await;
+    let logins = folder.open();
+    let mut asked = tokio::task::JoinSet::new();
+    for number in 0..MAX_COMPARISONS_OF_USER {
+        let (logins, wrong) = (Arc::clone(&logins), credentials(&format!("wrong {number}")));
+        asked.spawn(async move { logins.are_remembered(None, &wrong, NOW).await });
+    }
+    while logins.state.lock().comparisons.len() < MAX_COMPARISONS_OF_USER {
+        tokio::task::yield_now().await;
+    }
+    logins.refused(None, &credentials("revoked"));
+    asked.join_all().await;
+    tokio::time::pause();
+    tokio::time::advance(2 * MISMATCH_HOLDS).await;
+    assert!(!logins.are_remembered(None, &credentials("revoked"), NOW).await);
+}
+
+#[tokio::test]
 async fn a_later_acceptance_counts_longer_and_is_written_now_and_then() {
     let folder = Folder::new();
     let logins = folder.open();

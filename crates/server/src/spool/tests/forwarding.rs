@@ -182,7 +182,7 @@ async fn an_old_message_blocks_the_publishers_of_its_own_queue_alone() {
     let local = &site.spool.local;
     local.check_limits();
     let blocked = local.block(&old, &outbox).unwrap();
-    assert_eq!((blocked.1, site.spool.blocked_connections()), ("spool is full", 1));
+    assert_eq!((blocked.1, site.spool.blocked_connections()), ("spool has reached a limit", 1));
     assert!(local.block(&young, &outbox).is_none());
 }
 
