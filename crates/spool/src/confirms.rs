@@ -10,16 +10,35 @@ use std::collections::VecDeque;
 ///
 /// Example: the publishes 1 and 3 are direct, 2 is spooled. The upstream's ack of its number 2, with `multiple`, is for 1 and
 /// 3. The client gets an ack of 1 and one of 3; after the spool's, one of 2.
+///
+/// It takes memory for what is unanswered only: one publish may stay without a confirm for hours, such as a direct one while
+/// the upstream is away, and any number behind it may be spooled and confirmed meanwhile.
 #[derive(Debug, Default)]
 pub struct ClientConfirms {
-    /// All publishes up to this number have been answered.
-    answered: u64,
-    /// Whether each of the publishes after them has been answered.
-    waiting: VecDeque<bool>,
-    /// The client's numbers of direct publishes in their order; `None` for one that has been answered.
-    direct: VecDeque<Option<u64>>,
-    /// The upstream's number of the first of them.
-    first_direct: u64,
+    /// Number of all publishes.
+    published: u64,
+    /// Unanswered publishes, in ascending runs that do not touch.
+    unanswered: VecDeque<Run>,
+    /// Number of all direct publishes.
+    directly: u64,
+    /// Unanswered direct publishes, ascending.
+    direct: VecDeque<DirectRun>,
+}
+
+/// Numbers without a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    first: u64,
+    last: u64,
+}
+
+/// Direct publishes with no spooled one between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DirectRun {
+    /// By the upstream's numbers.
+    numbers: Run,
+    /// The client's number of the first of them.
+    first: u64,
 }
 
 /// A basic.ack or basic.nack for the client.
@@ -34,12 +53,14 @@ pub struct Answer {
 impl ClientConfirms {
     /// Counts a publish that goes to the upstream. Returns the client's number.
     pub fn published_directly(&mut self) -> u64 {
-        if self.direct.is_empty() && self.first_direct == 0 {
-            self.first_direct = 1;
+        let first = self.next();
+        self.directly += 1;
+        let number = self.directly;
+        match self.direct.back_mut() {
+            Some(run) if run.follows(number, first) => run.numbers.last = number,
+            _ => self.direct.push_back(DirectRun { numbers: Run { first: number, last: number }, first }),
         }
-        let number = self.next();
-        self.direct.push_back(Some(number));
-        number
+        first
     }
 
     /// Counts a publish that is spooled. Returns the client's number.
@@ -49,38 +70,33 @@ impl ClientConfirms {
 
     /// The upstream has acked or nacked direct publishes, by its own numbers.
     pub fn settle_direct(&mut self, delivery_tag: u64, multiple: bool, answer: impl FnMut(Answer)) {
-        let last = self.first_direct + self.direct.len() as u64;
         // Zero and `multiple` stand for all.
-        let number = if multiple && delivery_tag == 0 { last.saturating_sub(1) } else { delivery_tag };
-        if number < self.first_direct || number >= last {
+        let number = if multiple && delivery_tag == 0 { self.directly } else { delivery_tag };
+        if number > self.directly {
             return;
         }
-        let end = (number - self.first_direct) as usize + 1;
-        let from = if multiple { 0 } else { end - 1 };
-        let settled: Vec<u64> = self.direct.range_mut(from..end).filter_map(Option::take).collect();
-        while let Some(None) = self.direct.front() {
-            self.direct.pop_front();
-            self.first_direct += 1;
+        let mut settled = Vec::new();
+        while multiple && let Some(run) = self.direct.pop_front_if(|run| run.numbers.last <= number) {
+            settled.extend(run.clients(run.numbers));
+        }
+        let at = self.direct.partition_point(|run| run.numbers.last < number);
+        if let Some(run) = self.direct.get(at).copied().filter(|run| run.numbers.first <= number) {
+            let first = if multiple { run.numbers.first } else { number };
+            settled.extend(run.clients(Run { first, last: number }));
+            let (before, after) = run.numbers.without(Run { first, last: number });
+            let rests = [before, after].map(|rest| rest.map(|numbers| run.part(numbers)));
+            replace(&mut self.direct, at, rests);
         }
         self.settle(&settled, answer);
     }
 
     /// Publishes, by the client's ascending numbers, are on disk.
     pub fn settle(&mut self, numbers: &[u64], mut answer: impl FnMut(Answer)) {
-        let before = self.answered;
-        for number in numbers.iter().filter(|number| **number > before) {
-            if let Some(is_answered) = self.waiting.get_mut((number - before - 1) as usize) {
-                *is_answered = true;
-            }
+        for run in numbers.chunk_by(|one, next| one + 1 == *next) {
+            self.settled(Run { first: run[0], last: run[run.len() - 1] });
         }
-        while let Some(true) = self.waiting.front() {
-            self.waiting.pop_front();
-            self.answered += 1;
-        }
-        if self.waiting.is_empty() && self.waiting.capacity() > IDLE_CAPACITY {
-            self.waiting = VecDeque::new();
-        }
-        let whole = numbers.partition_point(|number| *number <= self.answered);
+        let answered = self.unanswered.front().map_or(self.published, |run| run.first - 1);
+        let whole = numbers.partition_point(|number| *number <= answered);
         if let Some(last) = numbers[..whole].last() {
             // Anything else up to it was answered before, and `multiple` means only what was not.
             answer(Answer { delivery_tag: *last, multiple: whole > 1 });
@@ -91,18 +107,75 @@ impl ClientConfirms {
     }
 
     /// Number of publishes without an answer.
-    pub fn unanswered(&self) -> usize {
-        self.waiting.iter().filter(|is_answered| !**is_answered).count()
+    pub fn unanswered(&self) -> u64 {
+        self.unanswered.iter().map(|run| run.last + 1 - run.first).sum()
     }
 
     fn next(&mut self) -> u64 {
-        self.waiting.push_back(false);
-        self.answered + self.waiting.len() as u64
+        self.published += 1;
+        let number = self.published;
+        match self.unanswered.back_mut() {
+            Some(run) if run.last + 1 == number => run.last = number,
+            _ => self.unanswered.push_back(Run { first: number, last: number }),
+        }
+        number
+    }
+
+    /// All of a run are unanswered until now, and no longer.
+    fn settled(&mut self, run: Run) {
+        let at = self.unanswered.partition_point(|unanswered| unanswered.last < run.first);
+        let contains = |unanswered: &&Run| unanswered.first <= run.first && run.last <= unanswered.last;
+        let Some(unanswered) = self.unanswered.get(at).filter(contains) else { return };
+        let (before, after) = unanswered.without(run);
+        replace(&mut self.unanswered, at, [before, after]);
     }
 }
 
-/// Capacity in publishes that an idle channel keeps.
-const IDLE_CAPACITY: usize = 1024;
+impl Run {
+    /// The parts of the run before and behind another one.
+    fn without(self, other: Self) -> (Option<Self>, Option<Self>) {
+        let before = (self.first < other.first).then(|| Self { last: other.first - 1, ..self });
+        let after = (other.last < self.last).then(|| Self { first: other.last + 1, ..self });
+        (before, after)
+    }
+}
+
+impl DirectRun {
+    /// Whether a publish by the upstream's number and the client's is the next one.
+    fn follows(&self, number: u64, client: u64) -> bool {
+        self.numbers.last + 1 == number && self.first + (number - self.numbers.first) == client
+    }
+
+    /// The client's numbers of some of its publishes.
+    fn clients(&self, numbers: Run) -> impl Iterator<Item = u64> + use<> {
+        let first = self.first;
+        let from = self.numbers.first;
+        (numbers.first..=numbers.last).map(move |number| first + (number - from))
+    }
+
+    /// Some of its publishes.
+    fn part(&self, numbers: Run) -> Self {
+        Self { numbers, first: self.first + (numbers.first - self.numbers.first) }
+    }
+}
+
+/// Puts the remaining parts of a run in its place.
+fn replace<T>(runs: &mut VecDeque<T>, at: usize, rests: [Option<T>; 2]) {
+    match rests {
+        [None, None] => _ = runs.remove(at),
+        [Some(rest), None] | [None, Some(rest)] => runs[at] = rest,
+        [Some(before), Some(after)] => {
+            runs[at] = before;
+            runs.insert(at + 1, after);
+        }
+    }
+    if runs.is_empty() && runs.capacity() > IDLE_CAPACITY {
+        *runs = VecDeque::new();
+    }
+}
+
+/// Capacity in runs that an idle channel keeps.
+const IDLE_CAPACITY: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -169,6 +242,35 @@ mod tests {
         assert_eq!(confirms.unanswered(), 1);
     }
 
+    #[test]
+    fn an_unanswered_publish_costs_no_memory_for_those_behind_it() {
+        let mut confirms = ClientConfirms::default();
+        assert_eq!(confirms.published_directly(), 1);
+        for number in 1..=100_000 {
+            assert_eq!((confirms.spooled(), confirms.published_directly()), (2 * number, 2 * number + 1));
+            assert_eq!(spooled(&mut confirms, &[2 * number]), [ack(2 * number)]);
+            assert_eq!(direct(&mut confirms, number + 1, false), [ack(2 * number + 1)]);
+        }
+        assert!(confirms.unanswered.capacity() + confirms.direct.capacity() <= 2 * IDLE_CAPACITY);
+        assert_eq!(confirms.unanswered(), 1);
+        assert_eq!(direct(&mut confirms, 1, false), [ack(1)]);
+        assert_eq!((confirms.spooled(), confirms.unanswered()), (200_002, 1));
+        assert_eq!(spooled(&mut confirms, &[200_002]), [ack(200_002)]);
+    }
+
+    #[test]
+    fn one_of_several_direct_publishes_in_a_row_is_answered() {
+        let mut confirms = ClientConfirms::default();
+        confirms.spooled();
+        (0..5).for_each(|_| _ = confirms.published_directly());
+        assert_eq!(direct(&mut confirms, 3, false), [ack(4)]);
+        assert_eq!(direct(&mut confirms, 3, false), [], "answered before");
+        assert_eq!(direct(&mut confirms, 4, true), [ack(2), ack(3), ack(5)]);
+        assert_eq!(spooled(&mut confirms, &[1]), [ack(1)]);
+        assert_eq!(direct(&mut confirms, 5, true), [ack(6)]);
+        assert_eq!(confirms.unanswered(), 0);
+    }
+
     /// In any order of verdicts, a client that counts as the specification says ends with everything answered once.
     #[test]
     fn a_client_gets_one_answer_for_each_publish() {
@@ -177,7 +279,7 @@ mod tests {
             let mut confirms = ClientConfirms::default();
             let (mut ours, mut theirs, mut open) =
                 (Vec::new(), Vec::new(), std::collections::BTreeSet::new());
-            let mut theirs_from = 1;
+            let mut theirs_next = 0;
             let check = |open: &mut std::collections::BTreeSet<u64>, answer: Answer, allowed: &[u64]| {
                 let Answer { delivery_tag, multiple } = answer;
                 let from = if multiple { 0 } else { delivery_tag };
@@ -187,30 +289,35 @@ mod tests {
                 of.iter().for_each(|number| _ = open.remove(number));
             };
             for _ in 0..random.below(60) {
-                match random.below(4) {
+                match random.below(5) {
                     0 => {
                         ours.push(confirms.spooled());
                         open.insert(*ours.last().unwrap());
                     }
                     1 => {
-                        theirs.push(confirms.published_directly());
-                        open.insert(*theirs.last().unwrap());
+                        theirs_next += 1;
+                        theirs.push((theirs_next, confirms.published_directly()));
+                        open.insert(theirs.last().unwrap().1);
                     }
                     2 if !ours.is_empty() => {
                         let some: Vec<u64> = ours.drain(..=random.below(ours.len())).collect();
                         confirms.settle(&some, |answer| check(&mut open, answer, &some));
                     }
                     3 if !theirs.is_empty() => {
-                        let count = random.below(theirs.len()) + 1;
-                        let some: Vec<u64> = theirs.drain(..count).collect();
-                        theirs_from += count as u64;
-                        confirms
-                            .settle_direct(theirs_from - 1, true, |answer| check(&mut open, answer, &some));
+                        let some: Vec<(u64, u64)> = theirs.drain(..=random.below(theirs.len())).collect();
+                        let (last, some) = (some[some.len() - 1].0, some.iter().map(|both| both.1));
+                        let some: Vec<u64> = some.collect();
+                        confirms.settle_direct(last, true, |answer| check(&mut open, answer, &some));
+                    }
+                    4 if !theirs.is_empty() => {
+                        let (number, one) = theirs.remove(random.below(theirs.len()));
+                        confirms.settle_direct(number, false, |answer| check(&mut open, answer, &[one]));
                     }
                     _ => {}
                 }
             }
             confirms.settle(&ours, |answer| check(&mut open, answer, &ours));
+            let theirs: Vec<u64> = theirs.iter().map(|both| both.1).collect();
             confirms.settle_direct(0, true, |answer| check(&mut open, answer, &theirs));
             assert_eq!((open.len(), confirms.unanswered()), (0, 0));
         }

@@ -7,9 +7,12 @@ mod answers;
 mod blocking;
 mod channels;
 mod connection;
+mod contents;
 mod publishing;
 mod refusing;
 mod storing;
+#[cfg(test)]
+mod tests;
 mod unsuitable;
 
 use std::collections::VecDeque;
@@ -17,7 +20,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use amqp::frame::{self, Frame, FrameKind};
+use amqp::frame::{Frame, FrameKind};
 use amqp::handshake::OpenRequest;
 use amqp::method::channel;
 use amqp::sasl::Secret;
@@ -37,6 +40,7 @@ use crate::server::Shared;
 
 use self::channels::SpoolChannels;
 use self::connection::ConnectionAnswers;
+use self::contents::UnfinishedContents;
 use self::publishing::PublishWay;
 use self::refusing::{RefusedChannels, RefusedFrame};
 
@@ -64,6 +68,8 @@ pub(super) struct SpoolingSession {
     properties: Vec<u8>,
     exchanges: SpooledExchanges,
     channels: SpoolChannels,
+    /// Messages that the client has in part.
+    contents: UnfinishedContents,
     /// Publishes that the publisher has not handed over.
     unflushed: Vec<SpooledPublish>,
     /// Publishes that are not known to be on disk, in order.
@@ -130,6 +136,7 @@ impl SpoolingSession {
             properties: persistent(None),
             exchanges,
             channels: SpoolChannels::default(),
+            contents: UnfinishedContents::default(),
             unflushed: Vec::new(),
             waiting: VecDeque::new(),
             room: DiskRoom::new(Arc::clone(&outbox)),
@@ -163,13 +170,16 @@ impl SpoolingSession {
 
     /// Passes answers of the upstream on, as far as the client reads.
     fn pass_answers(&mut self) {
+        let (waiting, mut has_passed) = (self.contents.waiting(), false);
         while self.outbox.has_room() && self.from_inner.read(&mut self.received) {
             let (connection, refused) = (&mut self.connection, &mut self.refused);
             let is_blocked = self.blocked.is_some();
-            let taken = answers::pass(&self.received, &mut self.channels, &self.outbox, |frame| {
+            let client = (&mut self.channels, &mut self.contents);
+            let taken = answers::pass(&self.received, client, &self.outbox, |frame| {
                 connection.passes(frame, is_blocked) && refused.passes(frame)
             });
             self.received.drain(..taken);
+            has_passed = true;
             if let Some(credentials) = self.connection.accepted.take() {
                 let now = self.local.timestamp(transport::now());
                 self.local.logins().accepted(self.queue.vhost(), &credentials, now);
@@ -181,6 +191,10 @@ impl SpoolingSession {
         }
         if self.received.is_empty() && self.received.capacity() > 0 {
             self.received = Vec::new();
+        }
+        if (has_passed && !self.refused.is_empty()) || self.contents.waiting() < waiting {
+            // Closing goes on after a nudge, and it is worth asking again whether there is room.
+            self.outbox.nudge();
         }
     }
 
@@ -255,8 +269,7 @@ impl BackendSession for SpoolingSession {
         match self.refused.handle_frame(&frame) {
             Some(RefusedFrame::Discard) => return Ok(0),
             Some(RefusedFrame::Confirm) => {
-                let ok = channel::CloseOk {};
-                self.outbox.append(|buf| frame::write_method(buf.tail(), frame.channel, ok));
+                self.contents.send(&self.outbox, frame.channel, channel::CloseOk {});
                 return Ok(0);
             }
             None => {}
@@ -324,6 +337,7 @@ impl BackendSession for SpoolingSession {
         self.inner.has_room()
             && self.room.is_there()
             && self.incomplete.has_room()
+            && self.contents.has_room()
             && self.blocked.is_none()
             && !self.waits_for_disk
             && !self.refused.wait()
@@ -346,7 +360,7 @@ impl BackendSession for SpoolingSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.is_on_disk() && self.inner.is_settled()
+        self.is_on_disk() && self.contents.waiting() == 0 && self.inner.is_settled()
     }
 
     fn close(&mut self, now: Instant) -> bool {
@@ -372,6 +386,7 @@ impl BackendSession for SpoolingSession {
         }
         self.blocked = None;
         self.channels.end();
+        self.contents.end();
         self.release_incomplete();
         while !self.flush_spooled(now) {}
         self.inner.end(now);

@@ -9,6 +9,7 @@ use spool::Answer;
 use transport::Outbox;
 
 use super::channels::SpoolChannels;
+use super::contents::UnfinishedContents;
 
 /// Class and method ids of the methods that are looked at.
 const CHANNEL_CLOSE: [u8; 4] = [0, 20, 0, 40];
@@ -18,7 +19,7 @@ const BASIC_NACK: [u8; 4] = [0, 60, 0, 120];
 /// Passes whole frames of the upstream's session on, but not those for which `passes` is false. Returns their bytes.
 pub(super) fn pass(
     bytes: &[u8],
-    channels: &mut SpoolChannels,
+    (channels, contents): (&mut SpoolChannels, &mut UnfinishedContents),
     outbox: &Arc<Outbox>,
     mut passes: impl FnMut(&Frame<'_>) -> bool,
 ) -> usize {
@@ -28,12 +29,30 @@ pub(super) fn pass(
     while let Ok(Some(frame)) = Frame::parse(&bytes[taken..], 0) {
         let from = taken;
         taken += frame.wire_len();
+        // The client has seen its beginning.
+        if contents.continues(&frame) {
+            if let Some(answers) = contents.passed(&frame) {
+                out.extend_from_slice(&bytes[copied..taken]);
+                out.extend_from_slice(&answers);
+                copied = taken;
+            }
+            continue;
+        }
+        if let Some(answers) = contents.break_off(frame.channel) {
+            out.extend_from_slice(&bytes[copied..from]);
+            out.extend_from_slice(&answers);
+            copied = from;
+        }
         if !passes(&frame) {
             out.extend_from_slice(&bytes[copied..from]);
             copied = taken;
             continue;
         }
         if frame.kind != FrameKind::Method {
+            continue;
+        }
+        if carries_content(frame.payload) {
+            contents.begin(frame.channel);
             continue;
         }
         if frame.payload.starts_with(&CHANNEL_CLOSE) {
@@ -79,9 +98,9 @@ fn translate(frame: Frame<'_>, channels: &mut SpoolChannels, out: &mut Vec<u8>, 
     true
 }
 
-/// Sends a confirm of the spool.
-pub(super) fn ack(outbox: &Outbox, channel: u16, answer: Answer) {
-    outbox.append(|buf| write_ack(buf.tail(), channel, answer));
+/// Whether a method is basic.return, basic.deliver or basic.get-ok.
+fn carries_content(payload: &[u8]) -> bool {
+    matches!(payload, [0, 60, 0, 50 | 60 | 71, ..])
 }
 
 fn write_ack(out: &mut Vec<u8>, channel: u16, answer: Answer) {

@@ -5,6 +5,8 @@
 
 use amqp::frame::{Frame, FrameKind};
 
+use super::contents::UnfinishedContents;
+
 /// Class and method ids of the methods that are looked at.
 const CLOSE: [u8; 4] = [0, 20, 0, 40];
 const CLOSE_OK: [u8; 4] = [0, 20, 0, 41];
@@ -20,6 +22,8 @@ pub(super) struct RefusedChannels {
 #[derive(Debug)]
 struct RefusedChannel {
     number: u16,
+    /// Whether the upstream's session has been sent channel.close.
+    is_closed: bool,
     is_confirmed_by_client: bool,
     is_confirmed_upstream: bool,
     /// The upstream's session has closed it as well, and expects a confirmation of its own.
@@ -39,6 +43,7 @@ impl RefusedChannels {
     pub(super) fn add(&mut self, number: u16) {
         self.channels.push(RefusedChannel {
             number,
+            is_closed: false,
             is_confirmed_by_client: false,
             is_confirmed_upstream: false,
             is_closed_upstream: false,
@@ -85,6 +90,20 @@ impl RefusedChannels {
             channel.is_closed_upstream |= frame.payload.starts_with(&CLOSE);
         }
         false
+    }
+
+    /// The next channel to be closed to the upstream's session: the message that the client has in part comes first.
+    pub(super) fn next_to_close(&mut self, contents: &UnfinishedContents) -> Option<u16> {
+        let may_close =
+            |channel: &&mut RefusedChannel| !channel.is_closed && !contents.is_unfinished(channel.number);
+        let channel = self.channels.iter_mut().find(may_close)?;
+        channel.is_closed = true;
+        Some(channel.number)
+    }
+
+    /// Whether there is any.
+    pub(super) fn is_empty(&self) -> bool {
+        self.channels.is_empty()
     }
 
     /// The next channel that the upstream's session has closed at the same time: it is to be sent channel.close-ok.

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{SpooledPublish, SpoolingSession, answers};
+use amqp::method::basic;
+use spool::Answer;
+
+use super::{SpooledPublish, SpoolingSession};
 
 impl SpoolingSession {
     /// Hands publishes to the local queue. Returns whether all of them are there; if not, the rest follows in the next turn.
@@ -60,7 +63,10 @@ impl SpoolingSession {
             };
             let numbers: Vec<u64> = run.iter().filter_map(|publish| publish.number).collect();
             let Some(confirms) = channel.confirms().filter(|_| !numbers.is_empty()) else { continue };
-            confirms.settle(&numbers, |answer| answers::ack(&self.outbox, number, answer));
+            let (contents, outbox) = (&mut self.contents, &self.outbox);
+            confirms.settle(&numbers, |Answer { delivery_tag, multiple }| {
+                contents.send(outbox, number, basic::Ack { delivery_tag, multiple });
+            });
         }
     }
 }

@@ -24,12 +24,11 @@ impl SpoolingSession {
         let (reply_text, (class_id, method_id)) = (fault.reply_text(), fault.method);
         let close =
             channel::Close { reply_code: fault.code.code(), reply_text: &reply_text, class_id, method_id };
-        self.outbox.append(|buf| frame::write_method(buf.tail(), number, close));
+        self.contents.send(&self.outbox, number, close);
         self.channels.remove(number);
         self.release_incomplete();
         self.refused.add(number);
-        let close = channel::Close { reply_code: ReplyCode::Success.code(), reply_text: "", ..close };
-        self.send_upstream(number, close, now)
+        self.go_on_refusing(now).map(|()| 0)
     }
 
     /// Sends the upstream's session a method of the spool's own.
@@ -49,6 +48,11 @@ impl SpoolingSession {
 
     /// Continues to close channels with an error, after answers of the upstream's session.
     pub(super) fn go_on_refusing(&mut self, now: Instant) -> Result<(), Fault> {
+        while let Some(number) = self.refused.next_to_close(&self.contents) {
+            let (reply_code, (class_id, method_id)) = (ReplyCode::Success.code(), PUBLISH);
+            let close = channel::Close { reply_code, reply_text: "", class_id, method_id };
+            self.send_upstream(number, close, now)?;
+        }
         while let Some(number) = self.refused.next_to_confirm() {
             self.send_upstream(number, channel::CloseOk {}, now)?;
         }
