@@ -137,9 +137,9 @@ enum Life {
 }
 
 impl ProxySession {
-    /// For a client that publishes again by itself, in its own order, what has no confirm: the pool keeps no message for it, and
-    /// the loss of an upstream connection that it uses ends it with the fault of that connection. Messages without a confirm
-    /// are then neither refused nor sent again. To be called before anything else.
+    /// For a client that publishes again by itself, in its own order, what has no confirm: the pool keeps no message for it,
+    /// and the loss of an upstream connection that it uses ends it with the fault of that connection. Messages without a
+    /// confirm are then neither refused nor sent again. To be called before anything else.
     ///
     /// If it `is_isolated`, all its channels are on a connection of its own, so that a fault there is of its making. Otherwise
     /// a fault other than 320 CONNECTION_FORCED may be another client's.
