@@ -179,9 +179,9 @@ def test_large_and_small_messages_keep_their_order_over_lost_connections(tmp_pat
             found.extend(int(body.split()[0]) for body in taken(broker)[0])
             return len(set(found))
 
-        link.is_closed = True
         with connect(server) as client:
             channel = confirming(client)
+            link.is_closed = True
             link.cut()
             publish(channel, map(body, range(count)))
         link.is_closed = False
