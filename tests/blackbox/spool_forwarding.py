@@ -166,6 +166,36 @@ def test_two_hosts_spool_for_one_broker(tmp_path, broker, link):
         two.stop()
 
 
+def test_large_and_small_messages_keep_their_order_over_lost_connections(tmp_path, broker, link):
+    def body(number):
+        # The pool passes on the first of these as it comes, and each of the others at once.
+        return f"{number} ".ljust(2 << 20 if number % 2 == 0 else 1 << 10, "x")
+
+    count = 60
+    with spooling(tmp_path, link.url) as server:
+        found = []
+
+        def arrived():
+            found.extend(int(body.split()[0]) for body in taken(broker)[0])
+            return len(set(found))
+
+        with connect(server) as client:
+            channel = confirming(client)
+            link.is_closed = True
+            link.cut()
+            publish(channel, map(body, range(count)))
+        link.is_closed = False
+        link.cut()
+        for cut in range(1, 6):
+            # Each time some have arrived, others are on their way.
+            wait_until(lambda cut=cut: arrived() >= 8 * cut)
+            link.cut()
+        wait_until(lambda: arrived() == count)
+        wait_until(lambda: waiting(server) == 0)
+        assert list(dict.fromkeys(found)) == list(range(count))
+        server.stop()
+
+
 def test_rules_without_an_upstream_or_a_folder_are_mistakes():
     for flags, complaint in [
         ([], "spool: has no effect without an upstream"),

@@ -40,19 +40,9 @@ impl Quota {
         self.bytes() < self.all
     }
 
-    /// Bytes of one client from which on it may not add more, unless it has a limit of its own.
-    pub(crate) fn each(&self) -> usize {
-        self.each
-    }
-
     /// Whether a client that uses `own` bytes may add more.
     pub(crate) fn admits(&self, own: usize) -> bool {
-        self.admits_below(own, self.each)
-    }
-
-    /// The same for a client with a limit of its own.
-    pub(crate) fn admits_below(&self, own: usize, most: usize) -> bool {
-        own == 0 || (own < most && self.has_room())
+        own == 0 || (own < self.each && self.has_room())
     }
 }
 
@@ -95,7 +85,6 @@ mod tests {
         assert!(quota.admits(one.bytes()));
         one.set(10);
         assert!(!quota.admits(one.bytes()), "its own limit");
-        assert!(quota.admits_below(one.bytes(), one.bytes() + 1), "a limit of its own");
         let other = QuotaShare::new(&quota, 5);
         assert_eq!(quota.bytes(), 15);
         assert!(!quota.admits(other.bytes()) && quota.admits(0), "the limit of all");

@@ -1,7 +1,7 @@
 //! Accounting of clients' frames that are kept until brokers have answered for them, in bytes: of each connected
 //! client and all of them together, and of all departed clients.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use sync::{Mutex, Rank};
@@ -22,8 +22,8 @@ pub(crate) struct ReplayTotals {
 #[derive(Debug)]
 pub(crate) struct ReplayBuffer {
     totals: Arc<ReplayTotals>,
-    /// Bytes from which on no more are kept while the client is connected.
-    most: AtomicUsize,
+    /// Cleared at the start of a client that publishes again by itself what has no confirm.
+    keeps_messages: AtomicBool,
     /// In the quota of the connected clients, and in that of the departed ones once the client is gone.
     share: Mutex<QuotaShare, { Rank::ReplayBytes as u8 }>,
     /// Set while the client is not read because of the bytes kept for it.
@@ -36,16 +36,21 @@ impl ReplayBuffer {
     pub(crate) fn new(totals: Arc<ReplayTotals>, outbox: &Arc<Outbox>) -> Self {
         Self {
             share: Mutex::new(QuotaShare::new(&totals.connected, 0)),
-            most: AtomicUsize::new(totals.connected.each()),
             totals,
+            keeps_messages: AtomicBool::new(true),
             awaits_release: AtomicBool::new(false),
             outbox: Arc::downgrade(outbox),
         }
     }
 
-    /// Gives the client a limit of its own, in bytes.
-    pub(crate) fn set_most(&self, most: usize) {
-        self.most.store(most, Ordering::Relaxed);
+    /// Has messages counted only, and not kept. Methods are kept, because their replies need them.
+    pub(crate) fn keep_no_messages(&self) {
+        self.keeps_messages.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether messages are kept until they are confirmed, to be sent again on another connection if this one is lost.
+    pub(crate) fn keeps_messages(&self) -> bool {
+        self.keeps_messages.load(Ordering::Relaxed)
     }
 
     /// Adds to the bytes kept.
@@ -76,8 +81,7 @@ impl ReplayBuffer {
 
     /// Whether more may be kept for this client. If not, its outbox is nudged when bytes are released.
     pub(crate) fn may_add(&self) -> bool {
-        let most = self.most.load(Ordering::Relaxed);
-        let may = || self.totals.connected.admits_below(self.share.lock().bytes(), most);
+        let may = || self.totals.connected.admits(self.share.lock().bytes());
         if may() {
             return true;
         }

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use amqp::{Credentials, Fault, ReplyCode};
 use broker::{Delivery, Queue, Waiter};
-use spool::{BacklogId, Forwarding, ForwardingLimits, MessageRefusal};
+use spool::{BacklogId, Blame, Forwarding, ForwardingLimits, MessageRefusal};
 use sync::work;
 use tokio::time::Sleep;
 
@@ -24,16 +25,12 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
 use crate::upstream::sharing::task::OpenError;
 
-/// Bytes that the pool may have of a forwarder without a confirm. It has frames, which are more than the records that a
-/// forwarder's window counts.
-pub(super) const MAX_UNCONFIRMED_BYTES: usize = 64 << 20;
-
 /// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
 /// memory, for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the
 /// price of a local queue each.
 const LIMITS: ForwardingLimits = ForwardingLimits {
     window: 25_000,
-    window_bytes: MAX_UNCONFIRMED_BYTES / 2,
+    window_bytes: 32 << 20,
     deferred: 4_000,
     deferred_bytes: 4 << 20,
     backlogs: 256,
@@ -88,15 +85,20 @@ struct Taken {
 /// Forwards the messages of a user until the spool is drained.
 pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) {
     let mut forwarder = Forwarder::new(local, queue, Arc::clone(&upstream));
-    let mut pause = MIN_PAUSE;
+    let (mut pause, mut is_isolated) = (MIN_PAUSE, false);
     while let Some(login) = forwarder.wait_for_work().await {
         let (opened_at, logins) = (transport::now(), forwarder.queue.logins());
         let asked = Arc::clone(&login.credentials);
-        let Some(connected) = forwarder.unless_drained(upstream.connect(login)).await else { break };
+        let Some(connected) = forwarder.unless_drained(upstream.connect(login, is_isolated)).await else {
+            break;
+        };
         let (fault, wait) = match connected {
             Ok(client) => {
-                let Lost { fault, is_message_sought } = forwarder.serve(client, &asked).await;
-                if is_message_sought || transport::now() - opened_at > MAX_PAUSE {
+                let before = forwarder.queue.forwarded.load(Ordering::Relaxed);
+                let Lost { fault, is_message_sought } = forwarder.serve(client, &asked, is_isolated).await;
+                is_isolated = is_message_sought;
+                let has_forwarded = forwarder.queue.forwarded.load(Ordering::Relaxed) != before;
+                if is_message_sought || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
                 }
                 let Some(fault) = fault else { continue };
@@ -212,8 +214,8 @@ impl Forwarder {
         .await;
     }
 
-    /// Forwards over a connection until it is unused or lost.
-    async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>) -> Lost {
+    /// Forwards over a connection until it is unused or lost. If it is not isolated, its fault may be another client's.
+    async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>, is_isolated: bool) -> Lost {
         self.queue.set_trouble(None);
         self.logged_in(asked);
         self.share = Some(self.local.loaded().connected());
@@ -225,8 +227,12 @@ impl Forwarder {
             // After an outage the pool has logged in again for this connection.
             self.login_refused(asked, fault);
         }
-        let close = |fault: &Fault| MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
-        let is_message_sought = self.forwarding.lost(fault.as_ref().map(close));
+        let of_close = |fault: &Fault| MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
+        let close = fault.as_ref().map(of_close);
+        // Before a message is blamed, the fault has to come again where no other client may cause it.
+        let is_suspicious = close.as_ref().is_some_and(|close| close.blame() != Blame::None);
+        let is_suspect = !is_isolated && is_suspicious && self.forwarding.in_flight() > 0;
+        let is_message_sought = self.forwarding.lost(close.filter(|_| is_isolated)) || is_suspect;
         self.settle(transport::now());
         Lost { fault, is_message_sought }
     }

@@ -86,7 +86,7 @@ pub struct SpoolConfig {
 
 /// How forwarders reach the upstream.
 struct UpstreamAccess {
-    connect: Box<dyn Fn(SharedLogin) -> Connecting + Send + Sync>,
+    connect: Box<dyn Fn(SharedLogin, bool) -> Connecting + Send + Sync>,
     /// Whether an upstream answers; `None` if that is not known.
     answers: Box<dyn Fn() -> Option<bool> + Send + Sync>,
 }
@@ -94,9 +94,9 @@ struct UpstreamAccess {
 type Connecting = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
 
 impl UpstreamAccess {
-    /// Opens a connection for a login.
-    fn connect(&self, login: SharedLogin) -> Connecting {
-        (self.connect)(login)
+    /// Opens a connection for a login, which is shared with nobody if it `is_isolated`.
+    fn connect(&self, login: SharedLogin, is_isolated: bool) -> Connecting {
+        (self.connect)(login, is_isolated)
     }
 
     fn answers(&self) -> Option<bool> {
@@ -131,8 +131,8 @@ impl Spool {
         let local = LocalSpool::open(broker, clock, config)?;
         let ask = ask_upstream(pool, &local);
         let (pool, asked) = (Arc::clone(pool), Arc::clone(pool));
-        let connect = move |login| -> Connecting {
-            let upstream = PoolUpstream::new(&pool, &login).with_replay_max(forwarder::MAX_UNCONFIRMED_BYTES);
+        let connect = move |login, is_isolated| -> Connecting {
+            let upstream = PoolUpstream::new(&pool, &login).without_replay(is_isolated);
             Box::pin(async move { upstream.open().await })
         };
         let answers = move || asked.answers();

@@ -294,6 +294,33 @@ async fn a_message_that_costs_the_connection_is_parked_and_the_others_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fault_that_may_be_another_clients_parks_nothing_before_it_comes_again_in_isolation() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    site.upstream.closes_for("q", Fault::new(ReplyCode::FrameError, "malformed"));
+    spool_some(&site.spool, &local, "", "q", 0..1);
+    site.pass(Duration::from_millis(10)).await;
+    assert_eq!(*site.isolated.lock(), [false]);
+    site.upstream.closes_for("poison", Fault::new(ReplyCode::FrameError, "malformed"));
+    site.pass(LONG).await;
+    assert_eq!((take(&upstream).0, site.spool.parked()), (numbers(0..1), 0));
+    assert_eq!(*site.isolated.lock(), [false, true]);
+
+    spool_some(&site.spool, &local, "", "poison", 1..2);
+    site.pass(LONG).await;
+    site.pass(LONG).await;
+    assert_eq!((site.spool.parked(), site.status().messages), (1, 0));
+    // The next message may be another of these.
+    for number in 2..4 {
+        spool_some(&site.spool, &local, "", "q", number..number + 1);
+        site.pass(LONG).await;
+        site.pass(LONG).await;
+    }
+    assert_eq!(take(&upstream).0, numbers(2..4));
+    assert_eq!(*site.isolated.lock(), [false, true, false, true, true, false]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_upstream_that_shuts_down_parks_nothing() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));

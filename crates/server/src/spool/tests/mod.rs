@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
 use broker::{Broker, BrokerConfig, Publish, Timestamp};
+use parking_lot::Mutex;
 use spool::SpooledMessage;
 use store::disk::Disk;
 use store::disk::simulated::{Dice, SimDisk};
@@ -34,6 +35,8 @@ struct Simulated {
     upstream: Upstream,
     /// Whether the upstream can be reached.
     is_reachable: Arc<AtomicBool>,
+    /// Of each connection that was asked for, whether it was to be isolated.
+    isolated: Arc<Mutex<Vec<bool>>>,
 }
 
 impl Simulated {
@@ -53,7 +56,10 @@ impl Simulated {
         store.catalogue().commit_pending().unwrap();
         let is_reachable = Arc::new(AtomicBool::new(true));
         let (behind, reachable) = (upstream.clone(), Arc::clone(&is_reachable));
-        let connect = move |_| -> Connecting {
+        let isolated = Arc::<Mutex<Vec<bool>>>::default();
+        let asked = Arc::clone(&isolated);
+        let connect = move |_, is_isolated| -> Connecting {
+            asked.lock().push(is_isolated);
             let (behind, is_reachable) = (behind.clone(), reachable.load(Ordering::Relaxed));
             Box::pin(async move {
                 if is_reachable {
@@ -69,7 +75,7 @@ impl Simulated {
         let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
-        Self { spool, rounds, upstream, is_reachable }
+        Self { spool, rounds, upstream, is_reachable, isolated }
     }
 
     fn write_all(&mut self) {

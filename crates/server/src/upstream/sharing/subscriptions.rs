@@ -217,17 +217,18 @@ impl Eq for LoginKey {}
 pub(crate) struct PoolUpstream {
     pool: Arc<Pool>,
     login: SharedLogin,
-    replay_max: Option<usize>,
+    /// Set if the pool is not to send again what has no confirm: whether the connection is shared with nobody.
+    without_replay: Option<bool>,
 }
 
 impl PoolUpstream {
     pub(crate) fn new(pool: &Arc<Pool>, login: &SharedLogin) -> Self {
-        Self { pool: Arc::clone(pool), login: login.clone(), replay_max: None }
+        Self { pool: Arc::clone(pool), login: login.clone(), without_replay: None }
     }
 
-    /// With a limit of its own for the bytes that the upstream has not confirmed.
-    pub(crate) fn with_replay_max(self, bytes: usize) -> Self {
-        Self { replay_max: Some(bytes), ..self }
+    /// For somebody who publishes again by himself what has no confirm: [`proxy::ProxySession::without_replay`].
+    pub(crate) fn without_replay(self, is_isolated: bool) -> Self {
+        Self { without_replay: Some(is_isolated), ..self }
     }
 }
 
@@ -243,9 +244,9 @@ impl OpenUpstream for PoolUpstream {
             capabilities: Capabilities::ALL,
             client_properties: FieldTable::new(),
         };
-        let session = Box::pin(self.pool.open(login, vhost, client)).await.map_err(of_refusal)?;
-        if let Some(bytes) = self.replay_max {
-            session.set_replay_max(bytes);
+        let mut session = Box::pin(self.pool.open(login, vhost, client)).await.map_err(of_refusal)?;
+        if let Some(is_isolated) = self.without_replay {
+            session = session.without_replay(is_isolated);
         }
         Ok(AmqpClient::new(Box::new(session), inner, FRAME_MAX))
     }
