@@ -3,6 +3,7 @@
 mod crashes;
 mod deferring;
 mod dying_disk;
+mod failures;
 mod forwarding;
 mod parking;
 mod provisional;
@@ -34,6 +35,8 @@ struct Simulated {
     upstream: Upstream,
     /// Whether the upstream can be reached.
     is_reachable: Arc<AtomicBool>,
+    /// Whether a forwarder panics that asks for a connection.
+    is_broken: Arc<AtomicBool>,
 }
 
 impl Simulated {
@@ -52,8 +55,11 @@ impl Simulated {
         }
         store.catalogue().commit_pending().unwrap();
         let is_reachable = Arc::new(AtomicBool::new(true));
-        let (behind, reachable) = (upstream.clone(), Arc::clone(&is_reachable));
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let (behind, reachable, broken) =
+            (upstream.clone(), Arc::clone(&is_reachable), Arc::clone(&is_broken));
         let connect = move |_| -> Connecting {
+            assert!(!broken.load(Ordering::Relaxed), "the forwarder fails on purpose");
             let (behind, is_reachable) = (behind.clone(), reachable.load(Ordering::Relaxed));
             Box::pin(async move {
                 if is_reachable {
@@ -69,7 +75,7 @@ impl Simulated {
         let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
-        Self { spool, rounds, upstream, is_reachable }
+        Self { spool, rounds, upstream, is_reachable, is_broken }
     }
 
     fn write_all(&mut self) {
