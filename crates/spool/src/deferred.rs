@@ -162,11 +162,12 @@ impl<T> Deferred<T> {
         self.insert(item, channel);
     }
 
-    /// Takes the message to be published next on a channel. `channel_of` chooses the channel of a destination.
+    /// Takes the message to be published next on a channel. `channel_of` chooses the channel of a destination; `None` lets it
+    /// wait until a message for it is answered that has not waited here.
     pub(crate) fn take(
         &mut self,
         channel: ForwardingChannel,
-        channel_of: impl Fn(&Item<T>) -> ForwardingChannel,
+        channel_of: impl Fn(&Item<T>) -> Option<ForwardingChannel>,
     ) -> Option<Item<T>> {
         while let Some(destination) = self.ready[channel as usize].pop_front() {
             let Some(found) = self.by_destination.get_mut(&destination) else { continue };
@@ -174,7 +175,8 @@ impl<T> Deferred<T> {
             if found.in_flight == 0
                 && let Some(front) = found.items.front()
             {
-                found.channel = channel_of(front);
+                let Some(chosen) = channel_of(front) else { continue };
+                found.channel = chosen;
             }
             if found.channel == channel
                 && found.is_ready()

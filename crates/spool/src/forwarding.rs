@@ -14,7 +14,7 @@ use crate::envelope::Envelope;
 use crate::in_flight::InFlight;
 use crate::item::{DestinationKey, DestinationKeys, Item, Source};
 use crate::refusal::MessageRefusal;
-use crate::suspicions::Suspicions;
+use crate::suspicions::{CONFIRMS_TO_CLEAR, Suspicions};
 
 /// The most messages in flight on the careful channel: a refusal costs another attempt of all but one of them.
 const CAREFUL_WINDOW: usize = 64;
@@ -44,6 +44,17 @@ pub struct ForwardingLimits {
     /// Destinations with a backlog of their own. Those beyond share one for each exchange.
     pub backlogs: usize,
 }
+
+/// After how many confirms it is less careful. Simulations have fewer messages than others have confirms.
+#[derive(Debug, Clone, Copy)]
+struct Caution {
+    /// Confirms in a row that end the first suspicion of an exchange.
+    confirms_to_clear: u32,
+    /// Confirms, for each message that may be in flight on the careful channel, after which twice as many may be.
+    confirms_to_grow: usize,
+}
+
+const CAUTION: Caution = Caution { confirms_to_clear: CONFIRMS_TO_CLEAR, confirms_to_grow: CONFIRMS_TO_GROW };
 
 /// One of the two channels of a [`Forwarding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +92,7 @@ pub enum Settled<T> {
 #[derive(Debug)]
 pub struct Forwarding<T> {
     limits: ForwardingLimits,
+    caution: Caution,
     keys: DestinationKeys,
     next_number: u64,
     /// Messages of the main queue to be published next, in their order.
@@ -111,9 +123,14 @@ pub struct Forwarding<T> {
 impl<T> Forwarding<T> {
     /// Nothing is read or open yet.
     pub fn new(limits: ForwardingLimits) -> Self {
+        Self::with_caution(limits, CAUTION)
+    }
+
+    fn with_caution(limits: ForwardingLimits, caution: Caution) -> Self {
         Self {
             window: limits.window,
             limits,
+            caution,
             keys: DestinationKeys::default(),
             next_number: 0,
             queued: VecDeque::new(),
@@ -127,7 +144,7 @@ impl<T> Forwarding<T> {
             confirmed: 0,
             careful_window: 1,
             careful_confirmed: 0,
-            suspicions: Suspicions::default(),
+            suspicions: Suspicions::new(caution.confirms_to_clear),
             accused: None,
             settled: VecDeque::new(),
         }
@@ -225,18 +242,36 @@ impl<T> Forwarding<T> {
             && self.has_room()
             && let Some(item) = self.queued.pop_front()
         {
-            if let Some(refusal) = self.suspicions.known_refusal(&item.envelope, now) {
-                self.park(item, refusal);
-            } else if let Some(item) = self.defer(item) {
-                return Some(self.launch(channel, item));
+            match self.suspicions.known_refusal(&item.envelope, now) {
+                // Parked messages keep their order, too: those before it may be refused as well.
+                Some(refusal) if !self.is_behind_others(&item) => self.park(item, refusal),
+                _ => {
+                    if let Some(item) = self.defer(item) {
+                        return Some(self.launch(channel, item));
+                    }
+                }
             }
         }
         None
     }
 
+    /// Whether earlier messages of its destination have not been answered.
+    fn is_behind_others(&self, item: &Item<T>) -> bool {
+        let destination = item.destination;
+        self.main_in_flight.contains_key(&destination)
+            || self.deferred.contains(destination)
+            || self.covering(item).is_some()
+    }
+
     fn take_deferred(&mut self, channel: ForwardingChannel) -> Option<Item<T>> {
-        let (suspicions, keys) = (&self.suspicions, &self.keys);
-        self.deferred.take(channel, |item| channel_of(suspicions, keys, item))
+        let (suspicions, keys, main_in_flight) = (&self.suspicions, &self.keys, &self.main_in_flight);
+        self.deferred.take(channel, |item| {
+            let chosen = channel_of(suspicions, keys, item);
+            // The channels know no order: earlier ones that did not have to wait are on the fast one.
+            let is_overtaking =
+                chosen == ForwardingChannel::Careful && main_in_flight.contains_key(&item.destination);
+            (!is_overtaking).then_some(chosen)
+        })
     }
 
     /// Whether another message may be in flight. While the message is sought that costs the connection, both channels count.

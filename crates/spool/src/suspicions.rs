@@ -20,14 +20,16 @@ const MAX_SUSPICIONS: usize = 1_024;
 
 /// Confirms in a row that end a suspicion. Each further refusal for the same exchange doubles them: a refusal on the channel
 /// with many in flight costs another attempt of all of them.
-const CONFIRMS_TO_CLEAR: u32 = 256;
+pub(crate) const CONFIRMS_TO_CLEAR: u32 = 256;
 
 /// The most that they become.
 const MAX_CONFIRMS: u32 = 1 << 16;
 
 /// Where messages are to be published with few in flight, and what is refused without asking.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Suspicions {
+    /// Confirms in a row that end the first suspicion of an exchange.
+    confirms_to_clear: u32,
     /// By exchange, or by destination for the default exchange, whose keys are independent queues.
     by_key: HashMap<DestinationKey, Suspicion>,
     refusals: Vec<KnownRefusal>,
@@ -52,6 +54,10 @@ struct KnownRefusal {
 }
 
 impl Suspicions {
+    pub(crate) fn new(confirms_to_clear: u32) -> Self {
+        Self { confirms_to_clear, by_key: HashMap::new(), refusals: Vec::new() }
+    }
+
     /// Whether a message is to be published with few others in flight.
     pub(crate) fn concern(
         &self,
@@ -85,7 +91,7 @@ impl Suspicions {
         let suspicion = self.by_key.entry(key).or_insert(Suspicion {
             is_active: true,
             confirms: 0,
-            needed: CONFIRMS_TO_CLEAR,
+            needed: self.confirms_to_clear,
         });
         if !std::mem::replace(&mut suspicion.is_active, true) {
             suspicion.needed = MAX_CONFIRMS.min(2 * suspicion.needed);

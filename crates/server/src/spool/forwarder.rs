@@ -40,8 +40,8 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause while the upstream is unreachable.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after it has refused the login, unless a client logs in meanwhile.
-const REFUSED_PAUSE: Duration = Duration::from_secs(60);
+/// Pause after it has refused the login for good, or a local queue has failed, unless a client logs in meanwhile.
+const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time limit for the upstream's answer when the connection is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -69,6 +69,8 @@ pub(super) struct Forwarder {
     loaded: usize,
     /// Set while there is a connection.
     share: Option<LoadingShare>,
+    /// Set when a local queue has not done what was decided, so that nothing is to be forwarded until [`Self::begin_anew`].
+    failure: Option<Fault>,
     /// When the upstream has answered last, or no answer was outstanding.
     heard_at: Instant,
     /// Wakes the task.
@@ -86,8 +88,15 @@ struct Taken {
 pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) {
     let mut forwarder = Forwarder::new(local, queue, Arc::clone(&upstream));
     let (mut pause, mut is_isolated) = (MIN_PAUSE, false);
-    while let Some(login) = forwarder.wait_for_work().await {
+    while let Some(work) = forwarder.wait_for_work().await {
         let (opened_at, logins) = (transport::now(), forwarder.queue.logins());
+        let login = match work {
+            Ok(login) => login,
+            Err(failure) => {
+                forwarder.wait_after(&failure, LONG_PAUSE, logins).await;
+                continue;
+            }
+        };
         let asked = Arc::clone(&login.credentials);
         let Some(connected) = forwarder.unless_drained(upstream.connect(login, is_isolated)).await else {
             break;
@@ -95,27 +104,23 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
         let (fault, wait) = match connected {
             Ok(client) => {
                 let before = forwarder.queue.forwarded.load(Ordering::Relaxed);
-                let Lost { fault, is_message_sought } = forwarder.serve(client, &asked, is_isolated).await;
+                let lost = forwarder.serve(client, &asked, is_isolated).await;
+                let Lost { fault, is_local, is_message_sought } = lost;
                 is_isolated = is_message_sought;
                 let has_forwarded = forwarder.queue.forwarded.load(Ordering::Relaxed) != before;
                 if is_message_sought || has_forwarded || transport::now() - opened_at > MAX_PAUSE {
                     pause = MIN_PAUSE;
                 }
                 let Some(fault) = fault else { continue };
-                (fault, pause)
+                (fault, if is_local { LONG_PAUSE } else { pause })
             }
             Err(OpenError::Refused(fault)) => {
-                forwarder.login_refused(&asked, &fault);
-                (fault, REFUSED_PAUSE)
+                let is_lasting = forwarder.login_refused(&asked, &fault);
+                (fault, if is_lasting { LONG_PAUSE } else { pause })
             }
             Err(OpenError::Unreachable(fault)) => (fault, pause),
         };
-        if forwarder.queue.set_trouble(Some(&fault.reply_text())) {
-            let (vhost, user) = (forwarder.queue.vhost(), forwarder.queue.user());
-            tracing::warn!(vhost, user, %fault, "spooled messages wait for the upstream");
-        }
-        // A client that has logged in since then may have another password.
-        forwarder.wait(wait, (wait == REFUSED_PAUSE).then_some(logins)).await;
+        forwarder.wait_after(&fault, wait, logins).await;
         pause = MAX_PAUSE.min(2 * pause);
     }
 }
@@ -124,6 +129,8 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
 struct Lost {
     /// `None` if it was not needed any more.
     fault: Option<Fault>,
+    /// Whether a local queue was the reason.
+    is_local: bool,
     /// Whether the next connections are to find the message that costs them.
     is_message_sought: bool,
 }
@@ -132,11 +139,7 @@ impl Forwarder {
     pub(super) fn new(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream: Arc<UpstreamAccess>) -> Self {
         let waker = Arc::clone(queue.waker());
         let waiter: Arc<dyn Waiter> = Arc::new(move || waker.wake());
-        let mut forwarding = Forwarding::new(LIMITS);
-        let restored = queue.backlogs().into_iter();
-        let backlogs = restored
-            .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))
-            .collect();
+        let (forwarding, backlogs) = restored(&queue);
         Self {
             local,
             queue,
@@ -145,13 +148,17 @@ impl Forwarder {
             backlogs,
             loaded: 0,
             share: None,
+            failure: None,
             heard_at: transport::now(),
             waiter,
         }
     }
 
     /// Waits for a message and for credentials; `None` when the spool is drained.
-    async fn wait_for_work(&mut self) -> Option<SharedLogin> {
+    ///
+    /// # Errors
+    /// A local queue has failed.
+    async fn wait_for_work(&mut self) -> Option<Result<SharedLogin, Fault>> {
         poll_fn(|cx| {
             self.queue.waker().register(cx.waker());
             let now = transport::now();
@@ -159,6 +166,9 @@ impl Forwarder {
             self.settle(now);
             if self.is_draining() {
                 return Poll::Ready(None);
+            }
+            if let Some(failure) = self.begin_anew(now) {
+                return Poll::Ready(Some(Err(failure)));
             }
             let has_work = self.forwarding.oldest().is_some() && !self.is_paused();
             if !has_work {
@@ -172,7 +182,7 @@ impl Forwarder {
                 return Poll::Pending;
             };
             let vhost = self.queue.vhost().into();
-            Poll::Ready(Some(SharedLogin { prefix: "spool-", credentials, vhost }))
+            Poll::Ready(Some(Ok(SharedLogin { prefix: "spool-", credentials, vhost })))
         })
         .await
     }
@@ -183,12 +193,14 @@ impl Forwarder {
         self.local.logins().accepted(self.queue.vhost(), credentials, now);
     }
 
-    /// The upstream has refused credentials.
-    fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) {
+    /// The upstream has refused credentials. Returns whether it will do so until an operator changes something.
+    fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) -> bool {
         let vhost = self.queue.vhost();
-        if is_lasting(fault, vhost) {
+        let is_lasting = is_lasting(fault, vhost);
+        if is_lasting {
             self.local.logins().refused(Some(vhost), credentials);
         }
+        is_lasting
     }
 
     /// Waits for something that the upstream may never do, or until the spool is drained.
@@ -199,6 +211,16 @@ impl Forwarder {
             if self.is_draining() { Poll::Ready(None) } else { work.as_mut().poll(cx).map(Some) }
         })
         .await
+    }
+
+    /// Reports a fault, and waits before the next attempt. `logins` were counted when this one began.
+    async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
+        if self.queue.set_trouble(Some(&fault.reply_text())) {
+            let (vhost, user) = (self.queue.vhost(), self.queue.user());
+            tracing::warn!(vhost, user, %fault, "spooled messages wait");
+        }
+        // A client that has logged in since then may have another password.
+        self.wait(pause, (pause == LONG_PAUSE).then_some(logins)).await;
     }
 
     /// Waits for a while, or until the spool is drained, or a client logs in after those that are counted in `logins`.
@@ -233,8 +255,12 @@ impl Forwarder {
         let is_suspicious = close.as_ref().is_some_and(|close| close.blame() != Blame::None);
         let is_suspect = !is_isolated && is_suspicious && self.forwarding.in_flight() > 0;
         let is_message_sought = self.forwarding.lost(close.filter(|_| is_isolated)) || is_suspect;
-        self.settle(transport::now());
-        Lost { fault, is_message_sought }
+        let now = transport::now();
+        self.settle(now);
+        match self.begin_anew(now) {
+            Some(failure) => Lost { fault: Some(failure), is_local: true, is_message_sought: false },
+            None => Lost { fault, is_local: false, is_message_sought },
+        }
     }
 
     async fn drive(&mut self, client: AmqpClient) -> Result<(), Fault> {
@@ -280,6 +306,9 @@ impl Forwarder {
             let turn = work::Turn::begin();
             let step = link.take_turn(self, cx.waker(), transport::now());
             drop(turn);
+            if let Some(failure) = &self.failure {
+                return Poll::Ready(Err(failure.clone()));
+            }
             if step != Ok(SpoolStep::Idle) {
                 return Poll::Ready(step);
             }
@@ -352,4 +381,24 @@ impl Forwarder {
         let check = is_waiting.then(|| transport::now() + CHECK_INTERVAL);
         retry.into_iter().chain(check).min()
     }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        // The others may use it.
+        self.local.loaded().changed(0, self.loaded);
+        if std::thread::panicking() {
+            self.local.forwarder_failed(&self.queue);
+        }
+    }
+}
+
+/// Nothing is read yet, and the local queues have what they have.
+fn restored(queue: &SpoolQueue) -> (Forwarding<Taken>, HashMap<BacklogId, Arc<Queue>>) {
+    let mut forwarding = Forwarding::new(LIMITS);
+    let backlogs = queue.backlogs().into_iter();
+    let backlogs = backlogs
+        .map(|(name, backlog)| (forwarding.restore(name, backlog.message_count()), backlog))
+        .collect();
+    (forwarding, backlogs)
 }

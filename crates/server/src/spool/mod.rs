@@ -251,7 +251,7 @@ impl Spool {
     fn forward(&self, queue: Arc<SpoolQueue>) {
         let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.upstream));
         let mut forwarders = self.forwarders.lock();
-        // Those of removed queues.
+        // Those of removed queues, and those that have panicked, which they have reported.
         forwarders.retain(|forwarder| !forwarder.is_finished());
         forwarders.push(self.runtime.spawn(task));
     }

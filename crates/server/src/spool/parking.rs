@@ -87,6 +87,9 @@ impl ParkedQueue {
     }
 
     /// Parks a message that has been taken from another queue. It is on disk as a parked one, or as before.
+    ///
+    /// # Errors
+    /// It could not be parked, and is unacknowledged as before.
     pub(super) fn park(
         &self,
         from: &Queue,
@@ -94,7 +97,7 @@ impl ParkedQueue {
         envelope: &Envelope,
         refusal: &MessageRefusal,
         now: Timestamp,
-    ) {
+    ) -> Result<(), Vec<Delivery>> {
         let time = |ms: u64| FieldValue::I64(i64::try_from(ms).unwrap_or(i64::MAX));
         let headers: FieldTable = [
             (CODE, FieldValue::I64(refusal.code.into())),
@@ -108,10 +111,13 @@ impl ParkedQueue {
         ]
         .into_iter()
         .collect();
-        self.store(from, delivery, envelope.bytes().clone(), &headers, now);
+        self.store(from, delivery, envelope.bytes().clone(), &headers, now)
     }
 
     /// Parks a message that is no record of this release.
+    ///
+    /// # Errors
+    /// As of [`Self::park`].
     pub(super) fn park_unknown(
         &self,
         from: &Queue,
@@ -119,18 +125,22 @@ impl ParkedQueue {
         bytes: Bytes,
         reason: &str,
         now: Timestamp,
-    ) {
+    ) -> Result<(), Vec<Delivery>> {
         let headers = [(REASON, FieldValue::text(reason))].into_iter().collect();
-        self.store(from, delivery, bytes, &headers, now);
+        self.store(from, delivery, bytes, &headers, now)
     }
 
-    fn store(&self, from: &Queue, delivery: Delivery, bytes: Bytes, headers: &FieldTable, now: Timestamp) {
+    fn store(
+        &self,
+        from: &Queue,
+        delivery: Delivery,
+        bytes: Bytes,
+        headers: &FieldTable,
+        now: Timestamp,
+    ) -> Result<(), Vec<Delivery>> {
         let chunks = [bytes];
         let moving = Moving::changed(delivery, &persistent(Some(headers)), Body::Chunks(&chunks));
-        if from.move_to(&self.queue, vec![moving], now).is_err() {
-            // It stays in its queue until the next start.
-            tracing::error!("message could not be parked: the queue of parked messages is gone");
-        }
+        from.move_to(&self.queue, vec![moving], now).map(drop)
     }
 
     /// The first parked messages, oldest first.
@@ -196,18 +206,21 @@ impl ParkedQueue {
         run: Vec<ReadMessage>,
         now: Timestamp,
     ) -> u64 {
-        let (properties, count) = (persistent(None), run.len() as u64);
+        let (properties, count, mut bytes) = (persistent(None), run.len() as u64, 0);
         let mut moving = Vec::with_capacity(run.len());
         for (envelope, delivery) in run {
             let record = renewed(&envelope, now);
             // Counted before the forwarder may count it as gone.
             local.accepted(queue, record.len() as u64, now.0);
+            bytes += record.len() as u64;
             moving.push(Moving::changed(delivery, &properties, Body::Chunks(&[record])));
         }
         // Before the messages are there: a forwarder that reads one asks the upstream about it.
         queue.requeued();
-        if self.queue.move_to(queue.queue(), moving, now).is_err() {
+        if let Err(deliveries) = self.queue.move_to(queue.queue(), moving, now) {
             tracing::error!("parked messages could not be forwarded again: their queue is gone");
+            self.queue.requeue(deliveries, Returned::Released, now);
+            local.left(queue, bytes);
             return 0;
         }
         queue.waker().wake();

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{ATTEMPTS, CAREFUL_WINDOW, CONFIRMS_TO_GROW, Forwarding, ForwardingChannel, Settled};
+use super::{ATTEMPTS, CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
 use crate::item::{Item, Source};
 use crate::refusal::{Blame, MessageRefusal};
 
@@ -37,7 +37,7 @@ impl<T> Forwarding<T> {
             self.window = self.limits.window.min(2 * self.window);
             self.confirmed = 0;
         }
-        if self.careful_confirmed >= CONFIRMS_TO_GROW * self.careful_window {
+        if self.careful_confirmed >= self.caution.confirms_to_grow * self.careful_window {
             self.careful_window = CAREFUL_WINDOW.min(2 * self.careful_window);
             self.careful_confirmed = 0;
         }

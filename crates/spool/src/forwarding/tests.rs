@@ -69,6 +69,15 @@ impl Bench {
         bench
     }
 
+    /// After the first confirm, two messages may be in flight on the careful channel.
+    fn with_confirms_to_clear(confirms_to_clear: u32) -> Self {
+        let mut bench = Self::new(&[]);
+        let caution = Caution { confirms_to_clear, confirms_to_grow: 1 };
+        bench.forwarding = Forwarding::with_caution(LIMITS, caution);
+        [Fast, Careful].into_iter().for_each(|channel| bench.forwarding.opened(channel));
+        bench
+    }
+
     fn read(&mut self, exchange: &str) {
         self.forwarding.read(envelope(exchange, "k", self.next), self.next);
         self.next += 1;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use amqp::{Fault, ReplyCode};
 use broker::{BodyView, Delivery, Fetched, Moving, Queue, Returned, Timestamp};
 use bytes::Bytes;
 use spool::{BacklogId, Envelope, ForwardingChannel, MessageRefusal, Settled};
@@ -22,6 +23,10 @@ const MOVE: u32 = 2_000;
 /// Bytes of records that a forwarder without a connection may have, for the age of the oldest message of each local queue.
 const UNCONNECTED: usize = 64 << 10;
 
+/// Why messages could not be moved.
+const NO_PARKED: &str = "no local queue for parked messages";
+const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
+
 /// Messages by what is to be done with them, gathered so that each queue is locked once.
 #[derive(Default)]
 struct Batches {
@@ -29,7 +34,7 @@ struct Batches {
     done: Vec<(Arc<Queue>, Vec<Delivery>)>,
     released: Vec<(Arc<Queue>, Vec<Delivery>)>,
     /// Messages of the main queue for a backlog, in order.
-    moving: Vec<(BacklogId, Vec<Moving>)>,
+    moving: Vec<(BacklogId, Vec<Delivery>)>,
 }
 
 fn add<K: PartialEq, V>(batches: &mut Vec<(K, Vec<V>)>, key: K, value: V) {
@@ -64,7 +69,7 @@ impl Forwarder {
                     self.forwarding.read(envelope, taken);
                     self.count_loaded();
                 }
-                Err(error) => self.park_unknown(taken, bytes, &error.to_string(), at),
+                Err(error) => _ = self.park_unknown(taken, bytes, &error.to_string(), at),
             }
         }
         count + self.load(at)
@@ -92,18 +97,30 @@ impl Forwarder {
                     self.count_loaded();
                 }
                 Err(error) => {
-                    self.park_unknown(taken, bytes, &error.to_string(), at);
-                    self.forwarding.skipped(backlog);
+                    if self.park_unknown(taken, bytes, &error.to_string(), at) {
+                        self.forwarding.skipped(backlog);
+                    }
                 }
             }
         }
         count
     }
 
-    fn park_unknown(&self, Taken { from, delivery }: Taken, bytes: Bytes, reason: &str, at: Timestamp) {
-        tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
-        self.local.left(&self.queue, bytes.len() as u64);
-        self.local.parked().park_unknown(&from, delivery, bytes, reason, at);
+    /// Returns whether it is parked.
+    fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
+        let Taken { from, delivery } = taken;
+        let size = bytes.len() as u64;
+        match self.local.parked().park_unknown(&from, delivery, bytes, reason, at) {
+            Ok(()) => {
+                tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
+                self.local.left(&self.queue, size);
+                true
+            }
+            Err(deliveries) => {
+                self.failed(&from, deliveries, failure(NO_PARKED), at);
+                false
+            }
+        }
     }
 
     /// Whether another message may be in memory. As long as this forwarder has any, it comes to ask again.
@@ -112,7 +129,7 @@ impl Forwarder {
             Some(_) => self.local.loaded().allows(self.loaded),
             None => self.loaded < UNCONNECTED,
         };
-        !self.is_draining() && (self.loaded == 0 || allows())
+        !self.is_draining() && self.failure.is_none() && (self.loaded == 0 || allows())
     }
 
     fn count_loaded(&mut self) {
@@ -126,7 +143,7 @@ impl Forwarder {
         channel: ForwardingChannel,
         now: Instant,
     ) -> Option<Envelope> {
-        if self.is_draining() || self.is_paused() {
+        if self.is_draining() || self.is_paused() || self.failure.is_some() {
             return None;
         }
         loop {
@@ -200,14 +217,20 @@ impl Forwarder {
                     self.queue.forwarded.fetch_add(1, Ordering::Relaxed);
                     add_of(&mut batches.done, taken);
                 }
+                // After a failure it comes again, and is refused again.
+                Settled::Parked(_, taken, _) if self.failure.is_some() => {
+                    add_of(&mut batches.released, taken)
+                }
                 Settled::Parked(envelope, taken, refusal) => self.park(&envelope, taken, &refusal, at),
                 Settled::Deferred(backlog, taken) => {
-                    add(&mut batches.moving, backlog, Moving::unchanged(taken.delivery));
+                    add(&mut batches.moving, backlog, taken.delivery);
                 }
                 Settled::Released(taken) => add_of(&mut batches.released, taken),
                 Settled::Emptied(backlog) => {
                     self.finish(&mut batches, at);
-                    if let Some(queue) = self.backlogs.remove(&backlog) {
+                    if self.failure.is_none()
+                        && let Some(queue) = self.backlogs.remove(&backlog)
+                    {
                         self.local.delete_backlog(&self.queue, &queue);
                     }
                 }
@@ -222,11 +245,41 @@ impl Forwarder {
         }
     }
 
-    fn park(&self, envelope: &Envelope, taken: Taken, refusal: &MessageRefusal, at: Timestamp) {
+    fn park(&mut self, envelope: &Envelope, taken: Taken, refusal: &MessageRefusal, at: Timestamp) {
         let Taken { from, delivery } = taken;
-        self.queue.parked.fetch_add(1, Ordering::Relaxed);
-        self.local.left(&self.queue, delivery.message().body_len() as u64);
-        self.local.parked().park(&from, delivery, envelope, refusal, at);
+        let bytes = delivery.message().body_len() as u64;
+        match self.local.parked().park(&from, delivery, envelope, refusal, at) {
+            Ok(()) => {
+                self.queue.parked.fetch_add(1, Ordering::Relaxed);
+                self.local.left(&self.queue, bytes);
+            }
+            Err(deliveries) => self.failed(&from, deliveries, failure(NO_PARKED), at),
+        }
+    }
+
+    /// A local queue has not taken messages of another, to which they return. Decisions about later ones do not hold any
+    /// more: the connection ends, and the forwarder begins anew.
+    fn failed(&mut self, from: &Queue, deliveries: Vec<Delivery>, failure: Fault, at: Timestamp) {
+        from.requeue(deliveries, Returned::Released, at);
+        if self.failure.is_none() {
+            let (vhost, user) = (self.queue.vhost(), self.queue.user());
+            tracing::error!(vhost, user, %failure, "spooled messages could not be moved on this host");
+            self.failure = Some(failure);
+        }
+    }
+
+    /// After a failure of a local queue, whose error is returned: releases all messages, and begins with what the queues have.
+    pub(super) fn begin_anew(&mut self, now: Instant) -> Option<Fault> {
+        self.failure.as_ref()?;
+        self.forwarding.lost(None);
+        self.settle(now);
+        for (_, backlog) in self.queue.backlogs() {
+            if backlog.message_count() == 0 {
+                self.local.delete_backlog(&self.queue, &backlog);
+            }
+        }
+        (self.forwarding, self.backlogs) = super::restored(&self.queue);
+        self.failure.take()
     }
 
     fn finish(&mut self, batches: &mut Batches, at: Timestamp) {
@@ -244,27 +297,39 @@ impl Forwarder {
         }
     }
 
-    /// Moves messages from the main queue to a backlog, whose local queue is created with its first one.
-    fn move_to(&mut self, backlog: BacklogId, moving: Vec<Moving>, at: Timestamp) {
-        work::charge(MOVE, moving.len());
-        if !self.backlogs.contains_key(&backlog)
-            && let Some(name) = self.forwarding.backlog(backlog)
-        {
-            match self.local.create_backlog(&self.queue, name) {
-                Ok(queue) => _ = self.backlogs.insert(backlog, queue),
-                Err(error) => {
-                    tracing::error!(%error, "no local queue for messages that wait for their destination");
-                }
-            }
+    /// Moves messages from the main queue to a backlog.
+    fn move_to(&mut self, backlog: BacklogId, deliveries: Vec<Delivery>, at: Timestamp) {
+        work::charge(MOVE, deliveries.len());
+        let main = Arc::clone(self.queue.queue());
+        if self.failure.is_some() {
+            // Earlier ones are in the main queue again.
+            return main.requeue(deliveries, Returned::Released, at);
         }
-        let Some(queue) = self.backlogs.get(&backlog) else {
-            // They come again, in order, after the next start.
-            return;
+        let queue = match self.local_queue_of(backlog) {
+            Ok(queue) => queue,
+            Err(failure) => return self.failed(&main, deliveries, failure, at),
         };
-        if self.queue.queue().move_to(queue, moving, at).is_err() {
-            tracing::error!(queue = &**queue.name(), "a local queue of the spool is gone");
+        let moving = deliveries.into_iter().map(Moving::unchanged).collect();
+        if let Err(deliveries) = main.move_to(&queue, moving, at) {
+            self.failed(&main, deliveries, failure(NO_BACKLOG), at);
         }
     }
+
+    /// The local queue of a backlog, which is created for its first message.
+    fn local_queue_of(&mut self, backlog: BacklogId) -> Result<Arc<Queue>, Fault> {
+        if let Some(queue) = self.backlogs.get(&backlog) {
+            return Ok(Arc::clone(queue));
+        }
+        let name = self.forwarding.backlog(backlog).ok_or_else(|| failure(NO_BACKLOG))?;
+        let created = self.local.create_backlog(&self.queue, name);
+        let queue = created.map_err(|error| failure(&format!("{NO_BACKLOG}: {error}")))?;
+        self.backlogs.insert(backlog, Arc::clone(&queue));
+        Ok(queue)
+    }
+}
+
+fn failure(reason: &str) -> Fault {
+    Fault::new(ReplyCode::InternalError, reason.to_owned())
 }
 
 /// The bytes of a spooled message's record.

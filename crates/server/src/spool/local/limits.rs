@@ -84,11 +84,11 @@ impl LocalSpool {
         self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Called after each change of the bytes: checks the limits if that may matter.
+    /// Called after each change of the bytes: checks what they may change. Ages are checked now and then.
     pub(in crate::spool) fn changed(&self) {
         let is_full = self.all_bytes() >= self.config().max_bytes;
         if is_full || self.alarms.is_raised(Resource::Spool) || self.alarms.is_raised(Resource::Draining) {
-            self.check_limits();
+            self.check_bytes();
         }
     }
 
@@ -97,6 +97,10 @@ impl LocalSpool {
         for queue in self.queues() {
             self.check_age(&queue);
         }
+        self.check_bytes();
+    }
+
+    fn check_bytes(&self) {
         if self.mode() == ForwardingMode::Draining && !self.is_empty() {
             self.alarms.raise(Resource::Draining);
         } else {
@@ -114,6 +118,10 @@ impl LocalSpool {
 
     /// Blocks the publishers of a queue whose oldest message is too old, and no others: nobody may have logged in for it.
     fn check_age(&self, queue: &SpoolQueue) {
+        if queue.has_failed() {
+            queue.alarms.raise(Resource::Spool);
+            return;
+        }
         let (vhost, user) = (queue.vhost(), queue.user());
         let limit = self.config().max_age.as_millis() as u64;
         if self.age(queue).is_some_and(|age| age > limit) {
@@ -127,6 +135,18 @@ impl LocalSpool {
         } else if queue.alarms.clear(Resource::Spool) {
             tracing::info!(vhost, user, "spooled messages are young enough again");
         }
+    }
+
+    /// A queue's forwarder has panicked: nobody would forward what its publishers are confirmed.
+    pub(in crate::spool) fn forwarder_failed(&self, queue: &SpoolQueue) {
+        let (vhost, user) = (queue.vhost(), queue.user());
+        tracing::error!(
+            vhost,
+            user,
+            "a forwarder of the spool has failed: publishers blocked until a restart"
+        );
+        queue.fail();
+        self.check_age(queue);
     }
 
     /// Milliseconds since the oldest message of a queue was accepted.

@@ -16,6 +16,9 @@ use crate::alarms::Alarms;
 /// Says that a queue has no message.
 const NO_MESSAGE: u64 = u64::MAX;
 
+/// Why nothing is forwarded after the forwarder has panicked.
+const FAILED: &str = "its forwarder has failed; restart Leveret";
+
 /// The messages of one user in one virtual host: a main queue, and backlogs for destinations that take none at present.
 pub(crate) struct SpoolQueue {
     vhost: Box<str>,
@@ -40,9 +43,11 @@ pub(crate) struct SpoolQueue {
     unused_since: Mutex<Option<Instant>>,
     /// Set when it has been removed: its forwarder ends.
     is_removed: AtomicBool,
+    /// Set when its forwarder has panicked, until the process ends.
+    has_failed: AtomicBool,
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old.
-    pub(super) alarms: Arc<Alarms>,
+    pub(in crate::spool) alarms: Arc<Alarms>,
     /// How fast messages are accepted, and forwarded.
     pub(super) rates: Mutex<(Rate, Rate)>,
 }
@@ -74,6 +79,7 @@ impl SpoolQueue {
             is_requeued: AtomicBool::new(false),
             unused_since: Mutex::default(),
             is_removed: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
@@ -137,6 +143,16 @@ impl SpoolQueue {
         self.is_removed.load(Ordering::Acquire)
     }
 
+    /// Its forwarder has panicked.
+    pub(super) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Whether its forwarder has panicked.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
     pub(in crate::spool) fn vhost(&self) -> &str {
         &self.vhost
     }
@@ -174,19 +190,24 @@ impl SpoolQueue {
         self.oldest.fetch_min(at, Ordering::Relaxed);
     }
 
-    /// The forwarder knows when the oldest message was accepted.
+    /// The forwarder knows when the oldest message was accepted. If it knows of none while there are messages, as after a lost
+    /// connection, the time stays as it was.
     pub(in crate::spool) fn set_oldest(&self, at: Option<u64>) {
+        if at.is_none() && (self.oldest().is_none() || self.messages() > 0) {
+            return;
+        }
         self.oldest.store(at.unwrap_or(NO_MESSAGE), Ordering::Relaxed);
     }
 
     /// The upstream has accepted a client's credentials.
     pub(in crate::spool) fn logged_in(&self, credentials: Arc<Credentials>) {
         let mut login = self.login.lock();
+        // Counted in any case: the forwarder may be waiting for the upstream's answer to other credentials.
+        login.logins += 1;
         let is_known = login.credentials.as_ref().is_some_and(|known| **known == *credentials);
         if is_known && login.trouble.is_none() {
             return;
         }
-        login.logins += 1;
         (login.credentials, login.trouble) = (Some(credentials), None);
         drop(login);
         self.waker.wake();
@@ -211,6 +232,9 @@ impl SpoolQueue {
     }
 
     pub(super) fn trouble(&self) -> Option<Box<str>> {
+        if self.has_failed() {
+            return Some(FAILED.into());
+        }
         self.login.lock().trouble.clone()
     }
 

@@ -7,14 +7,14 @@ use super::forwarding::{LONG, disk, numbers, take};
 use super::*;
 
 /// Arguments of a queue that takes no more than this number of messages.
-fn limited(messages: i64) -> FieldTable {
+pub(super) fn limited(messages: i64) -> FieldTable {
     [("x-max-length", FieldValue::I64(messages)), ("x-overflow", FieldValue::text("reject-publish"))]
         .into_iter()
         .collect()
 }
 
 /// Empties a queue again and again until its messages are all there.
-async fn collect(site: &mut Simulated, queue: &Queue, count: usize) -> Vec<String> {
+pub(super) async fn collect(site: &mut Simulated, queue: &Queue, count: usize) -> Vec<String> {
     let mut bodies = Vec::new();
     for _ in 0..20_000 {
         bodies.extend(take(queue).0);

@@ -3,6 +3,7 @@
 mod crashes;
 mod deferring;
 mod dying_disk;
+mod failures;
 mod forwarding;
 mod parking;
 mod provisional;
@@ -37,6 +38,8 @@ struct Simulated {
     is_reachable: Arc<AtomicBool>,
     /// Of each connection that was asked for, whether it was to be isolated.
     isolated: Arc<Mutex<Vec<bool>>>,
+    /// Whether a forwarder panics that asks for a connection.
+    is_broken: Arc<AtomicBool>,
 }
 
 impl Simulated {
@@ -55,10 +58,13 @@ impl Simulated {
         }
         store.catalogue().commit_pending().unwrap();
         let is_reachable = Arc::new(AtomicBool::new(true));
-        let (behind, reachable) = (upstream.clone(), Arc::clone(&is_reachable));
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let (behind, reachable, broken) =
+            (upstream.clone(), Arc::clone(&is_reachable), Arc::clone(&is_broken));
         let isolated = Arc::<Mutex<Vec<bool>>>::default();
         let asked = Arc::clone(&isolated);
         let connect = move |_, is_isolated| -> Connecting {
+            assert!(!broken.load(Ordering::Relaxed), "the forwarder fails on purpose");
             asked.lock().push(is_isolated);
             let (behind, is_reachable) = (behind.clone(), reachable.load(Ordering::Relaxed));
             Box::pin(async move {
@@ -75,7 +81,7 @@ impl Simulated {
         let local = LocalSpool::open(broker, Clock::start(), config).unwrap();
         let ask: AskUpstream = Arc::new(|_, _| Box::pin(std::future::pending()));
         let spool = Spool::start_with(local, access, ask);
-        Self { spool, rounds, upstream, is_reachable, isolated }
+        Self { spool, rounds, upstream, is_reachable, isolated, is_broken }
     }
 
     fn write_all(&mut self) {

@@ -134,6 +134,32 @@ fn a_suspicion_ends_with_confirms() {
     assert_eq!(careful, 256);
 }
 
+#[test]
+fn an_exchange_that_is_suspicious_again_lets_its_messages_in_flight_be_confirmed_first() {
+    let mut bench = Bench::with_confirms_to_clear(4);
+    let read = |bench: &mut Bench, key: &str| {
+        bench.forwarding.read(envelope("a", key, bench.next), bench.next);
+        bench.next += 1;
+    };
+    read(&mut bench, "x");
+    assert_eq!(bench.published(), [0]);
+    bench.refuse(Fast, too_large());
+    ["x", "y", "z", "u", "v"].into_iter().for_each(|key| read(&mut bench, key));
+    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
+    for tag in 1..4 {
+        bench.forwarding.acked(Careful, tag, false, bench.now);
+        assert_eq!(bench.published_on(Careful).len(), [0, 2, 1, 1][tag as usize]);
+    }
+    bench.forwarding.acked(Careful, 4, false, bench.now);
+    read(&mut bench, "x");
+    assert_eq!(bench.published(), [6], "not suspicious any more");
+    bench.refuse(Careful, too_large());
+    read(&mut bench, "x");
+    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![]));
+    bench.acked(1, false);
+    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![7]));
+}
+
 /// The connection is closed whenever `culprit` is published. Returns the number of connections until it was parked.
 fn connections_until_parked(code: u16, culprit: u64) -> Option<u32> {
     let close = MessageRefusal { code, text: "the end".into() };
