@@ -1,5 +1,7 @@
 """Publishes with a rule are confirmed on this host's disk, and reach the broker whatever happens to the link or to Leveret."""
 
+import itertools
+
 import pika
 import pytest
 from harness.ctl import Ctl
@@ -171,28 +173,26 @@ def test_large_and_small_messages_keep_their_order_over_lost_connections(tmp_pat
         # The pool passes on the first of these as it comes, and each of the others at once.
         return f"{number} ".ljust(2 << 20 if number % 2 == 0 else 1 << 10, "x")
 
-    count = 60
     with spooling(tmp_path, link.url) as server:
-        found = []
+        found, numbers = [], itertools.count()
 
-        def arrived():
+        def have_arrived(count):
             found.extend(int(body.split()[0]) for body in taken(broker)[0])
-            return len(set(found))
+            return len(set(found)) == count
 
         with connect(server) as client:
             channel = confirming(client)
-            link.is_closed = True
-            link.cut()
-            publish(channel, map(body, range(count)))
-        link.is_closed = False
-        link.cut()
-        for cut in range(1, 6):
-            # Each time some have arrived, others are on their way.
-            wait_until(lambda cut=cut: arrived() >= 8 * cut)
-            link.cut()
-        wait_until(lambda: arrived() == count)
+            publish(channel, map(body, itertools.islice(numbers, 2)))
+            wait_until(lambda: have_arrived(2))
+            for count in range(10, 50, 8):
+                link.swallowed, link.swallows = 0, True
+                publish(channel, map(body, itertools.islice(numbers, 8)))
+                # Messages of both sizes are in flight.
+                wait_until(lambda: link.swallowed > 5 << 20)
+                link.cut()
+                wait_until(lambda count=count: have_arrived(count))
         wait_until(lambda: waiting(server) == 0)
-        assert list(dict.fromkeys(found)) == list(range(count))
+        assert list(dict.fromkeys(found)) == list(range(next(numbers)))
         server.stop()
 
 
