@@ -9,10 +9,9 @@ from harness.leveret import run
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import ANY, listening
-from harness.mqtt_client import V5, V311, MqttClient
-from harness.mqtt_pool import MqttPool
+from harness.mqtt_client import V5, V311, MqttClient, lasting_session
+from harness.mqtt_pool import MqttPool, fixture_of
 from harness.mqtt_wire import PUBACK
-from harness.releases import RELEASES, missing
 
 VERSIONS = [V311, V5]
 QUORUM = ("--mqtt-durable-queue-type", "quorum")
@@ -44,17 +43,7 @@ class Types(MqttPool):
             super().stop()
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def pool(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    pool = Types(request.param, tmp_path_factory.mktemp("types"))
-    yield pool
-    pool.stop()
-
-
-def kept(version):
-    return {"keep": True, "expiry": 3600 if version == V5 else None}
+pool = fixture_of(Types)
 
 
 def own(name):
@@ -68,7 +57,7 @@ def test_a_session_goes_on_at_rabbitmqs_own_listener_and_back(pool, version):
     name = f"wanderer{version}"
     with pool.client("writer") as writer:
         for turn, port in enumerate((pool.mqtt, pool.native, pool.mqtt, pool.native)):
-            with MqttClient(port, name, version, **kept(version)) as client:
+            with MqttClient(port, name, version, **lasting_session(version)) as client:
                 assert client.session_present == (turn > 0)
                 if turn == 0:
                     assert client.subscribe(f"way/{version}/#", 1) == [1]
@@ -98,7 +87,7 @@ def test_a_session_whose_queue_has_the_other_type_goes_on(pool, version, first, 
     ports = [pool.ports[first], pool.ports[second], pool.ports[first]]
     with pool.client("writer") as writer:
         for turn, port in enumerate(ports):
-            with MqttClient(port, name, version, **kept(version)) as client:
+            with MqttClient(port, name, version, **lasting_session(version)) as client:
                 assert client.session_present == (turn > 0)
                 assert client.subscribe([(f"{name}/a", 1), (f"{name}/{turn}", 1)]) == [1, 1]
                 if turn:

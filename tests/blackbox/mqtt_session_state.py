@@ -12,10 +12,9 @@ from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import listening
 from harness.mqtt_client import V5, V311, MqttClient
-from harness.mqtt_pool import MqttPool
+from harness.mqtt_pool import MqttPool, fixture_of
 from harness.mqtt_wire import PUBREL
 from harness.patience import PATIENCE
-from harness.releases import RELEASES, missing
 
 NO_SUBSCRIPTION, NOT_AUTHORIZED, UNAVAILABLE, IDENTIFIER_NOT_FOUND = 0x11, 0x87, 0x88, 0x92
 NO_LOCAL, RETAIN_AS_PUBLISHED = 4, 8
@@ -89,13 +88,7 @@ class Cluster(MqttPool):
             super().stop()
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def cluster(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    cluster = Cluster(request.param, tmp_path_factory.mktemp("cluster"))
-    yield cluster
-    cluster.stop()
+cluster = fixture_of(Cluster)
 
 
 @contextlib.contextmanager

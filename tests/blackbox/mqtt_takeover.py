@@ -9,10 +9,9 @@ import pytest
 from harness.metrics import wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import listening
-from harness.mqtt_client import V5, V311, MqttClient
-from harness.mqtt_pool import MqttPool
+from harness.mqtt_client import V5, V311, MqttClient, lasting_session
+from harness.mqtt_pool import MqttPool, fixture_of
 from harness.patience import PATIENCE
-from harness.releases import RELEASES, missing
 
 VERSIONS = [V311, V5]
 EXCHANGE = "leveret.mqtt.takeover"
@@ -45,17 +44,7 @@ class Cluster(MqttPool):
         return {"user": name, "password": name}
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def cluster(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    cluster = Cluster(request.param, tmp_path_factory.mktemp("cluster"))
-    yield cluster
-    cluster.stop()
-
-
-def kept(version):
-    return {"keep": True, "expiry": 3600 if version == V5 else None}
+cluster = fixture_of(Cluster)
 
 
 def announcements_are_handled(cluster, name, at=0):
@@ -69,7 +58,7 @@ def test_a_lasting_session_goes_along_with_its_messages_and_back(cluster, versio
     name, topic = f"wanderer{version}", f"way/{version}"
     expected = [b"%d" % number for number in range(30)]
     with MqttClient(cluster.ports[0], "writer") as writer:
-        options = {"manual_ack": True, **kept(version)}
+        options = {"manual_ack": True, **lasting_session(version)}
         first = MqttClient(cluster.ports[0], name, version, **options)
         assert first.subscribe(topic, 1) == [1]
         # Twenty are on their way to the client at a time; the others wait in the queue.
@@ -118,11 +107,11 @@ def test_a_client_of_5_is_told_why(cluster, clean, expiry):
 
 
 def test_a_session_that_is_begun_anew_elsewhere_leaves_nothing_of_the_old_one(cluster):
-    with MqttClient(cluster.ports[0], "anew", **kept(V311)) as first, MqttClient(cluster.ports[0], "writer") as writer:
+    with MqttClient(cluster.ports[0], "anew", **lasting_session(V311)) as first, MqttClient(cluster.ports[0], "writer") as writer:
         first.subscribe("anew/old", 1)
         with MqttClient(cluster.ports[1], "anew") as second:
             assert first.gone.wait(PATIENCE) and not second.session_present
-        with MqttClient(cluster.ports[0], "anew", **kept(V311)) as third:
+        with MqttClient(cluster.ports[0], "anew", **lasting_session(V311)) as third:
             assert not third.session_present
             third.subscribe("anew/new", 1)
             writer.publish("anew/old")
@@ -138,7 +127,7 @@ def test_the_will_of_a_client_that_is_taken_over_waits_for_its_delay(cluster):
             mortal = Mqtt5Wire(cluster.ports[0])
             mortal.connect(name, will=(f"will/{name}", b"x", 1, False, delay), SessionExpiryInterval=3600)
             if name == "resumed":
-                with MqttClient(cluster.ports[1], name, V5, **kept(V5)):
+                with MqttClient(cluster.ports[1], name, V5, **lasting_session(V5)):
                     assert mortal.answer()["reason"] == TAKEN_OVER
             mortal.close()
         # It has come back in time.
@@ -153,7 +142,7 @@ def test_the_will_of_a_client_that_is_taken_over_waits_for_its_delay(cluster):
 def test_another_user_closes_nobodys_connection(cluster):
     # It may not have the queues of others.
     other = cluster.user("other", f"^{EXCHANGE}", f"^(amq.topic|{EXCHANGE}.*)$", f"^(amq.topic|{EXCHANGE}.*)$")
-    with MqttClient(cluster.ports[0], "mine", **kept(V311)) as mine, MqttClient(cluster.ports[0], "writer") as writer:
+    with MqttClient(cluster.ports[0], "mine", **lasting_session(V311)) as mine, MqttClient(cluster.ports[0], "writer") as writer:
         mine.subscribe("mine", 1)
         for keep in (True, False):
             with MqttClient(cluster.ports[1], "mine", keep=keep, **other) as stranger:

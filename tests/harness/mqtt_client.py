@@ -13,6 +13,11 @@ from harness.patience import PATIENCE
 V311, V5 = paho.MQTTv311, paho.MQTTv5
 
 
+def lasting_session(version):
+    """The options of a client whose session outlives its connection, by an hour if the version says how long."""
+    return {"keep": True, "expiry": 3600 if version == V5 else None}
+
+
 class MqttClient:
     """A connected client. Messages are in `messages`; reason codes of SUBACKs are returned by `subscribe`."""
 

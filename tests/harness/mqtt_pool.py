@@ -56,10 +56,18 @@ class MqttPool:
             self.rabbitmq.stop()
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def pool(request, tmp_path_factory):
-    if reason := missing(request.param):
-        pytest.skip(reason)
-    pool = MqttPool(request.param, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.stop()
+def fixture_of(kind):
+    """A fixture of a module: a pool of this kind, in front of each release that can be run here."""
+
+    @pytest.fixture(scope="module", params=RELEASES)
+    def started(request, tmp_path_factory):
+        if reason := missing(request.param):
+            pytest.skip(reason)
+        started = kind(request.param, tmp_path_factory.mktemp(kind.__name__.lower()))
+        yield started
+        started.stop()
+
+    return started
+
+
+pool = fixture_of(MqttPool)
