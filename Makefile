@@ -18,7 +18,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -101,6 +101,20 @@ TRIALS ?= all
 frameworks: setup leveret
 	$(PYTEST) frameworks/no_restart.py --trials $(TRIALS) $(ARGS)
 
+# Kills of a pool with a spool under load, on a link that flaps: KILLS rounds of two, of which `make scenarios`
+# has three.
+KILLS ?= 30
+spool: setup leveret
+	cd tests && LEVERET_SPOOL_ROUNDS=$(KILLS) ../.cache/venv/bin/python -m pytest -rP blackbox/spool_kills.py $(ARGS)
+
+# The outage of an hour behind a spool, in docs/benchmarks.md: 3.6 million messages, for which there must be 11 GB of disk.
+spool-outage: setup leveret
+	cd tests && ../.cache/venv/bin/python spool_outage.py $(ARGS)
+
+# docs/benchmarks/spool: publishers beside a spool, far from the broker, on a machine that has nothing else to do.
+spool-study: setup leveret
+	cd tests && ../.cache/venv/bin/python spool_study.py $(ARGS)
+
 # What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
 bystander: setup leveret
 	cd tests && ../.cache/venv/bin/python bystander.py $(ARGS)
@@ -125,6 +139,7 @@ static:
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
+	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package server --lib --locked --quiet -- --nocapture spool::tests::crashes
 	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
 # For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.

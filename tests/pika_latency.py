@@ -1,5 +1,5 @@
 """pika's BlockingConnection with a connection for each message (connect, open, publish, close), without and with a
-confirm, to a RabbitMQ 3.10 and a 4 that are far away: directly, and through Leveret's pool next door. One publisher, one
+confirm, to a RabbitMQ 3.10 and a 4 that are far away: directly, through Leveret's pool next door, and through one with a spool. One publisher, one
 message after the other; the systems take turns at each latency. Every message is counted in the queue in the end.
 
     make pika-latency                                            # everything, about nine minutes
@@ -10,15 +10,13 @@ message after the other; the systems take turns at each latency. Every message i
 import argparse
 import contextlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import pika
 from harness.benchmark import Servers, compared, ratio_titles, row, table
-from harness.child import Child, clean_environment
-from harness.leveret import binary
+from harness.link import Link
 from harness.patience import PATIENCE
 
 QUEUE = "pika-latency"
@@ -33,7 +31,7 @@ def main():
     met = True
     with tempfile.TemporaryDirectory() as folder, Servers(folder) as servers:
         upstreams = [Upstream(servers, name) for name in compared()]
-        titles = [f"{way} {servers.title(each.name)}" for each in upstreams for way in ("directly to", "through the pool to")]
+        titles = [f"{way} {servers.title(each.name)}" for each in upstreams for way in ("directly to", "through the pool to", "spooled for")]
         versions = [servers.title(each.name) for each in upstreams]
         print(table(["round trip", "confirm", *titles, *ratio_titles(versions)], []), flush=True)
         for latency in map(float, options.latency.split(",")):
@@ -49,14 +47,15 @@ def compare(upstreams, latency, confirm, options):
     rates = measure(upstreams, confirm, options)
     arrived, published = sum(settle(each) for each in upstreams), sum(each.published for each in upstreams)
     medians = {key: statistics.median(of_rounds) for key, of_rounds in rates.items()}
-    pairs = [(medians[each.name, "direct"], medians[each.name, "pool"]) for each in upstreams]
-    cells = [f"{rate:.1f}/s" for pair in pairs for rate in pair] + [f"{pool / direct:.1f}" for direct, pool in pairs]
+    rows = [[medians[each.name, way] for way in each.uris] for each in upstreams]
+    cells = [f"{rate:.1f}/s" for rates in rows for rate in rates] + [f"{pool / direct:.1f}" for direct, pool, _ in rows]
     print(row([f"{latency:g} ms", "yes" if confirm else "no", *cells]), flush=True)
     if arrived != published:
         print(f"{arrived} of {published} messages have arrived", file=sys.stderr)
     for each in upstreams:
         each.published = 0
-    return arrived == published and (confirm or all(pool >= options.at_least for _, pool in pairs))
+    is_fast = confirm or all(pool >= options.at_least for _, pool, _ in rows)
+    return arrived == published and is_fast and all(spool >= options.spooled_at_least for _, _, spool in rows)
 
 
 def arguments():
@@ -65,41 +64,25 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=3, help="how long each round takes")
     parser.add_argument("--rounds", type=int, default=3, help="the median counts")
     parser.add_argument("--at-least", type=float, default=0, help="messages a second through the pool, without confirms")
+    parser.add_argument("--spooled-at-least", type=float, default=0, help="messages a second through the spool, with and without")
     return parser.parse_args()
 
 
 class Upstream:
-    """A RabbitMQ with a link before it, and a pool next door. `published` counts up to the next look into the queue."""
+    """A RabbitMQ with a link before it, and two pools next door. `published` counts up to the next look into the queue."""
 
     def __init__(self, servers, name):
         self.name, self.published = name, 0
         self.rabbitmq = servers.rabbitmq(name)
         self.link = Link(servers.folder / f"{name}.link.log", self.rabbitmq.port)
         servers.callback(self.link.stop)
-        pool = servers.pool(f"pool-{name}", int(self.link.address.rpartition(":")[2]))
-        self.uris = {"direct": f"amqp://guest:guest@{self.link.address}", "pool": pool.uri}
+        port = int(self.link.address.rpartition(":")[2])
+        pool = servers.pool(f"pool-{name}", port)
+        spooling = ["--spool", '{exchange = ".*"}', "--data-dir", str(servers.folder / f"spool-{name}-data")]
+        spool = servers.pool(f"spool-{name}", port, *spooling)
+        self.uris = {"direct": f"amqp://guest:guest@{self.link.address}", "pool": pool.uri, "spool": spool.uri}
         with connected(self.rabbitmq.uri) as connection:
             connection.channel().queue_declare(QUEUE)
-
-
-class Link:
-    """`leveret bench link` in front of a server."""
-
-    def __init__(self, log, port):
-        argv = [binary(), "bench", "link", "--to", f"127.0.0.1:{port}"]
-        self.child = Child(argv, log, env=clean_environment(), stdin=subprocess.PIPE)
-        self.address = self.child.wait_line(r"listening on tcp://(\S+)").group(1)
-        self.orders = 0
-
-    def order(self, words):
-        self.child.process.stdin.write(f"{words}\n")
-        self.child.process.stdin.flush()
-        self.orders += 1
-        with self.child.changed:
-            assert self.child.changed.wait_for(lambda: self.child.lines.count("done") == self.orders, PATIENCE)
-
-    def stop(self):
-        self.child.kill()
 
 
 @contextlib.contextmanager

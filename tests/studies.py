@@ -1,5 +1,5 @@
 """Every study of `leveret bench` in one report: RabbitMQ 3.10 and 4, Leveret's broker, and Leveret's pool in front of the newer
-RabbitMQ; for a connection for each message, a pool in front of each.
+RabbitMQ; for a connection for each message, a pool in front of each, and one with a spool.
 
     make studies                             # some 20 minutes; the machine should have nothing else to do
     make studies ARGS="--quick --into DIR"   # a few minutes, to see that it works
@@ -23,7 +23,7 @@ from harness.ports import free_ports
 # By default each study takes the time that its figures need on a machine of one's own: more than two hours in all. These
 # numbers leave every place of the published studies in, and measure it less often or for a shorter time.
 SETTINGS = {
-    "publish": "--rounds 2 --time 0.25",
+    "publish": "--rounds 2 --time 0.25 --near pool,spool",
     "proxy": "--rounds 2 --time 0.5",
     "strategies": "--rounds 2",
     "stream": "--rounds 3 --time 2",
@@ -37,8 +37,8 @@ LEVELS = [5_000, 15_000]
 # What is larger does not belong into a repository.
 MOST_BYTES = 500_000
 # What docs/benchmarks.md shows of a connection for each message, by what the study of it calls its systems.
-ROUND_TRIPS = [0, 1, 50, 100]
-SYSTEMS = {"direct": "directly to {}", "leveret": "through the pool, {} behind it"}
+ROUND_TRIPS = [0, 1, 10, 50, 100]
+SYSTEMS = {"direct": "directly to {}", "leveret": "through the pool, {} behind it", "spool": "spooled, {} behind it"}
 
 
 def main():

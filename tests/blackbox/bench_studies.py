@@ -44,19 +44,21 @@ def figure(report, scenario, at, system, metric):
 
 def test_the_proxy_study_brings_its_own_pool_and_loses_nothing(broker):
     report = study("proxy", *SHORT, "--uri", broker.uri, "--pid", broker.pid, "--latency", "0,40")
-    assert {system["name"] for system in report["systems"]} == {"direct", "leveret"}
+    assert {system["name"] for system in report["systems"]} == {"direct", "leveret", "spool"}
     for scenario, direct, pooled in [("no confirm", 6, 0), ("confirm", 8, 1)]:
-        for system, round_trips in [("direct", direct), ("leveret", pooled)]:
+        for system, round_trips in [("direct", direct), ("leveret", pooled), ("spool", 0)]:
             assert figure(report, scenario, 40, system, "p50")["median"] >= round_trips * 0.040 * 0.999
             assert figure(report, scenario, 40, system, "lost")["max"] == 0
         # Five or more round trips are saved, which is far more than a busy machine adds.
-        direct, pooled = (figure(report, scenario, 40, system, "p50")["median"] for system in ("direct", "leveret"))
-        assert pooled < direct / 2
+        systems = ("direct", "leveret", "spool")
+        direct, pooled, spooled = (figure(report, scenario, 40, system, "p50")["median"] for system in systems)
+        assert pooled < direct / 2 and spooled < direct / 2
 
 
 def test_brokers_far_away_take_turns_with_a_pool_before_each(broker):
     uri, beside = f"{broker.uri},pid={broker.pid}", f"other={broker.uri},pid={broker.pid}"
-    report = study("proxy", *SHORT, "--uri", uri, "--beside", beside, "--latency", "40", "--expect", "lost==0")
+    words = ["--uri", uri, "--beside", beside, "--no-spool", "--latency", "40", "--expect", "lost==0"]
+    report = study("proxy", *SHORT, *words)
     assert [system["name"] for system in report["systems"]] == ["direct", "leveret", "direct-other", "leveret-other"]
     for direct, pooled in [("direct", "leveret"), ("direct-other", "leveret-other")]:
         assert figure(report, "no confirm", 40, direct, "p50")["median"] >= 6 * 0.040 * 0.999
@@ -71,6 +73,20 @@ def test_the_publish_study_measures_every_style_near_and_far(broker):
     assert sorted(measured) == sorted((style, axis, at) for style in styles for axis, at in places)
     one_by_one = [style for style in styles if style.startswith("connection")]
     assert all(figure(report, style, 10, "it", "rate")["median"] > 0 for style in one_by_one)
+
+
+def test_pools_next_to_the_publishers_are_measured_with_what_arrives_behind_them(broker):
+    words = ["--system", f"it={broker.uri},pid={broker.pid}", "--near", "spool,pool", "--publishers", "1", "--latency", "40"]
+    words += ["--expect", "spool.lost==0", "--expect", "near-pool.lost==0"]
+    report = study("publish", *SHORT, *words, "--persistent", "--size", "1000")
+    assert [system["name"] for system in report["systems"]] == ["it", "near-pool", "spool"]
+    for system in ("near-pool", "spool"):
+        for style in ("async", "async confirm", "sync confirm", "connection each", "connection each, confirm"):
+            assert figure(report, style, 1, system, "lost")["max"] == 0
+        assert figure(report, "async confirm", 40, system, "forward")["median"] > 0
+    # The pool passes the broker's confirm on; the spool does not wait for it.
+    assert figure(report, "sync confirm", 40, "near-pool", "confirm.p50")["median"] >= 0.040 * 0.999
+    assert figure(report, "sync confirm", 40, "spool", "confirm.p50")["median"] < 0.040
 
 
 def test_the_churn_study_opens_and_closes_everything(broker):

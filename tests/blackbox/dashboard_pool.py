@@ -210,6 +210,40 @@ def test_sessions_groups_and_retained_messages_are_shown_and_a_session_leads_to_
         server.stop()
 
 
+def test_the_spool_is_shown_paused_and_its_parked_messages_dropped(tmp_path, targets, window):
+    flags = ["--spool", "{}", "--data-dir", str(tmp_path / "data")]
+    with limited(tmp_path / "run", targets, *flags) as server:
+        ctl = Ctl(server.http)
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as client:
+            channel = client.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("no-such-exchange", "key", "parked")
+            wait_until(lambda: ctl.rows("spool", "parked", "exchange") == [["no-such-exchange"]])
+            ctl("spool", "pause")
+            channel.basic_publish("", "no-such-queue", "waits")
+        visit = Visit(window, server).open(("spool",))
+        visit.settle()
+        assert "Spool" in places(visit)
+        visit.wait("[...document.querySelectorAll('#view table')].filter((each) => each.checkVisibility()).length === 2")
+        shown = tables(visit)
+        [row] = shown["Spool"]
+        assert (row["User name"], row["Virtual host"], row["State"], row["Messages"]) == ("guest", "/", "paused", "1")
+        [parked] = shown["Parked messages"]
+        assert (parked["Exchange"], parked["Routing key"]) == ("no-such-exchange", "key")
+        assert "no exchange 'no-such-exchange'" in parked["Reason"]
+        assert figures(visit)["Parked messages"] == "1"
+        assert window.evaluate(PALE) == []
+        assert visit.violations() == [] and window.complaints() == []
+        window.become_phone()
+        assert visit.overflow() == 0
+        window.become_desktop()
+        ctl("spool", "purge")
+        ctl("spool", "resume")
+        visit.wait("[...document.querySelectorAll('#view table')].filter((each) => each.checkVisibility()).length === 1")
+        visit.wait("document.querySelector('#view tbody')?.textContent.includes('running')")
+        server.stop()
+
+
 def limited(folder, targets, *flags):
     return leveret(folder, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}", *flags)
 

@@ -131,7 +131,11 @@ def test_who_may_change(both):
 
 
 # Routes of CHANGES and of the test of connections, as far as RabbitMQ has them.
-OWN = {("POST", "leveret/drain")}
+OWN = {
+    ("POST", "leveret/drain"),
+    ("DELETE", "leveret/spool/parked"),
+    *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
+}
 # Of a node that is not there RabbitMQ makes 500.
 OF_A_NODE = {("POST", "queues/quorum/replicas/on/{node}/grow")}
 OF_CONNECTIONS = {("DELETE", "connections/{name}"), ("DELETE", "connections/username/{user}")}

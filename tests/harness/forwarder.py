@@ -1,8 +1,12 @@
-"""A link to a broker that can fall silent, swallow what is sent, and be cut."""
+"""A link to a broker that can fall silent, freeze, swallow what is sent, refuse connections, and be cut."""
 
 import contextlib
 import socket
+import struct
 import threading
+
+# For SO_LINGER: a closed connection is reset at once.
+RESET = struct.pack("ii", 1, 0)
 
 
 class Forwarder:
@@ -15,7 +19,15 @@ class Forwarder:
         self.sockets = []
         # New connections are accepted, and nothing is said to them.
         self.is_closed = False
+        # While this is not set, new connections wait before they are passed on.
+        self.passes_new = threading.Event()
+        self.passes_new.set()
         self.silenced = threading.Event()
+        # New connections are reset, as by a host on which nothing listens.
+        self.refuses = False
+        # While cleared, what is sent waits on its way, in both directions.
+        self.flows = threading.Event()
+        self.flows.set()
         # What is sent to the broker does not arrive.
         self.swallows = False
         self.swallowed = 0
@@ -29,18 +41,31 @@ class Forwarder:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
+                if self.refuses:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    client.close()
+                    continue
                 self.sockets.append(client)
                 if self.is_closed:
                     self.silenced.set()
                     continue
-                server = socket.create_connection(("127.0.0.1", self.port_behind))
-                self.sockets.append(server)
-                for arguments in [(client, server, True), (server, client, False)]:
-                    threading.Thread(target=self._copy, args=arguments, daemon=True).start()
+                if self.passes_new.is_set():
+                    self._pass(client)
+                else:
+                    threading.Thread(target=self._pass, args=(client,), daemon=True).start()
+
+    def _pass(self, client):
+        self.passes_new.wait()
+        with contextlib.suppress(OSError):
+            server = socket.create_connection(("127.0.0.1", self.port_behind))
+            self.sockets.append(server)
+            for arguments in [(client, server, True), (server, client, False)]:
+                threading.Thread(target=self._copy, args=arguments, daemon=True).start()
 
     def _copy(self, source, sink, may_swallow):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self.flows.wait()
                 if may_swallow and self.swallows:
                     self.swallowed += len(data)
                 else:
@@ -58,4 +83,6 @@ class Forwarder:
 
     def stop(self):
         self.listener.close()
+        self.passes_new.set()
+        self.flows.set()
         self.cut()

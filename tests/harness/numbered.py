@@ -88,10 +88,12 @@ class Publisher(Session):
 class Consumer(Session):
     """Consumes what a [`Publisher`] has published to a queue, and acknowledges it."""
 
-    def __init__(self, server, queue, size=1024, prefetch=2000):
+    def __init__(self, server, queue, size=1024, prefetch=2000, property_bytes=1):
+        """`property_bytes` is the length of each message's properties behind their flags: that of a delivery mode alone."""
         super().__init__(server)
         # Method, delivery tag, redelivered, number, and what ends the last frame.
-        between = len(short_string("") + short_string(queue)) + 1 + len(frame(HEADER, 1, bytes(15))) + 7
+        header = len(frame(HEADER, 1, bytes(14 + property_bytes)))
+        between = len(short_string("") + short_string(queue)) + 1 + header + 7
         self.delivery = struct.Struct(f">7xHH{1 + len(TAG)}xQ?{between}xQ{size - 8}xB")
         self.call(BASIC_QOS, struct.pack(">IHB", 0, prefetch, 0), BASIC_QOS_OK)
         arguments = struct.pack(">H", 0) + short_string(queue) + short_string(TAG) + b"\x00" + struct.pack(">I", 0)

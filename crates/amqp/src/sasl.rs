@@ -105,6 +105,22 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    /// A copy with a secret of its own, which is overwritten separately.
+    pub fn copy(&self) -> Self {
+        self.with_secret(self.secret.expose())
+    }
+
+    /// The same identity with another secret.
+    pub fn with_secret(&self, secret: impl Into<Vec<u8>>) -> Self {
+        let Self { mechanism, username, authorize_as, .. } = self;
+        Self {
+            mechanism: *mechanism,
+            username: username.clone(),
+            authorize_as: authorize_as.clone(),
+            secret: Secret::new(secret),
+        }
+    }
+
     /// User name and password, by PLAIN.
     pub fn plain(username: impl Into<String>, password: impl Into<Vec<u8>>) -> Self {
         Self::with_password(Mechanism::Plain, username.into(), password.into())

@@ -16,6 +16,7 @@
 //! Must never be added: knowledge of a particular server's internals.
 
 mod all;
+mod arrivals;
 mod churn;
 mod client;
 mod error;

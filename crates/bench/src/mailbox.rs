@@ -13,7 +13,7 @@ use crate::uri::Uri;
 
 const CHANNEL: u16 = 1;
 /// How long no message may arrive before the missing ones count as lost.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+pub(crate) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 /// The interval between looks at the queue's length.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Limit of the queue; the oldest messages are dropped first, so that no study fills a broker's memory.
@@ -26,15 +26,20 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// Declares a queue with a new name.
+    /// Declares a transient queue with a new name.
     pub(crate) fn open(uri: &Uri) -> Result<Self, ClientError> {
+        Self::declare(uri, false)
+    }
+
+    /// Declares a queue with a new name, which is durable or not.
+    pub(crate) fn declare(uri: &Uri, durable: bool) -> Result<Self, ClientError> {
         let mut connection = Connection::open(uri, "leveret bench: control")?;
         connection.open_channel(CHANNEL)?;
         let name = new_name();
         let limit: FieldTable = [("x-max-length", FieldValue::I32(MOST_MESSAGES))].into_iter().collect();
         let arguments = limit.encode();
         let arguments = RawTable::check(&arguments)?;
-        let declare = queue::Declare { queue: &name, arguments, ..Default::default() };
+        let declare = queue::Declare { queue: &name, durable, arguments, ..Default::default() };
         connection.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
         Ok(Self { connection, name })
     }
@@ -56,15 +61,20 @@ impl Mailbox {
         self.connection.server()
     }
 
+    /// The number of messages in the queue.
+    pub(crate) fn count(&mut self) -> Result<u64, ClientError> {
+        let look = queue::Declare { queue: &self.name, passive: true, ..Default::default() };
+        self.connection.call(CHANNEL, look, |method| match method {
+            Method::QueueDeclareOk(ok) => Some(u64::from(ok.message_count)),
+            _ => None,
+        })
+    }
+
     /// Waits for `expected` messages and purges them; returns how many there were.
     pub(crate) fn empty(&mut self, expected: u64) -> Result<u64, ClientError> {
         let (mut count, mut changed) = (0, Instant::now());
         while count < expected && changed.elapsed() < PATIENCE {
-            let look = queue::Declare { queue: &self.name, passive: true, ..Default::default() };
-            let now = self.connection.call(CHANNEL, look, |method| match method {
-                Method::QueueDeclareOk(ok) => Some(u64::from(ok.message_count)),
-                _ => None,
-            })?;
+            let now = self.count()?;
             if now != count {
                 (count, changed) = (now, Instant::now());
             }

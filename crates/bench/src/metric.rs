@@ -11,6 +11,8 @@ pub(crate) enum Metric {
     Publish,
     /// Messages consumed per second.
     Consume,
+    /// Messages per second that reached the broker behind a spool.
+    Forward,
     /// End-to-end latency in seconds.
     Latency(LatencyPoint),
     /// Publish-to-confirm latency in seconds.
@@ -78,10 +80,11 @@ const POINTS: [(&str, LatencyPoint); 8] = [
     ("max", LatencyPoint::Max),
 ];
 
-const OTHERS: [(&str, Metric); 15] = [
+const OTHERS: [(&str, Metric); 16] = [
     ("rate", Metric::Rate),
     ("publish", Metric::Publish),
     ("consume", Metric::Consume),
+    ("forward", Metric::Forward),
     ("lost", Metric::Count(Fate::Lost)),
     ("duplicated", Metric::Count(Fate::Duplicated)),
     ("reordered", Metric::Count(Fate::Reordered)),
@@ -110,8 +113,10 @@ impl Metric {
     /// Formats a value of this metric with its unit.
     pub(crate) fn show(self, value: f64) -> String {
         match self {
-            Self::Rate | Self::Publish | Self::Consume if value < 100.0 => format!("{value:.1}/s"),
-            Self::Rate | Self::Publish | Self::Consume => format!("{}/s", grouped(value)),
+            Self::Rate | Self::Publish | Self::Consume | Self::Forward if value < 100.0 => {
+                format!("{value:.1}/s")
+            }
+            Self::Rate | Self::Publish | Self::Consume | Self::Forward => format!("{}/s", grouped(value)),
             Self::Latency(_) | Self::ConfirmLatency(_) | Self::CpuPerMessage | Self::BrokerCpuPerMessage => {
                 duration(value)
             }

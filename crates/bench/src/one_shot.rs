@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use amqp::Method;
 use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
 use amqp::method::{basic, confirm};
-use amqp::properties::NO_PROPERTIES;
 
 use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::metric::Metric;
+use crate::stream::content::MessageProperties;
 use crate::study::Sample;
 use crate::study::crew::{Done, Shift, work};
 use crate::study::meter::Meter;
@@ -28,6 +28,8 @@ pub(crate) struct Letter<'l> {
     pub(crate) body: &'l [u8],
     /// Whether the sender waits for the confirm.
     pub(crate) confirm: bool,
+    /// Whether the message is persistent.
+    pub(crate) persistent: bool,
 }
 
 impl Letter<'_> {
@@ -42,7 +44,8 @@ impl Letter<'_> {
         }
         let mut bytes = Vec::with_capacity(256 + self.body.len());
         write_method(&mut bytes, CHANNEL, basic::Publish { routing_key: self.queue, ..Default::default() });
-        write_content_header(&mut bytes, CHANNEL, self.body.len() as u64, NO_PROPERTIES);
+        let properties = MessageProperties::default().encode(self.persistent);
+        write_content_header(&mut bytes, CHANNEL, self.body.len() as u64, &properties);
         for piece in self.body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
             write_body(&mut bytes, CHANNEL, piece);
         }

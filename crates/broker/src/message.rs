@@ -175,6 +175,11 @@ impl Message {
         self.rare.iter().flat_map(|rare| rare.blind_copies.iter().map(|key| &**key))
     }
 
+    /// The exchange, as it is shared by the messages that it has.
+    pub(crate) fn shared_exchange(&self) -> &Arc<str> {
+        &self.exchange
+    }
+
     /// The exchange it was published to; empty for the default exchange.
     pub fn exchange(&self) -> &str {
         &self.exchange

@@ -61,6 +61,29 @@ pub(crate) fn fill(
     Ok(Some(DataFolder { pagers: None, running: Some(running), _lock: lock }))
 }
 
+/// Loads the broker of a spool, whose folder has nothing else. All of it is on disk on return.
+///
+/// # Errors
+///
+/// The folder cannot be used.
+pub(crate) fn fill_spool(
+    broker: &Broker,
+    path: &Path,
+    disk_free_limit: u64,
+    now: Timestamp,
+) -> Result<DataFolder, ServeError> {
+    let at_fault = |error| ServeError::DataFolder(SettingError::new(KEY, error).about(path.display()));
+    let Opened { lock, store, rounds, recovered } = open(path, disk_free_limit).map_err(at_fault)?;
+    let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
+    if store.catalogue().was_empty() {
+        broker.add_defaults();
+    }
+    store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
+    let running = rounds.start().map_err(|error| at_fault(error.into()))?;
+    tracing::info!(folder = %path.display(), messages, "recovered spooled messages");
+    Ok(DataFolder { pagers: None, running: Some(running), _lock: lock })
+}
+
 impl DataFolder {
     /// Keeps the paging threads running until the folder is dropped.
     pub(crate) fn keep(&mut self, pagers: Pagers) {

@@ -26,6 +26,7 @@ mod relays;
 mod reload;
 mod serve;
 mod signals;
+mod spool;
 mod status;
 mod tls;
 

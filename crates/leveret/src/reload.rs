@@ -28,6 +28,8 @@ pub(crate) struct Reloader {
     pub(crate) backend: Backend,
     /// Alarm levels of the embedded broker.
     pub(crate) levels: Option<Arc<Levels>>,
+    /// Alarm levels of the spool.
+    pub(crate) spool_levels: Option<Arc<Levels>>,
     pub(crate) notifier: Notifier,
 }
 
@@ -87,7 +89,7 @@ impl Reloader {
     fn apply(&self, config: &Config) {
         self.log.set(config);
         self.server.set_limits(serve::limits(config));
-        if let Some(levels) = &self.levels {
+        for levels in self.levels.iter().chain(&self.spool_levels) {
             levels.set_limits(config.memory_high_watermark, config.disk_free_limit);
         }
         if let Backend::Upstream(pool) = &self.backend {

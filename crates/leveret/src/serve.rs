@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admin::Api;
-use broker::{Broker, BrokerConfig};
+use broker::{Broker, BrokerConfig, Compatibility};
 use parking_lot::Mutex;
 use proxy::{DeletedVirtualHost, Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{AcceptedVersions, ProxyVersion};
@@ -33,6 +33,7 @@ use crate::pagers::{Bell, Pagers};
 use crate::relays::ServedRelays;
 use crate::reload::Reloader;
 use crate::signals::{self, Caught, Drainer};
+use crate::spool::SpoolFolder;
 use crate::status::Status;
 use crate::tls::Tls;
 
@@ -70,6 +71,10 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         watch_upstream(Arc::clone(pool), server.clone());
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
+    let spool = SpoolFolder::open(&config, &backend, clock)?;
+    if let Some(spool) = &spool {
+        server.set_spool(Arc::clone(spool.spool()));
+    }
     let sampler = start_sampler(&config, &server, &backend)?;
     // All addresses are bound before any client is served, so that a start either serves all of them or fails.
     let listeners = ClientListeners::bind(&config).await?;
@@ -95,6 +100,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         server: server.clone(),
         backend: backend.clone(),
         levels,
+        spool_levels: spool.as_ref().map(|spool| Arc::clone(spool.levels())),
         notifier: notifier.clone(),
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
@@ -107,7 +113,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let drain_timeout = reloader.drain_timeout();
     notifier.stopping(drain_timeout);
     status.start_draining();
-    end_sessions(&server, &backend, drain_timeout).await;
+    end_sessions(&server, spool.as_ref(), &backend, drain_timeout).await;
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
@@ -116,17 +122,33 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     }
     // After the last session has ended, so that its changes are stored.
     drop(data_folder);
+    drop(spool);
     Ok(())
 }
 
-/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them.
-async fn end_sessions(server: &Server, backend: &Backend, drain_timeout: Duration) {
+/// Time for the closes of the upstream connections when sessions have used up `drain_timeout`.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+
+/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them. A spool, and the upstream connections behind
+/// it, have what is left of that time, but at least a moment: the brokers expect a close.
+async fn end_sessions(
+    server: &Server,
+    spool: Option<&SpoolFolder>,
+    backend: &Backend,
+    drain_timeout: Duration,
+) {
+    let end = Instant::now() + drain_timeout;
+    let rest = || end.saturating_duration_since(Instant::now()).max(CLOSE_TIME.min(drain_timeout));
     let left = server.drain(drain_timeout).await;
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
     }
+    if let Some(spool) = spool {
+        spool.spool().drain(rest()).await;
+    }
     if let Backend::Upstream(pool) = backend {
-        pool.drain(drain_timeout).await;
+        // It hands over what departed clients wrote: without a spool in as much time as clients had.
+        pool.drain(if spool.is_some() { rest() } else { drain_timeout }).await;
     }
 }
 
@@ -247,23 +269,47 @@ async fn close_deleted(pool: Arc<Pool>, server: Server) {
 
 /// Creates the embedded broker, and the task that expires its messages and queues.
 fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataFolder>), ServeError> {
-    let changed = Arc::new(Notify::new());
-    let waker = Arc::clone(&changed);
-    let bell = Arc::new(Bell::default());
-    let broker = Broker::new(BrokerConfig {
-        node: node_name(),
-        defaults: false,
-        deadline_waker: Some(Arc::new(move || waker.notify_one())),
-        paging_watermark: config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX),
-        paging_waker: Some(Arc::clone(&bell) as _),
-        compatibility: config.compatibility,
-    });
+    let watermark = config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX);
+    let NewBroker { broker, changed, bell } = NewBroker::create(watermark, config.compatibility);
     let now = clock.timestamp(Instant::now());
     let mut folder = data_folder::fill(&broker, config, now)?;
     if let Some(folder) = &mut folder {
         folder.keep(Pagers::start(&broker, bell, clock).map_err(ServeError::Pagers)?);
     }
-    let expiring = Arc::clone(&broker);
+    start_timer(&broker, changed, clock);
+    Ok((broker, folder))
+}
+
+/// A broker that has nothing yet.
+pub(crate) struct NewBroker {
+    pub(crate) broker: Arc<Broker>,
+    /// Notified when its next deadline has become earlier.
+    pub(crate) changed: Arc<Notify>,
+    /// Rung when it has messages to page.
+    pub(crate) bell: Arc<Bell>,
+}
+
+impl NewBroker {
+    /// `paging_watermark` is the memory in bytes that ready messages may take.
+    pub(crate) fn create(paging_watermark: u64, compatibility: Compatibility) -> Self {
+        let changed = Arc::new(Notify::new());
+        let waker = Arc::clone(&changed);
+        let bell = Arc::new(Bell::default());
+        let broker = Broker::new(BrokerConfig {
+            node: node_name(),
+            defaults: false,
+            deadline_waker: Some(Arc::new(move || waker.notify_one())),
+            paging_watermark,
+            paging_waker: Some(Arc::clone(&bell) as _),
+            compatibility,
+        });
+        Self { broker, changed, bell }
+    }
+}
+
+/// Starts the task that expires a broker's messages and queues.
+pub(crate) fn start_timer(broker: &Arc<Broker>, changed: Arc<Notify>, clock: Clock) {
+    let expiring = Arc::clone(broker);
     tokio::spawn(async move {
         loop {
             match expiring.next_deadline() {
@@ -279,7 +325,6 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
             }
         }
     });
-    Ok((broker, folder))
 }
 
 pub(crate) fn limits(config: &Config) -> Limits {
@@ -420,6 +465,9 @@ pub(crate) enum ServeError {
     /// The data folder cannot be used.
     #[error(transparent)]
     DataFolder(SettingError),
+    /// The folder of the spool has something else.
+    #[error("data_dir: {0}")]
+    Spool(#[source] server::SpoolError),
     /// The stored sessions of MQTT clients cannot be read.
     #[error(transparent)]
     MqttSessions(MqttRestoreError),

@@ -8,6 +8,7 @@ mod guards;
 mod patience;
 mod placement;
 mod restoring;
+mod unverified;
 mod verification;
 
 use std::collections::HashMap;
@@ -31,6 +32,7 @@ use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
 #[cfg(test)]
 pub(crate) use self::placement::OPENING_MAX;
+pub use self::verification::VerifiedLogin;
 use crate::auth_gate::AuthGate;
 use crate::client_properties::ClientProperties;
 use crate::config::{HELD_CLIENT_MAX, PoolConfig};
@@ -117,6 +119,11 @@ impl Login {
     /// logins and connections with the same.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
+    }
+
+    /// The client that has logged in.
+    pub fn info(&self) -> &ClientInfo {
+        &self.info
     }
 }
 
@@ -278,15 +285,8 @@ impl Pool {
         virtual_host: &str,
         client: ClientSide,
     ) -> Result<ProxySession, Refusal> {
-        let Login { credentials, info, mut begun } = login;
-        let end = self.arrival_end();
-        while !self.is_verified_for(&credentials, virtual_host) {
-            match self.verify_once(begun.take(), &credentials, virtual_host, end).await {
-                Ok(()) => break,
-                Err(refusal) => self.wait_for_return(refusal, end).await?,
-            }
-        }
-        Ok(ProxySession::new(self.clone(), credentials, virtual_host, &info, client, transport::now()))
+        let verified = self.verify_login(login, virtual_host).await?;
+        Ok(self.open_verified(verified, client))
     }
 
     async fn verify_once(

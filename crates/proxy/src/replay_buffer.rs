@@ -22,6 +22,8 @@ pub(crate) struct ReplayTotals {
 #[derive(Debug)]
 pub(crate) struct ReplayBuffer {
     totals: Arc<ReplayTotals>,
+    /// Cleared at the start of a client that publishes again by itself what has no confirm.
+    keeps_messages: AtomicBool,
     /// In the quota of the connected clients, and in that of the departed ones once the client is gone.
     share: Mutex<QuotaShare, { Rank::ReplayBytes as u8 }>,
     /// Set while the client is not read because of the bytes kept for it.
@@ -35,9 +37,20 @@ impl ReplayBuffer {
         Self {
             share: Mutex::new(QuotaShare::new(&totals.connected, 0)),
             totals,
+            keeps_messages: AtomicBool::new(true),
             awaits_release: AtomicBool::new(false),
             outbox: Arc::downgrade(outbox),
         }
+    }
+
+    /// Has messages counted only, and not kept. Methods are kept, because their replies need them.
+    pub(crate) fn keep_no_messages(&self) {
+        self.keeps_messages.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether messages are kept until they are confirmed, to be sent again on another connection if this one is lost.
+    pub(crate) fn keeps_messages(&self) -> bool {
+        self.keeps_messages.load(Ordering::Relaxed)
     }
 
     /// Adds to the bytes kept.

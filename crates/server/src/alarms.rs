@@ -19,6 +19,10 @@ pub enum Resource {
     Memory,
     /// Space on the disk of the data folder.
     Disk,
+    /// The room that its limits leave a spool.
+    Spool,
+    /// A spool that an operator empties.
+    Draining,
 }
 
 /// The raised alarms and the connections that they block. Shared by the connections of a server and the code
@@ -99,15 +103,25 @@ impl Drop for Blocked {
 
 const MEMORY: u8 = 1;
 const DISK: u8 = 2;
+const SPOOL: u8 = 4;
+const DRAINING: u8 = 8;
 
 fn bit(resource: Resource) -> u8 {
     match resource {
         Resource::Memory => MEMORY,
         Resource::Disk => DISK,
+        Resource::Spool => SPOOL,
+        Resource::Draining => DRAINING,
     }
 }
 
 fn reason(raised: u8) -> Option<&'static str> {
+    if raised & SPOOL != 0 {
+        return Some("spool has reached a limit");
+    }
+    if raised & DRAINING != 0 {
+        return Some("spool is being drained");
+    }
     match (raised & MEMORY != 0, raised & DISK != 0) {
         (false, false) => None,
         (true, false) => Some("low on memory"),

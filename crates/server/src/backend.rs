@@ -13,6 +13,7 @@ use crate::amqp::broker_session::BrokerSession;
 use crate::amqp::session::BackendSession;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
+use crate::spool::PendingLogin;
 
 /// The backend that clients are joined to.
 #[derive(Clone)]
@@ -35,6 +36,8 @@ pub(crate) struct LoginRequest {
 pub(crate) enum BackendLogin {
     Broker(Identity),
     Upstream(proxy::Login),
+    /// Of an AMQP client in front of a spool, about which the upstream has not decided yet.
+    Pending(PendingLogin),
 }
 
 /// The reason why a login failed.
@@ -48,6 +51,25 @@ pub(crate) enum LoginError {
     },
     /// The credentials could not be checked. 320 CONNECTION_FORCED if no upstream answers.
     Failed(Fault),
+}
+
+impl From<proxy::Refusal> for LoginError {
+    fn from(refusal: proxy::Refusal) -> Self {
+        match refusal {
+            proxy::Refusal::Login(text) => Self::Refused { text, why: "refused by the upstream".to_owned() },
+            proxy::Refusal::Fault(fault) => Self::Failed(fault),
+        }
+    }
+}
+
+impl LoginError {
+    /// As a fault that ends the connection.
+    pub(crate) fn into_fault(self) -> Fault {
+        match self {
+            Self::Refused { text, .. } => Fault::new(ReplyCode::AccessRefused, text).on_connection(),
+            Self::Failed(fault) => fault,
+        }
+    }
 }
 
 impl Backend {
@@ -128,15 +150,8 @@ impl Backend {
                 Err(LoginError::Failed(Fault::new(ReplyCode::InternalError, "login could not be judged")))
             }),
             Self::Upstream(pool) => {
-                let info = proxy::ClientInfo { id: client.id, peer: client.peer.to_string() };
-                pool.authenticate(credentials, info).await.map(BackendLogin::Upstream).map_err(|refusal| {
-                    match refusal {
-                        proxy::Refusal::Login(text) => {
-                            LoginError::Refused { text, why: "refused by the upstream".to_owned() }
-                        }
-                        proxy::Refusal::Fault(fault) => LoginError::Failed(fault),
-                    }
-                })
+                let asked = pool.authenticate(credentials, info_of(client)).await;
+                asked.map(BackendLogin::Upstream).map_err(LoginError::from)
             }
         }
     }
@@ -180,19 +195,25 @@ impl Backend {
         let Self::Upstream(pool) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
-        let client = proxy::ClientSide {
-            outbox,
-            negotiated: request.negotiated,
-            capabilities: request.capabilities,
-            client_properties: request.client_properties.clone(),
-        };
+        let client = client_side(request, outbox);
         match pool.open(login, &request.virtual_host, client).await {
             Ok(session) => Ok(Box::new(session)),
-            Err(proxy::Refusal::Fault(fault)) => Err(fault),
-            Err(proxy::Refusal::Login(text)) => {
-                Err(Fault::new(ReplyCode::AccessRefused, text).on_connection())
-            }
+            Err(refusal) => Err(LoginError::from(refusal).into_fault()),
         }
+    }
+}
+
+pub(crate) fn info_of(client: LoginRequest) -> proxy::ClientInfo {
+    proxy::ClientInfo { id: client.id, peer: client.peer.to_string() }
+}
+
+/// The client's end of a session of the pool, whose answers go to `outbox`.
+pub(crate) fn client_side(request: &OpenRequest, outbox: Arc<Outbox>) -> proxy::ClientSide {
+    proxy::ClientSide {
+        outbox,
+        negotiated: request.negotiated,
+        capabilities: request.capabilities,
+        client_properties: request.client_properties.clone(),
     }
 }
 

@@ -37,6 +37,7 @@ mod relay;
 mod server;
 #[cfg(test)]
 mod simulated;
+mod spool;
 mod stomp;
 mod upstream;
 mod websocket;
@@ -61,5 +62,6 @@ pub use protocols::{ClientProtocol, ListenerKind, PROTOCOLS};
 pub use registry::{ChannelStatus, ClientSession, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{MAX_UNSPLIT_MESSAGE, Server, ServerConfig};
+pub use spool::{ForwardingMode, ParkedMessage, Spool, SpoolConfig, SpoolError, SpoolRule, SpoolStatus};
 pub use upstream::sharing::{SharedBindingStatus, SharedCounts, SharedQueueStatus, SharedTotals};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

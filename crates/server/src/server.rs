@@ -33,6 +33,7 @@ use crate::preface::{Preface, PrefaceError};
 use crate::protocols::ClientProtocol;
 use crate::registry::{OpenConnection, Registry};
 use crate::relay::{self, Relay};
+use crate::spool::Spool;
 use crate::upstream::sharing::{SharedBindingStatus, SharedQueueStatus, SharedSubscriptions, SharedTotals};
 use crate::websocket::{self, WebSocketConfig};
 
@@ -94,6 +95,8 @@ pub(crate) struct Shared {
     pub(crate) incomplete: Arc<Incomplete>,
     /// The sessions of MQTT clients, if they are served.
     mqtt: OnceLock<MqttBackend>,
+    /// The spool in front of the upstream, if there is one.
+    spool: OnceLock<Arc<Spool>>,
     /// The queues that live subscriptions share upstream.
     pub(crate) subscriptions: Arc<SharedSubscriptions>,
     counter: Arc<ConnectionCounter>,
@@ -117,6 +120,11 @@ impl Shared {
     /// The sessions of MQTT clients, if they are served.
     pub(crate) fn mqtt(&self) -> Option<&MqttBackend> {
         self.mqtt.get()
+    }
+
+    /// The spool in front of the upstream, if there is one.
+    pub(crate) fn spool(&self) -> Option<&Arc<Spool>> {
+        self.spool.get()
     }
 
     #[cfg(test)]
@@ -186,6 +194,7 @@ impl Server {
             alarms: Arc::default(),
             registry: Arc::default(),
             mqtt: OnceLock::new(),
+            spool: OnceLock::new(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -221,6 +230,17 @@ impl Server {
         // A second call changes nothing.
         let _ = self.shared.mqtt.set(backend);
         Ok(())
+    }
+
+    /// The spool in front of the upstream, if there is one.
+    pub fn spool(&self) -> Option<&Arc<Spool>> {
+        self.shared.spool()
+    }
+
+    /// Spools publishes of AMQP clients that connect from now on. To be called once, before any client is served.
+    pub fn set_spool(&self, spool: Arc<Spool>) {
+        // A second call changes nothing.
+        let _ = self.shared.spool.set(spool);
     }
 
     /// Accepts WebSocket clients for the routes of `config` from `listener`, each after its `preface`, until

@@ -67,6 +67,45 @@ pub(super) fn shared_queues(call: &Call) -> ApiAnswer {
     objects(call, call.api.process.shared_queues(), "name")
 }
 
+/// `GET /api/leveret/spool`.
+pub(super) fn spool(call: &Call) -> ApiAnswer {
+    objects(call, call.api.process.spool_queues(), "user")
+}
+
+/// `GET /api/leveret/spool/parked`.
+pub(super) fn parked(call: &Call) -> ApiAnswer {
+    objects(call, call.api.process.parked_messages(), "exchange")
+}
+
+/// `POST /api/leveret/spool/parked/requeue`.
+pub(super) fn requeue_parked(call: &Call) -> ApiAnswer {
+    call.api.process.requeue_parked().map(Reply::json).ok_or_else(ApiError::not_found)
+}
+
+/// `POST /api/leveret/spool/pause`.
+pub(super) fn pause_spool(call: &Call) -> ApiAnswer {
+    steer_spool(call, "pause")
+}
+
+/// `POST /api/leveret/spool/resume`.
+pub(super) fn resume_spool(call: &Call) -> ApiAnswer {
+    steer_spool(call, "resume")
+}
+
+/// `POST /api/leveret/spool/drain`.
+pub(super) fn drain_spool(call: &Call) -> ApiAnswer {
+    steer_spool(call, "drain")
+}
+
+fn steer_spool(call: &Call, action: &str) -> ApiAnswer {
+    call.api.process.steer_spool(action).map(Reply::json).ok_or_else(ApiError::not_found)
+}
+
+/// `DELETE /api/leveret/spool/parked`.
+pub(super) fn purge_parked(call: &Call) -> ApiAnswer {
+    call.api.process.purge_parked().map(Reply::json).ok_or_else(ApiError::not_found)
+}
+
 /// `GET /api/leveret/leases`.
 pub(super) fn leases(call: &Call) -> ApiAnswer {
     call.api.process.leases().map(Reply::json).ok_or_else(ApiError::not_found)

@@ -62,6 +62,22 @@ pub trait Process: Send + Sync + 'static {
     /// The retained messages of each virtual host, as objects; empty without an upstream.
     fn retained_messages(&self) -> Vec<Value>;
 
+    /// The queues of the spool, as objects; empty without a spool.
+    fn spool_queues(&self) -> Vec<Value>;
+
+    /// The first messages that the spool has parked, as objects.
+    fn parked_messages(&self) -> Vec<Value>;
+
+    /// Forwards parked messages again; returns their number and that of those left, as an object. `None` without a spool.
+    fn requeue_parked(&self) -> Option<Value>;
+
+    /// Pauses forwarding from the spool, resumes it, or empties the spool: `pause`, `resume` or `drain`. Returns its state
+    /// as an object, `None` without a spool.
+    fn steer_spool(&self, action: &str) -> Option<Value>;
+
+    /// Drops all parked messages; returns their number, as an object. `None` without a spool.
+    fn purge_parked(&self) -> Option<Value>;
+
     /// Channels leased to clients, and what sharing has saved, as an object; `None` without an upstream.
     fn leases(&self) -> Option<Value>;
 

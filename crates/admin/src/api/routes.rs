@@ -446,6 +446,19 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
     anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
     anywhere("leveret/retained", &[list(Monitoring, sessions::retained, "Retained MQTT messages of each virtual host upstream")]),
+    anywhere("leveret/spool", &[list(Monitoring, leveret::spool, "Queues of the spool, and what keeps them from being forwarded")]),
+    anywhere("leveret/spool/pause", &[bare(Administrator, leveret::pause_spool, "Forward nothing from the spool")]),
+    anywhere("leveret/spool/resume", &[bare(Administrator, leveret::resume_spool, "Accept publishes and forward them again")]),
+    anywhere("leveret/spool/drain", &[
+        bare(Administrator, leveret::drain_spool, "Empty the spool, and let publishes go directly to the upstream then"),
+    ]),
+    anywhere("leveret/spool/parked", &[
+        list(Administrator, leveret::parked, "Messages that the upstream has refused for good"),
+        delete(Administrator, leveret::purge_parked, "Drop them all"),
+    ]),
+    anywhere("leveret/spool/parked/requeue", &[
+        bare(Administrator, leveret::requeue_parked, "Forward them again"),
+    ]),
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),

@@ -107,6 +107,26 @@ impl Process for Quiet {
         Vec::new()
     }
 
+    fn spool_queues(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn parked_messages(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn requeue_parked(&self) -> Option<Value> {
+        None
+    }
+
+    fn steer_spool(&self, _: &str) -> Option<Value> {
+        None
+    }
+
+    fn purge_parked(&self) -> Option<Value> {
+        None
+    }
+
     fn leases(&self) -> Option<Value> {
         None
     }

@@ -30,7 +30,7 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
 pub(crate) const COLOURS: &str = "/dashboard/colours.css";
 
 #[rustfmt::skip]
-static FILES: [File; 43] = [
+static FILES: [File; 44] = [
     File { path: "/", kind: HTML, text: include_str!("static/index.html") },
     File { path: "/dashboard/api.js", kind: SCRIPT, text: include_str!("static/api.js") },
     File { path: "/dashboard/base.css", kind: CSS, text: include_str!("static/base.css") },
@@ -71,6 +71,7 @@ static FILES: [File; 43] = [
     File { path: "/dashboard/views/queue.js", kind: SCRIPT, text: include_str!("static/views/queue.js") },
     File { path: "/dashboard/views/queues.js", kind: SCRIPT, text: include_str!("static/views/queues.js") },
     File { path: "/dashboard/views/sessions.js", kind: SCRIPT, text: include_str!("static/views/sessions.js") },
+    File { path: "/dashboard/views/spool.js", kind: SCRIPT, text: include_str!("static/views/spool.js") },
     File { path: "/dashboard/views/upstreams.js", kind: SCRIPT, text: include_str!("static/views/upstreams.js") },
     File { path: "/dashboard/views/users.js", kind: SCRIPT, text: include_str!("static/views/users.js") },
     File { path: "/dashboard/views/vhosts.js", kind: SCRIPT, text: include_str!("static/views/vhosts.js") },

@@ -32,8 +32,8 @@ use crate::watched::Watched;
 
 /// Publish with a connection for each message to a broker that is far away, directly and through a proxy nearby
 ///
-/// Starts Leveret's pool by itself. Other proxies are started beforehand, with the address that --listen names as
-/// their upstream, and named with --system.
+/// Starts Leveret's pool by itself, and one that spools all publishes. Other proxies are started beforehand, with the
+/// address that --listen names as their upstream, and named with --system.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ProxyArguments {
     /// The broker, as amqp://user:password@host:port/vhost, and where its CPU time is read, as for --system
@@ -49,8 +49,8 @@ pub(crate) struct ProxyArguments {
     /// Process id of the broker, whose CPU time is sampled; may be repeated
     #[arg(long = "pid", value_name = "N")]
     pids: Vec<u32>,
-    /// Another broker, measured in the same rounds as direct-NAME and, through a pool of its own, as leveret-NAME; may be
-    /// repeated
+    /// Another broker, measured in the same rounds as direct-NAME and, through pools of its own, as leveret-NAME and
+    /// spool-NAME; may be repeated
     #[arg(long, value_name = "NAME=URI[,pid=N]")]
     beside: Vec<String>,
     /// Another proxy, whose upstream is the link, as name=uri[,pid=N]...; may be repeated
@@ -59,9 +59,12 @@ pub(crate) struct ProxyArguments {
     /// Where the link to the broker listens
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     listen: String,
-    /// Do not start Leveret's pool
+    /// Do not start Leveret's pool, with a spool or without
     #[arg(long)]
     no_pool: bool,
+    /// Do not start Leveret's pool with a spool
+    #[arg(long)]
+    no_spool: bool,
     /// Do not measure without a proxy
     #[arg(long)]
     no_direct: bool,
@@ -85,6 +88,7 @@ pub(crate) struct ProxyPlan {
     brokers: Vec<System>,
     listen: SocketAddr,
     pool: bool,
+    spool: bool,
     direct: bool,
     others: Vec<System>,
     round_trips: Vec<f64>,
@@ -103,6 +107,7 @@ const CONFIRM: &str = "confirm";
 /// Names of the systems that this study provides itself.
 const DIRECT: &str = "direct";
 const POOL: &str = "leveret";
+const SPOOL: &str = "spool";
 /// More would test the machine instead.
 const MOST_CLIENTS: usize = 1000;
 const LARGEST_BODY: usize = 128 << 20;
@@ -131,16 +136,20 @@ impl ProxyArguments {
             brokers.extend(named(&self.beside)?);
         }
         let ours = |name: &str| {
-            brokers.iter().enumerate().any(|at| [DIRECT, POOL].iter().any(|way| way_to(at, way) == name))
+            brokers
+                .iter()
+                .enumerate()
+                .any(|at| [DIRECT, POOL, SPOOL].iter().any(|way| way_to(at, way) == name))
         };
         check(
             !others.iter().any(|system| ours(&system.name)),
-            "--system: the names direct and leveret are taken, and with - and the name of a broker beside",
+            "--system: the names direct, leveret and spool are taken, and with - and the name of a broker beside",
         )?;
         Ok(ProxyPlan {
             brokers,
             listen: resolve("--listen", &self.listen)?,
             pool: !self.no_pool,
+            spool: !self.no_pool && !self.no_spool,
             direct: !self.no_direct,
             others,
             round_trips: round_trips(latency)?,
@@ -164,8 +173,8 @@ fn named(systems: &[String]) -> Result<Vec<System>, Error> {
 /// A broker with the link before it.
 struct FarBroker<'p> {
     broker: &'p System,
-    /// Killed when this is dropped, before its upstream vanishes with the link.
-    _pool: Option<Companion>,
+    /// The pools, killed when this is dropped, before their upstream vanishes with the link.
+    _pools: Vec<Companion>,
     link: Link,
     /// The queue of all messages to this broker.
     mailbox: Mailbox,
@@ -181,18 +190,22 @@ impl<'p> FarBroker<'p> {
         let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
-        let pool =
-            if plan.pool { Some(Companion::pool(&format!("amqp://{}", link.address()))?) } else { None };
+        let upstream = format!("amqp://{}", link.address());
+        let pool = plan.pool.then(|| (POOL, Companion::pool(&upstream)));
+        let spool = plan.spool.then(|| (SPOOL, Companion::spool(&upstream)));
         let mut systems = Vec::new();
         if plan.direct {
             let uri = through(&broker.uri, link.address());
             systems.push(System { name: way_to((number, broker), DIRECT), uri, watched: Watched::default() });
         }
-        if let Some(pool) = &pool {
-            systems.push(pool.system(&way_to((number, broker), POOL), &broker.uri)?);
+        let mut pools = Vec::new();
+        for (way, started) in pool.into_iter().chain(spool) {
+            let pool = started?;
+            systems.push(pool.system(&way_to((number, broker), way), &broker.uri)?);
+            pools.push(pool);
         }
         let mailbox = Mailbox::open(&broker.uri).map_err(Error::of(&broker.name))?;
-        Ok(Self { broker, _pool: pool, link, mailbox, systems })
+        Ok(Self { broker, _pools: pools, link, mailbox, systems })
     }
 }
 
@@ -234,6 +247,7 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
         queue: &queues[behind[system]],
         body: &plan.body,
         confirm,
+        persistent: false,
     };
     let of = |system: usize| Error::of(&systems[system].name);
     for system in 0..systems.len() {

@@ -53,11 +53,19 @@ fn brokers_beside_each_other_have_a_link_and_a_queue_each() {
 }
 
 #[test]
+fn a_pool_with_a_spool_takes_part_unless_it_is_not_wanted() {
+    let spools = |arguments: &[&str]| plan(arguments).unwrap().spool;
+    assert!(spools(&[]) && spools(&["--no-direct"]));
+    assert!(!spools(&["--no-spool"]) && !spools(&["--no-pool"]));
+}
+
+#[test]
 fn what_could_never_work_is_refused() {
     for arguments in [
         &["--no-pool", "--no-direct"][..],
         &["--system", "direct=amqp://h"],
         &["--system", "leveret=amqp://h"],
+        &["--beside", "other=amqp://h", "--system", "spool-other=amqp://h"],
         &["--beside", "other=amqp://h", "--system", "direct-other=amqp://h"],
         &["--beside", "no name"],
         &["--clients", "0"],

@@ -12,6 +12,10 @@ use crate::usage::check;
 pub(crate) struct PublishArguments {
     #[command(flatten)]
     pub(crate) systems: SystemArguments,
+    /// Start Leveret's pool, or one that spools all publishes, next to the publishers, with the link between it and the first
+    /// system, and measure them as well, as the systems near-pool and spool
+    #[arg(long, value_enum, value_name = "WHAT,...", value_delimiter = ',')]
+    near: Vec<Near>,
     /// Ways of publishing; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "STYLE")]
     style: Vec<PublishStyle>,
@@ -24,8 +28,30 @@ pub(crate) struct PublishArguments {
     /// Body size in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 16)]
     size: usize,
+    /// Publish persistent messages to a durable queue
+    #[arg(long)]
+    persistent: bool,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
+}
+
+/// A program between the publishers and the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Near {
+    /// Leveret's pool
+    Pool,
+    /// Leveret's pool with a spool
+    Spool,
+}
+
+impl Near {
+    /// The name of the system in reports.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Pool => "near-pool",
+            Self::Spool => "spool",
+        }
+    }
 }
 
 /// A way of publishing.
@@ -80,10 +106,13 @@ impl PublishStyle {
 #[derive(Debug)]
 pub(crate) struct PublishPlan {
     pub(super) systems: Systems,
+    /// Those between the publishers and the link to the first system.
+    pub(super) near: Vec<Near>,
     pub(super) styles: Vec<PublishStyle>,
     pub(super) publishers: Vec<usize>,
     pub(super) round_trips: Vec<f64>,
     pub(super) body: Vec<u8>,
+    pub(super) persistent: bool,
     pub(crate) common: Common,
 }
 
@@ -101,12 +130,28 @@ impl PublishArguments {
         )?;
         check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;
         let all = PublishStyle::value_variants();
+        let mut near = self.near.clone();
+        near.sort_unstable();
+        near.dedup();
+        let systems = self.systems.systems()?;
+        for name in near.iter().map(|near| near.name()) {
+            let is_free = systems.iter().all(|system| system.name != name);
+            check(is_free, &format!("--system: the name {name} is taken by --near"))?;
+        }
+        if !near.is_empty() {
+            check(
+                systems[0].uri.tls.is_none(),
+                "--near: the first system is reached over TLS, which the link cannot pass on for a pool",
+            )?;
+        }
         Ok(PublishPlan {
-            systems: self.systems.systems()?,
+            systems,
+            near,
             styles: if self.style.is_empty() { all.to_vec() } else { self.style.clone() },
             publishers: publishers.to_vec(),
             round_trips: round_trips(latency)?,
             body: vec![b'x'; self.size],
+            persistent: self.persistent,
             common: self.common.check(DEFAULTS)?,
         })
     }

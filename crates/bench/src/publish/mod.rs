@@ -9,21 +9,24 @@ mod tests;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::arrivals::{Arrivals, watched};
 use crate::error::{ClientError, Error};
 use crate::link::{self, Link, LinkShape, resolve};
 use crate::mailbox::Mailbox;
-use crate::metric::Metric;
+use crate::metric::{Fate, Metric};
 use crate::one_shot::Letter;
 use crate::proxy::through;
 use crate::report::Round;
 use crate::stream::content::MessageProperties;
 use crate::stream::workload::{Acks, Length};
 use crate::stream::{self, Workload};
+use crate::study::companion::Companion;
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Axis, Compared, Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+use arguments::Near;
 pub(crate) use arguments::{PublishArguments, PublishPlan, PublishStyle};
 
 /// At the longest round trip, each publisher sends at least this many messages.
@@ -34,7 +37,10 @@ const WARMUP_SHARE: u32 = 4;
 /// Runs the study.
 pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let cells = cells(plan);
-    let mut benches = plan.systems.iter().map(Bench::open).collect::<Result<Vec<_>, _>>()?;
+    let opened = plan.systems.iter().map(|system| Bench::open(plan, system, None));
+    let near = plan.near.iter().map(|near| Bench::open(plan, &plan.systems[0], Some(*near)));
+    let mut benches = opened.chain(near).collect::<Result<Vec<_>, _>>()?;
+    let systems: Vec<System> = benches.iter().map(|bench| bench.system.clone()).collect();
     let servers: Vec<(String, String)> =
         benches.iter().map(|bench| (bench.system.name.clone(), bench.mailbox.server())).collect();
     let about = |system: &System| {
@@ -47,11 +53,12 @@ pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, E
         compared: Compared::Scenarios,
         parameters: vec![
             Parameter::new("body", format!("{} bytes", plan.body.len())),
+            Parameter::new("messages", if plan.persistent { "persistent" } else { "transient" }),
             Parameter::new("window of confirms", arguments::WINDOW),
             Parameter::new("seconds a round", plan.common.time.as_secs_f64()),
         ],
         cells: &cells,
-        systems: &plan.systems,
+        systems: &systems,
     };
     let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
         let bench = &mut benches[index];
@@ -71,8 +78,15 @@ pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, E
          socket. Nobody consumes; the queue is emptied between rounds and holds a million messages at most."
             .to_owned(),
     );
+    if !plan.near.is_empty() {
+        report.notes.push(NEAR.to_owned());
+    }
     Ok(report)
 }
+
+const NEAR: &str = "near-pool and spool stand next to the publishers, and the link between them and the first system. Their \
+                    confirms are followed by a wait until everything has arrived in its queue; forward is how many \
+                    messages arrived there a second, from the first to the last.";
 
 /// Increasing numbers of publishers next to the system, then one publisher at increasing distances.
 fn cells(plan: &PublishPlan) -> Vec<Cell> {
@@ -86,6 +100,8 @@ fn cells(plan: &PublishPlan) -> Vec<Cell> {
 /// A system with its queue and the link to it.
 struct Bench {
     system: System,
+    /// The pool between the publishers and the link, killed when this is dropped, before its upstream vanishes with the link.
+    near: Option<Companion>,
     mailbox: Mailbox,
     link: Link,
     processes: Idle,
@@ -103,97 +119,136 @@ impl From<ClientError> for Failure {
 }
 
 impl Bench {
-    fn open(system: &System) -> Result<Self, Error> {
+    /// For the system itself, or a pool in front of it.
+    fn open(plan: &PublishPlan, system: &System, near: Option<Near>) -> Result<Self, Error> {
         let target = resolve("--system", &format!("{}:{}", system.uri.host, system.uri.port))?;
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
-        let mailbox = Mailbox::open(&system.uri).map_err(Error::of(&system.name))?;
-        Ok(Self { system: system.clone(), mailbox, link, processes: Idle::none(&system.watched) })
+        let mailbox = Mailbox::declare(&system.uri, plan.persistent).map_err(Error::of(&system.name))?;
+        let upstream = format!("amqp://{}", link.address());
+        let near = match near {
+            None => None,
+            Some(near) => Some((near, near.start(&upstream)?)),
+        };
+        let mut measured = system.clone();
+        if let Some((near, companion)) = &near {
+            measured = companion.system(near.name(), &system.uri)?;
+            // Both processes do the work.
+            measured.watched = measured.watched.with(&system.watched);
+        }
+        let processes = Idle::none(&measured.watched);
+        let near = near.map(|(_, companion)| companion);
+        Ok(Self { system: measured, near, mailbox, link, processes })
     }
 
     fn measure(&mut self, plan: &PublishPlan, cell: &Cell) -> Result<Sample, Failure> {
-        let (system, publishers) = match cell.axis {
-            Axis::RoundTrip => {
-                self.link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
-                let uri = through(&self.system.uri, self.link.address());
-                (System { uri, ..self.system.clone() }, 1)
-            }
-            _ => (self.system.clone(), cell.at as usize),
+        let (round_trip, publishers) = match cell.axis {
+            Axis::RoundTrip => (cell.at, 1),
+            _ => (0.0, cell.at as usize),
         };
+        self.link.set_round_trip(Duration::from_secs_f64(round_trip / 1e3));
+        let mut system = self.system.clone();
+        if cell.axis == Axis::RoundTrip && self.near.is_none() {
+            system.uri = through(&system.uri, self.link.address());
+        }
+        let (queue, processes) = (self.mailbox.name().to_owned(), &self.processes);
         let style = PublishStyle::named(cell.scenario);
-        let sample = match style.map(PublishStyle::confirms) {
-            Some(Some(confirms)) => self.connected(plan, system, publishers, confirms)?,
-            _ => self.one_shot(plan, &system, publishers, style == Some(PublishStyle::ConnectionConfirm))?,
+        let confirm = style == Some(PublishStyle::ConnectionConfirm);
+        let publish = || match style.map(PublishStyle::confirms) {
+            Some(Some(confirms)) => connected(plan, system, &queue, publishers, confirms),
+            _ => one_shot(plan, &system, &queue, publishers, confirm, processes),
+        };
+        let sample = if self.near.is_some() {
+            let (mut sample, sent, arrivals) = watched(&mut self.mailbox, publish)?;
+            add_arrivals(&mut sample, sent, arrivals);
+            sample
+        } else {
+            publish()?.0
         };
         self.mailbox.empty(0)?;
         Ok(sample)
     }
+}
 
-    /// Publishers that stay connected.
-    fn connected(
-        &self,
-        plan: &PublishPlan,
-        system: System,
-        publishers: usize,
-        confirms: usize,
-    ) -> Result<Sample, Failure> {
-        let measure = plan.common.time;
-        let workload = Workload {
-            producers: publishers,
-            durable: false,
-            bodies: Vec::new(),
-            properties: MessageProperties::default(),
-            first_queue: 1,
-            queue_arguments: Vec::new(),
-            consumer_arguments: Vec::new(),
-            exchange: None,
-            exchange_type: String::new(),
-            routing_key: None,
-            keys: 1,
-            consumers: 0,
-            channels: 1,
-            size: plan.body.len(),
-            length: Length::Timed { warmup: measure / WARMUP_SHARE, measure },
-            confirms,
-            mandatory: false,
-            acks: Acks::Automatic,
-            persistent: false,
-            queue: Some(self.mailbox.name().to_owned()),
-            queues: 1,
-            predeclared: true,
-            rate: None,
-            limit_backlog: 0,
-        };
-        let plan = stream::StreamPlan {
-            systems: vec![system].into(),
-            disk: None,
-            workload,
-            rounds: 1,
-            expectations: Vec::new(),
-        };
-        let report = stream::run(&plan, |_, _, _| {}).map_err(Failure::Other)?;
-        let round = report.systems.first().and_then(|system| system.rounds.first());
-        Ok(round.map_or_else(Sample::default, |round| sample(round, report.machine.cores)))
+impl Near {
+    fn start(self, upstream: &str) -> Result<Companion, Error> {
+        match self {
+            Self::Pool => Companion::pool(upstream),
+            Self::Spool => Companion::spool(upstream),
+        }
     }
+}
 
-    /// Publishers that reconnect for each message.
-    fn one_shot(
-        &self,
-        plan: &PublishPlan,
-        system: &System,
-        publishers: usize,
-        confirm: bool,
-    ) -> Result<Sample, Failure> {
-        let (uri, queue) = (&system.uri, self.mailbox.name());
-        let letter = Letter { uri, queue, body: &plan.body, confirm };
-        let shift = Shift { workers: publishers, time: plan.common.time, fewest: FEWEST };
-        let nobody = Idle::default();
-        let (mut sample, _) = letter.measure(shift, Meter::start(&self.processes, &nobody))?;
-        // In this study the latency of a message is that of its confirm, for all styles.
-        sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));
-        Ok(sample)
-    }
+fn add_arrivals(sample: &mut Sample, sent: u64, arrivals: Arrivals) {
+    arrivals.rate.into_iter().for_each(|rate| sample.add(Metric::Forward, rate));
+    sample.add(Metric::Count(Fate::Lost), sent.saturating_sub(arrivals.count) as f64);
+}
+
+/// Publishers that stay connected; also returns how many messages the queue is to get.
+fn connected(
+    plan: &PublishPlan,
+    system: System,
+    queue: &str,
+    publishers: usize,
+    confirms: usize,
+) -> Result<(Sample, u64), Failure> {
+    let measure = plan.common.time;
+    let workload = Workload {
+        producers: publishers,
+        durable: plan.persistent,
+        bodies: Vec::new(),
+        properties: MessageProperties::default(),
+        first_queue: 1,
+        queue_arguments: Vec::new(),
+        consumer_arguments: Vec::new(),
+        exchange: None,
+        exchange_type: String::new(),
+        routing_key: None,
+        keys: 1,
+        consumers: 0,
+        channels: 1,
+        size: plan.body.len(),
+        length: Length::Timed { warmup: measure / WARMUP_SHARE, measure },
+        confirms,
+        mandatory: false,
+        acks: Acks::Automatic,
+        persistent: plan.persistent,
+        queue: Some(queue.to_owned()),
+        queues: 1,
+        predeclared: true,
+        rate: None,
+        limit_backlog: 0,
+    };
+    let plan = stream::StreamPlan {
+        systems: vec![system].into(),
+        disk: None,
+        workload,
+        rounds: 1,
+        expectations: Vec::new(),
+    };
+    let report = stream::run(&plan, |_, _, _| {}).map_err(Failure::Other)?;
+    let round = report.systems.first().and_then(|system| system.rounds.first());
+    let sent = round.map_or(0, |round| round.counts.published.saturating_sub(round.counts.nacked));
+    Ok((round.map_or_else(Sample::default, |round| sample(round, report.machine.cores)), sent))
+}
+
+/// Publishers that reconnect for each message; also returns how many messages the queue is to get.
+fn one_shot(
+    plan: &PublishPlan,
+    system: &System,
+    queue: &str,
+    publishers: usize,
+    confirm: bool,
+    processes: &Idle,
+) -> Result<(Sample, u64), Failure> {
+    let letter = Letter { uri: &system.uri, queue, body: &plan.body, confirm, persistent: plan.persistent };
+    let shift = Shift { workers: publishers, time: plan.common.time, fewest: FEWEST };
+    let nobody = Idle::default();
+    let (mut sample, count) = letter.measure(shift, Meter::start(processes, &nobody))?;
+    // In this study the latency of a message is that of its confirm, for all styles.
+    sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));
+    Ok((sample, count))
 }
 
 fn sample(round: &Round, cores: usize) -> Sample {

@@ -50,7 +50,13 @@ fn what_is_given_is_measured_and_nothing_else() {
 
 #[test]
 fn what_could_never_work_is_refused() {
-    for arguments in [&["--publishers", "0"][..], &["--latency=-1"], &["--size", "999999999"]] {
+    for arguments in [
+        &["--publishers", "0"][..],
+        &["--latency=-1"],
+        &["--size", "999999999"],
+        &["--system", "spool=amqp://h", "--near", "spool"],
+        &["--uri", "amqps://h", "--near", "pool"],
+    ] {
         assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
     }
 }

@@ -70,8 +70,9 @@ pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
 }
 
 /// The metrics that are drawn if they were measured.
-const CHARTED: [Metric; 6] = [
+const CHARTED: [Metric; 7] = [
     Metric::Rate,
+    Metric::Forward,
     Metric::Latency(LatencyPoint::P50),
     Metric::Latency(LatencyPoint::P99),
     Metric::ConfirmLatency(LatencyPoint::P99),

@@ -26,12 +26,17 @@ impl Companion {
         Self::start(&["--upstream", upstream], None)
     }
 
+    /// Starts this program as a pool in front of `upstream` that spools all publishes, with a temporary data folder, and waits
+    /// until it listens.
+    pub(crate) fn spool(upstream: &str) -> Result<Self, Error> {
+        let (folder, text) = temporary_folder("spool");
+        let arguments = ["--upstream", upstream, "--spool", r#"{exchange = ".*"}"#, "--data-dir", &text];
+        Self::start(&arguments, Some(folder))
+    }
+
     /// Starts this program as a broker with a temporary data folder.
     pub(crate) fn broker() -> Result<Self, Error> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let name = format!("leveret-bench-broker-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
-        let folder = std::env::temp_dir().join(name);
-        let text = folder.to_string_lossy().into_owned();
+        let (folder, text) = temporary_folder("broker");
         Self::start(&["--data-dir", &text], Some(folder))
     }
 
@@ -81,6 +86,15 @@ impl Drop for Companion {
             drop(std::fs::remove_dir_all(folder));
         }
     }
+}
+
+/// A path that nobody has used, also as text.
+fn temporary_folder(purpose: &str) -> (PathBuf, String) {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let name = format!("leveret-bench-{purpose}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+    let folder = std::env::temp_dir().join(name);
+    let text = folder.to_string_lossy().into_owned();
+    (folder, text)
 }
 
 /// The options of listeners that would use ports which may be taken.

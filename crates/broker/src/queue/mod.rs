@@ -8,6 +8,7 @@
 mod consumers;
 mod delivery;
 mod flow;
+mod moving;
 mod paging;
 mod ready;
 mod state;
@@ -29,6 +30,7 @@ pub use delivery::{
     Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
 };
 pub(crate) use flow::Sender;
+pub use moving::Moving;
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 pub(crate) use stored::{StoredMessages, stored_expiry};

@@ -6,6 +6,7 @@ use broker::{Compatibility, QueueKind};
 use server::{AccessFormat, AccessTarget, Network};
 use transport::tls::{LoginFrom, SanType};
 
+use super::spool::Unsuitable;
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
 
@@ -64,6 +65,8 @@ pub(crate) enum InboundHeader {
 }
 
 words!(InboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2, "any" => Self::Any });
+
+words!(Unsuitable { "direct" => Self::Direct, "refuse" => Self::Refuse });
 
 words!(Compatibility { "3.10" => Self::V3_10, "4" => Self::V4 });
 

@@ -102,6 +102,7 @@ and where it came from. Both take the flags of `leveret serve`.
 | URL | `amqp://host[:port]` or `amqps://host[:port]`, or `off` for none; several as repeated flags, a list in the file, or separated by commas in the variable |
 | FILE | a path, or `off` for none; several like URLs |
 | RELAY | `LISTEN=URL`, an inline table of TOML, or `off` for none; see below; several like URLs |
+| SPOOL | an inline table of TOML such as `{exchange = \"^orders$\"}`, or `off` for none; several like URLs |
 | NETWORK | an address, or a range of them such as `10.0.0.0/8`; several like URLs |
 | ORIGIN | `local`, a host such as `*.example.com`, an origin such as `https://app.example.com`, `null` or `*`; several like URLs |
 | WORD | one of the words that the meaning lists |

@@ -2,6 +2,7 @@
 
 use super::address::ListenAddr;
 use super::choice::{InboundHeader, VerifyClient};
+use super::data_dir::DataDir;
 use super::layers::{ConfigError, Effective};
 use super::settings::{Config, SETTINGS};
 
@@ -54,6 +55,16 @@ pub(super) const EMBEDDED_BROKER: Requirement = Requirement {
 pub(super) const UPSTREAM: Requirement = Requirement {
     is_met: |config| !config.upstream.is_empty(),
     otherwise: "has no effect without an upstream",
+};
+
+pub(super) const SPOOL: Requirement = Requirement {
+    is_met: |config| !config.spool.0.is_empty(),
+    otherwise: "has no effect without a rule of spool",
+};
+
+pub(super) const DATA_FOLDER: Requirement = Requirement {
+    is_met: |config| config.data_dir != DataDir::Off,
+    otherwise: "needs data_dir, a folder for the messages",
 };
 
 pub(super) const UPSTREAM_FOR_QUORUM: Requirement = Requirement {

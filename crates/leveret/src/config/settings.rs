@@ -20,10 +20,11 @@ use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::RelayList;
 use super::requirement::{
-    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, EMBEDDED_BROKER, HTTPS, LOGIN_BY_CERTIFICATE,
-    PROXY_PROTOCOL, Requirement, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_FOR_QUORUM, UPSTREAM_OVER_TLS,
-    WEBSOCKET,
+    CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTPS,
+    LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_FOR_QUORUM,
+    UPSTREAM_OVER_TLS, WEBSOCKET,
 };
+use super::spool::{SpoolRules, Unsuitable};
 use super::value::{
     ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
 };
@@ -386,6 +387,35 @@ settings! {
         upstream_inbox_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
     }
 
+    "Spool" {
+        /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the
+        /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
+        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the folder `spool`
+        /// of `data_dir`. docs/spool.md says when that is of use, and when not.
+        spool: SpoolRules = "off", requires UPSTREAM and DATA_FOLDER;
+
+        /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
+        /// less. The free space of the disk limits it as well (`disk_free_limit`).
+        spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
+
+        /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
+        spool_max_age: Duration = "24h", from "1s" to "10000h", requires SPOOL;
+
+        /// How long a user name and password that the upstream has accepted for a virtual host may log in and publish to the
+        /// spool while no upstream can be asked, over restarts of Leveret, too; `0s` for not at all. Passwords are stored as
+        /// salted hashes, which leave the disk after that time. Once the upstream can be asked again, a client that it refuses
+        /// is closed.
+        spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
+
+        /// How publishes are treated that a rule matches and that cannot be spooled: mandatory or immediate ones, those on a
+        /// channel with tx, or above `spool_message_max`. `direct` sends them to the upstream as without a rule, `refuse`
+        /// closes their channel with 406 PRECONDITION_FAILED. Requests and replies by direct reply-to are always direct.
+        spool_unsuitable: Unsuitable = "direct", requires SPOOL;
+
+        /// The largest body of a message that is spooled. See `spool_unsuitable` for larger ones.
+        spool_message_max: ByteSize = "16MiB", from "0" to "512MiB", requires SPOOL;
+    }
+
     "Broker" {
         /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when it starts: vhosts, users,
         /// permissions, policies, limits, queues, exchanges and bindings.
@@ -393,14 +423,15 @@ settings! {
         /// without a file, guest and `/`.
         definitions: FilePath = "off", requires EMBEDDED_BROKER;
 
-        /// The folder where the embedded broker keeps what must survive a restart; one process at a time can use it. `auto`
-        /// is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`. With
-        /// `off` everything is in memory only.
+        /// The folder where the embedded broker, or a spool, keeps what must survive a restart; one process at a time can use
+        /// it. `auto` is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`.
+        /// With `off` everything is in memory only.
         data_dir: DataDir = "auto";
 
-        /// How much memory this process may use before clients that publish to the embedded broker are blocked: they are
-        /// not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's memory, or of
-        /// what the control group (container) of this process may use; or a size. Clients that only consume are never blocked.
+        /// How much memory this process may use before clients that publish to the embedded broker, or to a spool, are
+        /// blocked: they are not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's
+        /// memory, or of what the control group (container) of this process may use; or a size. Clients that only consume are
+        /// never blocked.
         memory_high_watermark: Watermark = "0.6", applied live;
 
         /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:

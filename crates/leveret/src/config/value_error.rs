@@ -35,6 +35,9 @@ pub(crate) enum ValueError {
     /// The text is not an origin.
     #[error("'{text}' is {source}")]
     Origin { text: String, source: NotOrigin },
+    /// The text is not a regular expression.
+    #[error("{0}")]
+    Pattern(String),
     /// The mistake is in this key of a table.
     #[error("{key}: {source}")]
     Key { key: String, source: Box<Self> },

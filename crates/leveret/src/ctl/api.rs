@@ -134,6 +134,11 @@ impl Api {
         self.send(Method::DELETE, path, None, None).map(drop)
     }
 
+    /// Deletes the resource; returns what the server says about it.
+    pub(super) fn remove(&self, path: &str) -> Result<Value, Failure> {
+        self.send(Method::DELETE, path, None, None)
+    }
+
     /// Deletes the resource, with a reason for the server to pass on.
     pub(super) fn delete_because(&self, path: &str, reason: &str) -> Result<(), Failure> {
         self.send(Method::DELETE, path, None, Some(("x-reason", reason))).map(drop)

@@ -13,6 +13,7 @@ mod permissions;
 mod policies;
 mod pool;
 mod secret;
+mod spool;
 mod status;
 mod store;
 mod users;

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::api::{Api, path};
 use super::list::Everywhere;
 use super::output::Output;
+use super::spool::{self, SpoolCommand};
 use crate::Failure;
 
 /// Questions to a Leveret, and actions on it.
@@ -32,6 +33,9 @@ pub(super) enum PoolCommand {
     ListSharedGroups(Everywhere),
     /// Retained MQTT messages of each virtual host upstream
     ListRetained(Everywhere),
+    /// The spool of the pool: what waits in it, and what it does
+    #[command(subcommand)]
+    Spool(SpoolCommand),
     /// Channels leased to clients, and what sharing has saved
     Leases,
     /// The limits of this process, and how often they were exceeded
@@ -84,6 +88,7 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
             list.show(api, output, &["leveret", "shared-groups"], &GROUP, true)
         }
         PoolCommand::ListRetained(list) => list.show(api, output, &["leveret", "retained"], &RETAINED, false),
+        PoolCommand::Spool(command) => spool::run(command, api, output),
         PoolCommand::Environment(list) => {
             list.show(api, output, &["leveret", "environment"], &["key", "value", "origin", "live"], false)
         }

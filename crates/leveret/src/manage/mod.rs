@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NodeInfo, TlsListener};
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
-use server::{Backend, ClientProtocol, Clock, InUse, Limits, PROTOCOLS, Resource, Scopes, Server};
+use server::{
+    Backend, ClientProtocol, Clock, ForwardingMode, InUse, Limits, PROTOCOLS, Resource, Scopes, Server,
+};
 use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
@@ -175,6 +177,37 @@ impl ApiProcess for Manager {
 
     fn retained_messages(&self) -> Vec<Value> {
         self.server.retained_messages().iter().map(pool::retained).collect()
+    }
+
+    fn spool_queues(&self) -> Vec<Value> {
+        let Some(spool) = self.server.spool() else { return Vec::new() };
+        let mode = spool.mode();
+        spool.status().iter().map(|queue| pool::spool_queue(queue, mode)).collect()
+    }
+
+    fn parked_messages(&self) -> Vec<Value> {
+        let parked = self.server.spool().map(|spool| spool.parked_messages()).unwrap_or_default();
+        parked.iter().map(pool::parked_message).collect()
+    }
+
+    fn requeue_parked(&self) -> Option<Value> {
+        let spool = self.server.spool()?;
+        Some(json!({ "requeued": spool.requeue_parked(), "remaining": spool.parked() }))
+    }
+
+    fn steer_spool(&self, action: &str) -> Option<Value> {
+        let spool = self.server.spool()?;
+        let mode = match action {
+            "pause" => ForwardingMode::Paused,
+            "drain" => ForwardingMode::Draining,
+            _ => ForwardingMode::Running,
+        };
+        spool.set_mode(mode);
+        Some(json!({ "state": mode.name() }))
+    }
+
+    fn purge_parked(&self) -> Option<Value> {
+        Some(json!({ "purged": self.server.spool()?.purge_parked() }))
     }
 
     fn leases(&self) -> Option<Value> {

@@ -4,8 +4,8 @@ use admin::DetachedSession;
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
 use server::{
-    DetachedMqttSession, GroupStatus, RetainedStatus, Server, SharedBindingStatus, SharedQueueStatus,
-    SharedTotals,
+    DetachedMqttSession, ForwardingMode, GroupStatus, ParkedMessage, RetainedStatus, Server,
+    SharedBindingStatus, SharedQueueStatus, SharedTotals, SpoolStatus,
 };
 
 /// Limits of the pool, which do not change while the process runs.
@@ -48,6 +48,26 @@ pub(super) fn shared_queue(status: &SharedQueueStatus) -> Value {
         "name": status.queue, "protocol": status.protocol, "user": status.user, "vhost": status.vhost, "exchange": status.exchange,
         "subscribers": status.subscribers, "bindings": status.bindings, "messages_received": status.received, "copies_delivered": status.copies,
         "dropped_messages": status.dropped, "overflowed_subscribers": status.overflowed, "connections_lost": status.lost,
+    })
+}
+
+/// A queue of the spool.
+pub(super) fn spool_queue(status: &SpoolStatus, mode: ForwardingMode) -> Value {
+    json!({
+        "user": status.user, "vhost": status.vhost, "messages": status.messages, "bytes": status.bytes,
+        "oldest_seconds": status.oldest_seconds, "deferred_messages": status.deferred, "state": mode.name(),
+        "accept_rate": status.accept_rate, "forward_rate": status.forward_rate,
+        "accepted": status.accepted, "forwarded": status.forwarded,
+        "refused": status.parked, "waits_for": status.trouble,
+    })
+}
+
+/// A message that the upstream has refused for good.
+pub(super) fn parked_message(message: &ParkedMessage) -> Value {
+    json!({
+        "user": message.user, "vhost": message.vhost, "exchange": message.exchange,
+        "routing_key": message.routing_key, "reason": message.reason, "accepted_at": message.accepted_at,
+        "refused_at": message.refused_at, "body_bytes": message.body_bytes,
     })
 }
 

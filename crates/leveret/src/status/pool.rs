@@ -2,7 +2,7 @@
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
 use proxy::Pool;
-use server::{MqttUpstreamTotals, Server, SharedCounts, SharedTotals};
+use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
@@ -18,6 +18,9 @@ pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     write_shared_queues(&server.shared_totals(), out);
     if let Some(totals) = server.mqtt_upstream_totals() {
         write_mqtt(&totals, server.metrics().mqtt_messages_dropped.get(), out);
+    }
+    if let Some(spool) = server.spool() {
+        write_spool(spool, out);
     }
     let proxy::Durations { buckets, count, sum } = metrics.queueing;
     let buckets = proxy::BOUNDS.into_iter().zip(buckets).collect();
@@ -124,6 +127,73 @@ fn write_mqtt(totals: &MqttUpstreamTotals, dropped: u64, out: &mut MetricsWriter
     out.counter("leveret_mqtt_shared_group_messages_total", help, totals.group_delivered);
     let help = "MQTT messages of QoS 0 dropped because no upstream could be reached.";
     out.counter("leveret_mqtt_dropped_messages_total", help, dropped);
+}
+
+/// The queues of the spool, by user and virtual host.
+fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
+    type Of = fn(&SpoolStatus) -> u64;
+    const FAMILIES: [(&str, &str, MetricKind, Of); 8] = [
+        (
+            "leveret_spool_messages",
+            "Messages in the spool that the upstream has not confirmed.",
+            MetricKind::Gauge,
+            |queue| queue.messages,
+        ),
+        ("leveret_spool_bytes", "Bytes of these messages.", MetricKind::Gauge, |queue| queue.bytes),
+        (
+            "leveret_spool_oldest_seconds",
+            "Seconds since the oldest of them was accepted; 0 if there is none.",
+            MetricKind::Gauge,
+            |queue| queue.oldest_seconds.unwrap_or_default(),
+        ),
+        (
+            "leveret_spool_deferred_messages",
+            "Messages that wait for their destination, in memory or on disk: the upstream has nacked one for it, or refused one for good.",
+            MetricKind::Gauge,
+            |queue| queue.deferred,
+        ),
+        (
+            "leveret_spool_waiting",
+            "1 if something keeps the messages from being forwarded, such as an upstream that is unreachable, else 0.",
+            MetricKind::Gauge,
+            |queue| u64::from(queue.trouble.is_some()),
+        ),
+        (
+            "leveret_spool_accepted_messages_total",
+            "Messages that the spool has accepted.",
+            MetricKind::Counter,
+            |queue| queue.accepted,
+        ),
+        (
+            "leveret_spool_forwarded_messages_total",
+            "Messages that the upstream has confirmed.",
+            MetricKind::Counter,
+            |queue| queue.forwarded,
+        ),
+        (
+            "leveret_spool_refused_messages_total",
+            "Messages that the upstream has refused for good, which were parked.",
+            MetricKind::Counter,
+            |queue| queue.parked,
+        ),
+    ];
+    let queues = spool.status();
+    for (name, help, kind, value) in FAMILIES {
+        let mut family = out.family(name, help, kind);
+        for queue in &queues {
+            family.sample(&[("vhost", &*queue.vhost), ("user", &*queue.user)], value(queue));
+        }
+    }
+    let is_paused = u64::from(spool.mode() == ForwardingMode::Paused);
+    out.gauge("leveret_spool_paused", "1 if an operator has paused forwarding, else 0.", is_paused);
+    out.gauge("leveret_spool_parked_messages", "Parked messages.", spool.parked());
+    let help = "Clients that were admitted before the upstream had decided about their login, because it had accepted their credentials before.";
+    out.counter("leveret_spool_offline_logins_total", help, spool.offline_logins());
+    let help = "Open clients about whose login the upstream has not decided yet.";
+    out.gauge("leveret_spool_unverified_clients", help, spool.unverified_clients() as u64);
+    let help =
+        "Connections whose publishers are blocked: the spool has reached a limit, or is being drained.";
+    out.gauge("leveret_spool_blocked_connections", help, spool.blocked_connections() as u64);
 }
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {

@@ -1,19 +1,60 @@
-//! How long a login vouches for others, and how it is refreshed (P1).
+//! How long a verified login counts for others with the same credentials, and how it is verified again (P1).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::Credentials;
-use amqp::sasl::Secret;
 
-use super::{Entered, Pool, background};
+use super::{ClientInfo, ClientSide, Entered, Login, Pool, background};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
+use crate::session::ProxySession;
 use crate::upstream::Upstream;
 
+/// A login that the broker has accepted for a virtual host, for [`Pool::open_verified`].
+#[derive(Debug)]
+pub struct VerifiedLogin {
+    credentials: Arc<Credentials>,
+    info: ClientInfo,
+    virtual_host: Box<str>,
+}
+
+impl VerifiedLogin {
+    /// See [`Login::credentials`].
+    pub fn credentials(&self) -> &Arc<Credentials> {
+        &self.credentials
+    }
+}
+
 impl Pool {
+    /// Verifies a login for a virtual host: the first part of [`Self::open`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn verify_login(
+        self: &Arc<Self>,
+        login: Login,
+        virtual_host: &str,
+    ) -> Result<VerifiedLogin, Refusal> {
+        let Login { credentials, info, mut begun } = login;
+        let end = self.arrival_end();
+        while !self.is_verified_for(&credentials, virtual_host) {
+            match self.verify_once(begun.take(), &credentials, virtual_host, end).await {
+                Ok(()) => break,
+                Err(refusal) => self.wait_for_return(refusal, end).await?,
+            }
+        }
+        Ok(VerifiedLogin { credentials, info, virtual_host: virtual_host.into() })
+    }
+
+    /// Opens the virtual host for which a login has just been verified: the second part of [`Self::open`].
+    pub fn open_verified(self: &Arc<Self>, login: VerifiedLogin, client: ClientSide) -> ProxySession {
+        let VerifiedLogin { credentials, info, virtual_host } = login;
+        ProxySession::new(self.clone(), credentials, &virtual_host, &info, client, transport::now())
+    }
+
     /// Whether the broker accepted these credentials for the virtual host less than `auth_ttl` ago, and a
     /// connection opened with them is still open. After half of that time the broker is asked again in the
     /// background, so that a steady stream of clients never waits (P6).
@@ -53,7 +94,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the broker again. Credentials that it refuses now no longer vouch for anyone.
+    /// Asks the broker again. Credentials that it refuses now do not count any more.
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
         background::run(async move {
@@ -83,7 +124,7 @@ impl Pool {
         });
     }
 
-    /// Verifies the `number`th new secret of a client with the broker; an event reports the verdict. While no
+    /// Verifies the `number`th new secret of a client with the broker; an event reports the outcome. While no
     /// broker can be asked, which says nothing against the secret, the client waits and continues with its
     /// current one.
     pub(crate) fn verify_secret(
@@ -94,7 +135,7 @@ impl Pool {
         virtual_host: Box<str>,
         number: u64,
     ) {
-        let credentials = Arc::new(with_secret(old, Secret::new(secret)));
+        let credentials = Arc::new(old.with_secret(secret));
         let pool = self.clone();
         background::run(async move {
             let result = loop {
@@ -117,8 +158,7 @@ impl Pool {
         credentials: &Credentials,
         virtual_host: &str,
     ) -> Result<Arc<Credentials>, Refusal> {
-        let credentials =
-            self.shared_copy(with_secret(credentials, Secret::new(credentials.secret.expose())));
+        let credentials = self.shared_copy(credentials.copy());
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
@@ -129,8 +169,7 @@ impl Pool {
                 };
             let begun = self.begin(permit, &credentials, &ClientProperties::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
-                let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
-                self.auth_gate.refuse(refused, text.clone(), transport::now());
+                self.auth_gate.refuse(credentials.copy(), text.clone(), transport::now());
             }
             self.verify(begun?, &credentials, virtual_host).await?;
             self.auth_gate.verified(&credentials);
@@ -141,14 +180,3 @@ impl Pool {
 
 /// Pause between attempts to verify a new secret. Each attempt itself waits for `arrival_max`.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
-
-/// The same identity with another secret.
-fn with_secret(credentials: &Credentials, secret: Secret) -> Credentials {
-    let Credentials { mechanism, username, authorize_as, .. } = credentials;
-    Credentials {
-        mechanism: *mechanism,
-        username: username.clone(),
-        authorize_as: authorize_as.clone(),
-        secret,
-    }
-}

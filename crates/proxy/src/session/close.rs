@@ -90,6 +90,19 @@ impl ProxySession {
         self.pool.counters().clients.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Ends the session as [`Self::end`] does, for a client that sends again by itself what the upstream has not confirmed: no
+    /// data is kept for it.
+    pub fn discard(&mut self, now: Instant) {
+        for (_, channel) in self.channels.iter_mut() {
+            channel.in_line.clear();
+            for side in channel.sides_mut() {
+                side.held.clear();
+                side.take_remains();
+            }
+        }
+        self.end(now);
+    }
+
     /// Closes a channel for a fault of the client that the broker has not seen.
     pub(super) fn fail_channel(&mut self, number: u16, fault: &Fault) {
         self.output.hand_over();

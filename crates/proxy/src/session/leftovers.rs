@@ -20,6 +20,10 @@ impl ProxySession {
     /// Hands over those held frames, and those lost with a connection, that may go to a shared one; replies
     /// to them are discarded.
     pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
+        if !self.link.kept.keeps_messages() {
+            // The client sends them again itself.
+            return;
+        }
         let departed = channels.into_iter().map(|channel| self.departed(channel)).collect();
         HandOver {
             handing_over: HandingOver::begin(&self.pool),

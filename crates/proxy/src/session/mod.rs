@@ -94,7 +94,8 @@ pub struct ProxySession {
     exclusive: bool,
     /// Whether the client has declared an auto-delete queue, which is deleted once it has no consumer for a moment.
     auto_delete: bool,
-    /// Whether a broker closed a shared connection for an error that this client may have caused.
+    /// Whether a broker closed a shared connection for an error that this client may have caused: now, or in an earlier
+    /// session ([`Self::without_replay`]).
     suspect: bool,
     output: Output,
     /// Channels with frames in the wait queue, or that wait to be closed until the broker has processed their
@@ -136,6 +137,19 @@ enum Life {
 }
 
 impl ProxySession {
+    /// For a client that publishes again by itself, in its own order, what has no confirm: the pool keeps no message for it,
+    /// and the loss of an upstream connection that it uses ends it with the fault of that connection. Messages without a
+    /// confirm are then neither refused nor sent again. To be called before anything else.
+    ///
+    /// If it `is_isolated`, all its channels are on a connection of its own, so that a fault there is of its making. Otherwise
+    /// a fault other than 320 CONNECTION_FORCED may be another client's.
+    #[must_use]
+    pub fn without_replay(mut self, is_isolated: bool) -> Self {
+        self.link.kept.keep_no_messages();
+        self.suspect = is_isolated;
+        self
+    }
+
     pub(crate) fn new(
         pool: Arc<Pool>,
         credentials: Arc<Credentials>,

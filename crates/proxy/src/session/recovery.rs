@@ -50,6 +50,9 @@ impl ProxySession {
             return Ok(());
         }
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
+        if !self.link.kept.keeps_messages() {
+            return Err(fault);
+        }
         if fault.code != ReplyCode::ConnectionForced && !is_own {
             // The culprit cannot be identified (P2). Each suspect continues on a connection of its own, where
             // a repeated fault ends only the client that causes it.

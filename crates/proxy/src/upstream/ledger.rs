@@ -39,6 +39,8 @@ use crate::replay_buffer::ReplayBuffer;
 #[derive(Debug)]
 pub(crate) struct Ledger {
     kept: Arc<ReplayBuffer>,
+    /// Whether the frames of messages are kept: [`ReplayBuffer::keeps_messages`].
+    keeps_messages: bool,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
     record: Mutex<Record, { Rank::UpstreamClient as u8 }>,
@@ -107,7 +109,8 @@ impl Ledger {
     pub(crate) fn new(link: &Arc<ClientLink>, carried: Carried) -> Arc<Self> {
         let made_again = !carried.consumers.is_empty();
         let record = Mutex::new(Record { carried, made_again, ..Record::default() });
-        Arc::new(Self { kept: link.kept.clone(), link: Arc::downgrade(link), record })
+        let kept = link.kept.clone();
+        Arc::new(Self { keeps_messages: kept.keeps_messages(), kept, link: Arc::downgrade(link), record })
     }
 
     /// Has a method remembered that was carried out, or has no reply.
@@ -144,7 +147,7 @@ impl Ledger {
         record.published += count;
         record.unproven = 0;
         record.sends_unanswered(true);
-        self.push(&mut record, SentEntry::new(what, frames.to_vec()));
+        self.push_messages(&mut record, what, frames);
     }
 
     /// Records whole messages sent outside confirm mode; returns whether it is time for a proof.
@@ -155,6 +158,7 @@ impl Ledger {
         record.unproven += frames.len();
         record.sends_unanswered(false);
         let wants_proof = record.unproven >= PROOF_DUE;
+        let frames = if self.keeps_messages { frames } else { &[] };
         if let Some(last) = record.entries.back_mut() {
             let before = last.bytes();
             if last.join_messages(&what, frames) {
@@ -172,7 +176,7 @@ impl Ledger {
         let what = record.outside_confirm_mode(1);
         record.unproven += payload.len();
         record.sends_unanswered(false);
-        self.push(&mut record, SentEntry::new(what, method_frame(payload)));
+        self.push_messages(&mut record, what, &method_frame(payload));
     }
 
     /// Whether messages were sent that no request follows; and whether enough of them to ask for a proof.
@@ -211,7 +215,7 @@ impl Ledger {
         record.unproven = 0;
         record.sends_unanswered(true);
         let what = What::Messages { first: record.published, count: 1, too_large: false };
-        self.push(&mut record, SentEntry::new(what, method_frame(payload)));
+        self.push_messages(&mut record, what, &method_frame(payload));
     }
 
     /// Records a content frame of the last message. Messages larger than `limit` bytes are not kept.
@@ -229,7 +233,7 @@ impl Ledger {
             }
             What::Asked { .. } | What::Unanswered { .. } | What::Selected { .. } => return,
         };
-        if *too_large {
+        if *too_large || !self.keeps_messages {
             return;
         }
         if kind == FrameKind::Header
@@ -374,6 +378,16 @@ impl Ledger {
             }
         }
         self.push(record, SentEntry::new(what, method_frame(payload)));
+    }
+
+    /// Adds messages, whose frames may still be incomplete.
+    fn push_messages(&self, record: &mut Record, what: What, frames: &[u8]) {
+        if self.keeps_messages {
+            return self.push(record, SentEntry::new(what, frames.to_vec()));
+        }
+        if !record.entries.back_mut().is_some_and(|last| last.join_unkept(&what)) {
+            self.push(record, SentEntry::new(what, Vec::new()));
+        }
     }
 
     fn push(&self, record: &mut Record, entry: SentEntry) {

@@ -506,7 +506,23 @@ impl Client {
         Box::pin(Self::open(pool, login, 131_072, Capabilities::ALL)).await
     }
 
+    /// Like [`Self::connect`], for a client that publishes again by itself what has no confirm.
+    pub(crate) async fn without_replay(pool: &Arc<Pool>, is_isolated: bool) -> Self {
+        let login = login(pool, "user", "right").await.unwrap();
+        let session = Box::pin(Self::session(pool, login, 131_072, Capabilities::ALL)).await;
+        Self::of((session.0.without_replay(is_isolated), session.1), 131_072)
+    }
+
     async fn open(pool: &Arc<Pool>, login: Login, frame_max: u32, capabilities: Capabilities) -> Self {
+        Self::of(Box::pin(Self::session(pool, login, frame_max, capabilities)).await, frame_max)
+    }
+
+    async fn session(
+        pool: &Arc<Pool>,
+        login: Login,
+        frame_max: u32,
+        capabilities: Capabilities,
+    ) -> (ProxySession, Arc<Outbox>) {
         let outbox = Arc::new(Outbox::new(1024 * 1024));
         let side = ClientSide {
             outbox: outbox.clone(),
@@ -514,7 +530,10 @@ impl Client {
             capabilities,
             client_properties: FieldTable::from_iter([("product", amqp::FieldValue::text("a test"))]),
         };
-        let session = soon("open-ok", pool.open(login, "/", side)).await.unwrap();
+        (soon("open-ok", pool.open(login, "/", side)).await.unwrap(), outbox)
+    }
+
+    fn of((session, outbox): (ProxySession, Arc<Outbox>), frame_max: u32) -> Self {
         let (stream, mut far) = tokio::io::duplex(1024 * 1024);
         let draining = Arc::new(AtomicBool::new(false));
         let mut server = ServerEnd {

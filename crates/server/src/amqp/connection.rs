@@ -17,6 +17,7 @@ use super::session::BackendSession;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState};
 use crate::registry::{OpenConnection, Opening};
+use crate::spool::PendingLogin;
 use crate::websocket::Carriage;
 
 /// Time limit for a client to answer our connection.close before its socket is closed.
@@ -82,6 +83,8 @@ impl AmqpConnection {
         }
         match self.core.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
+            // To find out may take longer than clients wait for a handshake.
+            _ if self.core.shared.admits_offline() => handshake.admitted = true,
             Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
@@ -137,7 +140,7 @@ impl AmqpConnection {
         let client = LoginRequest { id: self.core.id, peer: self.core.peer };
         match shared.backend.login_at_once(&credentials, client) {
             Some(result) => self.answered(Answer::Login(result), now),
-            None => self.ask(async move { Answer::Login(shared.backend.login(credentials, client).await) }),
+            None => self.ask(async move { Answer::Login(shared.login_amqp(credentials, client).await) }),
         }
     }
 
@@ -180,9 +183,11 @@ impl AmqpConnection {
                 self.answered(Answer::Open(session), now);
             }
             BackendLogin::Upstream(login) => {
-                self.ask(
-                    async move { Answer::Open(shared.backend.open_upstream(login, &request, outbox).await) },
-                )
+                let login = PendingLogin::decided(login);
+                self.ask(async move { Answer::Open(shared.open_amqp(login, &request, outbox).await) });
+            }
+            BackendLogin::Pending(login) => {
+                self.ask(async move { Answer::Open(shared.open_amqp(login, &request, outbox).await) });
             }
         }
     }
@@ -517,9 +522,12 @@ impl ProtocolState for AmqpConnection {
     fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
         self.leave_when_settled(now);
         if !self.is_open() && self.core.is_late(now) {
-            if let AmqpPhase::Leaving(_) = self.phase {
+            if let AmqpPhase::Leaving(session) = &self.phase {
+                let is_answered = session.has_stored_publishes();
                 self.end_session(now);
-                self.send(connection::CloseOk {});
+                if is_answered {
+                    self.send(connection::CloseOk {});
+                }
             }
             self.core.ends(Ending::Refused, || "handshake timed out".to_owned());
             self.finish();

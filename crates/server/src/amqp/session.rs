@@ -55,8 +55,16 @@ pub(crate) trait BackendSession: Send {
     fn close(&mut self, now: Instant) -> bool;
     /// Whether [`BackendSession::close`] has finished.
     fn is_closed(&self) -> bool;
+    /// Whether a close that has not finished in time may be answered: nothing that the client was promised depends on it.
+    fn has_stored_publishes(&self) -> bool {
+        true
+    }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);
+    /// The same for a client that sends again by itself what has not been confirmed.
+    fn discard(&mut self, now: Instant) {
+        self.end(now);
+    }
 }
 
 impl BackendSession for proxy::ProxySession {
@@ -118,5 +126,9 @@ impl BackendSession for proxy::ProxySession {
 
     fn end(&mut self, now: Instant) {
         Self::end(self, now);
+    }
+
+    fn discard(&mut self, now: Instant) {
+        Self::discard(self, now);
     }
 }

@@ -316,6 +316,11 @@ impl AmqpClient {
         let _ = self.flush(now);
         self.session.end(now);
     }
+
+    /// Ends the session in whatever state it is; messages that have not been confirmed may be lost.
+    pub(crate) fn discard(&mut self, now: Instant) {
+        self.session.discard(now);
+    }
 }
 
 /// Class and method id of basic.deliver.

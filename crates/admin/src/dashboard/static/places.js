@@ -13,6 +13,7 @@ import { pool } from "./views/pool.js";
 import { queue } from "./views/queue.js";
 import { queues } from "./views/queues.js";
 import { sessions } from "./views/sessions.js";
+import { spool } from "./views/spool.js";
 import { upstreams } from "./views/upstreams.js";
 import { user, users } from "./views/users.js";
 import { virtualHosts } from "./views/vhosts.js";
@@ -39,6 +40,7 @@ const PROXY = [
   { part: "clients", title: "Clients", all: clients, tag: "monitoring" },
   { part: "connections", one: connection, names: 1, tag: "monitoring" },
   { part: "sessions", title: "Sessions", all: sessions, tag: "monitoring" },
+  { part: "spool", title: "Spool", all: spool, tag: "monitoring" },
   { part: "upstreams", title: "Upstream connections", all: upstreams, tag: "monitoring" },
   { part: "limits", title: "Limits", all: limits, tag: "monitoring" },
 ];

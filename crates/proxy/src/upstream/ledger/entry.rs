@@ -71,6 +71,22 @@ impl SentEntry {
         true
     }
 
+    /// Counts messages in confirm mode that were sent after this entry, if neither has frames.
+    pub(super) fn join_unkept(&mut self, messages: &What) -> bool {
+        let (
+            What::Messages { first, count, too_large: false },
+            &What::Messages { first: number, count: more, .. },
+        ) = (&mut self.what, messages)
+        else {
+            return false;
+        };
+        let is_joined = self.frames.is_empty() && number == *first + *count;
+        if is_joined {
+            *count += more;
+        }
+        is_joined
+    }
+
     /// Appends whole messages that were sent after this entry, if they are of the same kind and there is room.
     pub(super) fn join_messages(&mut self, messages: &What, frames: &[u8]) -> bool {
         let (

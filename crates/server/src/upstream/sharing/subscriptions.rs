@@ -5,8 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use amqp::sasl::Secret;
-use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
+use amqp::{Capabilities, Fault, FieldTable, Negotiated, ReplyCode};
 use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use sync::{Mutex, Rank};
 use transport::InnerOutbox;
@@ -218,11 +217,18 @@ impl Eq for LoginKey {}
 pub(crate) struct PoolUpstream {
     pool: Arc<Pool>,
     login: SharedLogin,
+    /// Set if the pool is not to send again what has no confirm: whether the connection is shared with nobody.
+    without_replay: Option<bool>,
 }
 
 impl PoolUpstream {
     pub(crate) fn new(pool: &Arc<Pool>, login: &SharedLogin) -> Self {
-        Self { pool: Arc::clone(pool), login: login.clone() }
+        Self { pool: Arc::clone(pool), login: login.clone(), without_replay: None }
+    }
+
+    /// For somebody who publishes again by himself what has no confirm: [`proxy::ProxySession::without_replay`].
+    pub(crate) fn without_replay(self, is_isolated: bool) -> Self {
+        Self { without_replay: Some(is_isolated), ..self }
     }
 }
 
@@ -230,7 +236,7 @@ impl OpenUpstream for PoolUpstream {
     async fn open(&self) -> Result<AmqpClient, OpenError> {
         let SharedLogin { prefix, credentials, vhost } = &self.login;
         let info = ClientInfo { id: 0, peer: format!("{prefix}*, shared") };
-        let login = Box::pin(self.pool.authenticate(copy_of(credentials), info)).await.map_err(of_refusal)?;
+        let login = Box::pin(self.pool.authenticate(credentials.copy(), info)).await.map_err(of_refusal)?;
         let inner = InnerOutbox::new(MAX_BACKLOG);
         let client = ClientSide {
             outbox: Arc::clone(inner.outbox()),
@@ -238,7 +244,10 @@ impl OpenUpstream for PoolUpstream {
             capabilities: Capabilities::ALL,
             client_properties: FieldTable::new(),
         };
-        let session = Box::pin(self.pool.open(login, vhost, client)).await.map_err(of_refusal)?;
+        let mut session = Box::pin(self.pool.open(login, vhost, client)).await.map_err(of_refusal)?;
+        if let Some(is_isolated) = self.without_replay {
+            session = session.without_replay(is_isolated);
+        }
         Ok(AmqpClient::new(Box::new(session), inner, FRAME_MAX))
     }
 }
@@ -251,15 +260,5 @@ fn of_refusal(refusal: Refusal) -> OpenError {
             OpenError::Refused(fault)
         }
         Refusal::Fault(fault) => OpenError::Unreachable(fault),
-    }
-}
-
-fn copy_of(credentials: &Credentials) -> Credentials {
-    let Credentials { mechanism, username, authorize_as, secret } = credentials;
-    Credentials {
-        mechanism: *mechanism,
-        username: username.clone(),
-        authorize_as: authorize_as.clone(),
-        secret: Secret::new(secret.expose()),
     }
 }

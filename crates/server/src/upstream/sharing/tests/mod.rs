@@ -43,10 +43,17 @@ pub(crate) struct Upstream {
     open: Arc<Mutex<Vec<FlakyLink>>>,
     /// Returned instead of a connection.
     pub(crate) refusal: Arc<Mutex<Option<OpenError>>>,
+    /// Publishes with these bytes close the connection with a fault.
+    poison: Poison,
+    /// Whether it takes everything and answers no publish.
+    is_silent: Arc<AtomicBool>,
     /// Number of connections asked for.
     attempts: Arc<AtomicU64>,
     next_session: Arc<AtomicU64>,
 }
+
+/// Bytes in a publish that close the connection, and the fault with which they do.
+type Poison = Arc<Mutex<Option<(Vec<u8>, Fault)>>>;
 
 pub(crate) struct FlakyLink {
     is_lost: Arc<AtomicBool>,
@@ -65,6 +72,8 @@ impl Upstream {
             shared: simulated::server_of(broker, Clock::start(), 0).shared(),
             open: Arc::default(),
             refusal: Arc::default(),
+            poison: Arc::default(),
+            is_silent: Arc::default(),
             attempts: Arc::default(),
             next_session: Arc::new(AtomicU64::new(1)),
         }
@@ -108,8 +117,19 @@ impl Upstream {
         let joined = (Arc::clone(&outbox), view);
         let session = self.shared.backend.open_broker(&self.shared, identity, id, &request, joined).unwrap();
         let is_lost = Arc::new(AtomicBool::new(false));
-        let flaky = FlakySession { session, is_lost: Arc::clone(&is_lost) };
+        let (poison, is_silent) = (Arc::clone(&self.poison), Arc::clone(&self.is_silent));
+        let flaky = FlakySession { session, is_lost: Arc::clone(&is_lost), poison, is_silent };
         (AmqpClient::new(Box::new(flaky), inner, FRAME_MAX), FlakyLink { is_lost, outbox })
+    }
+
+    /// Closes each connection over which these bytes are published.
+    pub(crate) fn closes_for(&self, text: &str, fault: Fault) {
+        *self.poison.lock() = Some((text.as_bytes().to_vec(), fault));
+    }
+
+    /// Takes publishes from now on, and neither has nor answers them.
+    pub(crate) fn falls_silent(&self) {
+        self.is_silent.store(true, Ordering::Relaxed);
     }
 
     /// Loses the connections of all shared queues.
@@ -161,9 +181,16 @@ impl OpenUpstream for Upstream {
 struct FlakySession {
     session: Box<dyn BackendSession>,
     is_lost: Arc<AtomicBool>,
+    poison: Poison,
+    is_silent: Arc<AtomicBool>,
 }
 
 impl FlakySession {
+    /// Whether a frame begins a publish.
+    fn publishes(frame: &Frame<'_>) -> bool {
+        frame.payload.starts_with(&[0, 60, 0, 40])
+    }
+
     fn check(&mut self, now: Instant) -> Result<(), Fault> {
         if self.is_lost.load(Ordering::Relaxed) {
             self.session.end(now);
@@ -176,6 +203,18 @@ impl FlakySession {
 impl BackendSession for FlakySession {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         self.check(now)?;
+        let is_publish = Self::publishes(&frame);
+        if let Some((text, fault)) = &*self.poison.lock()
+            && is_publish
+            && frame.payload.windows(text.len()).any(|part| part == text)
+        {
+            self.session.end(now);
+            return Err(fault.clone());
+        }
+        let is_content = frame.kind != amqp::FrameKind::Method;
+        if self.is_silent.load(Ordering::Relaxed) && (is_publish || is_content) {
+            return Ok(0);
+        }
         self.session.handle_frame(frame, rest, now)
     }
 

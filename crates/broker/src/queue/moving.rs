@@ -1,0 +1,114 @@
+//! Moving messages from one queue to another without a moment at which a crash loses or doubles them.
+
+use std::sync::Arc;
+
+use store::journal::{Lsn, Range, Transfer};
+
+use super::{Delivery, Queue, Sender};
+use crate::message::{Body, Message};
+use crate::persistence::{LastStoring, StoredBatch};
+use crate::time::Timestamp;
+
+/// A message that moves, and what it is in the other queue.
+#[derive(Debug)]
+pub struct Moving {
+    delivery: Delivery,
+    message: Arc<Message>,
+}
+
+impl Moving {
+    /// It stays as it is.
+    pub fn unchanged(delivery: Delivery) -> Self {
+        Self { message: Arc::clone(delivery.message()), delivery }
+    }
+
+    /// It gets other properties, flags and list as they are on the wire, and another body.
+    pub fn changed(delivery: Delivery, properties: &[u8], body: Body<'_>) -> Self {
+        let old = delivery.message();
+        let exchange = Arc::clone(old.shared_exchange());
+        let message = Message::new(exchange, old.routing_key(), properties, body, old.traits());
+        Self { message: Arc::new(message), delivery }
+    }
+}
+
+impl Queue {
+    /// Moves unacknowledged messages to the end of another queue, in order. If both queues store them, all of that is one step
+    /// on disk: after a crash each message is in one of them. Returns the log position after which it is done for good, `None`
+    /// if it need not wait.
+    ///
+    /// # Errors
+    /// The other queue is deleted, or does not take all of them; they are unacknowledged as before. Never if it has no limits.
+    pub fn move_to(
+        &self,
+        to: &Arc<Self>,
+        moving: Vec<Moving>,
+        now: Timestamp,
+    ) -> Result<Option<Lsn>, Vec<Delivery>> {
+        if moving.is_empty() {
+            return Ok(None);
+        }
+        let (deliveries, messages): (Vec<_>, Vec<_>) =
+            moving.into_iter().map(|moving| (moving.delivery, moving.message)).unzip();
+        let (last, mut transfer) = (LastStoring::of(std::slice::from_ref(to)), Transfer::default());
+        let stored = StoredBatch::keep(self.paging.store(), last, &messages);
+        let kept = stored.at(0).in_transfer(self.stored().is_some().then_some(&mut transfer));
+        let sender = Sender::DeadLetters { budget: 0 };
+        let appended = to.append(messages.into_iter(), kept, now, sender, |_| {});
+        if to.is_deleted() {
+            return Err(deliveries);
+        }
+        if transfer.is_empty() {
+            let until = self.ack(deliveries, now);
+            return Ok(appended.until.max(until));
+        }
+        let mut ranges: Vec<Range> = Vec::new();
+        for position in deliveries.iter().map(Delivery::position) {
+            match ranges.last_mut() {
+                Some(range) if range.last + 1 == position => range.last = position,
+                _ => ranges.push(Range::one(position)),
+            }
+        }
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
+        drop(state);
+        Ok(self.stored().map(|stored| stored.transfer(&ranges, &transfer)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Broker, BrokerConfig, Publish, QueueDeclare, SessionId, UserSpec};
+
+    #[test]
+    fn messages_move_in_order_and_leave_no_trace() {
+        let broker = Broker::new(BrokerConfig::default());
+        let vhost = broker.vhost("/").unwrap();
+        let declare = |name| {
+            let declare = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
+            vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue
+        };
+        let (from, to) = (declare("from"), declare("to"));
+        let identity = broker.authenticate_external(&UserSpec::guest().name, true).unwrap();
+        let mut publisher = vhost.publisher(&identity);
+        for body in [b"a", b"b", b"c"] {
+            let (properties, body) = (amqp::properties::NO_PROPERTIES, Body::Copied(body));
+            let publish = Publish { exchange: "", routing_key: "from", properties, body };
+            publisher.publish(publish, Timestamp(1)).unwrap();
+        }
+        publisher.flush_all(Timestamp(1));
+        let mut moving = Vec::new();
+        while let Some(got) = from.get(false, Timestamp(1)) {
+            moving.push(match moving.len() {
+                1 => Moving::changed(got.delivery, amqp::properties::NO_PROPERTIES, Body::Copied(b"B")),
+                _ => Moving::unchanged(got.delivery),
+            });
+        }
+        assert!(from.move_to(&to, moving, Timestamp(1)).is_ok());
+        let (from, to_view) = (from.view(), to.view());
+        assert_eq!((from.ready, from.unacknowledged, to_view.ready), (0, 0, 3));
+        let bodies = std::iter::from_fn(|| to.get(true, Timestamp(1)));
+        let bodies: Vec<_> = bodies.map(|got| got.delivery.message().body().to_vec()).collect();
+        assert_eq!(bodies, [b"a".to_vec(), b"B".to_vec(), b"c".to_vec()]);
+    }
+}

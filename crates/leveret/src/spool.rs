@@ -1,0 +1,91 @@
+//! The spool's folder: its broker, and the watch over its disk.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use broker::Compatibility;
+use server::{Backend, Clock, Spool, SpoolConfig};
+
+use crate::alarms::{Levels, Sampler};
+use crate::config::{Config, SettingError, Unsuitable};
+use crate::data_folder::{self, DataFolder};
+use crate::pagers::Pagers;
+use crate::serve::{NewBroker, ServeError, start_timer};
+
+/// The folder within `data_dir`.
+const FOLDER: &str = "spool";
+
+/// The file of accepted logins within that folder.
+const LOGINS: &str = "logins";
+
+/// Memory in bytes that messages in the spool may take before they are on disk only: while the upstream is away they are not
+/// needed in memory, and a long outage must not take more.
+const PAGING_WATERMARK: u64 = 64 << 20;
+
+/// A running spool on its folder. Dropping it writes the last changes.
+pub(crate) struct SpoolFolder {
+    spool: Arc<Spool>,
+    /// Raises the alarms of memory and disk.
+    sampler: Sampler,
+    _folder: DataFolder,
+}
+
+impl SpoolFolder {
+    /// Opens the spool if there is a rule for it.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be used.
+    pub(crate) fn open(config: &Config, backend: &Backend, clock: Clock) -> Result<Option<Self>, ServeError> {
+        let Backend::Upstream(pool) = backend else { return Ok(None) };
+        let data_dir = config.data_dir.folder();
+        if config.spool.0.is_empty() {
+            if let Ok(Some(data_dir)) = data_dir
+                && data_dir.join(FOLDER).exists()
+            {
+                tracing::warn!(folder = %data_dir.display(), "without a spool rule, messages in its folder are not forwarded");
+            }
+            return Ok(None);
+        }
+        let at_fault = |error| ServeError::DataFolder(SettingError::new("data_dir", error));
+        // A rule without a folder is refused as a mistake of the configuration.
+        let Some(data_dir) = data_dir.map_err(at_fault)? else { return Ok(None) };
+        let path = data_dir.join(FOLDER);
+        let NewBroker { broker, changed, bell } =
+            NewBroker::create(PAGING_WATERMARK, Compatibility::default());
+        let now = clock.timestamp(Instant::now());
+        let mut folder = data_folder::fill_spool(&broker, &path, config.disk_free_limit.0, now)?;
+        folder.keep(Pagers::start(&broker, bell, clock).map_err(ServeError::Pagers)?);
+        start_timer(&broker, changed, clock);
+        let settings = SpoolConfig {
+            rules: config.spool.0.clone(),
+            max_bytes: config.spool_max_bytes.0,
+            max_age: config.spool_max_age,
+            refuses_others: config.spool_unsuitable == Unsuitable::Refuse,
+            auth_max: config.spool_auth_max,
+            logins: Some(path.join(LOGINS)),
+            // Larger ones go directly, and are refused there.
+            max_message: config
+                .max_message_size
+                .0
+                .map_or(u64::MAX, |most| most.0)
+                .min(config.spool_message_max.0),
+        };
+        let store = broker.store().cloned();
+        let spool = Spool::start(broker, pool, clock, settings).map_err(ServeError::Spool)?;
+        let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
+        let alarms = Arc::clone(spool.alarms());
+        let sampler = Sampler::start(alarms, watermark, disk_free_limit, Some(path), store);
+        let sampler = sampler.map_err(ServeError::Sampler)?;
+        Ok(Some(Self { spool, sampler, _folder: folder }))
+    }
+
+    /// The levels of its alarms for memory and disk.
+    pub(crate) fn levels(&self) -> &Arc<Levels> {
+        self.sampler.levels()
+    }
+
+    pub(crate) fn spool(&self) -> &Arc<Spool> {
+        &self.spool
+    }
+}

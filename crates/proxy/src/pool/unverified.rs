@@ -1,0 +1,36 @@
+//! Clients that open a virtual host before a broker has decided about their login.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use amqp::Credentials;
+
+use super::{ClientInfo, ClientSide, Pool};
+use crate::session::ProxySession;
+
+/// Longest time until [`Pool::wait_for_broker`] looks again, whatever it is notified of.
+const LOOKED_AT_AFTER: Duration = Duration::from_secs(1);
+
+impl Pool {
+    /// Opens a virtual host for a client without asking a broker. For a spool, which knows that one has accepted these
+    /// credentials before. Its channels open at once; whatever else needs the upstream waits as for any client during an
+    /// outage (P7), and is then done with these credentials or refused.
+    pub fn open_unverified(
+        self: &Arc<Self>,
+        credentials: Credentials,
+        info: &ClientInfo,
+        virtual_host: &str,
+        client: ClientSide,
+    ) -> ProxySession {
+        let credentials = self.shared_copy(credentials);
+        ProxySession::new(self.clone(), credentials, virtual_host, info, client, transport::now())
+    }
+
+    /// Waits while it is known that no broker answers, without asking one.
+    pub async fn wait_for_broker(&self) {
+        while self.answers() == Some(false) {
+            // It may have been notified of another address than the one that answers first.
+            let _ = tokio::time::timeout(LOOKED_AT_AFTER, self.endpoints.healed()).await;
+        }
+    }
+}

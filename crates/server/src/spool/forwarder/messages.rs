@@ -1,0 +1,342 @@
+//! The messages of a forwarder: read from the local queues, and settled there.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use amqp::{Fault, ReplyCode};
+use broker::{BodyView, Delivery, Fetched, Moving, Queue, Returned, Timestamp};
+use bytes::Bytes;
+use spool::{BacklogId, Envelope, ForwardingChannel, MessageRefusal, Settled};
+use sync::work;
+
+use super::{Forwarder, Taken};
+
+/// Backlogs whose next message is on disk that are asked for it in one call.
+const ASKED_AT_ONCE: usize = 16;
+
+/// Nanoseconds charged for a message that is read.
+const READ: u32 = 300;
+/// Nanoseconds charged for one that moves to a backlog, which writes it again.
+const MOVE: u32 = 2_000;
+
+/// Bytes of records that a forwarder without a connection may have, for the age of the oldest message of each local queue.
+const UNCONNECTED: usize = 64 << 10;
+
+/// Why messages could not be moved.
+const NO_PARKED: &str = "no local queue for parked messages";
+const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
+
+/// Messages by what is to be done with them, gathered so that each queue is locked once.
+#[derive(Default)]
+struct Batches {
+    /// Messages that have left, by queue.
+    done: Vec<(Arc<Queue>, Vec<Delivery>)>,
+    released: Vec<(Arc<Queue>, Vec<Delivery>)>,
+    /// Messages of the main queue for a backlog, in order.
+    moving: Vec<(BacklogId, Vec<Delivery>)>,
+}
+
+fn add<K: PartialEq, V>(batches: &mut Vec<(K, Vec<V>)>, key: K, value: V) {
+    match batches.last_mut() {
+        Some((last, values)) if *last == key => values.push(value),
+        _ => batches.push((key, vec![value])),
+    }
+}
+
+fn add_of(batches: &mut Vec<(Arc<Queue>, Vec<Delivery>)>, Taken { from, delivery }: Taken) {
+    match batches.iter_mut().find(|(queue, _)| Arc::ptr_eq(queue, &from)) {
+        Some((_, deliveries)) => deliveries.push(delivery),
+        None => batches.push((from, vec![delivery])),
+    }
+}
+
+impl Forwarder {
+    /// Reads messages of the local queues as far as they are wanted; returns their number.
+    pub(super) fn fill(&mut self, now: Instant) -> usize {
+        let (mut count, at) = (0, self.local.timestamp(now));
+        while self.forwarding.wants_more() && self.may_load() {
+            let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
+            count += 1;
+            work::charge(READ, 1);
+            let bytes = record(&got.delivery);
+            if self.queue.take_requeued() {
+                self.forwarding.forget_refusals();
+            }
+            let taken = Taken { from: Arc::clone(self.queue.queue()), delivery: got.delivery };
+            match Envelope::decode(bytes.clone()) {
+                Ok(envelope) => {
+                    self.forwarding.read(envelope, taken);
+                    self.count_loaded();
+                }
+                Err(error) => _ = self.park_unknown(taken, bytes, &error.to_string(), at),
+            }
+        }
+        count + self.load(at)
+    }
+
+    /// Reads messages of backlogs; returns their number.
+    fn load(&mut self, at: Timestamp) -> usize {
+        let (mut count, mut missing) = (0, 0);
+        while missing < ASKED_AT_ONCE
+            && self.may_load()
+            && let Some(backlog) = self.forwarding.poll_load()
+        {
+            let Some(queue) = self.backlogs.get(&backlog) else { break };
+            let Fetched::Got(got) = queue.fetch(false, at, &self.waiter) else {
+                missing += 1;
+                continue;
+            };
+            count += 1;
+            work::charge(READ, 1);
+            let bytes = record(&got.delivery);
+            let taken = Taken { from: Arc::clone(queue), delivery: got.delivery };
+            match Envelope::decode(bytes.clone()) {
+                Ok(envelope) => {
+                    self.forwarding.loaded(backlog, envelope, taken);
+                    self.count_loaded();
+                }
+                Err(error) => {
+                    if self.park_unknown(taken, bytes, &error.to_string(), at) {
+                        self.forwarding.skipped(backlog);
+                    }
+                }
+            }
+        }
+        count
+    }
+
+    /// Returns whether it is parked.
+    fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
+        let Taken { from, delivery } = taken;
+        let size = bytes.len() as u64;
+        match self.local.parked().park_unknown(&from, delivery, bytes, reason, at) {
+            Ok(()) => {
+                tracing::error!(queue = &**from.name(), reason, "unknown record in the spool: parked");
+                self.local.left(&self.queue, size);
+                true
+            }
+            Err(deliveries) => {
+                self.failed(&from, deliveries, failure(NO_PARKED), at);
+                false
+            }
+        }
+    }
+
+    /// Whether another message may be in memory. As long as this forwarder has any, it comes to ask again.
+    fn may_load(&self) -> bool {
+        let allows = || match &self.share {
+            Some(_) => self.local.loaded().allows(self.loaded),
+            None => self.loaded < UNCONNECTED,
+        };
+        !self.is_draining() && self.failure.is_none() && (self.loaded == 0 || allows())
+    }
+
+    fn count_loaded(&mut self) {
+        let before = std::mem::replace(&mut self.loaded, self.forwarding.bytes());
+        self.local.loaded().changed(self.loaded, before);
+    }
+
+    /// The next message that is to be published on a channel.
+    pub(in crate::spool) fn next_to_publish(
+        &mut self,
+        channel: ForwardingChannel,
+        now: Instant,
+    ) -> Option<Envelope> {
+        if self.is_draining() || self.is_paused() || self.failure.is_some() {
+            return None;
+        }
+        loop {
+            if let Some(envelope) = self.forwarding.poll_publish(channel, now) {
+                return Some(envelope);
+            }
+            // Messages that go to a backlog leave nothing to publish.
+            if self.fill(now) == 0 || work::is_turn_over() {
+                return None;
+            }
+        }
+    }
+
+    /// Whether a channel is of use.
+    pub(in crate::spool) fn wants_channel(&self, channel: ForwardingChannel) -> bool {
+        self.forwarding.wants_channel(channel)
+    }
+
+    pub(in crate::spool) fn opened(&mut self, channel: ForwardingChannel, now: Instant) {
+        self.heard(now);
+        self.forwarding.opened(channel);
+    }
+
+    pub(in crate::spool) fn acked(
+        &mut self,
+        channel: ForwardingChannel,
+        delivery_tag: u64,
+        multiple: bool,
+        now: Instant,
+    ) {
+        self.heard(now);
+        self.forwarding.acked(channel, delivery_tag, multiple, now);
+    }
+
+    pub(in crate::spool) fn nacked(
+        &mut self,
+        channel: ForwardingChannel,
+        delivery_tag: u64,
+        multiple: bool,
+        now: Instant,
+    ) {
+        self.heard(now);
+        self.forwarding.nacked(channel, delivery_tag, multiple, now);
+    }
+
+    /// The upstream has closed a channel because of a message. Returns false if none was in flight.
+    pub(in crate::spool) fn refused(
+        &mut self,
+        channel: ForwardingChannel,
+        refusal: MessageRefusal,
+        now: Instant,
+    ) -> bool {
+        if self.forwarding.in_flight_on(channel) == 0 {
+            return false;
+        }
+        self.heard(now);
+        let (vhost, user) = (self.queue.vhost(), self.queue.user());
+        tracing::debug!(vhost, user, code = refusal.code, reason = refusal.text, "spooled message refused");
+        self.forwarding.refused(channel, refusal, now);
+        true
+    }
+
+    /// Does in the local queues what has been decided about messages.
+    pub(in crate::spool) fn settle(&mut self, now: Instant) {
+        let at = self.local.timestamp(now);
+        let (mut batches, mut has_changed) = (Batches::default(), false);
+        while let Some(settled) = self.forwarding.poll_settled() {
+            has_changed = true;
+            match settled {
+                Settled::Forwarded(taken) => {
+                    self.queue.forwarded.fetch_add(1, Ordering::Relaxed);
+                    add_of(&mut batches.done, taken);
+                }
+                // After a failure it comes again, and is refused again.
+                Settled::Parked(_, taken, _) if self.failure.is_some() => {
+                    add_of(&mut batches.released, taken)
+                }
+                Settled::Parked(envelope, taken, refusal) => self.park(&envelope, taken, &refusal, at),
+                Settled::Deferred(backlog, taken) => {
+                    add(&mut batches.moving, backlog, taken.delivery);
+                }
+                Settled::Released(taken) => add_of(&mut batches.released, taken),
+                Settled::Emptied(backlog) => {
+                    self.finish(&mut batches, at);
+                    if self.failure.is_none()
+                        && let Some(queue) = self.backlogs.remove(&backlog)
+                    {
+                        self.local.delete_backlog(&self.queue, &queue);
+                    }
+                }
+            }
+        }
+        self.finish(&mut batches, at);
+        self.count_loaded();
+        self.queue.deferred.store(self.forwarding.deferred(), Ordering::Relaxed);
+        self.queue.set_oldest(self.forwarding.oldest());
+        if has_changed {
+            self.local.changed();
+        }
+    }
+
+    fn park(&mut self, envelope: &Envelope, taken: Taken, refusal: &MessageRefusal, at: Timestamp) {
+        let Taken { from, delivery } = taken;
+        let bytes = delivery.message().body_len() as u64;
+        match self.local.parked().park(&from, delivery, envelope, refusal, at) {
+            Ok(()) => {
+                self.queue.parked.fetch_add(1, Ordering::Relaxed);
+                self.local.left(&self.queue, bytes);
+            }
+            Err(deliveries) => self.failed(&from, deliveries, failure(NO_PARKED), at),
+        }
+    }
+
+    /// A local queue has not taken messages of another, to which they return. Decisions about later ones do not hold any
+    /// more: the connection ends, and the forwarder begins anew.
+    fn failed(&mut self, from: &Queue, deliveries: Vec<Delivery>, failure: Fault, at: Timestamp) {
+        from.requeue(deliveries, Returned::Released, at);
+        if self.failure.is_none() {
+            let (vhost, user) = (self.queue.vhost(), self.queue.user());
+            tracing::error!(vhost, user, %failure, "spooled messages could not be moved on this host");
+            self.failure = Some(failure);
+        }
+    }
+
+    /// After a failure of a local queue, whose error is returned: releases all messages, and begins with what the queues have.
+    pub(super) fn begin_anew(&mut self, now: Instant) -> Option<Fault> {
+        self.failure.as_ref()?;
+        self.forwarding.lost(None);
+        self.settle(now);
+        for (_, backlog) in self.queue.backlogs() {
+            if backlog.message_count() == 0 {
+                self.local.delete_backlog(&self.queue, &backlog);
+            }
+        }
+        (self.forwarding, self.backlogs) = super::restored(&self.queue);
+        self.failure.take()
+    }
+
+    fn finish(&mut self, batches: &mut Batches, at: Timestamp) {
+        let Batches { done, released, moving } = std::mem::take(batches);
+        for (backlog, moving) in moving {
+            self.move_to(backlog, moving, at);
+        }
+        for (queue, deliveries) in done {
+            let bytes = deliveries.iter().map(|delivery| delivery.message().body_len() as u64).sum();
+            queue.ack(deliveries, at);
+            self.local.left(&self.queue, bytes);
+        }
+        for (queue, deliveries) in released {
+            queue.requeue(deliveries, Returned::Released, at);
+        }
+    }
+
+    /// Moves messages from the main queue to a backlog.
+    fn move_to(&mut self, backlog: BacklogId, deliveries: Vec<Delivery>, at: Timestamp) {
+        work::charge(MOVE, deliveries.len());
+        let main = Arc::clone(self.queue.queue());
+        if self.failure.is_some() {
+            // Earlier ones are in the main queue again.
+            return main.requeue(deliveries, Returned::Released, at);
+        }
+        let queue = match self.local_queue_of(backlog) {
+            Ok(queue) => queue,
+            Err(failure) => return self.failed(&main, deliveries, failure, at),
+        };
+        let moving = deliveries.into_iter().map(Moving::unchanged).collect();
+        if let Err(deliveries) = main.move_to(&queue, moving, at) {
+            self.failed(&main, deliveries, failure(NO_BACKLOG), at);
+        }
+    }
+
+    /// The local queue of a backlog, which is created for its first message.
+    fn local_queue_of(&mut self, backlog: BacklogId) -> Result<Arc<Queue>, Fault> {
+        if let Some(queue) = self.backlogs.get(&backlog) {
+            return Ok(Arc::clone(queue));
+        }
+        let name = self.forwarding.backlog(backlog).ok_or_else(|| failure(NO_BACKLOG))?;
+        let created = self.local.create_backlog(&self.queue, name);
+        let queue = created.map_err(|error| failure(&format!("{NO_BACKLOG}: {error}")))?;
+        self.backlogs.insert(backlog, Arc::clone(&queue));
+        Ok(queue)
+    }
+}
+
+fn failure(reason: &str) -> Fault {
+    Fault::new(ReplyCode::InternalError, reason.to_owned())
+}
+
+/// The bytes of a spooled message's record.
+fn record(delivery: &Delivery) -> Bytes {
+    match delivery.message().body() {
+        BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
+        BodyView::Chunks([whole]) => whole.clone(),
+        BodyView::Chunks(chunks) => chunks.concat().into(),
+    }
+}

@@ -1,0 +1,238 @@
+//! The conversation of a forwarder with the upstream: two channels in confirm mode.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use amqp::method::{basic, channel, confirm};
+use amqp::{Fault, FieldTable, FieldValue, Method, Properties, RawTable};
+use spool::{Envelope, ForwardingChannel, MessageRefusal};
+use sync::work;
+
+use super::forwarder::Forwarder;
+use crate::upstream::client::{AmqpClient, ClientEvent, announced};
+
+use self::ForwardingChannel::{Careful, Fast};
+
+/// Nanoseconds charged for an answer of the upstream.
+const METHOD: u32 = 200;
+/// Nanoseconds charged for a message that is published.
+const PUBLISH: u32 = 1_000;
+
+/// A connection without anything to forward is closed after this time.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The header with a message's id, by which consumers recognise duplicates.
+const ID_HEADER: &str = "x-leveret-spool-id";
+
+/// An upstream connection of a forwarder.
+pub(super) struct SpoolLink {
+    client: AmqpClient,
+    channels: [ChannelState; 2],
+    /// Since when there has been nothing to do.
+    idle_since: Option<Instant>,
+}
+
+/// A channel, from its opening to its close by the upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChannelState {
+    Closed,
+    /// Until confirm.select-ok.
+    Opening,
+    Open,
+}
+
+/// How a turn has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SpoolStep {
+    /// It waits for its waker or its deadline.
+    Idle,
+    /// It has more to do than fits into one turn.
+    TurnOver,
+    /// There has been nothing to forward for a while.
+    Unused,
+}
+
+impl SpoolLink {
+    pub(super) fn new(client: AmqpClient) -> Self {
+        Self { client, channels: [ChannelState::Closed; 2], idle_since: None }
+    }
+
+    /// Opens the channels that are needed.
+    fn open_channels(&mut self, forwarder: &Forwarder) {
+        for channel in [Fast, Careful] {
+            let state = &mut self.channels[channel as usize];
+            if *state == ChannelState::Closed && forwarder.wants_channel(channel) {
+                *state = ChannelState::Opening;
+                self.client.send(number_of(channel), channel::Open { reserved_1: "" });
+                self.client.send(number_of(channel), confirm::Select { no_wait: false });
+            }
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        !self.channels.contains(&ChannelState::Opening)
+    }
+
+    /// Handles what has been received, and publishes what may be.
+    ///
+    /// # Errors
+    /// The connection is lost, or of no more use.
+    pub(super) fn take_turn(
+        &mut self,
+        forwarder: &mut Forwarder,
+        waker: &Waker,
+        now: Instant,
+    ) -> Result<SpoolStep, Fault> {
+        self.client.handle_nudge(waker, now)?;
+        forwarder.begin_turn(self.is_open(), now);
+        loop {
+            let handled = self.receive(forwarder, now)?;
+            forwarder.settle(now);
+            self.open_channels(forwarder);
+            let published = self.publish(Fast, forwarder, now)? + self.publish(Careful, forwarder, now)?;
+            forwarder.settle(now);
+            self.open_channels(forwarder);
+            self.client.flush(now)?;
+            if work::is_turn_over() {
+                return Ok(SpoolStep::TurnOver);
+            }
+            if handled + published == 0 {
+                break;
+            }
+        }
+        forwarder.check_answers(now);
+        if forwarder.has_work() {
+            self.idle_since = None;
+            return Ok(SpoolStep::Idle);
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        let is_over = forwarder.is_draining() || now.saturating_duration_since(since) >= IDLE;
+        Ok(if is_over { SpoolStep::Unused } else { SpoolStep::Idle })
+    }
+
+    /// When the next turn is due at the latest.
+    pub(super) fn next_deadline(&self, forwarder: &Forwarder) -> Option<Instant> {
+        let unused = self.idle_since.map(|since| since + IDLE);
+        let of_forwarder = forwarder.next_deadline(self.is_open());
+        self.client.next_deadline().into_iter().chain(of_forwarder).chain(unused).min()
+    }
+
+    pub(super) fn close(&mut self, waker: &Waker, now: Instant) -> bool {
+        self.client.close_unread(waker, now)
+    }
+
+    /// Handles events as far as the turn lasts; returns their number.
+    fn receive(&mut self, forwarder: &mut Forwarder, now: Instant) -> Result<usize, Fault> {
+        let mut received = self.client.take_received();
+        let (mut handled, mut outcome) = (0, Ok(()));
+        while !work::is_turn_over()
+            && outcome.is_ok()
+            && let Some(event) = received.next(&mut self.client)?
+        {
+            handled += 1;
+            work::charge(METHOD, 1);
+            let ClientEvent::Method(number, method) = event else { continue };
+            let Some(channel) = [Fast, Careful].into_iter().find(|channel| number_of(*channel) == number)
+            else {
+                continue;
+            };
+            match method {
+                Method::ConfirmSelectOk(_) => {
+                    self.channels[channel as usize] = ChannelState::Open;
+                    forwarder.opened(channel, now);
+                }
+                Method::BasicAck(ack) => forwarder.acked(channel, ack.delivery_tag, ack.multiple, now),
+                Method::BasicNack(nack) => forwarder.nacked(channel, nack.delivery_tag, nack.multiple, now),
+                Method::ChannelClose(close) => {
+                    self.channels[channel as usize] = ChannelState::Closed;
+                    outcome = closed(forwarder, channel, &close, now);
+                }
+                _ => {}
+            }
+        }
+        self.client.put_back(received);
+        outcome.map(|()| handled)
+    }
+
+    /// Publishes as far as the turn lasts and the upstream has room; returns the number of messages.
+    fn publish(
+        &mut self,
+        channel: ForwardingChannel,
+        forwarder: &mut Forwarder,
+        now: Instant,
+    ) -> Result<usize, Fault> {
+        let mut published = 0;
+        while !work::is_turn_over() {
+            if !self.client.has_room() {
+                self.client.flush(now)?;
+                if !self.client.has_room() {
+                    break;
+                }
+            }
+            let Some(envelope) = forwarder.next_to_publish(channel, now) else { break };
+            let (exchange, routing_key) = (envelope.exchange(), envelope.routing_key());
+            let publish = basic::Publish { exchange, routing_key, ..Default::default() };
+            let properties = with_id(&envelope);
+            self.client.publish(number_of(channel), publish, &properties, envelope.body());
+            published += 1;
+            work::charge(PUBLISH, 1);
+        }
+        Ok(published)
+    }
+}
+
+impl Drop for SpoolLink {
+    fn drop(&mut self) {
+        // Unconfirmed messages are on disk, and published again.
+        self.client.discard(transport::now());
+    }
+}
+
+/// The channel's number on the connection.
+fn number_of(channel: ForwardingChannel) -> u16 {
+    match channel {
+        Fast => 1,
+        Careful => 2,
+    }
+}
+
+/// The upstream has closed a channel: because of a message, or for a reason of its own.
+fn closed(
+    forwarder: &mut Forwarder,
+    channel: ForwardingChannel,
+    close: &channel::Close<'_>,
+    now: Instant,
+) -> Result<(), Fault> {
+    let refusal = MessageRefusal { code: close.reply_code, text: close.reply_text.to_owned() };
+    if refusal.is_for_good() && forwarder.refused(channel, refusal, now) {
+        return Ok(());
+    }
+    Err(announced(close))
+}
+
+/// The message's properties with its id among the headers.
+fn with_id(envelope: &Envelope) -> Cow<'_, [u8]> {
+    let bytes = envelope.properties();
+    // Checked when it was spooled.
+    let Ok(mut properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
+    let mut headers = properties.headers.map_or_else(FieldTable::new, |headers| headers.decode());
+    headers.insert(ID_HEADER, FieldValue::text(hexadecimal(envelope.id())));
+    let encoded = headers.encode();
+    properties.headers = RawTable::check(&encoded).ok();
+    let mut out = Vec::with_capacity(bytes.len() + encoded.len());
+    properties.encode(&mut out);
+    Cow::Owned(out)
+}
+
+/// Bytes that [`with_id`] adds to properties at most: the length of the table, the name, a type, a length and the id.
+pub(super) const ID_BYTES: usize = 4 + 1 + ID_HEADER.len() + 1 + 4 + 32;
+
+fn hexadecimal(id: [u8; 16]) -> String {
+    id.iter().fold(String::with_capacity(32), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,212 @@
+//! The limits of a spool: bytes on disk, the age of messages, and memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use transport::Outbox;
+
+use super::{LocalSpool, SpoolQueue};
+use crate::alarms::{Blocked, Resource};
+use crate::spool::ForwardingMode;
+
+/// Bytes of records that all forwarders together have in memory, but for [`MIN_LOADED`] of each.
+const MAX_LOADED: usize = 128 << 20;
+
+/// Bytes that a forwarder with a connection may always have, so that each gets on: over 100 ms they are 2,500 messages of 1 KiB
+/// a second.
+const MIN_LOADED: usize = 256 << 10;
+
+/// A share of the limit in bytes by which the spool has to fall below it before publishers go on, so that they are not
+/// blocked again by the next message.
+const MARGIN: u64 = 20;
+
+/// The memory for messages on their way. Forwarders without a connection have one message each.
+#[derive(Default)]
+pub(in crate::spool) struct LoadedBytes {
+    total: AtomicUsize,
+    /// Forwarders with a connection, which share it.
+    forwarders: AtomicUsize,
+}
+
+impl LoadedBytes {
+    /// A forwarder has this much in memory now, and had that much before.
+    pub(in crate::spool) fn changed(&self, now: usize, before: usize) {
+        self.total.fetch_add(now, Ordering::Relaxed);
+        self.total.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Whether a forwarder that has `own` bytes in memory may have more.
+    pub(in crate::spool) fn allows(&self, own: usize) -> bool {
+        let share = MAX_LOADED / self.forwarders.load(Ordering::Relaxed).max(1);
+        own < MIN_LOADED || (own < share && self.total.load(Ordering::Relaxed) < MAX_LOADED)
+    }
+
+    /// Bytes that all forwarders have in memory.
+    #[cfg(test)]
+    pub(in crate::spool) fn total(&self) -> usize {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// A forwarder has a connection until the result is dropped.
+    pub(in crate::spool) fn connected(self: &Arc<Self>) -> LoadingShare {
+        self.forwarders.fetch_add(1, Ordering::Relaxed);
+        LoadingShare(Arc::clone(self))
+    }
+}
+
+/// A share of the memory for messages on their way.
+pub(in crate::spool) struct LoadingShare(Arc<LoadedBytes>);
+
+impl Drop for LoadingShare {
+    fn drop(&mut self) {
+        self.0.forwarders.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl LocalSpool {
+    /// Bytes on the disk that `spool_max_bytes` limits.
+    fn all_bytes(&self) -> u64 {
+        let waiting = self.bytes.load(Ordering::Relaxed);
+        u64::try_from(waiting).unwrap_or(0) + self.parked().bytes()
+    }
+
+    /// A record of this number of bytes has been given to a queue, or will be at once.
+    pub(in crate::spool) fn accepted(&self, queue: &SpoolQueue, bytes: u64, at: u64) {
+        queue.accepted_at(at);
+        queue.add_bytes(bytes as i64);
+        self.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Records of this number of bytes have left a queue.
+    pub(in crate::spool) fn left(&self, queue: &SpoolQueue, bytes: u64) {
+        queue.add_bytes(-(bytes as i64));
+        self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Called after each change of the bytes: checks what they may change. Ages are checked now and then.
+    pub(in crate::spool) fn changed(&self) {
+        let is_full = self.all_bytes() >= self.config().max_bytes;
+        if is_full || self.alarms.is_raised(Resource::Spool) || self.alarms.is_raised(Resource::Draining) {
+            self.check_bytes();
+        }
+    }
+
+    /// Blocks publishers, or lets them go on, according to the limits. Takes time in proportion to the number of queues.
+    pub(in crate::spool) fn check_limits(&self) {
+        for queue in self.queues() {
+            self.check_age(&queue);
+        }
+        self.check_bytes();
+    }
+
+    fn check_bytes(&self) {
+        if self.mode() == ForwardingMode::Draining && !self.is_empty() {
+            self.alarms.raise(Resource::Draining);
+        } else {
+            self.alarms.clear(Resource::Draining);
+        }
+        let (bytes, max) = (self.all_bytes(), self.config().max_bytes);
+        if bytes >= max {
+            if self.alarms.raise(Resource::Spool) {
+                tracing::warn!(bytes, max, "the spool is full: publishers blocked");
+            }
+        } else if bytes <= max - max / MARGIN && self.alarms.clear(Resource::Spool) {
+            tracing::info!(bytes, max, "the spool has room again");
+        }
+    }
+
+    /// Blocks the publishers of a queue whose oldest message is too old, and no others: nobody may have logged in for it.
+    fn check_age(&self, queue: &SpoolQueue) {
+        if queue.has_failed() {
+            queue.alarms.raise(Resource::Spool);
+            return;
+        }
+        let (vhost, user) = (queue.vhost(), queue.user());
+        let limit = self.config().max_age.as_millis() as u64;
+        if self.age(queue).is_some_and(|age| age > limit) {
+            if queue.alarms.raise(Resource::Spool) {
+                tracing::warn!(
+                    vhost,
+                    user,
+                    "spooled messages are older than spool_max_age: publishers blocked"
+                );
+            }
+        } else if queue.alarms.clear(Resource::Spool) {
+            tracing::info!(vhost, user, "spooled messages are young enough again");
+        }
+    }
+
+    /// A queue's forwarder has panicked: nobody would forward what its publishers are confirmed.
+    pub(in crate::spool) fn forwarder_failed(&self, queue: &SpoolQueue) {
+        let (vhost, user) = (queue.vhost(), queue.user());
+        tracing::error!(
+            vhost,
+            user,
+            "a forwarder of the spool has failed: publishers blocked until a restart"
+        );
+        queue.fail();
+        self.check_age(queue);
+    }
+
+    /// Milliseconds since the oldest message of a queue was accepted.
+    pub(super) fn age(&self, queue: &SpoolQueue) -> Option<u64> {
+        let now = self.timestamp(Instant::now()).0;
+        queue.oldest().map(|oldest| now.saturating_sub(oldest))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) <= 0
+    }
+
+    /// Whether an operator has drained the spool, and nothing is left in it.
+    pub(in crate::spool) fn is_drained(&self) -> bool {
+        self.mode() == ForwardingMode::Draining && self.is_empty()
+    }
+
+    /// Connections that are blocked because of the spool.
+    pub(in crate::spool) fn blocked_connections(&self) -> usize {
+        let of_queues: usize = self.queues().iter().map(|queue| queue.alarms.blocked_connections()).sum();
+        self.alarms.blocked_connections() + of_queues
+    }
+
+    /// Registers a publisher as blocked, as far as a limit of the spool or of its queue is exceeded.
+    pub(in crate::spool) fn block(
+        &self,
+        queue: &SpoolQueue,
+        outbox: &Arc<Outbox>,
+    ) -> Option<(Blocked, &'static str)> {
+        if !self.alarms.stand() && !queue.alarms.stand() {
+            return None;
+        }
+        self.alarms.block(outbox).or_else(|| queue.alarms.block(outbox))
+    }
+
+    /// Measures the rates, an interval after the call before.
+    pub(in crate::spool) fn measure(&self, interval: Duration) {
+        for queue in self.queues() {
+            let (accepted, forwarded) = &mut *queue.rates.lock();
+            accepted.measure(queue.accepted.load(Ordering::Relaxed), interval);
+            forwarded.measure(queue.forwarded.load(Ordering::Relaxed), interval);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwarders_with_a_connection_share_the_memory_and_each_gets_on() {
+        let loaded = Arc::new(LoadedBytes::default());
+        let one = loaded.connected();
+        assert!(loaded.allows(MAX_LOADED - 1));
+        let two = loaded.connected();
+        assert!(!loaded.allows(MAX_LOADED / 2) && loaded.allows(MAX_LOADED / 2 - 1));
+        loaded.changed(MAX_LOADED, 0);
+        assert!(!loaded.allows(MIN_LOADED) && loaded.allows(MIN_LOADED - 1));
+        drop((one, two));
+        loaded.changed(0, MAX_LOADED);
+        assert!(loaded.allows(MAX_LOADED / 2));
+    }
+}

@@ -1,0 +1,255 @@
+//! The local queues of one user in one virtual host.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use amqp::Credentials;
+use broker::Queue;
+use parking_lot::Mutex;
+use spool::BacklogName;
+use sync::AtomicWaker;
+
+use super::rate::Rate;
+use crate::alarms::Alarms;
+
+/// Says that a queue has no message.
+const NO_MESSAGE: u64 = u64::MAX;
+
+/// Why nothing is forwarded after the forwarder has panicked.
+const FAILED: &str = "its forwarder has failed; restart Leveret";
+
+/// The messages of one user in one virtual host: a main queue, and backlogs for destinations that take none at present.
+pub(crate) struct SpoolQueue {
+    vhost: Box<str>,
+    user: Box<str>,
+    queue: Arc<Queue>,
+    backlogs: Mutex<Vec<(BacklogName, Arc<Queue>)>>,
+    /// Wakes the forwarder when there are messages, credentials or a drain.
+    waker: Arc<AtomicWaker>,
+    /// Bytes of records that are in the queues. Below zero for a moment if a message has left before it was counted.
+    bytes: AtomicI64,
+    /// When the oldest message was accepted, in milliseconds since 1970, as far as the forwarder knows.
+    oldest: AtomicU64,
+    /// Messages that it was given since the start.
+    pub(super) accepted: AtomicU64,
+    pub(in crate::spool) forwarded: AtomicU64,
+    pub(in crate::spool) parked: AtomicU64,
+    /// Messages that wait for their destination.
+    pub(in crate::spool) deferred: AtomicU64,
+    /// Set when parked messages are to be tried again; cleared by the forwarder.
+    is_requeued: AtomicBool,
+    /// When it was first seen without messages and clients; `None` while it has any.
+    unused_since: Mutex<Option<Instant>>,
+    /// Set when it has been removed: its forwarder ends.
+    is_removed: AtomicBool,
+    /// Set when its forwarder has panicked, until the process ends.
+    has_failed: AtomicBool,
+    login: Mutex<ForwarderLogin>,
+    /// Raised while its oldest message is too old.
+    pub(in crate::spool) alarms: Arc<Alarms>,
+    /// How fast messages are accepted, and forwarded.
+    pub(super) rates: Mutex<(Rate, Rate)>,
+}
+
+#[derive(Default)]
+struct ForwarderLogin {
+    /// The credentials that the upstream has accepted last.
+    credentials: Option<Arc<Credentials>>,
+    /// Number of logins that may let the forwarder go on.
+    logins: u64,
+    /// Why nothing is being forwarded.
+    trouble: Option<Box<str>>,
+}
+
+impl SpoolQueue {
+    pub(super) fn new(vhost: Box<str>, user: Box<str>, queue: Arc<Queue>) -> Self {
+        Self {
+            vhost,
+            user,
+            bytes: AtomicI64::new(bytes_of(&queue)),
+            queue,
+            backlogs: Mutex::default(),
+            waker: Arc::default(),
+            oldest: AtomicU64::new(NO_MESSAGE),
+            accepted: AtomicU64::new(0),
+            forwarded: AtomicU64::new(0),
+            parked: AtomicU64::new(0),
+            deferred: AtomicU64::new(0),
+            is_requeued: AtomicBool::new(false),
+            unused_since: Mutex::default(),
+            is_removed: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            login: Mutex::default(),
+            alarms: Arc::default(),
+            rates: Mutex::default(),
+        }
+    }
+
+    /// Adds a backlog that a restart has found.
+    pub(super) fn restore_backlog(&self, name: BacklogName, queue: Arc<Queue>) {
+        self.add_bytes(bytes_of(&queue));
+        self.add_backlog(name, queue);
+    }
+
+    pub(super) fn add_backlog(&self, name: BacklogName, queue: Arc<Queue>) {
+        self.backlogs.lock().push((name, queue));
+    }
+
+    pub(super) fn remove_backlog(&self, queue: &Arc<Queue>) {
+        self.backlogs.lock().retain(|(_, other)| !Arc::ptr_eq(other, queue));
+    }
+
+    pub(in crate::spool) fn backlogs(&self) -> Vec<(BacklogName, Arc<Queue>)> {
+        self.backlogs.lock().clone()
+    }
+
+    /// Messages in all its queues.
+    pub(in crate::spool) fn messages(&self) -> u64 {
+        let backlogs = self.backlogs();
+        let queues = backlogs.iter().map(|(_, queue)| queue).chain([&self.queue]);
+        queues.map(|queue| queue.view()).map(|view| view.ready + view.unacknowledged).sum()
+    }
+
+    /// Parked messages are in the queue again.
+    pub(in crate::spool) fn requeued(&self) {
+        self.is_requeued.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether that has happened since the last call.
+    pub(in crate::spool) fn take_requeued(&self) -> bool {
+        self.is_requeued.load(Ordering::Relaxed) && self.is_requeued.swap(false, Ordering::Acquire)
+    }
+
+    /// Notes whether it is unused now. Returns whether it has been for as long as `max`.
+    pub(super) fn has_been_unused(&self, is_unused: bool, now: Instant, max: Duration) -> bool {
+        let mut since = self.unused_since.lock();
+        if !is_unused {
+            *since = None;
+            return false;
+        }
+        now.saturating_duration_since(*since.get_or_insert(now)) >= max
+    }
+
+    /// It is removed: its forwarder ends.
+    pub(super) fn remove(&self) {
+        self.is_removed.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether it has been removed, and nothing comes to it any more.
+    pub(in crate::spool) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
+    }
+
+    /// Its forwarder has panicked.
+    pub(super) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Whether its forwarder has panicked.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
+    pub(in crate::spool) fn vhost(&self) -> &str {
+        &self.vhost
+    }
+
+    pub(in crate::spool) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The main queue.
+    pub(in crate::spool) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    pub(in crate::spool) fn waker(&self) -> &Arc<AtomicWaker> {
+        &self.waker
+    }
+
+    /// Bytes of records in its queues.
+    pub(super) fn bytes(&self) -> i64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_bytes(&self, bytes: i64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// When the oldest message was accepted, in milliseconds since 1970, as far as that is known.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        Some(self.oldest.load(Ordering::Relaxed)).filter(|oldest| *oldest != NO_MESSAGE)
+    }
+
+    /// A message was accepted at this time.
+    pub(super) fn accepted_at(&self, at: u64) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.oldest.fetch_min(at, Ordering::Relaxed);
+    }
+
+    /// The forwarder knows when the oldest message was accepted. If it knows of none while there are messages, as after a lost
+    /// connection, the time stays as it was.
+    pub(in crate::spool) fn set_oldest(&self, at: Option<u64>) {
+        if at.is_none() && (self.oldest().is_none() || self.messages() > 0) {
+            return;
+        }
+        self.oldest.store(at.unwrap_or(NO_MESSAGE), Ordering::Relaxed);
+    }
+
+    /// The upstream has accepted a client's credentials.
+    pub(in crate::spool) fn logged_in(&self, credentials: Arc<Credentials>) {
+        let mut login = self.login.lock();
+        // Counted in any case: the forwarder may be waiting for the upstream's answer to other credentials.
+        login.logins += 1;
+        let is_known = login.credentials.as_ref().is_some_and(|known| **known == *credentials);
+        if is_known && login.trouble.is_none() {
+            return;
+        }
+        (login.credentials, login.trouble) = (Some(credentials), None);
+        drop(login);
+        self.waker.wake();
+    }
+
+    /// A client has presented credentials about which the upstream has not decided. They are used if there are no others.
+    pub(in crate::spool) fn offer_login(&self, credentials: &Arc<Credentials>) {
+        let mut login = self.login.lock();
+        login.logins += 1;
+        login.credentials.get_or_insert_with(|| Arc::clone(credentials));
+        drop(login);
+        self.waker.wake();
+    }
+
+    pub(in crate::spool) fn credentials(&self) -> Option<Arc<Credentials>> {
+        self.login.lock().credentials.clone()
+    }
+
+    /// Changes with each login that may let the forwarder go on.
+    pub(in crate::spool) fn logins(&self) -> u64 {
+        self.login.lock().logins
+    }
+
+    pub(super) fn trouble(&self) -> Option<Box<str>> {
+        if self.has_failed() {
+            return Some(FAILED.into());
+        }
+        self.login.lock().trouble.clone()
+    }
+
+    /// Remembers why nothing is being forwarded, or that nothing prevents it. Returns whether that is news.
+    pub(in crate::spool) fn set_trouble(&self, trouble: Option<&str>) -> bool {
+        let mut login = self.login.lock();
+        let is_new = login.trouble.as_deref() != trouble;
+        if is_new {
+            login.trouble = trouble.map(Box::from);
+        }
+        is_new
+    }
+}
+
+/// Bytes of the records of a queue from which nothing has been taken.
+fn bytes_of(queue: &Queue) -> i64 {
+    i64::try_from(queue.view().ready_bytes).unwrap_or(i64::MAX)
+}

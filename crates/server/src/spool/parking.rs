@@ -1,0 +1,319 @@
+//! Messages that the upstream refuses for good are in a local queue, with the reason in their headers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use amqp::{FieldTable, FieldValue, Properties};
+use broker::{Body, BodyView, Delivery, Fetched, Moving, Queue, Returned, Timestamp, Waiter};
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use spool::{Envelope, MessageRefusal, SpooledMessage};
+
+use super::local::{LocalSpool, SpoolQueue, persistent};
+
+/// Most parked messages that are listed, and most bytes of their records: they are in memory meanwhile.
+const LISTED: usize = 10_000;
+const LISTED_BYTES: u64 = 32 << 20;
+
+/// Most messages, and bytes of their records, that move to a main queue in one step.
+const MOVED: usize = 1_000;
+const MOVED_BYTES: u64 = 8 << 20;
+
+/// How long a read of the disk may take before the rest of the messages counts as unreadable for now.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+
+/// The headers of a parked message, whose body is its record.
+const CODE: &str = "x-leveret-refused-code";
+const REASON: &str = "x-leveret-refused-reason";
+const REFUSED_AT: &str = "x-leveret-refused-at";
+const ACCEPTED_AT: &str = "x-leveret-accepted-at";
+const VHOST: &str = "x-leveret-vhost";
+const USER: &str = "x-leveret-user";
+const EXCHANGE: &str = "x-leveret-exchange";
+const ROUTING_KEY: &str = "x-leveret-routing-key";
+
+/// The queue of parked messages. Its messages are read by one caller at a time; each call blocks on the disk.
+pub(super) struct ParkedQueue {
+    queue: Arc<Queue>,
+    reading: Mutex<()>,
+    /// Bytes of the messages that are being read.
+    read_bytes: AtomicU64,
+}
+
+/// A parked message, for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParkedMessage {
+    /// The virtual host upstream.
+    pub vhost: String,
+    /// The user who has published it.
+    pub user: String,
+    /// The exchange, empty for the default one.
+    pub exchange: String,
+    /// The routing key, with which it would be published again.
+    pub routing_key: String,
+    /// The reply text of the upstream's refusal, or why its record cannot be read.
+    pub reason: String,
+    /// When it was accepted and refused, in milliseconds since 1970; 0 if that is not known.
+    pub accepted_at: i64,
+    /// See `accepted_at`.
+    pub refused_at: i64,
+    /// Bytes of its body; 0 if its record cannot be read.
+    pub body_bytes: u64,
+}
+
+/// A parked message that has been read, with its record.
+type ReadMessage = (Envelope, Delivery);
+
+impl ParkedQueue {
+    pub(super) fn new(queue: Arc<Queue>) -> Self {
+        Self { queue, reading: Mutex::default(), read_bytes: AtomicU64::new(0) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Number of parked messages.
+    pub(super) fn count(&self) -> u64 {
+        let view = self.queue.view();
+        view.ready + view.unacknowledged
+    }
+
+    /// Bytes of their records.
+    pub(super) fn bytes(&self) -> u64 {
+        self.queue.view().ready_bytes + self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Parks a message that has been taken from another queue. It is on disk as a parked one, or as before.
+    ///
+    /// # Errors
+    /// It could not be parked, and is unacknowledged as before.
+    pub(super) fn park(
+        &self,
+        from: &Queue,
+        delivery: Delivery,
+        envelope: &Envelope,
+        refusal: &MessageRefusal,
+        now: Timestamp,
+    ) -> Result<(), Vec<Delivery>> {
+        let time = |ms: u64| FieldValue::I64(i64::try_from(ms).unwrap_or(i64::MAX));
+        let headers: FieldTable = [
+            (CODE, FieldValue::I64(refusal.code.into())),
+            (REASON, FieldValue::text(&*refusal.text)),
+            (REFUSED_AT, time(now.0)),
+            (ACCEPTED_AT, time(envelope.accepted_at())),
+            (VHOST, FieldValue::text(envelope.vhost())),
+            (USER, FieldValue::text(envelope.user())),
+            (EXCHANGE, FieldValue::text(envelope.exchange())),
+            (ROUTING_KEY, FieldValue::text(envelope.routing_key())),
+        ]
+        .into_iter()
+        .collect();
+        self.store(from, delivery, envelope.bytes().clone(), &headers, now)
+    }
+
+    /// Parks a message that is no record of this release.
+    ///
+    /// # Errors
+    /// As of [`Self::park`].
+    pub(super) fn park_unknown(
+        &self,
+        from: &Queue,
+        delivery: Delivery,
+        bytes: Bytes,
+        reason: &str,
+        now: Timestamp,
+    ) -> Result<(), Vec<Delivery>> {
+        let headers = [(REASON, FieldValue::text(reason))].into_iter().collect();
+        self.store(from, delivery, bytes, &headers, now)
+    }
+
+    fn store(
+        &self,
+        from: &Queue,
+        delivery: Delivery,
+        bytes: Bytes,
+        headers: &FieldTable,
+        now: Timestamp,
+    ) -> Result<(), Vec<Delivery>> {
+        let chunks = [bytes];
+        let moving = Moving::changed(delivery, &persistent(Some(headers)), Body::Chunks(&chunks));
+        from.move_to(&self.queue, vec![moving], now).map(drop)
+    }
+
+    /// The first parked messages, oldest first.
+    pub(super) fn list(&self, now: Timestamp) -> Vec<ParkedMessage> {
+        let _turn = self.reading.lock();
+        let deliveries = self.read(LISTED, LISTED_BYTES, now);
+        let messages = deliveries.iter().map(describe).collect();
+        self.queue.requeue(deliveries, Returned::Released, now);
+        self.read_bytes.store(0, Ordering::Relaxed);
+        messages
+    }
+
+    /// Drops all parked messages; returns their number.
+    pub(super) fn purge(&self) -> u64 {
+        let _turn = self.reading.lock();
+        self.queue.purge().0
+    }
+
+    /// Moves the messages that are parked now to their main queues, behind those that wait there. `queue_of` finds that of a
+    /// message. Returns their number.
+    pub(super) fn requeue(
+        &self,
+        local: &LocalSpool,
+        now: Instant,
+        queue_of: impl Fn(&Envelope) -> Option<Arc<SpoolQueue>>,
+    ) -> u64 {
+        let _turn = self.reading.lock();
+        let now = local.timestamp(now);
+        let (mut moved, mut unreadable) = (0, Vec::new());
+        let mut left = self.queue.message_count();
+        while left > 0 {
+            let batch = self.read(MOVED.min(left as usize), MOVED_BYTES, now);
+            if batch.is_empty() {
+                break;
+            }
+            left -= batch.len() as u64;
+            let mut runs: Vec<(Arc<SpoolQueue>, Vec<ReadMessage>)> = Vec::new();
+            for delivery in batch {
+                let envelope = Envelope::decode(record(&delivery)).ok();
+                match envelope.and_then(|envelope| Some((queue_of(&envelope)?, envelope))) {
+                    None => unreadable.push(delivery),
+                    Some((queue, envelope)) => match runs.last_mut() {
+                        Some((last, run)) if Arc::ptr_eq(last, &queue) => run.push((envelope, delivery)),
+                        _ => runs.push((queue, vec![(envelope, delivery)])),
+                    },
+                }
+            }
+            for (queue, run) in runs {
+                moved += self.forward_again(local, &queue, run, now);
+            }
+            self.read_bytes.store(0, Ordering::Relaxed);
+        }
+        self.queue.requeue(unreadable, Returned::Released, now);
+        local.check_limits();
+        moved
+    }
+
+    /// Moves messages of one user; returns their number.
+    fn forward_again(
+        &self,
+        local: &LocalSpool,
+        queue: &SpoolQueue,
+        run: Vec<ReadMessage>,
+        now: Timestamp,
+    ) -> u64 {
+        let (properties, count, mut bytes) = (persistent(None), run.len() as u64, 0);
+        let mut moving = Vec::with_capacity(run.len());
+        for (envelope, delivery) in run {
+            let record = renewed(&envelope, now);
+            // Counted before the forwarder may count it as gone.
+            local.accepted(queue, record.len() as u64, now.0);
+            bytes += record.len() as u64;
+            moving.push(Moving::changed(delivery, &properties, Body::Chunks(&[record])));
+        }
+        // Before the messages are there: a forwarder that reads one asks the upstream about it.
+        queue.requeued();
+        if let Err(deliveries) = self.queue.move_to(queue.queue(), moving, now) {
+            tracing::error!("parked messages could not be forwarded again: their queue is gone");
+            self.queue.requeue(deliveries, Returned::Released, now);
+            local.left(queue, bytes);
+            return 0;
+        }
+        queue.waker().wake();
+        count
+    }
+
+    /// Takes messages up to these limits, but at least one if there is any.
+    fn read(&self, messages: usize, bytes: u64, now: Timestamp) -> Vec<Delivery> {
+        let loaded = Arc::new(Loaded::default());
+        let waiter: Arc<dyn Waiter> = Arc::clone(&loaded) as _;
+        let (mut taken, mut size) = (Vec::new(), 0);
+        while taken.len() < messages && size < bytes {
+            match self.queue.fetch(false, now, &waiter) {
+                Fetched::Got(got) => {
+                    size += got.delivery.message().body_len() as u64;
+                    self.read_bytes.store(size, Ordering::Relaxed);
+                    taken.push(got.delivery);
+                }
+                Fetched::Later if loaded.wait() => {}
+                Fetched::Later | Fetched::Empty => break,
+            }
+        }
+        taken
+    }
+}
+
+/// Wakes a thread that waits for a message on disk.
+#[derive(Default)]
+struct Loaded {
+    is_loaded: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Loaded {
+    /// Blocks until it is woken. Returns false if that takes too long.
+    fn wait(&self) -> bool {
+        let mut is_loaded = self.is_loaded.lock();
+        if !*is_loaded {
+            self.changed.wait_for(&mut is_loaded, READ_LIMIT);
+        }
+        std::mem::take(&mut *is_loaded)
+    }
+}
+
+impl Waiter for Loaded {
+    fn wake(&self) {
+        *self.is_loaded.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The record of a message that is accepted again: its age begins anew, or an old message would block publishers.
+fn renewed(envelope: &Envelope, now: Timestamp) -> Bytes {
+    let mut bytes = Vec::new();
+    let message = SpooledMessage {
+        vhost: envelope.vhost(),
+        user: envelope.user(),
+        exchange: envelope.exchange(),
+        routing_key: envelope.routing_key(),
+        accepted_at: now.0,
+        id: envelope.id(),
+        properties: envelope.properties(),
+        body: envelope.body(),
+    };
+    match message.encode(&mut bytes) {
+        Ok(()) => bytes.into(),
+        // It has the same parts as a record that has been read.
+        Err(_) => envelope.bytes().clone(),
+    }
+}
+
+fn record(delivery: &Delivery) -> Bytes {
+    match delivery.message().body() {
+        BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
+        BodyView::Chunks([whole]) => whole.clone(),
+        BodyView::Chunks(chunks) => chunks.concat().into(),
+    }
+}
+
+fn describe(delivery: &Delivery) -> ParkedMessage {
+    let properties = Properties::decode(delivery.message().properties()).unwrap_or_default();
+    let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+    let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned();
+    let time = |key: &str| headers.get(key).and_then(FieldValue::as_integer).unwrap_or_default();
+    let envelope = Envelope::decode(record(delivery)).ok();
+    ParkedMessage {
+        vhost: text(VHOST),
+        user: text(USER),
+        exchange: text(EXCHANGE),
+        routing_key: text(ROUTING_KEY),
+        reason: text(REASON),
+        accepted_at: time(ACCEPTED_AT),
+        refused_at: time(REFUSED_AT),
+        body_bytes: envelope.map_or(0, |envelope| envelope.body().len() as u64),
+    }
+}

@@ -1,0 +1,52 @@
+//! Refusals of credentials that the upstream has accepted before: for good, or for now.
+
+use amqp::{Fault, ReplyCode};
+
+/// Whether the user may not log in, or not enter the virtual host, until an operator changes that. Anything else may be over
+/// soon: RabbitMQ answers with 530 NOT_ALLOWED, too, if a limit on connections is reached, if the virtual host is down on its
+/// node, or if a service that it asks about permissions is away.
+pub(super) fn is_lasting(fault: &Fault, vhost: &str) -> bool {
+    match fault.code {
+        ReplyCode::AccessRefused => true,
+        ReplyCode::NotAllowed => denies_vhost(&fault.text, vhost),
+        _ => false,
+    }
+}
+
+/// Compares with the texts of RabbitMQ's `rabbit_reader` and `rabbit_access_control`, releases 3.10 to 4.
+fn denies_vhost(text: &str, vhost: &str) -> bool {
+    let refused = || {
+        let rest = text.strip_prefix("access to vhost '")?.strip_prefix(vhost)?;
+        rest.strip_prefix("' refused for user '")?.strip_suffix('\'')
+    };
+    let missing = || text.strip_prefix("vhost ")?.strip_prefix(vhost)?.strip_suffix(" not found");
+    // Behind a colon would be the reason why it is refused now.
+    refused().is_some_and(|user| !user.contains("': ")) || missing() == Some("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_of_the_user_lasts() {
+        let not_allowed =
+            |text: &str| is_lasting(&Fault::new(ReplyCode::NotAllowed, text.to_owned()), "orders");
+        for text in ["access to vhost 'orders' refused for user 'edge'", "vhost orders not found"] {
+            assert!(not_allowed(text), "{text}");
+        }
+        for text in [
+            "access to vhost 'orders' refused for user 'edge': connection limit (0) is reached",
+            "access to vhost 'orders' refused for user 'edge': vhost 'orders' is down",
+            "access to vhost 'orders' refused for user 'edge': backend rabbit_auth_backend_http returned an error: 'timeout'",
+            "connection refused for user 'edge': user connection limit (1) is reached",
+            "access to vhost 'other' refused for user 'edge'",
+            "vhost other not found",
+            "something else",
+        ] {
+            assert!(!not_allowed(text), "{text}");
+        }
+        assert!(is_lasting(&Fault::new(ReplyCode::AccessRefused, "login refused"), "orders"));
+        assert!(!is_lasting(&Fault::new(ReplyCode::ConnectionForced, "no upstream answers"), "orders"));
+    }
+}

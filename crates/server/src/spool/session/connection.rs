@@ -1,0 +1,87 @@
+//! The answers of the upstream's session to the client on channel 0, as far as the spool has a part in them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use amqp::Credentials;
+use amqp::frame::{Frame, FrameKind};
+use amqp::sasl::Secret;
+
+/// Class and method ids of the methods that are looked at.
+const BLOCKED: [u8; 4] = [0, 10, 0, 60];
+const UNBLOCKED: [u8; 4] = [0, 10, 0, 61];
+const UPDATE_SECRET_OK: [u8; 4] = [0, 10, 0, 71];
+
+/// The state of a client's connection upstream.
+pub(super) struct ConnectionAnswers {
+    /// Whether an alarm of the upstream blocks the client, so that an alarm of the spool is no news for it.
+    pub(super) is_blocked_upstream: bool,
+    /// Secrets that the upstream has not accepted yet, in the order of their answers.
+    pub(super) new_secrets: VecDeque<Secret>,
+    /// Credentials that the upstream has just accepted, until the spool has taken them.
+    pub(super) accepted: Option<Arc<Credentials>>,
+    credentials: Arc<Credentials>,
+}
+
+impl ConnectionAnswers {
+    pub(super) fn new(credentials: Arc<Credentials>) -> Self {
+        Self { is_blocked_upstream: false, new_secrets: VecDeque::new(), accepted: None, credentials }
+    }
+
+    /// Looks at a frame; returns whether the client is to see it. `is_blocked` is whether an alarm of the spool blocks
+    /// the client: it has had connection.blocked then, and has connection.unblocked when the last alarm has gone.
+    pub(super) fn passes(&mut self, frame: &Frame<'_>, is_blocked: bool) -> bool {
+        let method = frame.payload;
+        if frame.channel != 0 || frame.kind != FrameKind::Method {
+            return true;
+        }
+        if method.starts_with(&BLOCKED) {
+            self.is_blocked_upstream = true;
+            return !is_blocked;
+        }
+        if method.starts_with(&UNBLOCKED) {
+            self.is_blocked_upstream = false;
+            return !is_blocked;
+        }
+        if method.starts_with(&UPDATE_SECRET_OK)
+            && let Some(secret) = self.new_secrets.pop_front()
+            // An older one that is answered late has been replaced.
+            && self.new_secrets.is_empty()
+        {
+            self.credentials = Arc::new(self.credentials.with_secret(secret.expose()));
+            self.accepted = Some(Arc::clone(&self.credentials));
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection() -> ConnectionAnswers {
+        ConnectionAnswers::new(Arc::new(Credentials::plain("edge", "first")))
+    }
+
+    fn passes(connection: &mut ConnectionAnswers, payload: &[u8], is_blocked: bool) -> bool {
+        connection.passes(&Frame { kind: FrameKind::Method, channel: 0, payload }, is_blocked)
+    }
+
+    #[test]
+    fn of_two_alarms_the_client_sees_the_first_to_come_and_the_last_to_go() {
+        let mut connection = connection();
+        assert!(passes(&mut connection, &BLOCKED, false) && connection.is_blocked_upstream);
+        assert!(!passes(&mut connection, &UNBLOCKED, true) && !connection.is_blocked_upstream);
+        assert!(!passes(&mut connection, &BLOCKED, true));
+        assert!(passes(&mut connection, &UNBLOCKED, false));
+    }
+
+    #[test]
+    fn the_last_of_several_secrets_counts_once_it_is_accepted() {
+        let mut connection = connection();
+        connection.new_secrets.extend(["second", "third"].map(Secret::new));
+        assert!(passes(&mut connection, &UPDATE_SECRET_OK, false) && connection.accepted.is_none());
+        assert!(passes(&mut connection, &UPDATE_SECRET_OK, false));
+        assert_eq!(*connection.accepted.take().unwrap(), Credentials::plain("edge", "third"));
+    }
+}

@@ -1,0 +1,225 @@
+//! Which publishes of the client are spooled, and their way to the local queue.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::content::{Assembled, Content, Whole};
+use amqp::frame::{Frame, FrameKind};
+use amqp::method::basic;
+use amqp::properties::ContentHeader;
+use amqp::{Fault, Properties};
+use broker::{Body, Publish};
+use bytes::Bytes;
+use spool::SpooledMessage;
+
+use super::channels::{PendingContent, SpoolDestination};
+use super::{SpooledPublish, SpoolingSession};
+use crate::spool::link::ID_BYTES;
+use crate::spool::local::not_stored;
+
+impl SpoolingSession {
+    pub(super) fn publish(
+        &mut self,
+        frame: Frame<'_>,
+        publish: &basic::Publish<'_>,
+        rest: &[u8],
+        now: Instant,
+    ) -> Result<usize, Fault> {
+        let number = frame.channel;
+        let peeked = Whole::peek(rest, number, self.frame_max, u64::MAX).ok().flatten();
+        let way = self.way_of(number, publish);
+        if let PublishWay::Refuse(what) = way {
+            return self.refuse(number, publish.exchange, what, now);
+        }
+        let is_spooled = way == PublishWay::Spool;
+        let Some(whole) = peeked else {
+            if is_spooled && let Some(channel) = self.channels.get_mut(number) {
+                channel.pending = PendingContent::undecided(frame, publish);
+                return Ok(0);
+            }
+            self.publish_directly(number);
+            return self.inner.handle_frame(frame, &[], now);
+        };
+        let body_size = whole.body.len() as u64;
+        if is_spooled && self.is_refused_for_size(body_size) {
+            return self.refuse(number, publish.exchange, TOO_LARGE, now);
+        }
+        if !is_spooled || !self.fits(body_size, whole.properties) {
+            self.publish_directly(number);
+            // No more than its own content: the next publish may be spooled.
+            return self.inner.handle_frame(frame, &rest[..whole.wire_len], now);
+        }
+        let destination = (publish.exchange, publish.routing_key);
+        self.spool(number, destination, whole.properties, whole.body, now)?;
+        Ok(whole.wire_len)
+    }
+
+    /// Where a publish goes, unless its content forbids that.
+    pub(super) fn way_of(&mut self, number: u16, publish: &basic::Publish<'_>) -> PublishWay {
+        let Some(channel) = self.channels.get_mut(number) else { return PublishWay::Direct };
+        let is_transactional = channel.is_transactional();
+        if is_reply(publish) || !self.exchanges.contain(publish.exchange) || self.local.is_drained() {
+            return PublishWay::Direct;
+        }
+        let what = match (publish.mandatory, publish.immediate, is_transactional) {
+            (false, false, false) => return PublishWay::Spool,
+            (true, ..) => "mandatory messages",
+            (_, true, _) => "immediate messages",
+            (_, _, true) => "messages of a transaction",
+        };
+        if self.local.config().refuses_others { PublishWay::Refuse(what) } else { PublishWay::Direct }
+    }
+
+    /// Whether a message that is otherwise to be spooled is too large, and may not go directly either.
+    pub(super) fn is_refused_for_size(&self, body_size: u64) -> bool {
+        let config = self.local.config();
+        config.refuses_others && body_size > config.max_message
+    }
+
+    /// Whether a message is small enough, is no request whose reply comes to this channel, and has valid properties: malformed
+    /// ones would end the forwarder's connection and not its publisher's.
+    pub(super) fn fits(&self, body_size: u64, properties: &[u8]) -> bool {
+        body_size <= self.local.config().max_message
+            && properties.len() + ID_BYTES <= amqp::content::max_properties_len(self.frame_max)
+            && Properties::decode(properties)
+                .is_ok_and(|properties| properties.reply_to != Some(broker::REPLY_QUEUE))
+    }
+
+    /// Counts a publish that goes to the upstream.
+    pub(super) fn publish_directly(&mut self, number: u16) {
+        if let Some(confirms) = self.channels.get_mut(number).and_then(|channel| channel.confirms()) {
+            confirms.published_directly();
+        }
+    }
+
+    /// Hands a publish to the local queue.
+    pub(super) fn spool(
+        &mut self,
+        number: u16,
+        (exchange, routing_key): (&str, &str),
+        properties: &[u8],
+        body: &[u8],
+        now: Instant,
+    ) -> Result<(), Fault> {
+        let now = self.local.timestamp(now);
+        let message = SpooledMessage {
+            vhost: self.queue.vhost(),
+            user: self.queue.user(),
+            exchange,
+            routing_key,
+            accepted_at: now.0,
+            id: self.local.next_id(),
+            properties,
+            body,
+        };
+        let mut record = Vec::new();
+        message.encode(&mut record).map_err(|error| not_stored(&error))?;
+        let length = record.len() as u64;
+        let chunks = [Bytes::from(record)];
+        let name = Arc::clone(self.queue.queue().name());
+        let (properties, body) = (&*self.properties, Body::Chunks(&chunks));
+        let publish = Publish { exchange: "", routing_key: &name, properties, body };
+        let is_routed = self.publisher.publish(publish, now).map_err(|error| not_stored(&error))?;
+        if !is_routed {
+            return Err(not_stored(&"its queue is gone"));
+        }
+        self.local.accepted(&self.queue, length, now.0);
+        if let Some(channel) = self.channels.get_mut(number) {
+            let opening = channel.opening;
+            let confirm = channel.confirms().map(|confirms| confirms.spooled());
+            self.unflushed.push(SpooledPublish { channel: number, opening, number: confirm });
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_content(&mut self, frame: Frame<'_>, now: Instant) -> Result<usize, Fault> {
+        let number = frame.channel;
+        let Some(channel) = self.channels.get_mut(number) else {
+            return self.inner.handle_frame(frame, &[], now);
+        };
+        match std::mem::take(&mut channel.pending) {
+            PendingContent::None => self.inner.handle_frame(frame, &[], now),
+            PendingContent::Undecided { publish, destination } => {
+                self.decide(frame, &publish, destination, now)
+            }
+            PendingContent::Spooled(mut assembler) => {
+                let before = assembler.held();
+                let assembled = assembler.body(frame.payload);
+                self.incomplete.changed(before, assembler.held());
+                match assembled? {
+                    Assembled::More => {
+                        channel.pending = PendingContent::Spooled(assembler);
+                        Ok(0)
+                    }
+                    Assembled::Complete(content) => self.assembled(number, &content, now),
+                }
+            }
+        }
+    }
+
+    /// The header of a publish has come, or a frame in its place.
+    pub(super) fn decide(
+        &mut self,
+        frame: Frame<'_>,
+        publish: &[u8],
+        destination: SpoolDestination,
+        now: Instant,
+    ) -> Result<usize, Fault> {
+        let number = frame.channel;
+        let header = ContentHeader::decode(frame.payload).ok().filter(|_| frame.kind == FrameKind::Header);
+        if header.is_some_and(|header| header.is_valid() && self.is_refused_for_size(header.body_size)) {
+            return self.refuse(number, &destination.exchange, TOO_LARGE, now);
+        }
+        let fitting =
+            header.filter(|header| header.is_valid() && self.fits(header.body_size, header.properties));
+        let Some(header) = fitting else {
+            self.publish_directly(number);
+            if let Ok(Some(publish)) = Frame::parse(publish, 0) {
+                self.inner.handle_frame(publish, &[], now)?;
+            }
+            return self.inner.handle_frame(frame, &[], now);
+        };
+        let mut assembler = amqp::content::Assembler::new();
+        assembler.expect(destination, PUBLISH);
+        match assembler.header(header, self.local.config().max_message)? {
+            Assembled::Complete(content) => self.assembled(number, &content, now),
+            Assembled::More => {
+                if let Some(channel) = self.channels.get_mut(number) {
+                    channel.pending = PendingContent::Spooled(assembler);
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    pub(super) fn assembled(
+        &mut self,
+        number: u16,
+        content: &Content<'_, SpoolDestination>,
+        now: Instant,
+    ) -> Result<usize, Fault> {
+        let Content { method, properties, body } = content;
+        self.spool(number, (&method.exchange, &method.routing_key), properties, body, now)?;
+        Ok(0)
+    }
+}
+
+/// Whether a publish is a reply by direct reply-to, which is of use only while somebody waits for it.
+fn is_reply(publish: &basic::Publish<'_>) -> bool {
+    publish.exchange.is_empty() && broker::is_reply_name(publish.routing_key)
+}
+
+/// Where a publish goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PublishWay {
+    Spool,
+    Direct,
+    /// Its channel is closed, because messages of this kind are neither spooled nor may go directly.
+    Refuse(&'static str),
+}
+
+/// Messages above `spool_message_max`, in the text of a refusal.
+const TOO_LARGE: &str = "messages of this size";
+
+/// Class and method id of basic.publish, for errors in its content.
+pub(super) const PUBLISH: (u16, u16) = (60, 40);

@@ -1,0 +1,154 @@
+//! Queues upstream that are full for long.
+
+use amqp::{FieldTable, FieldValue};
+use broker::Queue;
+
+use super::forwarding::{LONG, disk, numbers, take};
+use super::*;
+
+/// Arguments of a queue that takes no more than this number of messages.
+pub(super) fn limited(messages: i64) -> FieldTable {
+    [("x-max-length", FieldValue::I64(messages)), ("x-overflow", FieldValue::text("reject-publish"))]
+        .into_iter()
+        .collect()
+}
+
+/// Empties a queue again and again until its messages are all there.
+pub(super) async fn collect(site: &mut Simulated, queue: &Queue, count: usize) -> Vec<String> {
+    let mut bodies = Vec::new();
+    for _ in 0..20_000 {
+        bodies.extend(take(queue).0);
+        if bodies.len() >= count {
+            break;
+        }
+        site.pass(Duration::from_millis(100)).await;
+    }
+    bodies
+}
+
+/// First arrivals in their order.
+fn firsts(mut bodies: Vec<String>) -> Vec<String> {
+    let mut seen = std::collections::HashSet::new();
+    bodies.retain(|body| seen.insert(body.clone()));
+    bodies
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_blocks_no_other_however_many_messages_wait_for_it() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, free) = (site.queue(), site.declare("free", &FieldTable::new()));
+    let full = site.declare("full", &limited(0));
+    for part in 0..20 {
+        spool_some(&site.spool, &local, "", "full", 1000 * part..1000 * (part + 1));
+        spool_some(&site.spool, &local, "", "free", part..part + 1);
+        site.pass(Duration::from_secs(1)).await;
+    }
+    site.pass(LONG).await;
+    assert_eq!(take(&free).0, numbers(0..20));
+    let status = site.status();
+    assert_eq!((status.messages, status.deferred), (20_000, 20_000));
+    assert!(site.spool.local.loaded().total() < 1 << 20, "most of them are on disk");
+    // It gets another queue in its place, as operators do.
+    site.upstream.vhost().delete_queue(broker::SessionId(77), "full", false, false).unwrap();
+    drop(full);
+    let full = site.declare("full", &FieldTable::new());
+    let bodies = collect(&mut site, &full, 20_000).await;
+    assert_eq!(bodies, numbers(0..20_000));
+    site.pass(LONG).await;
+    let status = site.status();
+    assert_eq!((status.messages, status.deferred, status.bytes, status.oldest_seconds), (0, 0, 0, None));
+    assert!(local.backlogs().is_empty(), "the local queue of its backlog is gone");
+    spool_some(&site.spool, &local, "", "full", 0..1);
+    site.pass(Duration::from_millis(10)).await;
+    assert_eq!(take(&full).0, numbers(0..1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_finds_what_waits_for_a_full_queue_and_its_order() {
+    let disk = disk();
+    let mut before = Simulated::new(&disk, config());
+    let local = before.queue();
+    before.declare("full", &limited(0));
+    spool_some(&before.spool, &local, "", "full", 0..6000);
+    before.pass(LONG).await;
+    spool_some(&before.spool, &local, "", "full", 6000..7000);
+    assert_eq!(local.backlogs().len(), 1);
+    before.write_all();
+    before.spool.drain(LONG).await;
+    let status = before.status();
+    drop((before, local));
+    let mut after = Simulated::new(&disk, config());
+    assert_eq!((after.status().messages, after.status().bytes), (7000, status.bytes));
+    let upstream = after.declare("full", &FieldTable::new());
+    drop(after.queue());
+    let bodies = collect(&mut after, &upstream, 7000).await;
+    assert_eq!(bodies, numbers(0..7000));
+    after.pass(LONG).await;
+    assert_eq!((after.status().messages, after.status().bytes), (0, 0));
+}
+
+/// Power failures while messages move to backlogs and come back: nothing is lost, and each destination's order is kept.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_lost_or_reordered_in_a_power_failure_while_a_queue_is_full() {
+    for seed in 0..40 {
+        crash_once(seed).await;
+    }
+}
+
+async fn crash_once(seed: u64) {
+    let mut dice = Dice::new(seed);
+    let disk = SimDisk::new(seed, 1 << 30);
+    let mut site = Simulated::new(&disk, config());
+    let local = site.queue();
+    let (mut queue, mut other) =
+        (site.declare("full", &limited(0)), site.declare("other", &FieldTable::new()));
+    let store = Arc::clone(site.spool.local.store().unwrap());
+    let (mut spooled, mut ends, mut arrived, mut others) = (0, Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..25 {
+        match dice.below(5) {
+            0 | 1 => {
+                let more = 300 + dice.below(1500) as u32;
+                spool_some(&site.spool, &local, "", "full", spooled..spooled + more);
+                spool_some(&site.spool, &local, "", "other", spooled..spooled + 1);
+                spooled += more;
+                ends.push((store.end(), spooled));
+            }
+            2 => drop(site.rounds.step()),
+            // The queue has room, or has none.
+            3 => {
+                arrived.extend(take(&queue).0);
+                site.upstream.vhost().delete_queue(broker::SessionId(77), "full", false, false).unwrap();
+                queue = site.declare("full", &limited(dice.below(2) as i64 * 100_000));
+            }
+            _ => tokio::time::sleep(Duration::from_millis(dice.below(200))).await,
+        }
+    }
+    let durable = store.durable();
+    let confirmed = ends.iter().take_while(|(end, _)| *end <= durable).last().map_or(0, |(_, count)| *count);
+    arrived.extend(take(&queue).0);
+    others.extend(take(&other).0);
+    let crashed = disk.crash();
+    site.spool.drain(Duration::ZERO).await;
+    drop((site, local));
+    let mut after = Simulated::new(&crashed, config());
+    (queue, other) = (after.declare("full", &FieldTable::new()), after.declare("other", &FieldTable::new()));
+    drop(after.queue());
+    for _ in 0..200 {
+        after.pass(Duration::from_secs(1)).await;
+        arrived.extend(take(&queue).0);
+        if after.spool.status().iter().all(|status| status.messages == 0) {
+            break;
+        }
+    }
+    arrived.extend(take(&queue).0);
+    others.extend(take(&other).0);
+    let arrived = firsts(arrived);
+    assert!(arrived.len() as u32 >= confirmed, "seed {seed}: {} of {confirmed}", arrived.len());
+    assert_eq!(arrived, numbers(0..arrived.len() as u32), "seed {seed}");
+    let others: Vec<u32> = firsts(others).iter().map(|body| body.parse().unwrap()).collect();
+    assert!(others.is_sorted(), "seed {seed}");
+    assert!(
+        after.spool.status().iter().all(|status| (status.messages, status.bytes) == (0, 0)),
+        "seed {seed}"
+    );
+}

@@ -1,0 +1,148 @@
+//! Failures on this host: of local queues, and of a forwarder.
+
+use amqp::FieldTable;
+use broker::{SessionId, VirtualHostLimits};
+use transport::Outbox;
+
+use super::deferring::{collect, limited};
+use super::forwarding::{LONG, disk, numbers, take};
+use super::*;
+use crate::alarms::Resource;
+
+impl Simulated {
+    /// Deletes a local queue, as nobody does.
+    fn delete_local(&self, name: &str) {
+        self.spool.local.vhost().delete_queue(SessionId(0), name, false, false).unwrap();
+    }
+}
+
+/// Its messages that are not in the hands of the forwarder.
+fn ready(queue: &SpoolQueue) -> u64 {
+    queue.queue().message_count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_cannot_be_parked_stay_where_they_are_and_are_reported() {
+    let disk = disk();
+    let mut site = Simulated::new(&disk, config());
+    let local = site.queue();
+    site.delete_local("parked");
+    spool_some(&site.spool, &local, "gone", "k", 0..3);
+    let bytes = site.status().bytes;
+    site.pass(LONG).await;
+    let status = site.status();
+    assert_eq!((status.messages, status.bytes, status.parked, site.spool.parked()), (3, bytes, 0, 0));
+    assert_eq!(status.trouble.as_deref(), Some("INTERNAL_ERROR - no local queue for parked messages"));
+    assert_eq!(ready(&local), 3);
+    site.write_all();
+    site.spool.drain(LONG).await;
+    drop((site, local));
+    let mut after = Simulated::new(&disk, config());
+    drop(after.queue());
+    after.pass(LONG).await;
+    assert_eq!((after.status().messages, after.spool.parked(), after.status().bytes), (0, 3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_cannot_move_to_a_backlog_come_again_in_order() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, _full) = (site.queue(), site.declare("full", &limited(0)));
+    let limits = |max_queues| VirtualHostLimits { max_queues, max_connections: None };
+    let vhost = Arc::clone(site.spool.local.vhost());
+    vhost.set_limits(limits(Some(2)));
+    spool_some(&site.spool, &local, "", "full", 0..6000);
+    site.pass(LONG).await;
+    let trouble = site.status().trouble.unwrap_or_default();
+    assert!(trouble.contains("no local queue for messages that wait for their destination"), "{trouble}");
+    assert_eq!((site.status().messages, ready(&local), local.backlogs().len()), (6000, 6000, 0));
+    vhost.set_limits(limits(None));
+    drop(site.queue());
+    site.pass(LONG).await;
+    assert_eq!((site.status().trouble, local.backlogs().len()), (None, 1));
+    site.upstream.vhost().delete_queue(SessionId(77), "full", false, false).unwrap();
+    let full = site.declare("full", &FieldTable::new());
+    assert_eq!(collect(&mut site, &full, 6000).await, numbers(0..6000));
+    site.pass(LONG).await;
+    assert_eq!((site.status().messages, site.status().bytes), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn parked_messages_that_cannot_be_forwarded_again_stay_parked() {
+    let mut site = Simulated::new(&disk(), config());
+    let local = site.queue();
+    spool_some(&site.spool, &local, "gone", "k", 0..3);
+    site.pass(LONG).await;
+    site.delete_local(local.queue().name());
+    assert_eq!((site.spool.requeue_parked(), site.spool.parked(), site.status().bytes), (0, 3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forwarder_that_panics_blocks_its_publishers_and_is_reported() {
+    let mut site = Simulated::new(&disk(), config());
+    site.is_broken.store(true, Ordering::Relaxed);
+    let (local, other) = (site.queue(), site.spool.queue("/", "other").unwrap());
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    for _ in 0..2 {
+        site.pass(LONG).await;
+        let status = site.spool.local.status(&local);
+        assert_eq!(status.trouble.as_deref(), Some("its forwarder has failed; restart Leveret"));
+        let outbox = Arc::new(Outbox::new(1));
+        assert!(site.spool.local.block(&local, &outbox).is_some());
+        assert!(site.spool.local.block(&other, &outbox).is_none());
+        assert_eq!(site.spool.local.loaded().total(), 0);
+        // It ends no failure.
+        drop(site.queue());
+        site.spool.local.check_limits();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_makes_no_message_younger() {
+    let mut site = Simulated::new(&disk(), config());
+    let local = site.queue();
+    site.upstream.falls_silent();
+    spool_at(&site.spool, &local, ("", "q"), 1, 0..3);
+    site.pass(Duration::from_millis(10)).await;
+    let age = site.status().oldest_seconds.unwrap();
+    site.is_reachable.store(false, Ordering::Relaxed);
+    site.upstream.lose();
+    site.pass(Duration::from_millis(1)).await;
+    assert!(site.status().trouble.is_some());
+    assert!(site.status().oldest_seconds >= Some(age), "{:?}", site.status().oldest_seconds);
+    site.spool.local.check_limits();
+    assert!(local.alarms.is_raised(Resource::Spool));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_login_that_is_refused_for_now_is_tried_again_soon() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
+    let text = "connection refused for user 'edge': user connection limit (1) is reached";
+    *site.upstream.refusal.lock() = Some(OpenError::Refused(Fault::new(ReplyCode::NotAllowed, text)));
+    spool_some(&site.spool, &local, "", "q", 0..3);
+    site.pass(LONG).await;
+    assert!(site.status().trouble.is_some());
+    *site.upstream.refusal.lock() = None;
+    site.pass(Duration::from_secs(6)).await;
+    assert_eq!(take(&upstream).0, numbers(0..3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_accepted_login_counts() {
+    let site = Simulated::new(&disk(), config());
+    let local = site.queue();
+    let before = local.logins();
+    drop(site.queue());
+    assert_ne!(local.logins(), before, "it may have come while the same one was being refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ages_are_not_looked_at_with_each_message_that_leaves() {
+    let site = Simulated::new(&disk(), SpoolConfig { max_bytes: 5_000, ..config() });
+    let (old, local) = (site.spool.queue("/", "old").unwrap(), &site.spool.local);
+    spool_at(&site.spool, &old, ("", "q"), 1, 0..200);
+    local.changed();
+    assert!(site.spool.alarms().is_raised(Resource::Spool) && !old.alarms.is_raised(Resource::Spool));
+    local.check_limits();
+    assert!(old.alarms.is_raised(Resource::Spool));
+}

@@ -1,0 +1,246 @@
+//! Local queues for messages whose destination takes none at present.
+
+use hashbrown::HashMap;
+
+use crate::envelope::Envelope;
+use crate::item::{DestinationKey, DestinationKeys};
+
+/// Most messages of a backlog for one destination in memory at a time.
+const LOADED_OF_DESTINATION: usize = 1_000;
+
+/// The same for the backlog of an exchange, in which others may wait behind messages for a full queue.
+const LOADED_OF_EXCHANGE: usize = 256;
+
+/// Identifies a backlog. The numbers of those that have become empty are used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BacklogId(usize);
+
+/// The messages that go to a backlog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BacklogName {
+    /// The exchange; empty for the default one.
+    pub exchange: Box<str>,
+    /// `None` for all routing keys that have no backlog of their own.
+    pub routing_key: Option<Box<str>>,
+}
+
+/// All backlogs of a main queue.
+///
+/// A destination is covered by the backlog of its own, otherwise by that of its exchange, if there is one. Each message of a
+/// covered destination in the backlog is older than each in the main queue: those that come later follow it there.
+#[derive(Debug, Default)]
+pub(crate) struct Backlogs {
+    slots: Vec<Option<Backlog>>,
+    of_destinations: HashMap<DestinationKey, BacklogId>,
+    of_exchanges: HashMap<DestinationKey, BacklogId>,
+}
+
+#[derive(Debug)]
+struct Backlog {
+    name: BacklogName,
+    /// The key under which it is found.
+    key: DestinationKey,
+    /// Messages that it has, those in memory included.
+    messages: u64,
+    /// Those in memory or in flight.
+    loaded: usize,
+    /// Destinations whose messages are to move here as soon as no earlier one is in flight.
+    awaited: usize,
+    /// When the last one that was loaded had been accepted, or the first one before any was.
+    oldest: u64,
+}
+
+impl Backlogs {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.of_destinations.is_empty() && self.of_exchanges.is_empty()
+    }
+
+    /// Messages in all of them that are not in memory.
+    pub(crate) fn not_loaded(&self) -> u64 {
+        self.slots.iter().flatten().map(Backlog::not_loaded).sum()
+    }
+
+    pub(crate) fn name(&self, id: BacklogId) -> Option<&BacklogName> {
+        self.slots.get(id.0)?.as_ref().map(|backlog| &backlog.name)
+    }
+
+    /// The backlog that covers a message's destination.
+    pub(crate) fn covering(
+        &self,
+        keys: &DestinationKeys,
+        destination: DestinationKey,
+        envelope: &Envelope,
+    ) -> Option<BacklogId> {
+        if let Some(own) = self.of_destinations.get(&destination) {
+            return Some(*own);
+        }
+        if self.of_exchanges.is_empty() {
+            return None;
+        }
+        self.of_exchanges.get(&keys.of_exchange(envelope.exchange())).copied()
+    }
+
+    pub(crate) fn has_own(&self, destination: DestinationKey) -> bool {
+        self.of_destinations.contains_key(&destination)
+    }
+
+    /// Makes a backlog for a destination that none covers: its own, or with `limit` of these that of its exchange.
+    pub(crate) fn create(
+        &mut self,
+        keys: &DestinationKeys,
+        destination: DestinationKey,
+        envelope: &Envelope,
+        limit: usize,
+    ) -> BacklogId {
+        let is_own = self.of_destinations.len() < limit;
+        let exchange = envelope.exchange();
+        let routing_key = is_own.then(|| envelope.routing_key().into());
+        let key = if is_own { destination } else { keys.of_exchange(exchange) };
+        let name = BacklogName { exchange: exchange.into(), routing_key };
+        self.add(Backlog { name, key, messages: 0, loaded: 0, awaited: 0, oldest: envelope.accepted_at() })
+    }
+
+    /// Adds one that a restart has found.
+    pub(crate) fn restore(&mut self, keys: &DestinationKeys, name: BacklogName, messages: u64) -> BacklogId {
+        let key = match &name.routing_key {
+            Some(routing_key) => keys.of(&name.exchange, routing_key),
+            None => keys.of_exchange(&name.exchange),
+        };
+        self.add(Backlog { name, key, messages, loaded: 0, awaited: 0, oldest: u64::MAX })
+    }
+
+    fn add(&mut self, backlog: Backlog) -> BacklogId {
+        let free = self.slots.iter().position(Option::is_none);
+        let id = BacklogId(free.unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        }));
+        let index = if backlog.name.routing_key.is_some() {
+            &mut self.of_destinations
+        } else {
+            &mut self.of_exchanges
+        };
+        index.insert(backlog.key, id);
+        self.slots[id.0] = Some(backlog);
+        id
+    }
+
+    /// A message joins the end of a backlog.
+    pub(crate) fn joined(&mut self, id: BacklogId) {
+        if let Some(backlog) = self.get_mut(id) {
+            backlog.messages += 1;
+        }
+    }
+
+    /// The next message of a backlog is in memory.
+    pub(crate) fn loaded(&mut self, id: BacklogId, envelope: &Envelope) {
+        if let Some(backlog) = self.get_mut(id) {
+            backlog.loaded += 1;
+            backlog.oldest = envelope.accepted_at();
+        }
+    }
+
+    /// A message that was in memory has left for good. Returns whether the backlog is empty, and gone, by that.
+    pub(crate) fn left(&mut self, id: BacklogId) -> bool {
+        let Some(backlog) = self.get_mut(id) else { return false };
+        backlog.messages -= 1;
+        backlog.loaded -= 1;
+        if backlog.messages > 0 || backlog.awaited > 0 {
+            return false;
+        }
+        let (key, is_own) = (backlog.key, backlog.name.routing_key.is_some());
+        let index = if is_own { &mut self.of_destinations } else { &mut self.of_exchanges };
+        index.remove(&key);
+        self.slots[id.0] = None;
+        true
+    }
+
+    /// The next message of a backlog is gone without having been in memory. Returns whether the backlog is empty, and gone.
+    pub(crate) fn skipped(&mut self, id: BacklogId) -> bool {
+        if let Some(backlog) = self.get_mut(id) {
+            backlog.loaded += 1;
+        }
+        self.left(id)
+    }
+
+    /// Messages of a destination are to move to a backlog, which stays until then.
+    pub(crate) fn awaits(&mut self, id: BacklogId) {
+        if let Some(backlog) = self.get_mut(id) {
+            backlog.awaited += 1;
+        }
+    }
+
+    /// They move.
+    pub(crate) fn awaited(&mut self, id: BacklogId) {
+        if let Some(backlog) = self.get_mut(id) {
+            backlog.awaited -= 1;
+        }
+    }
+
+    /// Nothing is to move any more: returns the backlogs without messages, which are gone by that.
+    pub(crate) fn forget_unused(&mut self) -> Vec<BacklogId> {
+        let mut unused = Vec::new();
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            slot.iter_mut().for_each(|backlog| backlog.awaited = 0);
+            if let Some(backlog) = slot.take_if(|backlog| backlog.messages == 0) {
+                self.of_destinations.remove(&backlog.key);
+                self.of_exchanges.remove(&backlog.key);
+                unused.push(BacklogId(at));
+            }
+        }
+        unused
+    }
+
+    /// A message that was in memory is only in the backlog again.
+    pub(crate) fn unloaded(&mut self, id: BacklogId) {
+        if let Some(backlog) = self.get_mut(id) {
+            backlog.loaded -= 1;
+        }
+    }
+
+    /// A backlog from which another message is wanted. `allowance` tells how many of a destination may be in flight;
+    /// `is_busy` whether only the first ones are wanted in memory.
+    pub(crate) fn next_to_load(
+        &self,
+        is_busy: bool,
+        from: usize,
+        allowance: impl Fn(DestinationKey) -> usize,
+    ) -> Option<BacklogId> {
+        let count = self.slots.len();
+        let wanted = |backlog: &Backlog| {
+            let most = match &backlog.name.routing_key {
+                Some(_) => LOADED_OF_DESTINATION.min(2 * allowance(backlog.key)),
+                None => LOADED_OF_EXCHANGE,
+            };
+            if is_busy { most.min(1) } else { most }
+        };
+        let wants = |at: &usize| {
+            let backlog = self.slots[*at].as_ref();
+            backlog.is_some_and(|backlog| backlog.not_loaded() > 0 && backlog.loaded < wanted(backlog))
+        };
+        (0..count).map(|at| (from + at) % count).find(wants).map(BacklogId)
+    }
+
+    /// When the oldest message of those that have none in memory was accepted, as far as that is known.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        let not_loaded = self.slots.iter().flatten().filter(|backlog| backlog.loaded == 0);
+        not_loaded.map(|backlog| backlog.oldest).min().filter(|oldest| *oldest != u64::MAX)
+    }
+
+    fn get_mut(&mut self, id: BacklogId) -> Option<&mut Backlog> {
+        self.slots.get_mut(id.0)?.as_mut()
+    }
+}
+
+impl Backlog {
+    fn not_loaded(&self) -> u64 {
+        self.messages - self.loaded as u64
+    }
+}
+
+impl BacklogId {
+    /// The id after this one, at which a search goes on.
+    pub(crate) fn following(self) -> usize {
+        self.0 + 1
+    }
+}

@@ -1,0 +1,149 @@
+//! The broker's answers, and the loss of a connection.
+
+use std::time::Instant;
+
+use super::{ATTEMPTS, CAREFUL_WINDOW, Forwarding, ForwardingChannel, Settled};
+use crate::item::{Item, Source};
+use crate::refusal::{Blame, MessageRefusal};
+
+impl<T> Forwarding<T> {
+    /// The broker has confirmed messages, by the tags of a channel.
+    pub fn acked(&mut self, channel: ForwardingChannel, delivery_tag: u64, multiple: bool, now: Instant) {
+        for item in self.channel_mut(channel).take(delivery_tag, multiple) {
+            self.landed(&item);
+            if self.accused.is_some_and(|(id, _)| id == item.envelope.id()) {
+                self.accused = None;
+            }
+            self.confirmed += 1;
+            if channel == ForwardingChannel::Careful {
+                self.careful_confirmed += 1;
+                self.suspicions.confirmed(&self.keys, item.destination, &item.envelope);
+            }
+            self.bytes -= item.bytes();
+            self.settled.push_back(Settled::Forwarded(item.handle));
+            if item.was_deferred {
+                self.deferred.left(item.destination, true);
+            }
+            if let Source::Backlog(backlog) = item.source {
+                self.left_backlog(backlog);
+            }
+            self.answered(item.destination, now);
+        }
+        self.widen();
+    }
+
+    fn widen(&mut self) {
+        if self.window < self.limits.window && self.confirmed >= self.window {
+            self.window = self.limits.window.min(2 * self.window);
+            self.confirmed = 0;
+        }
+        if self.careful_confirmed >= self.caution.confirms_to_grow * self.careful_window {
+            self.careful_window = CAREFUL_WINDOW.min(2 * self.careful_window);
+            self.careful_confirmed = 0;
+        }
+    }
+
+    /// The broker has not taken messages, such as those for a full queue: they are tried again later.
+    pub fn nacked(&mut self, channel: ForwardingChannel, delivery_tag: u64, multiple: bool, now: Instant) {
+        for item in self.channel_mut(channel).take(delivery_tag, multiple) {
+            self.landed(&item);
+            let (destination, channel) = (item.destination, self.channel_of(&item));
+            self.deferred.nacked(item, channel);
+            self.answered(destination, now);
+        }
+    }
+
+    /// The broker has closed a channel, because of one of the messages in flight there.
+    pub fn refused(&mut self, channel: ForwardingChannel, refusal: MessageRefusal, now: Instant) {
+        let mut back = self.channel_mut(channel).close();
+        back.iter().for_each(|item| self.landed(item));
+        if channel == ForwardingChannel::Careful {
+            (self.careful_window, self.careful_confirmed) = (1, 0);
+        }
+        match back.len() {
+            0 => {}
+            1 => {
+                let culprit = back.remove(0);
+                self.blame(culprit, refusal, now);
+            }
+            count => {
+                let named = back.iter().find(|item| refusal.names_exchange_of(&item.envelope));
+                let is_known = named.is_some_and(|named| {
+                    self.suspicions.add(&self.keys, named.destination, &named.envelope, true)
+                });
+                if !is_known && channel == ForwardingChannel::Fast {
+                    (self.window, self.confirmed) = ((count / 2).max(1), 0);
+                }
+            }
+        }
+        self.put_back(back, now);
+    }
+
+    /// Parks the message that was in flight alone when the broker refused one.
+    fn blame(&mut self, culprit: Item<T>, refusal: MessageRefusal, now: Instant) {
+        let (destination, envelope) = (culprit.destination, culprit.envelope.clone());
+        self.suspicions.remember(&envelope, &refusal, now);
+        let is_named = refusal.names_exchange_of(&envelope);
+        if self.suspicions.add(&self.keys, destination, &envelope, is_named) {
+            // Others of that kind are found on the careful channel.
+            (self.window, self.confirmed) = (self.limits.window, 0);
+        }
+        if culprit.was_deferred {
+            self.deferred.left(destination, false);
+        }
+        self.park(culprit, refusal);
+        self.answered(destination, now);
+    }
+
+    /// The connection is lost, whatever was published on its channels, and all messages are released. `close` has the code and
+    /// text of the broker's connection.close if there was one: the message that has caused it is parked once it is found.
+    /// Returns whether it is being sought, which needs another connection.
+    pub fn lost(&mut self, close: Option<MessageRefusal>) -> bool {
+        let mut back = self.fast.close();
+        back.extend(self.careful.close());
+        let sought = close.map(|close| (close.blame(), close)).filter(|(blame, _)| *blame != Blame::None);
+        let is_sought = sought.is_some() && !back.is_empty();
+        if let Some((blame, close)) = sought {
+            match &back[..] {
+                [] => {}
+                [alone] => {
+                    let id = alone.envelope.id();
+                    let before =
+                        self.accused.filter(|(accused, _)| *accused == id).map_or(0, |(_, times)| times);
+                    self.accused = Some((id, before + 1));
+                    (self.window, self.confirmed) = (1, 0);
+                    if blame == Blame::Sure || before + 1 >= ATTEMPTS {
+                        self.accused = None;
+                        self.window = self.limits.window;
+                        back.drain(..).for_each(|item| self.park(item, close.clone()));
+                    }
+                }
+                all => (self.window, self.confirmed) = ((all.len() / 2).max(1), 0),
+            }
+        }
+        back.extend(std::mem::take(&mut self.queued));
+        back.extend(self.deferred.take_all());
+        back.into_iter().for_each(|item| self.release(item));
+        self.main_in_flight.clear();
+        self.settled.extend(self.backlogs.forget_unused().into_iter().map(Settled::Emptied));
+        (self.careful_window, self.careful_confirmed) = (1, 0);
+        is_sought
+    }
+
+    /// Messages without an answer, in their order, are published again before all others.
+    fn put_back(&mut self, back: Vec<Item<T>>, now: Instant) {
+        let mut destinations = Vec::new();
+        for item in back.into_iter().rev() {
+            // After a nack a later message of the destination may have been in flight, and belongs behind it.
+            if item.was_deferred || self.deferred.contains(item.destination) {
+                destinations.push(item.destination);
+                let channel = self.channel_of(&item);
+                self.deferred.returned(item, channel);
+            } else {
+                self.queued.push_front(item);
+            }
+        }
+        // Once all of them are back: those that move to a backlog do so in order.
+        destinations.into_iter().for_each(|destination| self.answered(destination, now));
+    }
+}

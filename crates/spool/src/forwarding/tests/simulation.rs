@@ -1,0 +1,386 @@
+//! A broker that fails on purpose, and a process that is killed, under thousands of seeds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mutations::Random;
+
+use super::*;
+
+/// So small that messages move to backlogs, of which some are shared.
+const SMALL: ForwardingLimits = ForwardingLimits {
+    window: 16,
+    window_bytes: 1 << 20,
+    deferred: 10,
+    deferred_bytes: 1 << 20,
+    backlogs: 2,
+};
+
+const MESSAGES: u64 = 150;
+
+/// The destinations of a simulation.
+#[derive(Clone, Copy)]
+struct Setting {
+    exchanges: [&'static str; 5],
+    keys: &'static [&'static str],
+    caution: Caution,
+}
+
+const USUAL: Setting =
+    Setting { exchanges: ["one", "two", "mixed", "gone", "large"], keys: &["x", "y", "z"], caution: CAUTION };
+
+/// Exchanges are suspicious again and again, also while others of their messages are in flight.
+const RELAPSING: Setting = Setting {
+    exchanges: ["rare", "rare", "rare", "rare", "one"],
+    keys: &["x", "y", "z", "u", "v", "w"],
+    caution: Caution { confirms_to_clear: 2, confirms_to_grow: 1 },
+};
+
+/// A local queue: its messages by position, and which of them are out.
+#[derive(Default)]
+struct LocalQueue {
+    messages: BTreeMap<u64, u64>,
+    out: BTreeSet<u64>,
+    next: u64,
+}
+
+impl LocalQueue {
+    fn push(&mut self, number: u64) {
+        self.messages.insert(self.next, number);
+        self.next += 1;
+    }
+
+    fn fetch(&mut self) -> Option<(u64, u64)> {
+        let (position, number) = self.messages.iter().find(|(position, _)| !self.out.contains(*position))?;
+        let (position, number) = (*position, *number);
+        self.out.insert(position);
+        Some((position, number))
+    }
+
+    fn remove(&mut self, position: u64) -> u64 {
+        assert!(self.out.remove(&position));
+        self.messages.remove(&position).unwrap()
+    }
+}
+
+/// A message, its queue, and its position there.
+#[derive(Debug, Clone, Copy)]
+struct Handle {
+    backlog: Option<BacklogId>,
+    position: u64,
+    number: u64,
+}
+
+/// A broker that processes the messages of each channel in order.
+#[derive(Default)]
+struct Broker {
+    /// Unanswered messages of the two channels, with their tags.
+    received: [VecDeque<(u64, Envelope)>; 2],
+    tags: [u64; 2],
+    full: BTreeSet<String>,
+    /// All messages that it has taken, in order, by destination.
+    taken: BTreeMap<String, Vec<u64>>,
+}
+
+fn destination_of(envelope: &Envelope) -> String {
+    format!("{}/{}", envelope.exchange(), envelope.routing_key())
+}
+
+fn refusal_of(envelope: &Envelope) -> Option<MessageRefusal> {
+    match envelope.exchange() {
+        "gone" => Some(no_exchange("gone")),
+        "large" => Some(too_large()),
+        "rare" if number_of(envelope) % 8 == 5 => Some(too_large()),
+        "mixed" if number_of(envelope).is_multiple_of(4) => Some(too_large()),
+        _ => None,
+    }
+}
+
+struct Simulation {
+    random: Random,
+    broker: Broker,
+    forwarding: Forwarding<Handle>,
+    main: LocalQueue,
+    backlogs: BTreeMap<String, (BacklogName, LocalQueue)>,
+    envelopes: Vec<Envelope>,
+    forwarded: BTreeSet<u64>,
+    parked: BTreeSet<u64>,
+    now: Instant,
+    nacks: bool,
+    setting: Setting,
+    seed: u64,
+}
+
+fn text_of(name: &BacklogName) -> String {
+    format!("{name:?}")
+}
+
+impl Simulation {
+    fn new(seed: u64, nacks: bool, setting: Setting) -> Self {
+        let mut random = Random::new(seed);
+        let mut main = LocalQueue::default();
+        let envelopes = (0..MESSAGES)
+            .map(|number| {
+                main.push(number);
+                let key = setting.keys[random.below(setting.keys.len())];
+                envelope(setting.exchanges[random.below(5)], key, number)
+            })
+            .collect();
+        let mut forwarding = Forwarding::with_caution(SMALL, setting.caution);
+        [Fast, Careful].into_iter().for_each(|channel| forwarding.opened(channel));
+        let (broker, backlogs, forwarded, parked) = Default::default();
+        let now = Instant::now();
+        Self {
+            random,
+            broker,
+            forwarding,
+            main,
+            backlogs,
+            envelopes,
+            forwarded,
+            parked,
+            now,
+            nacks,
+            setting,
+            seed,
+        }
+    }
+
+    fn queue(&mut self, backlog: Option<BacklogId>) -> &mut LocalQueue {
+        let Some(backlog) = backlog else { return &mut self.main };
+        let name = self.forwarding.backlog(backlog).unwrap();
+        &mut self.backlogs.get_mut(&text_of(name)).unwrap().1
+    }
+
+    fn fill(&mut self) {
+        while self.forwarding.wants_more()
+            && self.random.below(4) > 0
+            && let Some((position, number)) = self.main.fetch()
+        {
+            let handle = Handle { backlog: None, position, number };
+            self.forwarding.read(self.envelopes[number as usize].clone(), handle);
+        }
+        while self.random.below(4) > 0
+            && let Some(backlog) = self.forwarding.poll_load()
+        {
+            let (position, number) = self.queue(Some(backlog)).fetch().expect("as many as it was told");
+            let handle = Handle { backlog: Some(backlog), position, number };
+            self.forwarding.loaded(backlog, self.envelopes[number as usize].clone(), handle);
+        }
+    }
+
+    fn publish(&mut self) {
+        for channel in [Fast, Careful] {
+            while let Some(envelope) = self.forwarding.poll_publish(channel, self.now) {
+                self.broker.tags[channel as usize] += 1;
+                let tag = self.broker.tags[channel as usize];
+                self.broker.received[channel as usize].push_back((tag, envelope));
+            }
+        }
+        assert!(self.forwarding.in_flight_on(Fast) <= SMALL.window);
+    }
+
+    /// Does with the local queues what is asked, at most so often.
+    fn settle(&mut self, limit: usize) {
+        for _ in 0..limit {
+            let Some(settled) = self.forwarding.poll_settled() else { break };
+            let seed = self.seed;
+            match settled {
+                Settled::Forwarded(handle) => {
+                    self.leave(handle);
+                    self.forwarded.insert(handle.number);
+                }
+                Settled::Parked(_, handle, _) => {
+                    self.leave(handle);
+                    assert!(self.parked.insert(handle.number), "seed {seed}: parked twice");
+                }
+                Settled::Released(handle) => {
+                    assert!(self.queue(handle.backlog).out.remove(&handle.position), "seed {seed}");
+                }
+                Settled::Deferred(backlog, handle) => {
+                    assert_eq!(handle.backlog, None, "seed {seed}");
+                    let number = self.main.remove(handle.position);
+                    let name = self.forwarding.backlog(backlog).unwrap().clone();
+                    let entry =
+                        self.backlogs.entry(text_of(&name)).or_insert_with(|| (name, LocalQueue::default()));
+                    entry.1.push(number);
+                }
+                Settled::Emptied(_) => self.backlogs.retain(|_, (_, queue)| !queue.messages.is_empty()),
+            }
+        }
+    }
+
+    fn leave(&mut self, handle: Handle) {
+        match handle.backlog {
+            None => _ = self.main.remove(handle.position),
+            // It may be gone from the list of the forwarding by its last message.
+            Some(_) => {
+                let holding = self.backlogs.values_mut().find(|(_, queue)| {
+                    queue.out.contains(&handle.position)
+                        && queue.messages.get(&handle.position) == Some(&handle.number)
+                });
+                holding.expect("in a backlog").1.remove(handle.position);
+            }
+        }
+    }
+
+    /// Some of the messages under way have arrived.
+    fn lose_connection(&mut self) {
+        for channel in [Fast, Careful] {
+            for _ in 0..self.random.below(self.broker.received[channel as usize].len() + 1) {
+                let Some((_, sent)) = self.broker.received[channel as usize].pop_front() else { break };
+                if refusal_of(&sent).is_some() {
+                    break;
+                }
+                if !self.broker.full.contains(&destination_of(&sent)) {
+                    self.broker.taken.entry(destination_of(&sent)).or_default().push(number_of(&sent));
+                }
+            }
+        }
+        (self.broker.received, self.broker.tags) = Default::default();
+    }
+
+    /// The process is killed between two of its writes, and starts again.
+    fn kill(&mut self) {
+        let some = self.random.below(20);
+        self.settle(some);
+        self.lose_connection();
+        self.main.out.clear();
+        self.forwarding = Forwarding::with_caution(SMALL, self.setting.caution);
+        self.backlogs.retain(|_, (_, queue)| !queue.messages.is_empty());
+        for (name, queue) in self.backlogs.values_mut() {
+            queue.out.clear();
+            self.forwarding.restore(name.clone(), queue.messages.len() as u64);
+        }
+        [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
+    }
+
+    /// Handles some messages of a channel, and answers them together, one by one, or not at all yet.
+    fn answer(&mut self, channel: ForwardingChannel) {
+        let count = self.random.below(self.broker.received[channel as usize].len() + 1);
+        let (mut acks, mut nacks) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let Some((tag, sent)) = self.broker.received[channel as usize].pop_front() else { break };
+            if let Some(refusal) = refusal_of(&sent) {
+                // Confirms that it owes are lost with the channel.
+                if self.random.below(2) == 0 {
+                    acks.iter().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
+                    nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now));
+                }
+                self.broker.received[channel as usize].clear();
+                self.broker.tags[channel as usize] = 0;
+                self.forwarding.refused(channel, refusal, self.now);
+                self.forwarding.opened(channel);
+                return;
+            }
+            if self.broker.full.contains(&destination_of(&sent)) {
+                nacks.push(tag);
+            } else {
+                self.broker.taken.entry(destination_of(&sent)).or_default().push(number_of(&sent));
+                acks.push(tag);
+            }
+        }
+        if nacks.is_empty() && self.random.below(2) == 0 {
+            acks.last().into_iter().for_each(|tag| self.forwarding.acked(channel, *tag, true, self.now));
+        } else {
+            acks.iter().rev().for_each(|tag| self.forwarding.acked(channel, *tag, false, self.now));
+            nacks.iter().for_each(|tag| self.forwarding.nacked(channel, *tag, false, self.now));
+        }
+    }
+
+    /// Fills a queue, or makes room in it: not while messages for it are under way, one of which might pass earlier ones.
+    fn change_room(&mut self) {
+        let Setting { exchanges, keys, .. } = self.setting;
+        let (exchange, key) = (exchanges[self.random.below(3)], keys[self.random.below(keys.len())]);
+        let destination = format!("{exchange}/{key}");
+        let is_under_way =
+            self.broker.received.iter().flatten().any(|(_, sent)| destination_of(sent) == destination);
+        if !is_under_way && !self.broker.full.remove(&destination) {
+            self.broker.full.insert(destination);
+        }
+    }
+
+    fn step(&mut self, is_calm: bool) {
+        match self.random.below(10) {
+            0..4 => {
+                self.fill();
+                self.publish();
+            }
+            4..8 => {
+                let channel = [Fast, Careful][self.random.below(2)];
+                self.answer(channel);
+            }
+            8 if self.random.below(8) == 0 && !is_calm => {
+                self.lose_connection();
+                self.forwarding.lost(None);
+                self.settle(usize::MAX);
+                [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
+            }
+            8 if self.random.below(12) == 0 && !is_calm => self.kill(),
+            8 if self.nacks && self.random.below(3) == 0 && !is_calm => self.change_room(),
+            _ => self.now += Duration::from_millis(self.random.below(100) as u64),
+        }
+        self.settle(usize::MAX);
+    }
+
+    fn is_done(&self) -> bool {
+        self.main.messages.is_empty() && self.backlogs.is_empty()
+    }
+
+    fn play(mut self) -> usize {
+        let (seed, mut most) = (self.seed, 0);
+        for step in 0.. {
+            assert!(step < 200_000, "seed {seed}: it does not end");
+            let is_calm = step > 3000;
+            if is_calm && self.broker.received.iter().all(VecDeque::is_empty) {
+                self.broker.full.clear();
+            }
+            self.step(is_calm);
+            most = most.max(self.backlogs.len());
+            if self.is_done() {
+                break;
+            }
+        }
+        let forwarding = &self.forwarding;
+        assert_eq!((forwarding.in_flight(), forwarding.deferred(), forwarding.oldest()), (0, 0, None));
+        assert_eq!(forwarding.bytes(), 0, "seed {seed}");
+        self.check_outcome();
+        most
+    }
+
+    /// All messages have arrived, each destination's in order of the first arrivals, or were parked if they are refused.
+    fn check_outcome(&self) {
+        let seed = self.seed;
+        for (number, envelope) in self.envelopes.iter().enumerate() {
+            let is_refused = refusal_of(envelope).is_some();
+            assert_eq!(self.parked.contains(&(number as u64)), is_refused, "seed {seed}: {number}");
+        }
+        let mut arrived = 0;
+        for (destination, taken) in &self.broker.taken {
+            let mut seen = BTreeSet::new();
+            let firsts: Vec<_> = taken.iter().filter(|number| seen.insert(**number)).collect();
+            assert!(firsts.is_sorted(), "seed {seed}: {destination}: {taken:?}");
+            arrived += firsts.len();
+        }
+        assert_eq!(arrived + self.parked.len(), MESSAGES as usize, "seed {seed}");
+    }
+}
+
+#[test]
+fn nothing_is_lost_and_order_is_kept_whatever_the_broker_does() {
+    for seed in 1..2000 {
+        Simulation::new(seed, false, USUAL).play();
+    }
+}
+
+#[test]
+fn nothing_is_lost_and_order_is_kept_when_queues_are_full_and_messages_move_to_backlogs() {
+    let most = (1..2000).map(|seed| Simulation::new(seed, true, USUAL).play()).max();
+    assert!(most > Some(3), "backlogs are shared in some of them: {most:?}");
+}
+
+#[test]
+fn order_is_kept_when_exchanges_are_suspicious_again_and_again() {
+    for seed in 1..2000 {
+        Simulation::new(seed, seed % 2 == 0, RELAPSING).play();
+    }
+}

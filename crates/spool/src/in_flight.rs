@@ -1,0 +1,90 @@
+//! The messages that are unconfirmed on one channel.
+
+use std::collections::VecDeque;
+
+use crate::item::Item;
+
+/// The messages that have been published on a channel in confirm mode, in that order, until the broker answers.
+#[derive(Debug)]
+pub(crate) struct InFlight<T> {
+    /// `None` for one that is answered and not the first.
+    items: VecDeque<Option<Item<T>>>,
+    /// The delivery tag of the first of them.
+    first_tag: u64,
+    count: usize,
+    bytes: usize,
+    /// How many of them had waited for their destination.
+    deferred: usize,
+    /// Set by confirm.select-ok, cleared when the channel is closed.
+    is_open: bool,
+}
+
+impl<T> InFlight<T> {
+    pub(crate) fn new() -> Self {
+        Self { items: VecDeque::new(), first_tag: 1, count: 0, bytes: 0, deferred: 0, is_open: false }
+    }
+
+    /// The channel is open and in confirm mode, and nothing has been published on it.
+    pub(crate) fn open(&mut self) {
+        debug_assert_eq!(self.count, 0, "messages of the channel before");
+        (self.is_open, self.first_tag) = (true, 1);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of the records of its messages.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Number of its messages that had waited for their destination.
+    pub(crate) fn deferred(&self) -> usize {
+        self.deferred
+    }
+
+    /// The unanswered message that was published first.
+    pub(crate) fn first(&self) -> Option<&Item<T>> {
+        self.items.iter().flatten().next()
+    }
+
+    pub(crate) fn push(&mut self, item: Item<T>) {
+        self.count += 1;
+        self.bytes += item.bytes();
+        self.deferred += usize::from(item.was_deferred);
+        self.items.push_back(Some(item));
+    }
+
+    /// Removes the messages that an answer is for.
+    pub(crate) fn take(&mut self, delivery_tag: u64, multiple: bool) -> Vec<Item<T>> {
+        let end_tag = self.first_tag + self.items.len() as u64;
+        // With `multiple`, 0 stands for all that have been published.
+        let tag = if multiple && delivery_tag == 0 { end_tag.saturating_sub(1) } else { delivery_tag };
+        if tag < self.first_tag || tag >= end_tag {
+            return Vec::new();
+        }
+        let end = (tag - self.first_tag) as usize + 1;
+        let from = if multiple { 0 } else { end - 1 };
+        let taken: Vec<_> = self.items.range_mut(from..end).filter_map(Option::take).collect();
+        while let Some(None) = self.items.front() {
+            self.items.pop_front();
+            self.first_tag += 1;
+        }
+        self.count -= taken.len();
+        self.bytes -= taken.iter().map(Item::bytes).sum::<usize>();
+        self.deferred -= taken.iter().filter(|item| item.was_deferred).count();
+        taken
+    }
+
+    /// The channel is closed: removes all messages, in order.
+    pub(crate) fn close(&mut self) -> Vec<Item<T>> {
+        self.is_open = false;
+        (self.count, self.bytes, self.deferred) = (0, 0, 0);
+        self.items.drain(..).flatten().collect()
+    }
+}

@@ -1,0 +1,38 @@
+//! A spool takes publishes on a disk near the application, confirms them there, and forwards them to a broker that may be
+//! far away or unreachable.
+//!
+//! # Parts
+//!
+//! - [`Envelope`]: a spooled message with what it takes to publish it, as it is stored.
+//! - [`Forwarding`]: the order in which the messages of one main queue are published, how many are in flight, what is retried
+//!   later and what is refused for good. A destination is an exchange with a routing key. `Deferred` has messages that wait for
+//!   theirs in memory, `Backlogs` counts those that wait on disk, `Suspicions` tells for which exchanges messages are refused,
+//!   and `InFlight` has those that are unconfirmed on a channel.
+//! - [`ClientConfirms`]: one numbering for the publishes of a client's channel, of which some are spooled and the others go
+//!   directly to the broker.
+//!
+//! # Invariants
+//!
+//! - A message is reported as forwarded or parked once, and only after the broker has confirmed it or has refused it alone.
+//! - Messages of a destination are published in their order. One that the broker refuses with basic.nack delays those of its
+//!   own destination alone.
+//! - What is in a backlog is older than what is in the main queue for the same destination, so that a restart finds the order.
+//! - Everything is bounded by [`ForwardingLimits`], and time comes in as an argument.
+//!
+//! Sockets, disks, AMQP frames and clocks must never be added.
+
+mod backlogs;
+mod confirms;
+mod deferred;
+mod envelope;
+mod forwarding;
+mod in_flight;
+mod item;
+mod refusal;
+mod suspicions;
+
+pub use backlogs::{BacklogId, BacklogName};
+pub use confirms::{Answer, ClientConfirms};
+pub use envelope::{Envelope, EnvelopeError, SpooledMessage};
+pub use forwarding::{Forwarding, ForwardingChannel, ForwardingLimits, Settled};
+pub use refusal::{Blame, MessageRefusal};

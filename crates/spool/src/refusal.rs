@@ -1,0 +1,67 @@
+//! The words with which the broker refuses a message.
+
+use crate::envelope::Envelope;
+
+/// Why the broker has refused a message for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageRefusal {
+    /// The reply code of the channel.close or connection.close, such as 404.
+    pub code: u16,
+    /// Its reply text, which names the exchange in most cases.
+    pub text: String,
+}
+
+/// How sure it is that a message is the reason of a connection.close.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The broker ends for reasons of its own, or the login does.
+    None,
+    /// Perhaps: the message is to be blamed if it costs the connection again and again while nothing else is in flight.
+    Perhaps,
+    /// The message is malformed to the broker.
+    Sure,
+}
+
+const ACCESS_REFUSED: u16 = 403;
+const NOT_FOUND: u16 = 404;
+
+impl MessageRefusal {
+    /// Whether another attempt would end the same way, unless somebody changes something at the broker. For channel.close.
+    pub fn is_for_good(&self) -> bool {
+        // 311, 312 and 313 are of content; 540 is of what the broker does not implement.
+        matches!(self.code, 311..=313 | 402 | ACCESS_REFUSED | NOT_FOUND | 405 | 406 | 540)
+    }
+
+    /// Whether a message may be the reason of a connection.close with this code.
+    pub fn blame(&self) -> Blame {
+        match self.code {
+            501 | 502 | 505 | 540 => Blame::Sure,
+            // 320 and 541 are an upstream that shuts down or fails, 506 one without room; 403 and 530 are of the login.
+            200 | 320 | ACCESS_REFUSED | 506 | 530 | 541 => Blame::None,
+            _ => Blame::Perhaps,
+        }
+    }
+
+    /// Whether the text names the message's exchange, as RabbitMQ's do: "no exchange 'orders' in vhost '/'".
+    pub(crate) fn names_exchange_of(&self, envelope: &Envelope) -> bool {
+        let (before, after) = ("exchange '", "'");
+        let name = match envelope.exchange() {
+            "" => "amq.default",
+            name => name,
+        };
+        self.text.match_indices(before).any(|(at, _)| {
+            let rest = &self.text[at + before.len()..];
+            rest.strip_prefix(name).is_some_and(|rest| rest.starts_with(after))
+        })
+    }
+
+    /// Whether it holds for messages with other keys, too; `None` if it is sure for no other message.
+    pub(crate) fn holds_for_all_keys(&self) -> Option<bool> {
+        match self.code {
+            NOT_FOUND => Some(true),
+            // Permissions may depend on the key.
+            ACCESS_REFUSED => Some(false),
+            _ => None,
+        }
+    }
+}

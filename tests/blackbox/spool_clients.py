@@ -1,0 +1,184 @@
+"""What applications meet behind a spool, with pika, the Java client and php-amqplib: an outage, a restart in it, poison, another
+password, a full disk."""
+
+import contextlib
+
+import pika
+import pytest
+from harness.ctl import Ctl
+from harness.disks import FailingDisk
+from harness.forwarder import Forwarder
+from harness.metrics import metric, wait_until
+from harness.publishers import COMMANDS, ConfirmedPublisher, NotConnected
+from harness.rabbitmq import RabbitMq
+from harness.spool import spooling, waiting
+
+QUEUE = "clients"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def link(broker):
+    link = Forwarder(broker.port)
+    yield link
+    link.stop()
+
+
+@pytest.fixture(params=COMMANDS)
+def language(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def user(broker):
+    """A user of the test's own, whose password it may change."""
+    broker.control("add_user", "edge", "secret")
+    broker.control("set_permissions", "edge", ".*", ".*", ".*")
+    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+        direct.channel().queue_delete(QUEUE)
+        direct.channel().queue_declare(QUEUE, durable=True)
+    yield
+    broker.control("delete_user", "edge")
+
+
+def publisher(language, server, password="secret"):
+    return ConfirmedPublisher(language, f"amqp://edge:{password}@127.0.0.1:{server.port}")
+
+
+def publisher_at_last(language, server):
+    """One that tries again, as applications do while the link comes back."""
+    found = []
+
+    def is_connected():
+        with contextlib.suppress(NotConnected):
+            found.append(publisher(language, server))
+        return found
+
+    wait_until(is_connected)
+    return found[0]
+
+
+def cut(link, is_closed):
+    link.is_closed = is_closed
+    link.cut()
+
+
+def arrived(broker):
+    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+        channel, numbers = direct.channel(), []
+        while (got := channel.basic_get(QUEUE, auto_ack=True))[0] is not None:
+            numbers.append(int(got[2]))
+        return numbers
+
+
+def collect(broker, count):
+    """The numbers in the order of their first arrival, once there are so many."""
+    found = {}
+    wait_until(lambda: found.update(dict.fromkeys(arrived(broker))) or len(found) >= count)
+    return list(found)
+
+
+def test_an_outage_a_restart_in_it_and_clients_that_come_meanwhile(tmp_path, broker, link, language):
+    with spooling(tmp_path, link.url) as server:
+        with publisher(language, server) as stays:
+            stays.publish(QUEUE, range(100))
+            # The slow hash of the login is on disk.
+            wait_until((tmp_path / "data" / "spool" / "logins").exists)
+            cut(link, True)
+            stays.publish(QUEUE, range(100, 200))
+            with publisher(language, server) as comes:
+                comes.publish(QUEUE, range(200, 300))
+                comes.close()
+            server.kill()
+    with spooling(tmp_path, link.url) as server:
+        assert waiting(server) >= 200
+        with publisher(language, server) as comes:
+            comes.publish(QUEUE, range(300, 400))
+            cut(link, False)
+            comes.publish(QUEUE, range(400, 500))
+            assert collect(broker, 500) == list(range(500))
+            comes.close()
+        wait_until(lambda: waiting(server) == 0)
+        server.stop()
+
+
+def test_poison_is_parked_and_a_deleted_exchange_concerns_nobody_else(tmp_path, broker, link, language):
+    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+        direct.channel().exchange_declare("short-lived", "fanout")
+        direct.channel().queue_bind(QUEUE, "short-lived")
+    with spooling(tmp_path, link.url) as server:
+        with publisher(language, server) as application:
+            application.publish("", range(10), exchange="short-lived")
+            assert collect(broker, 10) == list(range(10))
+            with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+                direct.channel().exchange_delete("short-lived")
+            application.publish("", range(10, 20), exchange="short-lived")
+            application.publish(QUEUE, range(20, 30))
+            assert collect(broker, 10) == list(range(20, 30))
+            wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 10)
+            wait_until(lambda: waiting(server) == 0)
+            application.close()
+        server.stop()
+
+
+def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one(tmp_path, broker, link, language):
+    with spooling(tmp_path, link.url) as server:
+        with publisher(language, server) as known:
+            known.publish(QUEUE, range(5))
+            assert collect(broker, 5) == list(range(5))
+            known.close()
+        cut(link, True)
+        broker.control("change_password", "edge", "changed")
+        with publisher(language, server) as late:
+            late.publish(QUEUE, range(5, 10))
+            cut(link, False)
+            # Until the broker has been asked, all it publishes is accepted.
+            accepted = range(5, 10)
+            with pytest.raises(NotConnected):
+                while True:
+                    late.publish(QUEUE, range(accepted.stop, accepted.stop + 1))
+                    accepted = range(5, accepted.stop + 1)
+            assert "refused" in waits_for(server)
+        with pytest.raises(NotConnected):
+            publisher(language, server)
+        with publisher(language, server, "changed") as changed:
+            found = collect(broker, len(accepted))
+            assert found[: len(accepted)] == list(accepted)
+            changed.close()
+        server.stop()
+
+
+def waits_for(server):
+    [row] = Ctl(server.http).json("spool", "list", "waits_for")
+    return row["waits_for"]
+
+
+def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker, link, language):
+    disk = FailingDisk.without_room(tmp_path / "failing")
+    flags = ["--disk-free-limit", "0"]
+    with spooling(tmp_path, link.url, *flags, data=disk.folder / "data", env=disk.environment) as server:
+        with publisher(language, server) as application:
+            application.publish(QUEUE, range(10))
+            assert collect(broker, 10) == list(range(10))
+            cut(link, True)
+            disk.fail()
+            application.send(QUEUE, range(10, 60))
+            # pika waits for each confirm.
+            wait_until(lambda: waiting(server) == (1 if language == "pika" else 50))
+            disk.mend()
+            application.confirmed()
+            server.kill()
+    with spooling(tmp_path, link.url, *flags, data=disk.folder / "data", env=disk.environment) as server:
+        assert waiting(server) == 50
+        cut(link, False)
+        with publisher_at_last(language, server) as application:
+            assert collect(broker, 50) == list(range(10, 60))
+            application.close()
+        server.stop()
+    disk.remove()

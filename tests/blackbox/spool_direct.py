@@ -1,0 +1,195 @@
+"""What no rule of the spool matches, or must not be spooled, goes to the broker as before, on the same channels."""
+
+import pika
+import pytest
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
+from harness.rabbitmq import RabbitMq
+from harness.spool import spooling, waiting
+
+QUEUE = "direct"
+RULE = '{vhost = "^/$", user = "^guest$", exchange = "^(amq.direct|)$"}'
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def server(tmp_path, broker):
+    with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}", "--spool-message-max", "1000", rule=RULE) as server:
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def connection(server):
+    with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def channel(connection):
+    channel = connection.channel()
+    channel.queue_delete(QUEUE)
+    channel.queue_declare(QUEUE)
+    channel.queue_bind(QUEUE, "amq.fanout")
+    channel.queue_bind(QUEUE, "amq.direct", "key")
+    return channel
+
+
+def drained(channel, count):
+    found = []
+
+    def are_there():
+        method, properties, body = channel.basic_get(QUEUE, auto_ack=True)
+        if method is not None:
+            found.append((body, "x-leveret-spool-id" in (properties.headers or {})))
+        return len(found) >= count
+
+    wait_until(are_there)
+    return sorted(found)
+
+
+def test_confirms_of_both_ways_share_one_sequence(channel):
+    """pika raises for a confirm of a number that it does not expect, and waits for each."""
+    channel.confirm_delivery()
+    for number in range(20):
+        exchange = ["amq.direct", "amq.fanout"][number % 2]
+        channel.basic_publish(exchange, "key", f"{number:02}".encode())
+    assert drained(channel, 20) == [(f"{number:02}".encode(), number % 2 == 0) for number in range(20)]
+
+
+def test_confirms_come_while_many_publishes_of_both_ways_are_open(connection, channel):
+    open_numbers, number = set(), 0
+
+    def answered(frame):
+        method = frame.method
+        assert isinstance(method, pika.spec.Basic.Ack), method
+        settled = {each for each in open_numbers if each <= method.delivery_tag} if method.multiple else {method.delivery_tag}
+        assert settled and settled <= open_numbers, (method, open_numbers)
+        open_numbers.difference_update(settled)
+
+    channel._impl.confirm_delivery(ack_nack_callback=answered, callback=lambda _: None)
+    for number in range(1, 2001):
+        open_numbers.add(number)
+        exchange = "amq.fanout" if number % 3 else "amq.direct"
+        channel._impl.basic_publish(exchange, "key", str(number).encode())
+    connection.process_data_events(0)
+    wait_until(lambda: connection.process_data_events(0.05) or not open_numbers)
+
+
+def test_mandatory_large_and_transactional_messages_are_not_spooled(connection, server, channel):
+    channel.confirm_delivery()
+    with pytest.raises(pika.exceptions.UnroutableError):
+        channel.basic_publish("amq.direct", "no such key", b"returned", mandatory=True)
+    channel.basic_publish("amq.direct", "key", b"mandatory", mandatory=True)
+    channel.basic_publish("amq.direct", "key", b"L" * 1001)
+    other = connection.channel()
+    other.tx_select()
+    other.basic_publish("amq.direct", "key", b"transactional")
+    other.tx_rollback()
+    other.basic_publish("amq.direct", "key", b"tx")
+    other.tx_commit()
+    assert drained(channel, 3) == [(b"L" * 1001, False), (b"mandatory", False), (b"tx", False)]
+    assert metric(server, "leveret_spool_forwarded_messages_total") == 0
+
+
+def test_requests_by_direct_reply_to_work_as_before(connection, channel):
+    replies = []
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda _, __, ___, body: replies.append(body), auto_ack=True)
+    request = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to")
+    channel.basic_publish("", QUEUE, b"request", request)
+    answering = connection.channel()
+    _, properties, body = next(answering.consume(QUEUE, auto_ack=True, inactivity_timeout=PATIENCE))
+    assert body == b"request" and properties.headers is None
+    answering.basic_publish("", properties.reply_to, b"reply")
+    wait_until(lambda: connection.process_data_events(0.05) or replies == [b"reply"])
+
+
+def test_consumers_and_errors_are_those_of_the_broker(connection, channel):
+    channel.confirm_delivery()
+    channel.basic_publish("", QUEUE, b"spooled")
+    _, _, body = next(channel.consume(QUEUE, auto_ack=True, inactivity_timeout=PATIENCE))
+    assert body == b"spooled"
+    channel.cancel()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        channel.queue_declare("no-such-queue", passive=True)
+    assert closed.value.reply_code == 404
+    again = connection.channel()
+    again.confirm_delivery()
+    again.basic_publish("", QUEUE, b"again")
+    assert drained(again, 1) == [(b"again", True)]
+
+
+def test_another_user_has_nothing_to_do_with_the_spool(broker, server):
+    broker.control("add_user", "other", "secret")
+    broker.control("set_permissions", "other", ".*", ".*", ".*")
+    uri = server.uri.replace("guest:guest", "other:secret")
+    with pika.BlockingConnection(pika.URLParameters(uri)) as client:
+        channel = client.channel()
+        channel.queue_declare("others", exclusive=True)
+        channel.confirm_delivery()
+        channel.basic_publish("", "others", b"direct")
+        _, properties, body = channel.basic_get("others", auto_ack=True)
+        assert (body, properties.headers) == (b"direct", None)
+
+
+def test_publishers_are_blocked_while_the_spool_is_full(tmp_path):
+    with (
+        leveret(tmp_path / "broker", "--data-dir", "off") as upstream,
+        spooling(tmp_path, upstream.uri, "--spool-max-bytes", "1MiB") as server,
+    ):
+        parameters = pika.URLParameters(server.uri)
+        heard = []
+        with pika.BlockingConnection(parameters) as client:
+            client.add_on_connection_blocked_callback(lambda _, frame: heard.append(frame.method.reason))
+            client.add_on_connection_unblocked_callback(lambda *_: heard.append("unblocked"))
+            channel = client.channel()
+            channel.queue_declare("q", arguments={"x-max-length": 10, "x-overflow": "reject-publish"})
+            for number in range(150):
+                channel.basic_publish("", "q", f"{number:03}".encode() + bytes(10_000))
+            wait_until(lambda: client.process_data_events(0.05) or heard[-1:] == ["spool has reached a limit"])
+            with pika.BlockingConnection(pika.URLParameters(upstream.uri)) as direct:
+                consumer = direct.channel()
+                found = []
+                consumer.basic_consume("q", lambda _, __, ___, body: found.append(body[:3]), auto_ack=True)
+                wait_until(lambda: direct.process_data_events(0.05) or len(set(found)) == 150)
+            wait_until(lambda: client.process_data_events(0.05) or heard[-1] == "unblocked")
+        wait_until(lambda: waiting(server) == 0)
+        server.stop()
+
+
+@pytest.fixture
+def strict(tmp_path, broker):
+    flags = ["--spool-message-max", "1000", "--spool-unsuitable", "refuse"]
+    with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}", *flags, rule=RULE) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            yield connection
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "what", ["mandatory messages", "messages of a transaction", "messages of this size", "messages of this size in frames"]
+)
+def test_what_cannot_be_spooled_is_refused_if_the_setting_says_so(strict, what):
+    channel = strict.channel()
+    closed = []
+    channel._impl.add_on_close_callback(lambda _, reason: closed.append(reason))
+    if what == "messages of a transaction":
+        channel.tx_select()
+    body = "x" * {"messages of this size": 1001, "messages of this size in frames": 500_000}.get(what, 10)
+    channel.basic_publish("amq.direct", "key", body, mandatory=what == "mandatory messages")
+    wait_until(lambda: strict.process_data_events(0.05) or closed)
+    text = f"PRECONDITION_FAILED - {what.removesuffix(' in frames')} to exchange 'amq.direct' in vhost '/' cannot be spooled"
+    assert (closed[0].reply_code, closed[0].reply_text) == (406, text)
+    # The number can be used again, and other exchanges are not concerned.
+    again = strict.channel(channel.channel_number)
+    again.confirm_delivery()
+    again.basic_publish("amq.fanout", "key", "x" * 5000)
+    again.basic_publish("amq.direct", "key", "spooled")
+    again.close()

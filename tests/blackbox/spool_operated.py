@@ -1,0 +1,112 @@
+"""Operators pause the spool, resume it and empty it, and see its age and rates."""
+
+import threading
+
+import pika
+import pytest
+from harness.ctl import Ctl
+from harness.metrics import metric, wait_until
+from harness.rabbitmq import RabbitMq
+from harness.spool import spooling, waiting
+
+QUEUE = "operated"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def server(tmp_path, broker):
+    with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def direct(broker):
+    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as connection:
+        channel = connection.channel()
+        channel.queue_delete(QUEUE)
+        channel.queue_declare(QUEUE, durable=True)
+        yield channel
+
+
+@pytest.fixture
+def channel(server):
+    with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
+
+
+def count(direct):
+    return direct.queue_declare(QUEUE, passive=True).method.message_count
+
+
+def take(direct):
+    method, properties, body = direct.basic_get(QUEUE, auto_ack=True)
+    return body.decode(), "x-leveret-spool-id" in (properties.headers or {})
+
+
+def test_a_paused_spool_accepts_and_forwards_nothing_until_it_is_resumed(server, direct, channel):
+    ctl = Ctl(server.http)
+    channel.basic_publish("", QUEUE, "before")
+    wait_until(lambda: count(direct) == 1)
+    ctl("spool", "pause")
+    for number in range(50):
+        channel.basic_publish("", QUEUE, f"{number}")
+    wait_until(lambda: (metric(server, "leveret_spool_oldest_seconds") or 0) >= 1)
+    [row] = ctl.json("spool", "list", "state", "messages", "accept_rate", "forward_rate", "waits_for")
+    assert (row["state"], row["messages"], row["waits_for"], count(direct)) == ("paused", 50, None, 1)
+    assert row["accept_rate"] > 0 and metric(server, "leveret_spool_paused") == 1
+    ctl("spool", "resume")
+    wait_until(lambda: count(direct) == 51)
+    [row] = ctl.json("spool", "list", "state")
+    assert row["state"] == "running"
+    assert [take(direct)[0] for _ in range(51)] == ["before", *map(str, range(50))]
+
+
+def test_a_drained_spool_is_empty_before_publishes_go_directly(server, direct, channel):
+    ctl = Ctl(server.http)
+    ctl("spool", "pause")
+    for number in range(500):
+        channel.basic_publish("", QUEUE, f"{number}")
+    assert waiting(server) == 500
+    ctl("spool", "drain")
+    channel.basic_publish("", QUEUE, "direct")
+    # Confirmed by the broker itself, behind everything that was spooled.
+    assert (waiting(server), count(direct)) == (0, 501)
+    found = [take(direct) for _ in range(501)]
+    assert found == [*((f"{number}", True) for number in range(500)), ("direct", False)]
+    ctl("spool", "resume")
+    channel.basic_publish("", QUEUE, "spooled")
+    wait_until(lambda: count(direct) == 1)
+    assert take(direct) == ("spooled", True)
+
+
+def test_publishers_are_told_that_they_wait_for_a_spool_to_be_drained(tmp_path, broker, direct):
+    """The destination is full, so that the spool stays as it is."""
+    direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            blocked = threading.Event()
+            reasons = []
+            connection.add_on_connection_blocked_callback(
+                lambda _, frame: (reasons.append(frame.method.reason), blocked.set())
+            )
+            channel = connection.channel()
+            channel.basic_publish("", "stuck", "never")
+            wait_until(lambda: waiting(server) == 1)
+            Ctl(server.http)("spool", "drain")
+            channel.basic_publish("", QUEUE, "waits")
+            wait_until(lambda: connection.process_data_events(0) or blocked.is_set())
+            assert reasons == ["spool is being drained"]
+            assert metric(server, "leveret_spool_blocked_connections") == 1
+            direct.queue_delete("stuck")
+            # Unroutable messages are confirmed.
+            wait_until(lambda: connection.process_data_events(0) or count(direct) == 1)
+        server.stop()

@@ -1,0 +1,18 @@
+"""A pool with a spool in front of a broker, and what operators see of it."""
+
+from harness.instances import leveret
+from harness.metrics import metric
+
+RULE = '{exchange = ".*"}'
+
+
+def spooling(folder, upstream, *flags, rule=RULE, data=None, env=None):
+    """A pool with a spool, which finds again what the one before it on `folder` left."""
+    run = folder / f"run{len(list(folder.glob('run*')))}"
+    data = str(data or folder / "data")
+    return leveret(run, "--upstream", upstream, "--spool", rule, "--data-dir", data, *flags, env=env or {})
+
+
+def waiting(server):
+    """Messages in the spool, of the only user that has used it."""
+    return metric(server, "leveret_spool_messages")
