@@ -303,6 +303,21 @@ impl<T> Deferred<T> {
         Some((backlog, items))
     }
 
+    /// Takes the messages of backlogs whose destination pauses. Only those of its own backlog: from one of an exchange they would
+    /// be loaded again before the pause is over.
+    pub(crate) fn take_pausing(&mut self, backlogs: &Backlogs) -> Vec<Item<T>> {
+        let mut taken = Vec::new();
+        for (destination, found) in &mut self.by_destination {
+            let is_pausing = found.has_failed || found.pause_ends.is_some();
+            let is_of_backlog = found.items.front().is_some_and(|item| !item.is_main());
+            if is_pausing && is_of_backlog && backlogs.has_own(*destination) {
+                self.loaded.subtract(std::mem::take(&mut found.size));
+                taken.extend(found.items.drain(..));
+            }
+        }
+        taken
+    }
+
     /// Takes all messages; nothing is remembered of any destination.
     pub(crate) fn take_all(&mut self) -> Vec<Item<T>> {
         let all = std::mem::replace(self, Self::new());

@@ -26,6 +26,9 @@ const CONFIRMS_TO_GROW: usize = 16;
 /// The share of the window that messages may use which have waited for their destination: three quarters.
 const DEFERRED_SHARE: (usize, usize) = (3, 4);
 
+/// The most messages that are parked, without asking the broker again, before the caller has settled them.
+const PARKED_AT_ONCE: usize = 256;
+
 /// Connections that a message costs while nothing else is in flight, before it is to be blamed.
 const ATTEMPTS: u32 = 3;
 
@@ -65,6 +68,12 @@ pub enum ForwardingChannel {
     Careful = 1,
 }
 
+impl ForwardingChannel {
+    /// The order in which channels are asked for messages until none has any: destinations change to the other channel when
+    /// one is asked.
+    pub const ASKED: [Self; 3] = [Self::Fast, Self::Careful, Self::Fast];
+}
+
 /// A message that is done with for now.
 #[derive(Debug)]
 pub enum Settled<T> {
@@ -84,7 +93,8 @@ pub enum Settled<T> {
 ///
 /// The caller gives it the next message of the main queue while [`Self::wants_more`], and that of a backlog while
 /// [`Self::poll_load`] returns one; publishes what [`Self::poll_publish`] returns while a channel is open; reports what the
-/// broker answers; and does what [`Self::poll_settled`] returns, in that order.
+/// broker answers; and does what [`Self::poll_settled`] returns, in that order. Whenever that has returned something, there may be
+/// more to read, to load and to publish.
 ///
 /// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages
 /// go over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time
@@ -218,19 +228,23 @@ impl<T> Forwarding<T> {
         self.channel_mut(channel).open();
     }
 
-    /// The message that is to be published now on a channel, if one is.
+    /// The message that is to be published now on a channel, if one is. The channels are asked in the order of
+    /// [`ForwardingChannel::ASKED`].
     pub fn poll_publish(&mut self, channel: ForwardingChannel, now: Instant) -> Option<Envelope> {
         if !self.channel(channel).is_open() {
             return None;
         }
         self.deferred.end_pauses(now);
-        while self.has_room_on(channel)
+        let mut to_park = PARKED_AT_ONCE;
+        while to_park > 0
+            && self.has_room_on(channel)
             && let Some(item) = self.take_deferred(channel)
         {
             // Those that waited come first: they are older.
             match self.suspicions.known_refusal(&item.envelope, now) {
                 None => return Some(self.launch(channel, item)),
                 Some(refusal) => {
+                    to_park -= 1;
                     let destination = item.destination;
                     self.deferred.left(destination, false);
                     self.park(item, refusal);
@@ -238,13 +252,17 @@ impl<T> Forwarding<T> {
                 }
             }
         }
-        while channel == ForwardingChannel::Fast
+        while to_park > 0
+            && channel == ForwardingChannel::Fast
             && self.has_room()
             && let Some(item) = self.queued.pop_front()
         {
             match self.suspicions.known_refusal(&item.envelope, now) {
                 // Parked messages keep their order, too: those before it may be refused as well.
-                Some(refusal) if !self.is_behind_others(&item) => self.park(item, refusal),
+                Some(refusal) if !self.is_behind_others(&item) => {
+                    to_park -= 1;
+                    self.park(item, refusal);
+                }
                 _ => {
                     if let Some(item) = self.defer(item) {
                         return Some(self.launch(channel, item));
@@ -365,9 +383,9 @@ impl<T> Forwarding<T> {
 
     /// When the oldest message that has not left was accepted, in milliseconds since 1970, as far as it was read.
     pub fn oldest(&self) -> Option<u64> {
-        let first = [self.fast.first(), self.careful.first(), self.queued.front()];
-        let fronts = first.into_iter().flatten().chain(self.deferred.fronts());
-        fronts.map(|item| item.envelope.accepted_at()).chain(self.backlogs.oldest()).min()
+        let waiting = self.queued.front().into_iter().chain(self.deferred.fronts());
+        let in_flight = self.fast.oldest().into_iter().chain(self.careful.oldest());
+        waiting.map(|item| item.envelope.accepted_at()).chain(in_flight).chain(self.backlogs.oldest()).min()
     }
 
     fn channel(&self, channel: ForwardingChannel) -> &InFlight<T> {

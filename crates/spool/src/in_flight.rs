@@ -1,6 +1,7 @@
 //! The messages that are unconfirmed on one channel.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::item::Item;
 
@@ -15,13 +16,23 @@ pub(crate) struct InFlight<T> {
     bytes: usize,
     /// How many of them had waited for their destination.
     deferred: usize,
+    /// When these were accepted, with the number of each: they are older than some that were published before them.
+    deferred_at: BTreeMap<u64, usize>,
     /// Set by confirm.select-ok, cleared when the channel is closed.
     is_open: bool,
 }
 
 impl<T> InFlight<T> {
     pub(crate) fn new() -> Self {
-        Self { items: VecDeque::new(), first_tag: 1, count: 0, bytes: 0, deferred: 0, is_open: false }
+        Self {
+            items: VecDeque::new(),
+            first_tag: 1,
+            count: 0,
+            bytes: 0,
+            deferred: 0,
+            deferred_at: BTreeMap::new(),
+            is_open: false,
+        }
     }
 
     /// The channel is open and in confirm mode, and nothing has been published on it.
@@ -48,15 +59,19 @@ impl<T> InFlight<T> {
         self.deferred
     }
 
-    /// The unanswered message that was published first.
-    pub(crate) fn first(&self) -> Option<&Item<T>> {
-        self.items.iter().flatten().next()
+    /// When the oldest of them was accepted, in milliseconds since 1970.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        let first = self.items.iter().flatten().next().map(|item| item.envelope.accepted_at());
+        first.into_iter().chain(self.deferred_at.first_key_value().map(|(at, _)| *at)).min()
     }
 
     pub(crate) fn push(&mut self, item: Item<T>) {
         self.count += 1;
         self.bytes += item.bytes();
-        self.deferred += usize::from(item.was_deferred);
+        if item.was_deferred {
+            self.deferred += 1;
+            *self.deferred_at.entry(item.envelope.accepted_at()).or_default() += 1;
+        }
         self.items.push_back(Some(item));
     }
 
@@ -77,7 +92,15 @@ impl<T> InFlight<T> {
         }
         self.count -= taken.len();
         self.bytes -= taken.iter().map(Item::bytes).sum::<usize>();
-        self.deferred -= taken.iter().filter(|item| item.was_deferred).count();
+        for item in taken.iter().filter(|item| item.was_deferred) {
+            self.deferred -= 1;
+            if let Entry::Occupied(mut count) = self.deferred_at.entry(item.envelope.accepted_at()) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
         taken
     }
 
@@ -85,6 +108,7 @@ impl<T> InFlight<T> {
     pub(crate) fn close(&mut self) -> Vec<Item<T>> {
         self.is_open = false;
         (self.count, self.bytes, self.deferred) = (0, 0, 0);
+        self.deferred_at.clear();
         self.items.drain(..).flatten().collect()
     }
 }

@@ -198,7 +198,9 @@ impl Forwarder {
         let vhost = self.queue.vhost();
         let is_lasting = is_lasting(fault, vhost);
         if is_lasting {
-            self.local.logins().refused(Some(vhost), credentials);
+            // Refused credentials are no good for any virtual host.
+            let vhost = (fault.code != ReplyCode::AccessRefused).then_some(vhost);
+            self.local.logins().refused(vhost, credentials);
         }
         is_lasting
     }

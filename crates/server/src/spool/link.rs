@@ -91,14 +91,17 @@ impl SpoolLink {
             let handled = self.receive(forwarder, now)?;
             forwarder.settle(now);
             self.open_channels(forwarder);
-            let published = self.publish(Fast, forwarder, now)? + self.publish(Careful, forwarder, now)?;
-            forwarder.settle(now);
+            let mut published = 0;
+            for channel in ForwardingChannel::ASKED {
+                published += self.publish(channel, forwarder, now)?;
+            }
+            let has_settled = forwarder.settle(now);
             self.open_channels(forwarder);
             self.client.flush(now)?;
             if work::is_turn_over() {
                 return Ok(SpoolStep::TurnOver);
             }
-            if handled + published == 0 {
+            if handled + published == 0 && !has_settled {
                 break;
             }
         }

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use amqp::properties::PERSISTENT;
 use amqp::{Fault, FieldTable, FieldValue, Properties, RawTable, ReplyCode};
-use broker::{Broker, Identity, Publisher, Queue, QueueDeclare, SessionId, Store, Timestamp, VirtualHost};
+use broker::{
+    Broker, Identity, Lsn, Publisher, Queue, QueueDeclare, SessionId, Store, Timestamp, VirtualHost,
+};
 use parking_lot::Mutex;
 use spool::BacklogName;
 
@@ -221,15 +223,16 @@ impl LocalSpool {
     /// Removes the queues that have had no message and no client for [`UNUSED_MAX`], so that those of users that are gone do
     /// not accumulate. Their forwarders end. To be called now and then.
     pub(super) fn remove_unused(&self, now: Instant) {
+        // Messages that they had may not be on disk in their new place.
+        if self.store().is_some_and(|store| store.failing().is_some()) {
+            return;
+        }
         let mut queues = self.queues.lock();
         queues.retain(|_, queue| {
             // Only this map and its forwarder have it; sessions get theirs from this map, which is locked.
-            let is_unused = Arc::strong_count(queue) <= 2 && queue.messages() == 0;
+            let is_unused = Arc::strong_count(queue) <= 2 && queue.messages() == 0 && !queue.has_backlogs();
             if !queue.has_been_unused(is_unused, now, UNUSED_MAX) {
                 return true;
-            }
-            for (_, backlog) in queue.backlogs() {
-                self.delete_backlog(queue, &backlog);
             }
             self.delete(queue.queue());
             queue.remove();
@@ -237,12 +240,15 @@ impl LocalSpool {
         });
     }
 
-    /// Creates a backlog of a user's queue.
-    pub(super) fn create_backlog(
+    /// A backlog of a user's queue that is not in use: a new one, or one that has become empty.
+    pub(super) fn backlog(
         &self,
         queue: &SpoolQueue,
         name: &BacklogName,
     ) -> Result<Arc<Queue>, broker::BrokerError> {
+        if let Some(emptied) = queue.reuse_backlog(name) {
+            return Ok(emptied);
+        }
         let mut arguments = owner(queue.vhost(), queue.user());
         arguments.insert(EXCHANGE_ARGUMENT, FieldValue::text(&*name.exchange));
         if let Some(routing_key) = &name.routing_key {
@@ -253,10 +259,18 @@ impl LocalSpool {
         Ok(backlog)
     }
 
-    /// Deletes a backlog without messages.
-    pub(super) fn delete_backlog(&self, queue: &SpoolQueue, backlog: &Arc<Queue>) {
-        queue.remove_backlog(backlog);
-        self.delete(backlog);
+    /// A backlog has become empty: [`Self::delete_emptied`] deletes it as soon as its messages are on disk wherever they have gone.
+    pub(super) fn release_backlog(&self, queue: &SpoolQueue, backlog: &Arc<Queue>) {
+        let until = self.store().map_or(Lsn::default(), |store| store.end());
+        queue.backlog_emptied(backlog, until);
+    }
+
+    /// Deletes the empty backlogs that may be. To be called now and then.
+    pub(super) fn delete_emptied(&self) {
+        let durable = self.store().map_or(Lsn::default(), |store| store.durable());
+        for queue in self.queues() {
+            queue.take_emptied(durable).iter().for_each(|backlog| self.delete(backlog));
+        }
     }
 
     fn declare(&self, arguments: FieldTable) -> Result<Arc<Queue>, broker::BrokerError> {

@@ -158,6 +158,7 @@ impl Spool {
             for interval in 1_u32.. {
                 let Some(local) = watched.upgrade() else { break };
                 local.check_limits();
+                local.delete_emptied();
                 local.measure(WATCH_INTERVAL);
                 if interval % INTERVALS_OF_CLEANING == 0 {
                     local.remove_unused(transport::now());

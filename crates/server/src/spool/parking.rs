@@ -206,6 +206,7 @@ impl ParkedQueue {
         run: Vec<ReadMessage>,
         now: Timestamp,
     ) -> u64 {
+        local.reopened();
         let (properties, count, mut bytes) = (persistent(None), run.len() as u64, 0);
         let mut moving = Vec::with_capacity(run.len());
         for (envelope, delivery) in run {

@@ -134,8 +134,7 @@ async fn verify(
         asking = ask(Arc::clone(credentials), queue.vhost().into());
     };
     if decision.is_ok() {
-        // A copy: the forwarder tries again at once with credentials that are not those that it has.
-        queue.logged_in(Arc::new(credentials.copy()));
+        queue.logged_in(Arc::clone(credentials));
     }
     logins.decide(key, &decision.map_err(Fault::on_connection));
 }

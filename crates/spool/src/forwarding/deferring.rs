@@ -55,7 +55,23 @@ impl<T> Forwarding<T> {
         if size.messages < limits.deferred && size.bytes < limits.deferred_bytes {
             return;
         }
-        let stay = DeferredSize { messages: limits.deferred / 2, bytes: limits.deferred_bytes / 2 };
+        self.move_largest(DeferredSize { messages: limits.deferred / 2, bytes: limits.deferred_bytes / 2 });
+    }
+
+    /// Has those messages leave memory that wait for their destination, so that others are not kept out of it: those of the main
+    /// queue move to backlogs, and those of a backlog are released while its destination pauses. Returns whether any has left.
+    pub fn make_room(&mut self) -> bool {
+        let before = self.bytes;
+        self.move_largest(DeferredSize::default());
+        for item in self.deferred.take_pausing(&self.backlogs) {
+            self.release(item);
+        }
+        self.bytes < before
+    }
+
+    /// Moves messages of the destinations with the most bytes to backlogs, so that at most these stay.
+    fn move_largest(&mut self, stay: DeferredSize) {
+        let limits = self.limits;
         let largest: Vec<_> = self
             .deferred
             .largest(stay)

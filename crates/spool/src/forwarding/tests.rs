@@ -296,3 +296,49 @@ fn a_destination_with_room_again_leaves_room_for_others() {
     }
     assert!(bench.forwarding.wants_more());
 }
+
+#[test]
+fn what_waits_leaves_memory_that_others_need_and_comes_back_in_order() {
+    let mut bench = Bench::new(&["full"; 3]);
+    assert_eq!(bench.published(), [0, 1, 2]);
+    bench.nacked(3, true);
+    assert!(bench.forwarding.make_room());
+    let moved = bench.moved();
+    let backlog = moved[0].1;
+    assert_eq!(moved.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!((bench.forwarding.bytes(), bench.forwarding.deferred()), (0, 3));
+    assert!(!bench.forwarding.make_room());
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    assert_eq!(bench.published(), []);
+    for number in 0..2 {
+        assert_eq!(bench.forwarding.poll_load(), Some(backlog));
+        bench.forwarding.loaded(backlog, envelope("full", "k", number), number);
+    }
+    assert!(!bench.forwarding.make_room(), "these are about to be published");
+    assert_eq!(bench.published(), [0]);
+    bench.nacked(4, false);
+    assert!(bench.forwarding.make_room());
+    let released = std::iter::from_fn(|| bench.forwarding.poll_settled());
+    assert_eq!(released.filter(|settled| matches!(settled, Settled::Released(_))).count(), 2);
+    assert_eq!((bench.forwarding.bytes(), bench.forwarding.poll_load()), (0, None), "not during the pause");
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    assert_eq!(bench.published(), []);
+    assert_eq!(bench.forwarding.poll_load(), Some(backlog));
+    bench.forwarding.loaded(backlog, envelope("full", "k", 0), 0);
+    assert_eq!(bench.published(), [0]);
+}
+
+#[test]
+fn the_oldest_message_may_be_published_behind_newer_ones() {
+    let mut bench = Bench::new(&["a", "full", "a"]);
+    assert_eq!(bench.published(), [0, 1, 2]);
+    bench.acked(1, false);
+    bench.nacked(2, false);
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    assert_eq!(bench.published(), [1]);
+    assert_eq!(bench.forwarding.oldest(), Some(1), "behind number 2");
+    bench.acked(4, false);
+    assert_eq!(bench.forwarding.oldest(), Some(2));
+    bench.acked(3, false);
+    assert_eq!(bench.forwarding.oldest(), None);
+}

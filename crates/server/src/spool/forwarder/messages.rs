@@ -17,7 +17,7 @@ const ASKED_AT_ONCE: usize = 16;
 
 /// Nanoseconds charged for a message that is read.
 const READ: u32 = 300;
-/// Nanoseconds charged for one that moves to a backlog, which writes it again.
+/// Nanoseconds charged for one that moves to a backlog or is parked, which writes it again.
 const MOVE: u32 = 2_000;
 
 /// Bytes of records that a forwarder without a connection may have, for the age of the oldest message of each local queue.
@@ -55,7 +55,7 @@ impl Forwarder {
     /// Reads messages of the local queues as far as they are wanted; returns their number.
     pub(super) fn fill(&mut self, now: Instant) -> usize {
         let (mut count, at) = (0, self.local.timestamp(now));
-        while self.forwarding.wants_more() && self.may_load() {
+        while self.forwarding.wants_more() && (self.may_load() || self.make_room(now)) {
             let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
             count += 1;
             work::charge(READ, 1);
@@ -132,6 +132,16 @@ impl Forwarder {
         !self.is_draining() && self.failure.is_none() && (self.loaded == 0 || allows())
     }
 
+    /// Whether another message may be in memory once those have left it that only wait for their destination.
+    fn make_room(&mut self, now: Instant) -> bool {
+        if self.is_draining() || self.failure.is_some() || !self.forwarding.make_room() {
+            return false;
+        }
+        // Before any of their backlogs is read again: they have their places there.
+        self.settle(now);
+        self.may_load()
+    }
+
     fn count_loaded(&mut self) {
         let before = std::mem::replace(&mut self.loaded, self.forwarding.bytes());
         self.local.loaded().changed(self.loaded, before);
@@ -150,7 +160,7 @@ impl Forwarder {
             if let Some(envelope) = self.forwarding.poll_publish(channel, now) {
                 return Some(envelope);
             }
-            // Messages that go to a backlog leave nothing to publish.
+            // Messages that go to a backlog, or are parked, leave nothing to publish.
             if self.fill(now) == 0 || work::is_turn_over() {
                 return None;
             }
@@ -206,8 +216,9 @@ impl Forwarder {
         true
     }
 
-    /// Does in the local queues what has been decided about messages.
-    pub(in crate::spool) fn settle(&mut self, now: Instant) {
+    /// Does in the local queues what has been decided about messages. Returns whether anything was: there may be room for others
+    /// after that.
+    pub(in crate::spool) fn settle(&mut self, now: Instant) -> bool {
         let at = self.local.timestamp(now);
         let (mut batches, mut has_changed) = (Batches::default(), false);
         while let Some(settled) = self.forwarding.poll_settled() {
@@ -231,7 +242,7 @@ impl Forwarder {
                     if self.failure.is_none()
                         && let Some(queue) = self.backlogs.remove(&backlog)
                     {
-                        self.local.delete_backlog(&self.queue, &queue);
+                        self.local.release_backlog(&self.queue, &queue);
                     }
                 }
             }
@@ -243,10 +254,12 @@ impl Forwarder {
         if has_changed {
             self.local.changed();
         }
+        has_changed
     }
 
     fn park(&mut self, envelope: &Envelope, taken: Taken, refusal: &MessageRefusal, at: Timestamp) {
         let Taken { from, delivery } = taken;
+        work::charge(MOVE, 1);
         let bytes = delivery.message().body_len() as u64;
         match self.local.parked().park(&from, delivery, envelope, refusal, at) {
             Ok(()) => {
@@ -275,7 +288,7 @@ impl Forwarder {
         self.settle(now);
         for (_, backlog) in self.queue.backlogs() {
             if backlog.message_count() == 0 {
-                self.local.delete_backlog(&self.queue, &backlog);
+                self.local.release_backlog(&self.queue, &backlog);
             }
         }
         (self.forwarding, self.backlogs) = super::restored(&self.queue);
@@ -321,7 +334,7 @@ impl Forwarder {
             return Ok(Arc::clone(queue));
         }
         let name = self.forwarding.backlog(backlog).ok_or_else(|| failure(NO_BACKLOG))?;
-        let created = self.local.create_backlog(&self.queue, name);
+        let created = self.local.backlog(&self.queue, name);
         let queue = created.map_err(|error| failure(&format!("{NO_BACKLOG}: {error}")))?;
         self.backlogs.insert(backlog, Arc::clone(&queue));
         Ok(queue)

@@ -92,6 +92,13 @@ impl LocalSpool {
         }
     }
 
+    /// Messages come back to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for them.
+    pub(in crate::spool) fn reopened(&self) {
+        if self.mode() == ForwardingMode::Draining {
+            self.alarms.raise(Resource::Draining);
+        }
+    }
+
     /// Blocks publishers, or lets them go on, according to the limits. Takes time in proportion to the number of queues.
     pub(in crate::spool) fn check_limits(&self) {
         for queue in self.queues() {

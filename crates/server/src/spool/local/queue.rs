@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::Credentials;
-use broker::Queue;
+use broker::{Lsn, Queue};
 use parking_lot::Mutex;
 use spool::BacklogName;
+
 use sync::AtomicWaker;
 
 use super::rate::Rate;
@@ -24,7 +25,7 @@ pub(crate) struct SpoolQueue {
     vhost: Box<str>,
     user: Box<str>,
     queue: Arc<Queue>,
-    backlogs: Mutex<Vec<(BacklogName, Arc<Queue>)>>,
+    backlogs: Mutex<Vec<LocalBacklog>>,
     /// Wakes the forwarder when there are messages, credentials or a drain.
     waker: Arc<AtomicWaker>,
     /// Bytes of records that are in the queues. Below zero for a moment if a message has left before it was counted.
@@ -50,6 +51,15 @@ pub(crate) struct SpoolQueue {
     pub(in crate::spool) alarms: Arc<Alarms>,
     /// How fast messages are accepted, and forwarded.
     pub(super) rates: Mutex<(Rate, Rate)>,
+}
+
+/// The local queue of a backlog.
+struct LocalBacklog {
+    name: BacklogName,
+    queue: Arc<Queue>,
+    /// Set when it has become empty: the log position after which its messages are on disk wherever they have gone. Deleted
+    /// earlier, it would take them along in a crash.
+    emptied: Option<Lsn>,
 }
 
 #[derive(Default)]
@@ -93,15 +103,44 @@ impl SpoolQueue {
     }
 
     pub(super) fn add_backlog(&self, name: BacklogName, queue: Arc<Queue>) {
-        self.backlogs.lock().push((name, queue));
+        self.backlogs.lock().push(LocalBacklog { name, queue, emptied: None });
     }
 
-    pub(super) fn remove_backlog(&self, queue: &Arc<Queue>) {
-        self.backlogs.lock().retain(|(_, other)| !Arc::ptr_eq(other, queue));
+    /// A backlog has become empty, and may be deleted once everything up to a log position is on disk.
+    pub(super) fn backlog_emptied(&self, queue: &Arc<Queue>, until: Lsn) {
+        let mut backlogs = self.backlogs.lock();
+        if let Some(backlog) = backlogs.iter_mut().find(|backlog| Arc::ptr_eq(&backlog.queue, queue)) {
+            backlog.emptied = Some(until);
+        }
     }
 
+    /// Takes back a backlog that has become empty and is not deleted yet: two for one destination would not tell after a crash which
+    /// of their messages come first.
+    pub(super) fn reuse_backlog(&self, name: &BacklogName) -> Option<Arc<Queue>> {
+        let mut backlogs = self.backlogs.lock();
+        let backlog = backlogs.iter_mut().find(|backlog| backlog.name == *name)?;
+        backlog.emptied = None;
+        Some(Arc::clone(&backlog.queue))
+    }
+
+    /// Removes the empty backlogs that may be deleted now that everything up to `durable` is on disk.
+    pub(super) fn take_emptied(&self, durable: Lsn) -> Vec<Arc<Queue>> {
+        let mut backlogs = self.backlogs.lock();
+        let emptied =
+            backlogs.extract_if(.., |backlog| backlog.emptied.is_some_and(|until| until <= durable));
+        emptied.map(|backlog| backlog.queue).collect()
+    }
+
+    /// The backlogs that are in use.
     pub(in crate::spool) fn backlogs(&self) -> Vec<(BacklogName, Arc<Queue>)> {
-        self.backlogs.lock().clone()
+        let backlogs = self.backlogs.lock();
+        let used = backlogs.iter().filter(|backlog| backlog.emptied.is_none());
+        used.map(|backlog| (backlog.name.clone(), Arc::clone(&backlog.queue))).collect()
+    }
+
+    /// Whether it has backlogs that are in use or not deleted yet.
+    pub(in crate::spool) fn has_backlogs(&self) -> bool {
+        !self.backlogs.lock().is_empty()
     }
 
     /// Messages in all its queues.

@@ -357,3 +357,20 @@ fn the_client_is_not_read_while_very_many_confirms_wait() {
     assert!(site.session.has_room());
     assert_eq!(site.received().len(), 3 + publishes);
 }
+
+#[test]
+fn a_client_that_closes_a_channel_gets_no_confirms_in_numbers_that_are_not_its_own() {
+    let mut site = Site::new();
+    site.spool();
+    site.publish("direct", false);
+    site.publish("direct", false);
+    assert_eq!(site.received(), ["ack 1 false"]);
+    site.client(channel::Close { reply_code: 200, reply_text: "", class_id: 0, method_id: 0 });
+    let confirm = method(1, basic::Ack { delivery_tag: 2, multiple: false });
+    site.upstream(&[&deliver(1), &header(1, 0), &confirm, &method(1, channel::CloseOk {})]);
+    assert_eq!(
+        site.received(),
+        ["BasicDeliver", "Header of 1", "ChannelCloseOk"],
+        "the second is the client's third"
+    );
+}

@@ -3,6 +3,7 @@
 use amqp::{FieldTable, FieldValue};
 use broker::Queue;
 
+use super::dying_disk::DyingDisk;
 use super::forwarding::{LONG, disk, numbers, take};
 use super::*;
 
@@ -151,4 +152,85 @@ async fn crash_once(seed: u64) {
         after.spool.status().iter().all(|status| (status.messages, status.bytes) == (0, 0)),
         "seed {seed}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_takes_no_memory_from_others_when_there_is_none_left() {
+    let mut site = Simulated::new(&disk(), config());
+    let (local, free) = (site.queue(), site.declare("free", &FieldTable::new()));
+    site.declare("full", &limited(0));
+    // Other forwarders have all of it, but for the little that each always has.
+    site.spool.local.loaded().changed(128 << 20, 0);
+    spool_some(&site.spool, &local, "", "full", 0..3900);
+    spool_some(&site.spool, &local, "", "free", 0..1);
+    for _ in 0..3 {
+        site.pass(Duration::from_secs(1)).await;
+    }
+    assert_eq!(take(&free).0, numbers(0..1));
+    assert_eq!((site.status().messages, site.status().deferred), (3900, 3900));
+}
+
+/// Messages that wait in a backlog are parked, since their exchange is deleted, and the process dies at any write meanwhile.
+#[tokio::test(start_paused = true)]
+async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() {
+    const MESSAGES: u64 = 4500;
+    let mut deaths = 0;
+    for seed in 0..16 {
+        let mut dice = Dice::new(seed);
+        let dying = DyingDisk::new(SimDisk::new(seed, 1 << 30));
+        let mut site = Simulated::on(Arc::new(dying.clone()), Upstream::new(), config());
+        let (local, vhost) = (site.queue(), site.upstream.vhost());
+        let exchange = broker::ExchangeDeclare { name: "e", kind: "fanout", ..Default::default() };
+        vhost.declare_exchange(&exchange).unwrap();
+        site.declare("full", &limited(0));
+        let binding = broker::Binding { source: "e", destination: "full", ..Default::default() };
+        vhost.bind_queue(broker::SessionId(77), &binding).unwrap();
+        spool_some(&site.spool, &local, "e", "k", 0..MESSAGES as u32);
+        for _ in 0..5 {
+            site.pass(Duration::from_secs(1)).await;
+        }
+        assert_eq!((site.status().deferred, local.backlogs().len()), (MESSAGES, 1));
+        vhost.delete_exchange("e", false).unwrap();
+        dying.die_after(dice.below(60), dice.chance(500));
+        let mut found = None;
+        for _ in 0..400 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            for _ in 0..dice.below(3) {
+                drop(site.rounds.step());
+            }
+            found = dying.take_found();
+            if found.is_some() {
+                deaths += 1;
+                break;
+            }
+        }
+        let found = found.unwrap_or_else(|| dying.die(true));
+        site.spool.drain(Duration::ZERO).await;
+        drop((site, local));
+        let after = Simulated::new(&found, config());
+        let left: u64 = after.spool.status().iter().map(|status| status.messages).sum();
+        assert_eq!(left + after.spool.parked(), MESSAGES, "seed {seed}");
+    }
+    assert!(deaths > 8, "{deaths}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_message_for_a_suspicious_exchange_waits_for_no_other_event() {
+    let mut site = Simulated::new(&disk(), config());
+    let local = site.queue();
+    spool_some(&site.spool, &local, "e", "k", 0..1);
+    site.pass(LONG).await;
+    assert_eq!(site.spool.parked(), 1);
+    let exchange = broker::ExchangeDeclare { name: "e", kind: "fanout", ..Default::default() };
+    site.upstream.vhost().declare_exchange(&exchange).unwrap();
+    // Opens both channels.
+    spool_some(&site.spool, &local, "e", "k", 1..2);
+    site.pass(Duration::from_millis(10)).await;
+    assert_eq!((site.spool.parked(), site.status().messages), (1, 0));
+    // It goes to a backlog first, and from there at once to the upstream, for which it is too large.
+    spool_large(&site.spool, &local, "e", 5 << 20);
+    for _ in 0..20 {
+        site.pass(Duration::from_millis(1)).await;
+    }
+    assert_eq!((site.spool.parked(), site.status().messages), (2, 0));
 }

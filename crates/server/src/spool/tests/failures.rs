@@ -146,3 +146,24 @@ async fn ages_are_not_looked_at_with_each_message_that_leaves() {
     local.check_limits();
     assert!(old.alarms.is_raised(Resource::Spool));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_password_that_a_forwarder_was_refused_counts_for_no_virtual_host() {
+    let site = Simulated::new(&disk(), config());
+    let (local, now) = (&site.spool.local, site.spool.local.timestamp(transport::now()));
+    let credentials = Arc::new(Credentials::plain(USER, "secret"));
+    for vhost in ["/", "other"] {
+        local.logins().accepted(vhost, &credentials, now);
+        assert!(local.logins().are_remembered(Some(vhost), &credentials, now).await);
+    }
+    let refusal =
+        Fault::new(ReplyCode::AccessRefused, "Login was refused using authentication mechanism PLAIN");
+    *site.upstream.refusal.lock() = Some(OpenError::Refused(refusal));
+    spool_some(&site.spool, &site.queue(), "", "q", 0..1);
+    while site.status().trouble.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for vhost in ["/", "other"] {
+        assert!(!local.logins().are_remembered(Some(vhost), &credentials, now).await, "{vhost}");
+    }
+}

@@ -143,9 +143,31 @@ fn spool_at(
     accepted_at: u64,
     numbers: std::ops::Range<u32>,
 ) {
+    spool_bodies(
+        spool,
+        queue,
+        (exchange, routing_key),
+        accepted_at,
+        numbers.map(|number| number.to_string().into()),
+    );
+}
+
+/// Spools a message of this number of bytes.
+fn spool_large(spool: &Spool, queue: &SpoolQueue, exchange: &str, bytes: usize) {
+    let accepted_at = spool.local.timestamp(transport::now()).0;
+    spool_bodies(spool, queue, (exchange, "k"), accepted_at, [vec![b'x'; bytes]].into_iter());
+}
+
+fn spool_bodies(
+    spool: &Spool,
+    queue: &SpoolQueue,
+    (exchange, routing_key): (&str, &str),
+    accepted_at: u64,
+    bodies: impl Iterator<Item = Vec<u8>>,
+) {
     let local = &spool.local;
     let mut publisher = local.publisher();
-    for number in numbers {
+    for body in bodies {
         let mut record = Vec::new();
         SpooledMessage {
             vhost: queue.vhost(),
@@ -155,7 +177,7 @@ fn spool_at(
             accepted_at,
             id: local.next_id(),
             properties: amqp::properties::NO_PROPERTIES,
-            body: number.to_string().as_bytes(),
+            body: &body,
         }
         .encode(&mut record)
         .unwrap();

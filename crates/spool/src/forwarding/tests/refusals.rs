@@ -211,3 +211,51 @@ fn an_upstream_that_shuts_down_or_refuses_the_login_parks_nothing() {
         assert_eq!(connections_until_parked(code, 11), None);
     }
 }
+
+#[test]
+fn a_destination_that_waited_changes_its_channel_without_another_event() {
+    let mut bench = Bench::with_confirms_to_clear(1);
+    let read = |bench: &mut Bench, key: &str| {
+        bench.forwarding.read(envelope("e", key, bench.next), bench.next);
+        bench.next += 1;
+    };
+    read(&mut bench, "gone");
+    assert_eq!(bench.published(), [0]);
+    bench.refuse(Fast, no_exchange("e"));
+    assert_eq!(bench.settled().1, [0]);
+    // Once that holds no longer.
+    bench.now += Duration::from_secs(2);
+    read(&mut bench, "full");
+    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![1]));
+    bench.forwarding.nacked(Careful, 1, false, bench.now);
+    read(&mut bench, "other");
+    assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![2]));
+    bench.forwarding.acked(Careful, 2, false, bench.now);
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    let published = ForwardingChannel::ASKED.map(|channel| bench.published_on(channel));
+    assert_eq!(published, [vec![], vec![], vec![1]], "over the fast one again");
+}
+
+#[test]
+fn refusals_that_are_known_are_settled_a_few_at_a_time() {
+    let mut bench = Bench::with(ForwardingLimits { window: 1_000, ..LIMITS }, &["gone"; 600]);
+    assert_eq!(bench.published().len(), 600);
+    bench.refuse(Fast, no_exchange("gone"));
+    let mut parked = bench.settled().1;
+    loop {
+        assert_eq!(
+            (bench.published(), bench.published_on(Careful).len()),
+            (vec![], usize::from(parked.is_empty()))
+        );
+        if parked.is_empty() {
+            bench.refuse(Careful, no_exchange("gone"));
+        }
+        let more = bench.settled().1;
+        assert!(more.len() <= 2 * PARKED_AT_ONCE + 1, "{}", more.len());
+        if more.is_empty() {
+            break;
+        }
+        parked.extend(more);
+    }
+    assert_eq!(parked, Vec::from_iter(0..600));
+}
