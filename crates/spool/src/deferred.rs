@@ -303,8 +303,8 @@ impl<T> Deferred<T> {
         Some((backlog, items))
     }
 
-    /// Takes the messages of backlogs whose destination pauses. Only those of its own backlog: from one of an exchange they would
-    /// be loaded again before the pause is over.
+    /// Takes the messages of backlogs whose destination pauses. Only those of its own backlog: from one of an exchange they
+    /// would be loaded again before the pause is over.
     pub(crate) fn take_pausing(&mut self, backlogs: &Backlogs) -> Vec<Item<T>> {
         let mut taken = Vec::new();
         for (destination, found) in &mut self.by_destination {

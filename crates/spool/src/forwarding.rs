@@ -93,8 +93,8 @@ pub enum Settled<T> {
 ///
 /// The caller gives it the next message of the main queue while [`Self::wants_more`], and that of a backlog while
 /// [`Self::poll_load`] returns one; publishes what [`Self::poll_publish`] returns while a channel is open; reports what the
-/// broker answers; and does what [`Self::poll_settled`] returns, in that order. Whenever that has returned something, there may be
-/// more to read, to load and to publish.
+/// broker answers; and does what [`Self::poll_settled`] returns, in that order. Whenever that has returned something, there may
+/// be more to read, to load and to publish.
 ///
 /// The broker closes a channel to refuse a message, and does not say which one. If the reason names an exchange, its messages
 /// go over the careful channel from then on, where few are in flight. Otherwise half as many messages are published at a time

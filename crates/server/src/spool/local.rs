@@ -259,7 +259,7 @@ impl LocalSpool {
         Ok(backlog)
     }
 
-    /// A backlog has become empty: [`Self::delete_emptied`] deletes it as soon as its messages are on disk wherever they have gone.
+    /// A backlog has become empty: [`Self::delete_emptied`] deletes it once its messages are on disk wherever they have gone.
     pub(super) fn release_backlog(&self, queue: &SpoolQueue, backlog: &Arc<Queue>) {
         let until = self.store().map_or(Lsn::default(), |store| store.end());
         queue.backlog_emptied(backlog, until);

@@ -58,8 +58,9 @@ impl<T> Forwarding<T> {
         self.move_largest(DeferredSize { messages: limits.deferred / 2, bytes: limits.deferred_bytes / 2 });
     }
 
-    /// Has those messages leave memory that wait for their destination, so that others are not kept out of it: those of the main
-    /// queue move to backlogs, and those of a backlog are released while its destination pauses. Returns whether any has left.
+    /// Has those messages leave memory that wait for their destination, so that others are not kept out of it: those of the
+    /// main queue move to backlogs, and those of a backlog are released while its destination pauses. Returns whether any has
+    /// left.
     pub fn make_room(&mut self) -> bool {
         let before = self.bytes;
         self.move_largest(DeferredSize::default());

@@ -216,8 +216,8 @@ impl Forwarder {
         true
     }
 
-    /// Does in the local queues what has been decided about messages. Returns whether anything was: there may be room for others
-    /// after that.
+    /// Does in the local queues what has been decided about messages. Returns whether anything was: there may be room for
+    /// others after that.
     pub(in crate::spool) fn settle(&mut self, now: Instant) -> bool {
         let at = self.local.timestamp(now);
         let (mut batches, mut has_changed) = (Batches::default(), false);

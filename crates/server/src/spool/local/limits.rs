@@ -92,7 +92,8 @@ impl LocalSpool {
         }
     }
 
-    /// Messages come back to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for them.
+    /// Messages come back to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for
+    /// them.
     pub(in crate::spool) fn reopened(&self) {
         if self.mode() == ForwardingMode::Draining {
             self.alarms.raise(Resource::Draining);

@@ -114,8 +114,8 @@ impl SpoolQueue {
         }
     }
 
-    /// Takes back a backlog that has become empty and is not deleted yet: two for one destination would not tell after a crash which
-    /// of their messages come first.
+    /// Takes back a backlog that has become empty and is not deleted yet: two for one destination would not tell after a crash
+    /// which of their messages come first.
     pub(super) fn reuse_backlog(&self, name: &BacklogName) -> Option<Arc<Queue>> {
         let mut backlogs = self.backlogs.lock();
         let backlog = backlogs.iter_mut().find(|backlog| backlog.name == *name)?;
