@@ -43,7 +43,7 @@ pub(in super::super) struct RetainedSession {
     waiting: OnDemand<RetainedWaiting>,
 }
 
-/// What waits for retained messages.
+/// New subscriptions that wait for retained messages.
 #[derive(Default)]
 struct RetainedWaiting {
     /// Subscriptions that wait until the log has been read.
