@@ -55,13 +55,11 @@ impl FilterShapes {
 }
 
 impl DottedFilters {
-    /// Adds a filter if it has a dot.
+    /// Adds a filter, which has a dot.
     pub(super) fn add(&mut self, filter: &str) {
-        if filter.contains('.') {
-            let merged = merged(filter);
-            self.shapes.add(&merged);
-            self.filters.entry_ref(&*merged).or_default().push(filter.into());
-        }
+        let merged = merged(filter);
+        self.shapes.add(&merged);
+        self.filters.entry_ref(&*merged).or_default().push(filter.into());
     }
 
     /// Removes a filter, which was added.

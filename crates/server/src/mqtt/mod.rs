@@ -4,7 +4,7 @@
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
 //!   from there to its session; [`session`]: that as the connection sees it; [`claims`]: which connection has each session.
 //! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
-//!   that a message belongs to, by a [`filter_index`].
+//!   that a message belongs to, by a [`filter_index`]. [`on_demand`]: what few sessions need takes no memory of the others.
 //! - [`upstream`]: sessions in front of an upstream.
 //!
 //! Sessions on the embedded broker:
@@ -37,6 +37,7 @@ mod merging;
 mod message;
 mod missing_exchange;
 mod native;
+mod on_demand;
 mod pending_delivery;
 mod pending_retained;
 mod received;

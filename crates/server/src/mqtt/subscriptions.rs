@@ -6,6 +6,7 @@ use mqtt::session::Subscription;
 
 use super::filter_index::{DottedFilters, FilterShapes};
 use super::message::MessageMapping;
+use super::on_demand::OnDemand;
 
 /// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
 /// lookup, the others by one lookup per shape, of which clients have few however many filters they have.
@@ -19,7 +20,7 @@ pub(super) struct Subscriptions {
     /// Number of filters with a level `*`, a plain character in MQTT and a wildcard in AMQP.
     stars: usize,
     /// Filters with a dot, which RabbitMQ takes for a slash.
-    dotted: DottedFilters,
+    dotted: OnDemand<DottedFilters>,
 }
 
 /// Which of a client's two queues a subscription uses, as in RabbitMQ.
@@ -75,7 +76,9 @@ impl Subscriptions {
     pub(super) fn insert(&mut self, filter: &str, subscription: Subscription) {
         self.remove(filter);
         self.shapes.add(filter);
-        self.dotted.add(filter);
+        if filter.contains('.') {
+            self.dotted.made().add(filter);
+        }
         self.no_local += usize::from(subscription.options.no_local);
         self.stars += usize::from(has_star(filter));
         self.entries.insert(filter.into(), subscription);
@@ -86,7 +89,9 @@ impl Subscriptions {
         self.no_local -= usize::from(removed.options.no_local);
         self.stars -= usize::from(has_star(filter));
         self.shapes.remove(filter);
-        self.dotted.remove(filter);
+        if let Some(dotted) = self.dotted.get_mut() {
+            dotted.remove(filter);
+        }
     }
 
     /// The number of subscriptions.
@@ -107,13 +112,18 @@ impl Subscriptions {
         is_of_class: impl Fn(QoS) -> bool,
     ) -> bool {
         let is_of = |subscription: &Subscription| is_of_class(subscription.options.qos);
-        let is_merged = mapping.merges_dots && (!self.dotted.is_empty() || filter.contains('.'));
+        let is_merged = mapping.merges_dots && (self.has_dotted() || filter.contains('.'));
         if self.stars == 0 && !has_star(filter) && !is_merged {
             // No other filter has the same key.
             return self.entries.get(filter).is_some_and(is_of);
         }
         let key = mapping.key(filter);
         self.entries.iter().any(|(other, one)| is_of(one) && mapping.key(other) == key)
+    }
+
+    /// Whether any of them has a dot.
+    fn has_dotted(&self) -> bool {
+        self.dotted.get().is_some_and(|dotted| !dotted.is_empty())
     }
 
     /// Whether any of them has No Local.
@@ -132,15 +142,17 @@ impl Subscriptions {
     pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = Judging::new(class, is_own);
         self.each_match(topic, |subscription| judging.add(subscription));
-        self.dotted.each_match(topic, |filter| {
-            self.entries.get(filter).into_iter().for_each(|subscription| judging.add(subscription));
-        });
+        if let Some(dotted) = self.dotted.get() {
+            dotted.each_match(topic, |filter| {
+                self.entries.get(filter).into_iter().for_each(|subscription| judging.add(subscription));
+            });
+        }
         judging.finish()
     }
 
     /// Number of lookups that [`Self::match_merged`] takes at most.
     pub(super) fn lookups(&self) -> usize {
-        2 + self.shapes.len() + self.dotted.shapes()
+        2 + self.shapes.len() + self.dotted.get().map_or(0, DottedFilters::shapes)
     }
 
     /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
@@ -321,7 +333,7 @@ mod tests {
             assert_eq!(found, expected, "{topic}");
         }
         filters.iter().for_each(|(_, filter)| all.remove(filter));
-        assert!(all.dotted.is_empty() && all.lookups() == 2);
+        assert!(!all.has_dotted() && all.lookups() == 2);
     }
 
     #[test]

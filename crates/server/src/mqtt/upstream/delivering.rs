@@ -162,7 +162,7 @@ impl UpstreamSession {
         while self.is_open() && engine.room() > 0 && self.outbox.has_room() && !work::is_turn_over() {
             let Some((consumer, message)) = self.uplink.take_shared() else { break };
             let delivery_tag = message.delivery_tag;
-            let Some(verdict) = self.groups.verdict(consumer) else {
+            let Some(verdict) = self.groups.get().and_then(|groups| groups.verdict(consumer)) else {
                 // Its messages are those of other members.
                 self.uplink.stop_shared(consumer, Vec::new());
                 is_settled = true;
@@ -193,10 +193,10 @@ impl UpstreamSession {
         let tag = self.own_tag();
         let is_sent = self.send(message, tag, engine).is_ok();
         if is_sent {
-            self.groups.count_delivered(consumer);
+            self.groups.made().count_delivered(consumer);
         }
         if is_sent && is_answered {
-            self.groups.sent(tag, consumer, delivery_tag);
+            self.groups.made().sent(tag, consumer, delivery_tag);
         }
         is_sent && is_answered
     }

@@ -128,10 +128,11 @@ impl UpstreamSession {
             Refusal { reason: ReasonCode::QuotaExceeded, text: "too many shared subscriptions" };
         let filter = &*request.text;
         let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) else { return };
-        let is_known = self.groups.groups.contains_key(&name);
+        let groups = &self.groups.made().groups;
+        let is_known = groups.contains_key(&name);
         let refused = match () {
             () if name.len() > MAX_SHORT => Some(TOO_LONG),
-            () if !is_known && self.groups.groups.len() >= usize::from(MAX_GROUPS) => Some(TOO_MANY),
+            () if !is_known && groups.len() >= usize::from(MAX_GROUPS) => Some(TOO_MANY),
             () => None,
         };
         if let Some(refusal) = refused {
@@ -142,7 +143,7 @@ impl UpstreamSession {
         self.pending.begin(filter, number, before);
         let mut numbers = self.join(&name, &key, filter, subscription);
         let qos = granted(subscription.options.qos);
-        match self.groups.groups.get_mut(&name) {
+        match self.groups.made().groups.get_mut(&name) {
             Some(group) if !matches!(group.stage, GroupStage::Consuming(_)) => {
                 group.joining.push(number);
                 numbers.push(number);
@@ -158,7 +159,7 @@ impl UpstreamSession {
 
     /// Makes the client a member. Returns the numbers of the requests, except for that of the consumer.
     fn join(&mut self, name: &str, key: &str, filter: &str, subscription: Subscription) -> Vec<u64> {
-        if let Some(group) = self.groups.groups.get_mut(name) {
+        if let Some(group) = self.groups.made().groups.get_mut(name) {
             group.subscription = subscription;
             if !group.filters.iter().any(|other| **other == *filter) {
                 group.filters.push(filter.into());
@@ -178,7 +179,7 @@ impl UpstreamSession {
             leaving,
             member,
         };
-        self.groups.groups.insert(name.into(), group);
+        self.groups.made().groups.insert(name.into(), group);
         self.bind_group(name, key)
     }
 
@@ -194,7 +195,7 @@ impl UpstreamSession {
         let expires = Some(self.hub.longest_lease().max(MIN_EXPIRES));
         numbers.push(self.request(QueueRequest::Declare { queue: name.into(), expires }));
         let bound = self.request(QueueRequest::Bind { queue: name.into(), key: key.into() });
-        self.groups.binding.insert(bound, name.into());
+        self.groups.made().binding.insert(bound, name.into());
         numbers
     }
 
@@ -206,14 +207,15 @@ impl UpstreamSession {
 
     /// Handles the answer to a request if that has bound the queue of a group. The client then consumes from it.
     pub(super) fn group_bound(&mut self, number: u64, answer: &Result<(), Fault>, engine: &mut Engine) {
-        let Some(name) = self.groups.binding.remove(&number) else { return };
+        let Some(groups) = self.groups.get_mut() else { return };
+        let Some(name) = groups.binding.remove(&number) else { return };
         if let Err(fault) = answer {
             return self.group_refused(&name, fault, engine);
         }
-        let Some(group) = self.groups.groups.get_mut(&name) else { return };
+        let Some(group) = self.groups.made().groups.get_mut(&name) else { return };
         let consumer = self.uplink.consume_shared(&name, engine.window());
         group.stage = GroupStage::Opening(consumer);
-        self.groups.consumers.insert(consumer, name);
+        self.groups.made().consumers.insert(consumer, name);
         self.outbox.nudge();
     }
 
@@ -235,14 +237,14 @@ impl UpstreamSession {
                 }
             }
             GroupEvent::Cancelled => {
-                let Some(name) = self.groups.consumers.remove(&consumer) else { return };
-                self.groups.draining.insert(consumer, name.clone());
+                let Some(name) = self.groups.made().consumers.remove(&consumer) else { return };
+                self.groups.made().draining.insert(consumer, name.clone());
                 self.drain_group(consumer);
                 self.group_left(&name, engine);
             }
             GroupEvent::Lost(fault) => {
-                let name = self.groups.forget(consumer);
-                if let Some(left) = self.groups.drained(consumer) {
+                let name = self.groups.made().forget(consumer);
+                if let Some(left) = self.groups.made().drained(consumer) {
                     self.uplink.request(0, left);
                 }
                 if let Some(name) = name {
@@ -255,26 +257,28 @@ impl UpstreamSession {
 
     /// The client has acknowledged a message that is not of the session's queue.
     pub(super) fn delivered_shared(&mut self, tag: u64) {
-        let Some((consumer, delivery_tag)) = self.groups.in_flight.remove(&tag) else { return };
+        let Some(groups) = self.groups.get_mut() else { return };
+        let Some((consumer, delivery_tag)) = groups.in_flight.remove(&tag) else { return };
         self.uplink.acknowledge_shared(consumer, delivery_tag);
         self.drain_group(consumer);
     }
 
     /// Closes the channel of an ended consumer once the client has acknowledged all its messages.
     fn drain_group(&mut self, consumer: usize) {
-        if let Some(left) = self.groups.drained(consumer) {
+        if let Some(left) = self.groups.made().drained(consumer) {
             self.uplink.stop_shared(consumer, vec![left]);
             self.outbox.nudge();
         }
     }
 
     fn group_mut(&mut self, consumer: usize) -> Option<&mut Group> {
-        self.groups.groups.get_mut(self.groups.consumers.get(&consumer)?)
+        let Groups { groups, consumers, .. } = self.groups.get_mut()?;
+        groups.get_mut(consumers.get(&consumer)?)
     }
 
     /// The upstream has ended a consumer, or refused it.
     fn group_lost(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
-        let Some(group) = self.groups.groups.get_mut(name) else { return };
+        let Some(group) = self.groups.made().groups.get_mut(name) else { return };
         group.attempts += 1;
         if group.filters.is_empty() {
             self.leave_unused(name);
@@ -292,13 +296,13 @@ impl UpstreamSession {
 
     /// A group cannot be joined. A client that counts on it is disconnected.
     fn group_refused(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
-        let Some(group) = self.groups.groups.get_mut(name) else { return };
+        let Some(group) = self.groups.made().groups.get_mut(name) else { return };
         if group.is_member && !group.filters.is_empty() {
             // It is left with the session, which may last.
             group.stage = GroupStage::Binding;
             return self.fail(of_fault(fault), fault);
         }
-        let Some(group) = self.groups.groups.remove(name) else { return };
+        let Some(group) = self.groups.made().groups.remove(name) else { return };
         self.leave_unused(name);
         // A refusal in any case: what is there already is of no use.
         let fault = match fault.code {
@@ -311,12 +315,12 @@ impl UpstreamSession {
 
     /// A group has no consumer of the client any more. It joins it again if it has asked for that meanwhile.
     fn group_left(&mut self, name: &str, engine: &mut Engine) {
-        let Some(group) = self.groups.groups.get_mut(name) else { return };
+        let Some(group) = self.groups.made().groups.get_mut(name) else { return };
         let (mut joined, leaving) = (Vec::new(), std::mem::take(&mut group.leaving));
         if group.filters.is_empty() {
             // It was joined and left again meanwhile.
             joined = std::mem::take(&mut group.joining);
-            self.groups.groups.remove(name);
+            self.groups.made().groups.remove(name);
         } else {
             group.stage = GroupStage::Binding;
             let key = group.key.clone();
@@ -329,7 +333,7 @@ impl UpstreamSession {
     /// Ends a subscription to a shared filter. Returns the number by which that is answered, if it has to wait.
     pub(super) fn leave_group(&mut self, filter: &str, engine: &Engine) -> Option<u64> {
         let (name, _) = group_of(filter, engine, |filter| self.mapping.key(filter))?;
-        let group = self.groups.groups.get_mut(&name)?;
+        let group = self.groups.get_mut()?.groups.get_mut(&name)?;
         group.filters.retain(|other| **other != *filter);
         if !group.filters.is_empty() {
             return None;
@@ -345,8 +349,8 @@ impl UpstreamSession {
 
     /// Leaves the group of a consumer.
     fn close_group(&mut self, consumer: usize) {
-        let Some(name) = self.groups.consumers.get(&consumer).cloned() else { return };
-        if let Some(group) = self.groups.groups.get_mut(&name) {
+        let Some(name) = self.groups.made().consumers.get(&consumer).cloned() else { return };
+        if let Some(group) = self.groups.made().groups.get_mut(&name) {
             group.stage = GroupStage::Cancelling(consumer);
         }
         self.uplink.cancel_shared(consumer);
@@ -373,7 +377,7 @@ impl UpstreamSession {
     pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription, engine: &Engine) {
         if let Some((name, key)) = group_of(filter, engine, |filter| self.mapping.key(filter)) {
             self.join(&name, &key, filter, subscription);
-            if let Some(group) = self.groups.groups.get_mut(&name) {
+            if let Some(group) = self.groups.made().groups.get_mut(&name) {
                 group.is_member = true;
             }
         }

@@ -124,6 +124,9 @@ impl LiveFilters {
     pub(super) fn take(&mut self, has_room: bool) -> Option<LiveEvent> {
         loop {
             if let Some((number, answer)) = self.answers.pop_front() {
+                if self.answers.is_empty() {
+                    self.answers = VecDeque::new();
+                }
                 return Some(LiveEvent::Answered(number, answer));
             }
             if has_room && let Some(message) = self.held.take() {
@@ -180,6 +183,9 @@ impl LiveFilters {
     /// Answers all that waits for a key.
     fn answered(&mut self, number: u64, answer: Result<(), Fault>) {
         let Some(key) = self.asked.remove(&number) else { return };
+        if self.asked.is_empty() {
+            self.asked = HashMap::new();
+        }
         let Some(known) = self.keys.get_mut(&key) else { return };
         let waiting = known.waiting.take().into_iter().flatten();
         self.answers.extend(waiting.map(|number| (number, answer.clone())));

@@ -257,7 +257,15 @@ impl PendingSubscribes {
 
     /// The filter is unsubscribed from: the answers to earlier requests change nothing.
     pub(super) fn forget(&mut self, filter: &str) {
-        self.latest.remove(filter);
+        self.take_latest(filter);
+    }
+
+    fn take_latest(&mut self, filter: &str) -> Option<LatestSubscribe> {
+        let latest = self.latest.remove(filter)?;
+        if self.latest.is_empty() {
+            self.latest = HashMap::new();
+        }
+        Some(latest)
     }
 
     /// Records the answer to a request. Returns the outcome for the subscription that it is for.
@@ -277,12 +285,12 @@ impl PendingSubscribes {
         let subscribed = subscribed?;
         let is_latest = self.latest.get(&subscribed.filter).is_some_and(|latest| latest.number == number);
         if is_refused {
-            let latest = if is_latest { self.latest.remove(&subscribed.filter) } else { None };
+            let latest = if is_latest { self.take_latest(&subscribed.filter) } else { None };
             let settled = latest.map(|latest| latest.settled);
             return Some(SubscribeOutcome::Refused { filter: subscribed.filter, settled });
         }
         if is_latest {
-            self.latest.remove(&subscribed.filter);
+            self.take_latest(&subscribed.filter);
         } else if let Some(latest) = self.latest.get_mut(&subscribed.filter) {
             latest.settled = Some(subscribed.subscription);
         }

@@ -99,6 +99,21 @@ fn bodies(uplink: &mut Uplink) -> Vec<(u64, bool, String)> {
 }
 
 #[test]
+fn a_session_without_qos_2_makes_nothing_for_its_state_queue() {
+    let mut world = World::new();
+    let mut uplink = world.uplink();
+    declare(&mut uplink);
+    uplink.consume(QUEUE, WINDOW);
+    uplink.publish(7, "a.b", &PLAIN, b"1", Instant::now());
+    uplink.answer(Then::Refuse { packet_id: 8, reason: ReasonCode::TopicNameInvalid, text: "" });
+    settle(&mut uplink);
+    assert_eq!(bodies(&mut uplink), [(1, false, "1".to_owned())]);
+    uplink.stop_consuming();
+    settle(&mut uplink);
+    assert!(uplink.is_settled() && uplink.is_stopped() && uplink.used_state().is_none());
+}
+
+#[test]
 fn messages_are_answered_in_their_order_when_they_are_confirmed() {
     let mut world = World::new();
     let mut uplink = world.uplink();

@@ -14,6 +14,7 @@ use super::queue_consumer::{CONSUMING, QueuedMessage, SessionConsumer};
 use super::queue_requests::{QueueRequest, QueueRequests, REQUESTING};
 use super::state::{OPENING, STATE, StateEvent, StateQueue};
 use crate::mqtt::MqttConfig;
+use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::session::Then;
 use crate::upstream::client::{AmqpClient, ClientEvent};
 use crate::upstream::confirms::Confirmed;
@@ -35,9 +36,11 @@ pub(super) struct Uplink {
 struct UplinkChannels {
     publishing: PublishingChannel,
     consumer: SessionConsumer,
-    groups: GroupConsumers,
+    /// Since the first shared subscription.
+    groups: OnDemand<GroupConsumers>,
     requests: QueueRequests,
-    state: StateQueue,
+    /// Of a session that lasts.
+    state: OnDemand<StateQueue>,
     /// Messages that were refused, whose records are to be revoked: their client may send them again.
     refused: Vec<u16>,
     /// Events that were not taken yet.
@@ -68,9 +71,8 @@ pub(super) enum UplinkEvent {
 
 impl Uplink {
     pub(super) fn new(client: AmqpClient, config: &MqttConfig) -> Self {
-        let (consumer, groups, refused, events) = Default::default();
+        let (consumer, groups, state, refused, events) = Default::default();
         let (publishing, requests) = (PublishingChannel::new(&config.exchange), QueueRequests::new(config));
-        let state = StateQueue::new();
         let channels = UplinkChannels { publishing, consumer, groups, requests, state, refused, events };
         Self { client, channels, is_paused: false }
     }
@@ -97,19 +99,25 @@ impl Uplink {
         now: Instant,
     ) {
         let Self { client, channels: UplinkChannels { publishing, state, .. }, .. } = self;
-        let queue = state.name().unwrap_or_default();
+        let queue = state.get().and_then(StateQueue::name).unwrap_or_default();
         publishing.publish_recorded(client, packet_id, message, (queue, record), now);
     }
 
     /// Publishes a record to the state queue.
     pub(super) fn publish_record(&mut self, number: u64, record: &[u8], now: Instant) {
         let Self { client, channels: UplinkChannels { publishing, state, .. }, .. } = self;
-        publishing.publish_record(client, number, (state.name().unwrap_or_default(), record), now);
+        let queue = state.get().and_then(StateQueue::name).unwrap_or_default();
+        publishing.publish_record(client, number, (queue, record), now);
     }
 
-    /// The session's state queue. Requests to it are sent in the next turn.
+    /// The session's state queue, to be used. Requests to it are sent in the next turn.
     pub(super) fn state(&mut self) -> &mut StateQueue {
-        &mut self.channels.state
+        self.channels.state.made()
+    }
+
+    /// The session's state queue, if there was a use for it.
+    pub(super) fn used_state(&self) -> Option<&StateQueue> {
+        self.channels.state.get()
     }
 
     /// Answers a message that is not published, behind those before it.
@@ -150,45 +158,52 @@ impl Uplink {
 
     /// Starts to consume from the queue of a shared subscription. Returns the key of the consumer.
     pub(super) fn consume_shared(&mut self, queue: &str, window: u16) -> usize {
-        self.channels.groups.start(&mut self.client, queue, window)
+        self.channels.groups.made().start(&mut self.client, queue, window)
     }
 
     /// Ends a consumer of a shared subscription; see [`GroupConsumers::cancel`].
     pub(super) fn cancel_shared(&mut self, consumer: usize) {
-        self.channels.groups.cancel(&mut self.client, consumer);
+        self.channels.groups.made().cancel(&mut self.client, consumer);
     }
 
     /// Stops a consumer of a shared subscription; see [`GroupConsumers::stop`].
     pub(super) fn stop_shared(&mut self, consumer: usize, then: Vec<QueueRequest>) {
         let UplinkChannels { groups, requests, .. } = &mut self.channels;
-        groups.stop(&mut self.client, consumer, then, requests);
+        groups.made().stop(&mut self.client, consumer, then, requests);
     }
 
     /// The next message of a shared subscription, with the key of its consumer.
     pub(super) fn take_shared(&mut self) -> Option<(usize, QueuedMessage)> {
-        self.channels.groups.take()
+        self.channels.groups.get_mut()?.take()
     }
 
     /// Acknowledges a message of a shared subscription.
     pub(super) fn acknowledge_shared(&mut self, consumer: usize, delivery_tag: u64) {
-        self.channels.groups.acknowledge(&mut self.client, consumer, delivery_tag);
+        if let Some(groups) = self.channels.groups.get() {
+            groups.acknowledge(&mut self.client, consumer, delivery_tag);
+        }
     }
 
     /// Whether messages of queues wait for the client.
     pub(super) fn has_messages(&self) -> bool {
-        self.channels.consumer.has_messages() || self.channels.groups.has_messages()
+        let UplinkChannels { consumer, groups, .. } = &self.channels;
+        consumer.has_messages() || groups.get().is_some_and(GroupConsumers::has_messages)
     }
 
     /// Whether nothing is consumed, and no message is unacknowledged.
     pub(super) fn is_stopped(&self) -> bool {
         let UplinkChannels { consumer, groups, state, .. } = &self.channels;
-        consumer.is_stopped() && groups.is_empty() && state.is_stopped()
+        consumer.is_stopped()
+            && groups.get().is_none_or(GroupConsumers::is_empty)
+            && state.get().is_none_or(StateQueue::is_stopped)
     }
 
     /// Stops consuming; see [`SessionConsumer::stop`].
     pub(super) fn stop_consuming(&mut self) {
         self.channels.consumer.stop(&mut self.client);
-        self.channels.state.stop();
+        if let Some(state) = self.channels.state.get_mut() {
+            state.stop();
+        }
     }
 
     /// Sends what is to be sent, and takes what the upstream has answered. `waker` is woken when that is due again.
@@ -198,17 +213,16 @@ impl Uplink {
     pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
         self.client.handle_nudge(waker, now)?;
         self.channels.publishing.rest(&mut self.client, now);
-        if self.channels.events.is_empty() {
-            self.channels.groups.release_gone();
+        if self.channels.events.is_empty()
+            && let Some(groups) = self.channels.groups.get_mut()
+        {
+            groups.release_gone();
         }
         loop {
             self.channels.revoke_refused(&mut self.client, now);
             self.channels.requests.send(&mut self.client);
             self.channels.consumer.send(&mut self.client);
-            self.channels.groups.send(&mut self.client);
-            let is_settled = self.channels.publishing.unconfirmed() == 0;
-            let failed = self.channels.state.send(&mut self.client, is_settled, now);
-            self.channels.events.extend(failed.map(UplinkEvent::State));
+            self.channels.send_parts(&mut self.client, now);
             self.client.flush(now)?;
             if !self.client.has_received() {
                 return Ok(());
@@ -232,8 +246,11 @@ impl Uplink {
     /// it has those.
     fn is_reading(&self) -> bool {
         let UplinkChannels { consumer, groups, state, .. } = &self.channels;
-        let is_full = consumer.is_full() || groups.is_full();
-        !is_full || !self.is_settled() || state.is_waiting() || groups.is_changing()
+        let is_full = consumer.is_full() || groups.get().is_some_and(GroupConsumers::is_full);
+        !is_full
+            || !self.is_settled()
+            || state.get().is_some_and(StateQueue::is_waiting)
+            || groups.get().is_some_and(GroupConsumers::is_changing)
     }
 
     /// Whether another turn reads what the last one has left.
@@ -269,7 +286,8 @@ impl Uplink {
     /// The latest time for [`Self::take_turn`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let UplinkChannels { publishing, state, .. } = &self.channels;
-        let deadlines = [self.client.next_deadline(), publishing.next_deadline(), state.next_deadline()];
+        let of_state = state.get().and_then(StateQueue::next_deadline);
+        let deadlines = [self.client.next_deadline(), publishing.next_deadline(), of_state];
         deadlines.into_iter().flatten().min()
     }
 
@@ -339,18 +357,18 @@ impl UplinkChannels {
                 events.push_back(UplinkEvent::RecordRefused);
             }
             ClientEvent::Message(OPENING, _) => {
-                events.extend(state.first_list_returned().map(UplinkEvent::State));
+                events.extend(state.made().first_list_returned().map(UplinkEvent::State));
             }
-            ClientEvent::Message(STATE, message) => state.handle_message(&message),
+            ClientEvent::Message(STATE, message) => state.made().handle_message(&message),
             ClientEvent::Method(number @ (STATE | OPENING), method) => {
-                events.extend(state.handle(number, &method).map(UplinkEvent::State));
+                events.extend(state.made().handle(number, &method).map(UplinkEvent::State));
             }
             ClientEvent::Message(CONSUMING, message) => consumer.handle_message(message),
             ClientEvent::Method(number, method) if PUBLISHING.contains(&number) => {
                 let closed = publishing.handle(number, &method, |answered| match answered {
                     PublishAnswer::Client(then) => answer(refused, events, then),
                     PublishAnswer::Record(number, Confirmed::Acked) => {
-                        state.confirmed(number);
+                        state.made().confirmed(number);
                         events.push_back(UplinkEvent::Recorded);
                     }
                     PublishAnswer::Record(_, Confirmed::Nacked) => {
@@ -374,10 +392,10 @@ impl UplinkChannels {
                 events.extend(answered.map(|(number, answer)| UplinkEvent::Answered(number, answer)));
             }
             ClientEvent::Message(number, message) if number >= GROUPS => {
-                groups.handle_message(number, message)
+                groups.made().handle_message(number, message);
             }
             ClientEvent::Method(number, method) if number >= GROUPS => {
-                let event = groups.handle(number, &method, requests);
+                let event = groups.made().handle(number, &method, requests);
                 events.extend(event.map(|(consumer, event)| UplinkEvent::Group(consumer, event)));
             }
             ClientEvent::Message(..) | ClientEvent::Method(..) => {}
@@ -386,11 +404,24 @@ impl UplinkChannels {
 }
 
 impl UplinkChannels {
+    /// Sends what is due for shared subscriptions and the state queue.
+    fn send_parts(&mut self, client: &mut AmqpClient, now: Instant) {
+        if let Some(groups) = self.groups.get_mut() {
+            groups.send(client);
+        }
+        let is_settled = self.publishing.unconfirmed() == 0;
+        if let Some(state) = self.state.get_mut() {
+            self.events.extend(state.send(client, is_settled, now).map(UplinkEvent::State));
+        }
+    }
+
     /// Publishes that the records of refused messages are void. It goes in front of the end of the state queue's consumer: the
     /// next connection must not take such a message for one that it has.
     fn revoke_refused(&mut self, client: &mut AmqpClient, now: Instant) {
         let Self { publishing, state, refused, .. } = self;
-        for packet_id in std::mem::take(refused) {
+        let refused = std::mem::take(refused);
+        let Some(state) = state.get_mut() else { return };
+        for packet_id in refused {
             if state.name().is_some() && state.digest(packet_id).is_some() {
                 let (number, record) = state.write_released(packet_id);
                 publishing.publish_record(client, number, (state.name().unwrap_or_default(), &record), now);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use mqtt::topic::TopicFilter;
 
+use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::subscriptions::Class;
 use crate::upstream::sharing::SharedMessage;
 
@@ -34,6 +35,13 @@ const MAX_DEFERRED_BYTES: usize = 1024 * 1024;
 pub(super) struct Ways {
     /// The number of filters with each binding key, for each [`Class`].
     filters: HashMap<Box<str>, [u32; 2]>,
+    /// Since the first filter that has changed its way.
+    changing: OnDemand<ChangingWays>,
+}
+
+/// The filters that change their ways, and the messages that may come by both meanwhile.
+#[derive(Default)]
+struct ChangingWays {
     /// Changes whose new way is not bound yet, by their filters.
     changes: HashMap<Box<str>, WayChange>,
     /// Live subscriptions that go on for a moment, with the time at which they end.
@@ -84,94 +92,106 @@ impl Ways {
 
     /// A filter changes its way. Returns the change that this one replaces.
     pub(super) fn change(&mut self, filter: &str, change: WayChange) -> Option<WayChange> {
-        self.changes.insert(filter.into(), change)
+        self.changing.made().changes.insert(filter.into(), change)
     }
 
     /// Takes the change of a filter.
     pub(super) fn take_change(&mut self, filter: &str) -> Option<WayChange> {
-        self.changes.remove(filter)
+        self.changing.get_mut()?.changes.remove(filter)
     }
 
     /// Takes the change of a filter that the request with this number was for.
     pub(super) fn take_changed(&mut self, filter: &str, number: u64) -> Option<WayChange> {
-        self.changes.get(filter).filter(|change| change.number == number)?;
-        self.changes.remove(filter)
+        let changes = &mut self.changing.get_mut()?.changes;
+        changes.get(filter).filter(|change| change.number == number)?;
+        changes.remove(filter)
     }
 
     /// A live subscription goes on for a moment. Returns another one that ends for that.
     pub(super) fn linger(&mut self, filter: &str, now: Instant) -> Option<Box<str>> {
-        self.lingering.push_back((now + LINGER, filter.into()));
-        if self.lingering.len() > MAX_LINGERING { self.next_over(now + LINGER) } else { None }
+        let lingering = &mut self.changing.made().lingering;
+        lingering.push_back((now + LINGER, filter.into()));
+        if lingering.len() > MAX_LINGERING { self.next_over(now + LINGER) } else { None }
     }
 
     /// The next live subscription that has ended by `now`.
     pub(super) fn next_over(&mut self, now: Instant) -> Option<Box<str>> {
-        let (_, filter) = self.lingering.pop_front_if(|(until, _)| *until <= now)?;
-        self.settle();
+        let changing = self.changing.get_mut()?;
+        let (_, filter) = changing.lingering.pop_front_if(|(until, _)| *until <= now)?;
+        changing.settle();
         Some(filter)
     }
 
     /// A filter's live subscriptions linger no longer. Returns how many did: more than one if it has changed its way several
     /// times.
     pub(super) fn stop_lingering(&mut self, filter: &str) -> usize {
-        let before = self.lingering.len();
-        self.lingering.retain(|(_, other)| **other != *filter);
-        self.settle();
-        before - self.lingering.len()
+        let Some(changing) = self.changing.get_mut() else { return 0 };
+        let before = changing.lingering.len();
+        changing.lingering.retain(|(_, other)| **other != *filter);
+        changing.settle();
+        before - changing.lingering.len()
     }
 
     /// When [`Self::next_over`] or [`Self::next_deferred`] is due.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let deferred = self.deferred.front().map(|(until, ..)| *until);
-        self.lingering.front().map(|(until, _)| *until).into_iter().chain(deferred).min()
+        let changing = self.changing.get()?;
+        let deferred = changing.deferred.front().map(|(until, ..)| *until);
+        changing.lingering.front().map(|(until, _)| *until).into_iter().chain(deferred).min()
     }
 
     /// A message has come by the session's queue, which may come by a live subscription as well.
     pub(super) fn came(&mut self, routing_key: &str, properties: &[u8], body: &[u8]) {
-        if self.lingering.is_empty() && self.deferred.is_empty() {
+        let Some(changing) = self.changing.get_mut() else { return };
+        let ChangingWays { lingering, remembered, deferred, deferred_bytes, hasher, .. } = changing;
+        if lingering.is_empty() && deferred.is_empty() {
             return;
         }
-        let hash = self.hasher.hash_one((routing_key, properties, body));
-        if let Some(at) = self.deferred.iter().position(|(_, other, _)| *other == hash) {
-            self.deferred.remove(at);
-            self.deferred_bytes -= body.len();
+        let hash = hasher.hash_one((routing_key, properties, body));
+        if let Some(at) = deferred.iter().position(|(_, other, _)| *other == hash) {
+            deferred.remove(at);
+            *deferred_bytes -= body.len();
             return;
         }
-        if self.remembered.len() == MAX_REMEMBERED {
-            self.remembered.pop_front();
+        if remembered.len() == MAX_REMEMBERED {
+            remembered.pop_front();
         }
-        self.remembered.push_back(hash);
+        remembered.push_back(hash);
     }
 
     /// Whether a topic is one of a live subscription that lingers.
     pub(super) fn is_lingering(&self, topic: &str) -> bool {
         let matches =
             |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|filter| filter.matches(topic));
-        self.lingering.iter().any(|(_, filter)| matches(filter))
+        let changing = self.changing.get();
+        changing.is_some_and(|changing| changing.lingering.iter().any(|(_, filter)| matches(filter)))
     }
 
     /// A message has come by a live subscription that lingers. It waits for its copy in the session's queue.
     pub(super) fn defer(&mut self, message: &Arc<SharedMessage>, now: Instant) {
-        let hash = self.hasher.hash_one((&*message.routing_key, &*message.properties, &*message.body));
-        if let Some(at) = self.remembered.iter().position(|other| *other == hash) {
-            self.remembered.remove(at);
+        let changing = self.changing.made();
+        let hash = changing.hasher.hash_one((&*message.routing_key, &*message.properties, &*message.body));
+        if let Some(at) = changing.remembered.iter().position(|other| *other == hash) {
+            changing.remembered.remove(at);
             return;
         }
-        self.deferred_bytes += message.body.len();
-        self.deferred.push_back((now + DEFERRAL, hash, Arc::clone(message)));
+        changing.deferred_bytes += message.body.len();
+        changing.deferred.push_back((now + DEFERRAL, hash, Arc::clone(message)));
     }
 
     /// The next live message whose copy has not come by `now`, or for which there is no room to wait.
     pub(super) fn next_deferred(&mut self, now: Instant) -> Option<Arc<SharedMessage>> {
-        let is_full = self.deferred.len() > MAX_REMEMBERED || self.deferred_bytes > MAX_DEFERRED_BYTES;
-        let (_, _, message) = self.deferred.pop_front_if(|(until, ..)| is_full || *until <= now)?;
-        self.deferred_bytes -= message.body.len();
-        if self.deferred.is_empty() {
-            self.deferred = VecDeque::new();
+        let ChangingWays { deferred, deferred_bytes, .. } = self.changing.get_mut()?;
+        let is_full = deferred.len() > MAX_REMEMBERED || *deferred_bytes > MAX_DEFERRED_BYTES;
+        let (_, _, message) = deferred.pop_front_if(|(until, ..)| is_full || *until <= now)?;
+        *deferred_bytes -= message.body.len();
+        if deferred.is_empty() {
+            *deferred = VecDeque::new();
         }
         Some(message)
     }
+}
 
+impl ChangingWays {
     fn settle(&mut self) {
         if self.lingering.is_empty() {
             self.remembered = VecDeque::new();
@@ -213,7 +233,7 @@ mod tests {
     fn a_message_that_comes_by_both_ways_comes_once() {
         let (mut ways, now) = (Ways::default(), Instant::now());
         ways.came("a.b", &[], b"1");
-        assert!(ways.remembered.is_empty() && !ways.is_lingering("a/b"), "nothing lingers");
+        assert!(ways.changing.get().is_none() && !ways.is_lingering("a/b"), "nothing lingers");
         assert_eq!(ways.linger("a/+", now), None);
         assert!(ways.is_lingering("a/b") && !ways.is_lingering("b"));
         // By the queue first, and by the live subscription first.
@@ -235,12 +255,12 @@ mod tests {
         let over: Vec<_> = (0..100).filter_map(|number| ways.linger(&number.to_string(), now)).collect();
         assert_eq!(over.len(), 100 - MAX_LINGERING);
         (0..1000_u32).for_each(|number| ways.came("k", &[], &number.to_be_bytes()));
-        assert_eq!(ways.remembered.len(), MAX_REMEMBERED);
+        assert_eq!(ways.changing.made().remembered.len(), MAX_REMEMBERED);
         (0..=MAX_REMEMBERED).for_each(|number| ways.defer(&live(&number.to_string()), now));
         assert_eq!(deferred(&mut ways, now), ["0"]);
         assert_eq!(deferred(&mut ways, now + DEFERRAL).len(), MAX_REMEMBERED);
         ways.defer(&live(&"x".repeat(MAX_DEFERRED_BYTES + 1)), now);
-        assert_eq!((deferred(&mut ways, now).len(), ways.deferred_bytes), (1, 0));
+        assert_eq!((deferred(&mut ways, now).len(), ways.changing.made().deferred_bytes), (1, 0));
         assert_eq!(ways.linger("99", now).as_deref(), Some("36"));
         assert_eq!((ways.stop_lingering("99"), ways.stop_lingering("0")), (2, 0));
     }

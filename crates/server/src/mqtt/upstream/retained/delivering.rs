@@ -14,6 +14,7 @@ use sync::work;
 use transport::Outbox;
 
 use super::log::{LogClient, LogProgress};
+use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::pending_retained::{PendingCopy, PendingRetained};
 use crate::mqtt::retained::RetainedMessage;
 use crate::mqtt::subscriptions::Verdict;
@@ -38,6 +39,13 @@ const MATCHED: u32 = 300;
 /// A session's part in retained messages.
 pub(in super::super) struct RetainedSession {
     pub(in super::super) log: LogClient,
+    /// Dropped when no new subscription waits for retained messages.
+    waiting: OnDemand<RetainedWaiting>,
+}
+
+/// New subscriptions that wait for retained messages.
+#[derive(Default)]
+struct RetainedWaiting {
     /// Subscriptions that wait until the log has been read.
     tickets: VecDeque<RetainedTicket>,
     /// Topics whose messages the client is to be sent.
@@ -68,8 +76,7 @@ pub(in super::super) enum RetainedWait {
 
 impl RetainedSession {
     pub(in super::super) fn new(log: LogClient) -> Self {
-        let (tickets, pending, live) = Default::default();
-        Self { log, tickets, pending, live }
+        Self { log, waiting: OnDemand::default() }
     }
 
     /// Goes on with the wait of a SUBSCRIBE whose filters are bound.
@@ -78,11 +85,8 @@ impl RetainedSession {
             let filters = std::mem::take(filters).into_iter();
             *wait = match self.log.ticket(outbox) {
                 Some(ticket) => {
-                    self.tickets.push_back(RetainedTicket {
-                        ticket,
-                        filters,
-                        progress: LogProgress::default(),
-                    });
+                    let progress = LogProgress::default();
+                    self.waiting.made().tickets.push_back(RetainedTicket { ticket, filters, progress });
                     RetainedWait::Ticket(ticket, now + MAX_WAIT)
                 }
                 None => RetainedWait::No,
@@ -97,45 +101,45 @@ impl RetainedSession {
 
     /// Called for each live message with RETAIN that the client is sent, as it may be newer than what is retained of its topic.
     pub(in super::super) fn sent_live(&mut self, topic: &str, payload: &[u8], outbox: &Arc<Outbox>) {
-        if self.tickets.is_empty() && self.pending.is_empty() {
-            return;
-        }
-        let hash = self.live.hasher().hash_one(payload);
-        self.live.insert(topic.into(), hash);
-        if self.live.len() <= MAX_LIVE {
+        let Some(waiting) = self.waiting.get_mut().filter(|waiting| !waiting.is_over()) else { return };
+        let hash = waiting.live.hasher().hash_one(payload);
+        waiting.live.insert(topic.into(), hash);
+        if waiting.live.len() <= MAX_LIVE {
             return;
         }
         // Once the log has been read as far as it goes now, nothing is older than what the client has been sent.
         if let Some(renewed) = self.log.ticket(outbox) {
-            self.tickets.iter_mut().for_each(|ticket| ticket.ticket = renewed);
+            waiting.tickets.iter_mut().for_each(|ticket| ticket.ticket = renewed);
         }
-        for (topic, _) in std::mem::take(&mut self.live) {
-            self.pending.discard(&topic);
+        for (topic, _) in std::mem::take(&mut waiting.live) {
+            waiting.pending.discard(&topic);
         }
     }
 
     /// Whether a topic's message may follow what the client has been sent. If it is another one than the last live one it may
     /// be older; a newer one comes live. If it is that one, each new subscription gets it (section 3.3.1.3).
     fn may_follow(&self, message: &RetainedMessage) -> bool {
-        let last = self.live.get(&*message.topic);
-        last.is_none_or(|last| *last == self.live.hasher().hash_one(&*message.payload))
+        let Some(RetainedWaiting { live, .. }) = self.waiting.get() else { return true };
+        let last = live.get(&*message.topic);
+        last.is_none_or(|last| *last == live.hasher().hash_one(&*message.payload))
     }
 
     /// Makes messages pending for filters whose log has been read, as long as the client is subscribed to them.
     pub(super) fn collect(&mut self, is_subscribed: impl Fn(&str) -> bool, now: Timestamp) {
+        let Self { log, waiting } = self;
+        let Some(RetainedWaiting { tickets, pending, .. }) = waiting.get_mut() else { return };
         // A few topics at a time, as each filter may match very many.
         while !work::is_turn_over()
-            && let Some(waiting) =
-                self.tickets.front_mut().filter(|waiting| self.log.has_reached(waiting.ticket))
+            && let Some(waiting) = tickets.front_mut().filter(|waiting| log.has_reached(waiting.ticket))
         {
             let Some(filter) = waiting.filters.as_slice().first() else {
-                self.tickets.pop_front();
+                tickets.pop_front();
                 continue;
             };
             if is_subscribed(filter) {
-                let messages = self.log.matching(filter, &mut waiting.progress, now);
+                let messages = log.matching(filter, &mut waiting.progress, now);
                 work::charge(MATCHED, messages.len());
-                messages.iter().for_each(|found| self.pending.add(Arc::clone(&found.topic), false, filter));
+                messages.iter().for_each(|found| pending.add(Arc::clone(&found.topic), false, filter));
                 if !waiting.progress.is_done() {
                     continue;
                 }
@@ -143,8 +147,8 @@ impl RetainedSession {
             waiting.filters.next();
             waiting.progress = LogProgress::default();
         }
-        if self.tickets.is_empty() && self.pending.is_empty() && !self.live.is_empty() {
-            self.live = HashMap::new();
+        if waiting.get().is_some_and(RetainedWaiting::is_over) {
+            *waiting = OnDemand::default();
         }
     }
 
@@ -152,17 +156,37 @@ impl RetainedSession {
     #[cfg(test)]
     pub(super) fn sendable(&self) -> Vec<String> {
         let now = Timestamp(0);
-        let found = self.pending.topics().filter_map(|topic| self.log.get(topic, now));
+        let topics = self.waiting.get().into_iter().flat_map(|waiting| waiting.pending.topics());
+        let found = topics.filter_map(|topic| self.log.get(topic, now));
         found.filter(|message| self.may_follow(message)).map(|message| message.topic.to_string()).collect()
     }
 
     pub(in super::super) fn has_room(&self) -> bool {
-        self.tickets.len() < MAX_TICKETS
+        self.waiting.get().is_none_or(|waiting| waiting.tickets.len() < MAX_TICKETS)
     }
 
     /// Whether there are messages for the client.
     pub(in super::super) fn has_messages(&self) -> bool {
-        !self.pending.is_empty()
+        self.waiting.get().is_some_and(|waiting| !waiting.pending.is_empty())
+    }
+
+    /// The next copy to be sent.
+    fn first(&self) -> Option<PendingCopy> {
+        self.waiting.get()?.pending.first()
+    }
+
+    /// Removes that copy.
+    fn pop_first(&mut self) {
+        if let Some(waiting) = self.waiting.get_mut() {
+            waiting.pending.pop_first();
+        }
+    }
+}
+
+impl RetainedWaiting {
+    /// Whether nothing waits: then it does not matter what has come live.
+    fn is_over(&self) -> bool {
+        self.tickets.is_empty() && self.pending.is_empty()
     }
 }
 
@@ -178,7 +202,7 @@ impl UpstreamSession {
         while self.is_open()
             && self.outbox.has_room()
             && !work::is_turn_over()
-            && let Some(PendingCopy { topic, filter, .. }) = self.retained.pending.first()
+            && let Some(PendingCopy { topic, filter, .. }) = self.retained.first()
         {
             work::charge(MESSAGE, 1);
             // The message has been removed, or has come live, or the subscription is gone.
@@ -197,7 +221,7 @@ impl UpstreamSession {
             if copy.map(|copy| self.send(copy, tag, engine)) == Some(Err(Undeliverable::NoRoom)) {
                 return;
             }
-            self.retained.pending.pop_first();
+            self.retained.pop_first();
         }
     }
 }

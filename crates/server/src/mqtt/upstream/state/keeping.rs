@@ -10,7 +10,7 @@ use mqtt::session::Subscription;
 use mqtt::{QoS, ReasonCode};
 use sync::work;
 
-use super::queue::{StateEvent, StateUsage};
+use super::queue::{StateEvent, StateQueue, StateUsage};
 use super::record::{MAX_LIST, MAX_RECEIVED, digest, listed_bytes};
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::session::Then;
@@ -101,6 +101,11 @@ impl UpstreamSession {
         message.retains && self.retained.log.must_wait(&self.outbox)
     }
 
+    /// How far the state queue is used. To ask does not make it.
+    fn state_usage(&self) -> StateUsage {
+        self.uplink.used_state().map_or(StateUsage::Unused, StateQueue::usage)
+    }
+
     fn publish_plain(&mut self, message: &OutboundPublish) {
         let OutboundPublish { packet_id, routing_key, properties, body, .. } = message;
         self.uplink.publish(*packet_id, routing_key, properties, body, self.at);
@@ -108,7 +113,7 @@ impl UpstreamSession {
 
     /// The client has released a message of QoS 2.
     pub(in super::super) fn release(&mut self, packet_id: u16) {
-        if self.uplink.state().digest(packet_id).is_none() {
+        if self.uplink.used_state().and_then(|state| state.digest(packet_id)).is_none() {
             return self.answers.push_back(Then::Complete { packet_id });
         }
         self.work.held.push_back(HeldWork::Release(packet_id));
@@ -128,7 +133,7 @@ impl UpstreamSession {
 
     /// Publishes a message, or returns it if it has to wait.
     fn pass(&mut self, held: HeldWork) -> Result<(), HeldWork> {
-        let usage = self.uplink.state().usage();
+        let usage = self.state_usage();
         let waits = !matches!(usage, StateUsage::Ready) || !self.uplink.state().has_room();
         match held {
             HeldWork::Publish(message) if self.waits_for_log(&message) => {
@@ -187,9 +192,8 @@ impl UpstreamSession {
         subscription: &Subscription,
         engine: &Engine,
     ) -> bool {
-        self.work.is_needed |= self.uses_queue()
-            && !is_plain(filter, subscription)
-            && self.uplink.state().usage() == StateUsage::Unused;
+        self.work.is_needed |=
+            self.uses_queue() && !is_plain(filter, subscription) && self.state_usage() == StateUsage::Unused;
         let bytes = listed_bytes(filter);
         if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
             // Those that are gone, and those that were made again, have been counted.
@@ -212,7 +216,7 @@ impl UpstreamSession {
 
     /// The number of the request that is answered when the list of subscriptions is confirmed, if there is one.
     pub(in super::super) fn wait_for_list(&mut self) -> Option<u64> {
-        let is_listed = match self.uplink.state().usage() {
+        let is_listed = match self.state_usage() {
             StateUsage::Unused => self.work.is_needed,
             StateUsage::Opening | StateUsage::Ready => true,
             StateUsage::Refused => false,
@@ -226,16 +230,17 @@ impl UpstreamSession {
 
     /// A subscription that is in the list was refused.
     pub(in super::super) fn outdate_list(&mut self) {
-        self.work.is_outdated |= self.uplink.state().name().is_some();
+        self.work.is_outdated |= self.uplink.used_state().is_some_and(|state| state.name().is_some());
         self.outbox.nudge();
     }
 
     /// Declares the state queue if it is needed, and writes the list if it has changed.
     pub(in super::super) fn keep_state(&mut self, engine: &Engine) {
         self.pass_held();
-        let usage = self.uplink.state().usage();
-        let is_due =
-            !self.work.waiting.is_empty() || self.work.is_outdated || self.uplink.state().wants_list();
+        let usage = self.state_usage();
+        let is_due = !self.work.waiting.is_empty()
+            || self.work.is_outdated
+            || self.uplink.used_state().is_some_and(StateQueue::wants_list);
         let opens = usage == StateUsage::Unused && self.work.is_needed;
         let writes = usage == StateUsage::Ready && is_due && self.work.listing.is_none();
         if !opens && !writes {

@@ -146,9 +146,9 @@ pub(in super::super) enum StateEvent {
     Lost(Fault),
 }
 
-impl StateQueue {
+impl Default for StateQueue {
     /// A queue of which nothing is known.
-    pub(in super::super) fn new() -> Self {
+    fn default() -> Self {
         // Another connection has another number, as good as certain.
         let log = StateLog { connection: RandomState::new().hash_one(0), ..StateLog::default() };
         Self {
@@ -166,7 +166,9 @@ impl StateQueue {
             log,
         }
     }
+}
 
+impl StateQueue {
     /// Asks whether the queue is there; [`Self::phase`] tells the answer.
     pub(in super::super) fn find(&mut self, name: &str) {
         self.name = name.into();
