@@ -101,6 +101,8 @@ def test_publishers_go_on_while_the_broker_is_away(tmp_path, broker, link):
             channel = confirming(client)
             publish(channel, names(0, 1))
             collect(broker, 1)
+            # Its confirm is here, too, or it would come again.
+            wait_until(lambda: waiting(server) == 0)
             link.is_closed = True
             link.cut()
             publish(channel, names(1, 200))
