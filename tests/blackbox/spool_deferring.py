@@ -181,6 +181,8 @@ def test_a_login_ends_the_wait_after_a_refused_one(tmp_path, broker, link, direc
         with pika.BlockingConnection(pika.URLParameters(uri.format("old"))) as client:
             publish(client.channel(), QUEUE, names(0, 1))
             assert collect(direct, QUEUE, 1) == names(0, 1)
+            # Its confirm is here, too, or it would come again.
+            wait_until(lambda: waiting(server) == 0)
             link.is_closed = True
             link.cut()
             publish(client.channel(), QUEUE, names(1, 2))
