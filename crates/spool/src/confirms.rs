@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// The confirms of a client's channel, as its client counts them: from 1, over all its publishes.
 ///
-/// The direct publishes have numbers of their own upstream, where the spooled ones are unknown. A verdict comes in for
+/// The direct publishes have numbers of their own upstream, where the spooled ones are unknown. An answer is for
 /// either kind in any order; answers for the client come out as soon as they can be given, with `multiple` where
 /// everything up to a number is settled.
 ///
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(confirms.unanswered(), 0);
     }
 
-    /// In any order of verdicts, a client that counts as the specification says ends with everything answered once.
+    /// In any order of answers, a client that counts as the specification says ends with everything answered once.
     #[test]
     fn a_client_gets_one_answer_for_each_publish() {
         let mut random = mutations::Random::new(7);
