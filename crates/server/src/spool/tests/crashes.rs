@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_secs(30);
 fn nothing_confirmed_is_lost_and_the_order_is_kept() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = number("LEVERET_CRASH_FIRST").unwrap_or(0);
-    let seeds = number("LEVERET_CRASH_SEEDS").unwrap_or(80);
+    let seeds = number("LEVERET_CRASH_SEEDS").unwrap_or(40);
     let mut sum = Outcome::default();
     for seed in first..first + seeds {
         match play(seed, Confirms::OnDisk) {

@@ -91,7 +91,7 @@ async fn a_restart_finds_what_waits_for_a_full_queue_and_its_order() {
 /// Power failures while messages move to backlogs and come back: nothing is lost, and each destination's order is kept.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_lost_or_reordered_in_a_power_failure_while_a_queue_is_full() {
-    for seed in 0..40 {
+    for seed in 0..20 {
         crash_once(seed).await;
     }
 }
@@ -175,7 +175,7 @@ async fn a_full_queue_takes_no_memory_from_others_when_there_is_none_left() {
 async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() {
     const MESSAGES: u64 = 4500;
     let mut deaths = 0;
-    for seed in 0..16 {
+    for seed in 0..10 {
         let mut dice = Dice::new(seed);
         let dying = DyingDisk::new(SimDisk::new(seed, 1 << 30));
         let mut site = Simulated::on(Arc::new(dying.clone()), Upstream::new(), config());
@@ -211,7 +211,7 @@ async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() 
         let left: u64 = after.spool.status().iter().map(|status| status.messages).sum();
         assert_eq!(left + after.spool.parked(), MESSAGES, "seed {seed}");
     }
-    assert!(deaths > 8, "{deaths}");
+    assert!(deaths > 5, "{deaths}");
 }
 
 #[tokio::test(start_paused = true)]
