@@ -46,7 +46,8 @@ struct Backlog {
     loaded: usize,
     /// Destinations whose messages are to move here as soon as no earlier one is in flight.
     awaited: usize,
-    /// When the last one that was loaded had been accepted, or the first one before any was.
+    /// When the last one that was loaded had been accepted, the oldest that was unloaded since then, or the first one before any
+    /// was loaded.
     oldest: u64,
 }
 
@@ -192,9 +193,10 @@ impl Backlogs {
     }
 
     /// A message that was in memory is only in the backlog again.
-    pub(crate) fn unloaded(&mut self, id: BacklogId) {
+    pub(crate) fn unloaded(&mut self, id: BacklogId, envelope: &Envelope) {
         if let Some(backlog) = self.get_mut(id) {
             backlog.loaded -= 1;
+            backlog.oldest = backlog.oldest.min(envelope.accepted_at());
         }
     }
 

@@ -308,7 +308,8 @@ impl<T> Deferred<T> {
     pub(crate) fn take_pausing(&mut self, backlogs: &Backlogs) -> Vec<Item<T>> {
         let mut taken = Vec::new();
         for (destination, found) in &mut self.by_destination {
-            let is_pausing = found.has_failed || found.pause_ends.is_some();
+            // Not before its pause: later messages that are still in flight may come back, and would be before these.
+            let is_pausing = found.pause_ends.is_some();
             let is_of_backlog = found.items.front().is_some_and(|item| !item.is_main());
             if is_pausing && is_of_backlog && backlogs.has_own(*destination) {
                 self.loaded.subtract(std::mem::take(&mut found.size));

@@ -26,7 +26,7 @@ const CONFIRMS_TO_GROW: usize = 16;
 /// The share of the window that messages may use which have waited for their destination: three quarters.
 const DEFERRED_SHARE: (usize, usize) = (3, 4);
 
-/// The most messages that are parked, without asking the broker again, before the caller has settled them.
+/// The most messages that one call of [`Forwarding::poll_publish`] parks without asking the broker again.
 const PARKED_AT_ONCE: usize = 256;
 
 /// Connections that a message costs while nothing else is in flight, before it is to be blamed.

@@ -69,6 +69,8 @@ pub(super) struct Forwarder {
     loaded: usize,
     /// Set while there is a connection.
     share: Option<LoadingShare>,
+    /// Whether anything was settled in the middle of a turn.
+    has_settled: bool,
     /// Set when a local queue has not done what was decided, so that nothing is to be forwarded until [`Self::begin_anew`].
     failure: Option<Fault>,
     /// When the upstream has answered last, or no answer was outstanding.
@@ -148,6 +150,7 @@ impl Forwarder {
             backlogs,
             loaded: 0,
             share: None,
+            has_settled: false,
             failure: None,
             heard_at: transport::now(),
             waiter,

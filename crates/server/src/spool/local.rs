@@ -224,13 +224,12 @@ impl LocalSpool {
     /// not accumulate. Their forwarders end. To be called now and then.
     pub(super) fn remove_unused(&self, now: Instant) {
         // Messages that they had may not be on disk in their new place.
-        if self.store().is_some_and(|store| store.failing().is_some()) {
-            return;
-        }
+        let is_on_disk = self.store().is_none_or(|store| store.failing().is_none());
         let mut queues = self.queues.lock();
         queues.retain(|_, queue| {
             // Only this map and its forwarder have it; sessions get theirs from this map, which is locked.
-            let is_unused = Arc::strong_count(queue) <= 2 && queue.messages() == 0 && !queue.has_backlogs();
+            let has_nothing = queue.messages() == 0 && !queue.has_backlogs();
+            let is_unused = Arc::strong_count(queue) <= 2 && has_nothing && is_on_disk;
             if !queue.has_been_unused(is_unused, now, UNUSED_MAX) {
                 return true;
             }

@@ -123,7 +123,7 @@ impl<T> Forwarding<T> {
     pub(super) fn release(&mut self, item: Item<T>) {
         self.bytes -= item.bytes();
         if let Source::Backlog(backlog) = item.source {
-            self.backlogs.unloaded(backlog);
+            self.backlogs.unloaded(backlog, &item.envelope);
         }
         self.settled.push_back(Settled::Released(item.handle));
     }

@@ -342,3 +342,29 @@ fn the_oldest_message_may_be_published_behind_newer_ones() {
     bench.acked(3, false);
     assert_eq!(bench.forwarding.oldest(), None);
 }
+
+#[test]
+fn what_is_behind_messages_in_flight_stays_in_memory() {
+    let mut bench = Bench::new(&[]);
+    let name = BacklogName { exchange: "full".into(), routing_key: Some("k".into()) };
+    let backlog = bench.forwarding.restore(name, 3);
+    let load = |bench: &mut Bench, number| {
+        assert_eq!(bench.forwarding.poll_load(), Some(backlog));
+        bench.forwarding.loaded(backlog, envelope("full", "k", number), number);
+    };
+    load(&mut bench, 0);
+    assert_eq!(bench.published(), [0]);
+    bench.acked(1, false);
+    load(&mut bench, 1);
+    load(&mut bench, 2);
+    assert_eq!(bench.published(), [1, 2]);
+    bench.nacked(2, false);
+    assert!(!bench.forwarding.make_room(), "the later one may come back");
+    bench.nacked(3, false);
+    assert!(bench.forwarding.make_room());
+    assert_eq!(bench.forwarding.oldest(), Some(1), "as old as before");
+    bench.now = bench.forwarding.next_deadline().unwrap();
+    assert_eq!(bench.published(), []);
+    load(&mut bench, 1);
+    assert_eq!(bench.published(), [1]);
+}

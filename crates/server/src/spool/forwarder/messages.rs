@@ -138,7 +138,8 @@ impl Forwarder {
             return false;
         }
         // Before any of their backlogs is read again: they have their places there.
-        self.settle(now);
+        let has_settled = self.settle(now);
+        self.has_settled |= has_settled;
         self.may_load()
     }
 
@@ -216,11 +217,11 @@ impl Forwarder {
         true
     }
 
-    /// Does in the local queues what has been decided about messages. Returns whether anything was: there may be room for
-    /// others after that.
+    /// Does in the local queues what has been decided about messages. Returns whether anything was since the last call: there
+    /// may be room for others after that.
     pub(in crate::spool) fn settle(&mut self, now: Instant) -> bool {
         let at = self.local.timestamp(now);
-        let (mut batches, mut has_changed) = (Batches::default(), false);
+        let (mut batches, mut has_changed) = (Batches::default(), std::mem::take(&mut self.has_settled));
         while let Some(settled) = self.forwarding.poll_settled() {
             has_changed = true;
             match settled {

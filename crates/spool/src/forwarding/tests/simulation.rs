@@ -326,7 +326,6 @@ impl Simulation {
     fn step(&mut self, is_calm: bool) {
         match self.random.below(10) {
             0 => self.turn(),
-            1 if self.random.below(8) == 0 => drop(self.forwarding.make_room()),
             1..4 => {
                 self.fill(false);
                 self.publish();
@@ -334,6 +333,9 @@ impl Simulation {
             4..8 => {
                 let channel = [Fast, Careful][self.random.below(2)];
                 self.answer(channel);
+                if self.random.below(4) == 0 {
+                    self.forwarding.make_room();
+                }
             }
             8 if self.random.below(8) == 0 && !is_calm => {
                 self.lose_connection();
