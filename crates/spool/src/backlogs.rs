@@ -46,8 +46,8 @@ struct Backlog {
     loaded: usize,
     /// Destinations whose messages are to move here as soon as no earlier one is in flight.
     awaited: usize,
-    /// When the last one that was loaded had been accepted, the oldest that was unloaded since then, or the first one before any
-    /// was loaded.
+    /// When the last one that was loaded had been accepted, the oldest that was unloaded since then, or the first one before
+    /// any was loaded.
     oldest: u64,
 }
 
