@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Sleep;
 
+use crate::activity::RegisteredWaker;
 use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
 use crate::turn::{next_busy_turn, turn_to_end};
@@ -132,6 +133,7 @@ where
         eof: false,
         timer: None,
         busy_turn: None,
+        waker: RegisteredWaker::default(),
     };
     let ended = loop {
         match poll_fn(|cx| connection.poll(cx)).await {
@@ -220,6 +222,8 @@ struct Connection<'c, S, P> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Permit under which the connection runs while it has more to do than fits into one turn.
     busy_turn: Option<SemaphorePermit<'static>>,
+    /// The waker that the outbox, the stream and the timer have.
+    waker: RegisteredWaker,
 }
 
 impl<S, P> Connection<'_, S, P>
@@ -230,7 +234,16 @@ where
     /// Runs one turn.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         let turn = work::Turn::begin();
-        let step = self.poll_turn(cx);
+        let activity = self.outbox.activity();
+        activity.begin();
+        let mut waker = std::mem::take(&mut self.waker);
+        let step = self.poll_turn(&mut Context::from_waker(waker.of(cx, activity)));
+        self.waker = waker;
+        if step.is_pending() {
+            activity.rest();
+        } else {
+            activity.wait();
+        }
         drop(turn);
         self.busy_turn = None;
         step

@@ -17,6 +17,7 @@
 //!
 //! Never add knowledge of any protocol here.
 
+mod activity;
 mod buffer;
 mod drive;
 mod inner;

@@ -1,0 +1,96 @@
+//! Whether a connection's task has work to do, or rests until its peer or another task wakes it.
+
+use std::sync::Arc;
+// A hint that nothing waits for need not be tested in every interleaving.
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Wake, Waker};
+
+/// The activity of one connection's task.
+#[derive(Debug, Default)]
+pub(crate) struct Activity(AtomicU8);
+
+/// It waits for its peer or another task.
+const RESTS: u8 = 0;
+/// It has been woken, or has more to do than fitted into its turn, and waits for a thread.
+const WAITS: u8 = 1;
+/// Its turn has begun, and nothing has woken it since.
+const RUNS: u8 = 2;
+
+impl Activity {
+    pub(crate) fn rests(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == RESTS
+    }
+
+    /// Its turn begins.
+    pub(crate) fn begin(&self) {
+        self.0.store(RUNS, Ordering::Relaxed);
+    }
+
+    /// Its turn is over, but not its work.
+    pub(crate) fn wait(&self) {
+        self.0.store(WAITS, Ordering::Relaxed);
+    }
+
+    /// Its turn is over, with nothing left to do unless it has been woken meanwhile.
+    pub(crate) fn rest(&self) {
+        let _ = self.0.compare_exchange(RUNS, RESTS, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// The waker of a connection's task, which notes that it has been woken.
+struct NotingWaker {
+    task: Waker,
+    activity: Arc<Activity>,
+}
+
+impl Wake for NotingWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.activity.wait();
+        self.task.wake_by_ref();
+    }
+}
+
+/// The waker that a connection's task registers, made anew when the runtime has another one for the task.
+#[derive(Default)]
+pub(crate) struct RegisteredWaker(Option<(Waker, Waker)>);
+
+impl RegisteredWaker {
+    /// For the task that is polled with this context.
+    pub(crate) fn of(&mut self, task: &Context<'_>, activity: &Arc<Activity>) -> &Waker {
+        let known = self.0.take().filter(|(known, _)| known.will_wake(task.waker()));
+        let (_, noting) = self.0.insert(known.unwrap_or_else(|| {
+            let (task, activity) = (task.waker().clone(), Arc::clone(activity));
+            let noting = NotingWaker { task: task.clone(), activity };
+            (task, Waker::from(Arc::new(noting)))
+        }));
+        noting
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_is_woken_during_its_turn_does_not_rest_after_it() {
+        let (activity, mut registered) = (Arc::new(Activity::default()), RegisteredWaker::default());
+        let task = Context::from_waker(Waker::noop());
+        assert!(activity.rests());
+        let waker = registered.of(&task, &activity).clone();
+        waker.wake_by_ref();
+        assert!(!activity.rests(), "it waits for a thread");
+        activity.begin();
+        assert!(!activity.rests(), "it runs");
+        activity.rest();
+        assert!(activity.rests());
+        activity.begin();
+        waker.wake_by_ref();
+        activity.rest();
+        assert!(!activity.rests(), "there is something new");
+        assert!(registered.of(&task, &activity).will_wake(&waker), "made once");
+    }
+}
