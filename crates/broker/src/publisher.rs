@@ -18,7 +18,7 @@ use crate::message::{Body, Message, Traits};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{DeadLetter, Queue, Sender};
+use crate::queue::{DeadLetter, PublisherHold, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -52,6 +52,9 @@ pub struct Flushed {
     /// The backlog of unwritten messages exceeds its limit: the session accepts no more publishes until
     /// [`VirtualHost::wait_for_room`] wakes it.
     pub full: bool,
+    /// A queue whose backlog grows though its consumers could take more: the session accepts no more publishes until that
+    /// [wakes it](PublisherHold::wait).
+    pub hold: Option<PublisherHold>,
     /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the
     /// session has to flush again in its next turn, before it processes anything more from its client.
     pub unfinished: bool,
@@ -570,6 +573,9 @@ impl Publisher {
         note_share(&mut self.shares, queue, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);
         self.flushed.full |= appended.full;
+        if appended.holds {
+            self.flushed.hold = Some(queue.hold());
+        }
         if !appended.dead.is_empty() || appended.lined_up {
             letters.push((at, appended.dead));
         }

@@ -4,6 +4,7 @@
 //! session needs for more than a moment.
 
 mod bytes;
+mod flow;
 mod session;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use sync::{Mutex, Rank};
 use transport::{Outbox, Peer};
 
 use self::bytes::ByteRates;
+use self::flow::FlowMark;
 pub use self::session::ClientSession;
 use crate::amqp::deliveries::Deliveries;
 
@@ -47,6 +49,7 @@ pub struct OpenConnection {
     channels: Mutex<Vec<Arc<OpenChannel>>, { Rank::Leaf as u8 }>,
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
+    flow: FlowMark,
     asked_to_close: AtomicBool,
     close_reason: Mutex<Option<Box<str>>, { Rank::Leaf as u8 }>,
 }
@@ -99,6 +102,7 @@ pub(crate) struct OpenChannel {
     /// Publishes whose confirm has not been sent yet; set whenever a read's publishes have been handed over, and when
     /// confirms are sent.
     pub(crate) unconfirmed: AtomicU64,
+    flow: FlowMark,
     /// Most channels either publish or consume.
     publishing: OnceLock<Box<Publishing>>,
 }
@@ -122,6 +126,8 @@ pub struct ChannelStatus {
     pub unacknowledged: usize,
     /// Number of publishes in confirm mode whose confirm has not been sent yet.
     pub unconfirmed: u64,
+    /// Whether a queue holds its publisher, or has done so in the last second; false where no time was given.
+    pub is_in_flow: bool,
 }
 
 /// A connection's entry in the registry, removed when dropped.
@@ -186,6 +192,7 @@ impl OpenConnection {
             channels: Mutex::default(),
             outbox: Arc::clone(opening.outbox),
             byte_rates: ByteRates::default(),
+            flow: FlowMark::default(),
             asked_to_close: AtomicBool::new(false),
             close_reason: Mutex::default(),
         })
@@ -291,13 +298,23 @@ impl OpenConnection {
     /// Like [`Self::channels`], with each channel's message counts as of `now`; `None` for a channel without any.
     pub fn channels_counted(&self, now: Timestamp) -> Vec<(ChannelStatus, Option<MessageCounts>)> {
         let channels = self.channels.lock().clone();
-        channels.iter().map(|channel| (channel.status(), channel.counts(now))).collect()
+        channels.iter().map(|channel| (channel.status_at(now), channel.counts(now))).collect()
     }
 
     /// Bytes per second received from and sent to the client since the previous call, if that was some seconds
     /// ago; zero at the first call.
     pub fn byte_rates(&self, now: Timestamp) -> (f64, f64) {
         self.byte_rates.look(self.received(), self.sent(), now)
+    }
+
+    /// A queue has held one of its publishers.
+    pub(crate) fn in_flow(&self, now: Timestamp) {
+        self.flow.set(now);
+    }
+
+    /// Whether a queue holds one of its publishers, or has done so in the last second.
+    pub fn is_in_flow(&self, now: Timestamp) -> bool {
+        self.flow.is_recent(now)
     }
 
     /// The number of its channels.
@@ -373,12 +390,18 @@ impl OpenChannel {
             confirms: AtomicBool::new(false),
             transactional: AtomicBool::new(false),
             unconfirmed: AtomicU64::new(0),
+            flow: FlowMark::default(),
             publishing: OnceLock::new(),
         })
     }
 
     pub(crate) fn number(&self) -> u16 {
         self.number
+    }
+
+    /// A queue has held its publisher.
+    pub(crate) fn in_flow(&self, now: Timestamp) {
+        self.flow.set(now);
     }
 
     /// The channel's counters for published messages.
@@ -396,6 +419,10 @@ impl OpenChannel {
         Some(counts)
     }
 
+    fn status_at(&self, now: Timestamp) -> ChannelStatus {
+        ChannelStatus { is_in_flow: self.flow.is_recent(now), ..self.status() }
+    }
+
     fn status(&self) -> ChannelStatus {
         let (consumers, unacknowledged) = self.deliveries.counts();
         ChannelStatus {
@@ -407,6 +434,7 @@ impl OpenChannel {
             consumers,
             unacknowledged,
             unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
+            is_in_flow: false,
         }
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Consumers {
     /// The number of exclusive consumers.
     exclusive: usize,
     single: Option<SingleActive>,
+    /// The slot at which [`Consumers::are_behind`] goes on.
+    looked_at: usize,
 }
 
 /// The consumer that may be served, and its successors, for a queue with `x-single-active-consumer`.
@@ -138,6 +140,19 @@ impl Consumers {
         vacant.insert(entry).id(slot)
     }
 
+    /// Whether many of the consumers [are behind](super::Consumer::is_behind): a quarter of those that this call looks at.
+    pub(super) fn are_behind(&mut self) -> bool {
+        let slots = self.entries.capacity().min(LOOKED_AT);
+        let (mut found, mut behind) = (0, 0);
+        for _ in 0..slots {
+            self.looked_at = (self.looked_at + 1) % self.entries.capacity();
+            let Some(entry) = self.entries.get(self.looked_at) else { continue };
+            found += 1;
+            behind += usize::from(entry.consumer.is_behind());
+        }
+        behind > 0 && BEHIND * behind >= found
+    }
+
     /// Removes a consumer, if it is still there.
     pub(super) fn remove(&mut self, id: ConsumerId) -> Option<ConsumerEntry> {
         let slot = self.slot(id)?;
@@ -246,6 +261,13 @@ impl Consumers {
         self.entries[slot as usize].links.get_or_insert(Links { previous: slot, next: slot })
     }
 }
+
+/// Slots that [`Consumers::are_behind`] looks at.
+const LOOKED_AT: usize = 64;
+
+/// One of how many consumers that are behind makes it return true. All are, when publishers take their turns, but for
+/// those whose clients are at work; of consumers that wait for their clients, few have just been sent something.
+const BEHIND: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -33,7 +33,35 @@ pub(crate) struct Appended {
     pub(crate) until: Option<Lsn>,
     /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
+    /// The backlog grows though consumers could take more: their publisher is to be held ([`PublisherHold`]).
+    pub(crate) holds: bool,
 }
+
+/// A queue that holds a publisher, to have its consumers catch up.
+#[derive(Debug, Clone)]
+pub struct PublisherHold(Arc<Queue>);
+
+impl PublisherHold {
+    /// Wakes `waiter` when the publisher may go on, after 50 ms at the latest. Returns false, and wakes nobody, if it
+    /// may go on now.
+    pub fn wait(&self, waiter: &Arc<dyn Waiter>, now: Timestamp) -> bool {
+        let mut state = self.0.state.lock();
+        let (load, messages) = (state.load(), state.ready.len());
+        let is_held = !state.deleted && state.credit.hold(load, messages, now, waiter);
+        self.0.schedule(&mut state);
+        drop(state);
+        self.0.metrics.publisher_holds.add(is_held.into());
+        is_held
+    }
+}
+
+impl PartialEq for PublisherHold {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for PublisherHold {}
 
 /// The sender of messages to a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,9 +266,11 @@ impl Queue {
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
         let waiting = state.take_waiting();
+        let released = state.credit.release_all();
         self.look_at_paging(&mut state, Timestamp::default());
         drop(state);
         waiting.wake();
+        released.wake();
         (purged.len() as u64, self.settle_purged(&purged))
     }
 
@@ -307,10 +337,16 @@ impl Queue {
         }
         state.drop_expired(now, &mut effects);
         let long = state.is_long();
+        let holds = sender == Sender::Publisher && state.holds_publishers(now);
         let (dead, lined_up) = self.conclude(state, effects, now);
         let full = long && self.paging.is_behind();
         self.metrics.paging_pauses.add(full.into());
-        Appended { dead, lined_up, until, full }
+        Appended { dead, lined_up, until, full, holds }
+    }
+
+    /// The hold of a publisher that [`Appended::holds`] is for.
+    pub(crate) fn hold(self: &Arc<Self>) -> PublisherHold {
+        PublisherHold(Arc::clone(self))
     }
 
     /// Serves consumers, and completes the effects of that and `effects`. The lock is released now and then
@@ -359,6 +395,7 @@ impl Queue {
         now: Timestamp,
     ) -> (Vec<DeadLetter>, bool) {
         self.look_at_paging(&mut state, now);
+        let released = state.released_publishers(effects.delivered, now);
         self.schedule(&mut state);
         effects.share_budget();
         if effects.published > 0 || effects.delivered > 0 {
@@ -379,6 +416,7 @@ impl Queue {
             }
         }
         drop(state);
+        released.wake();
         self.metrics.messages_delivered.add(delivered);
         self.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
         self.metrics.messages_redelivered.add(redelivered);

@@ -1,11 +1,11 @@
-//! Pauses publishers while too many bytes wait to be written to disk, or to be moved from memory to disk, and
-//! until their next turn if one turn was not enough for their publishes.
+//! Pauses publishers while too many bytes wait to be written to disk, or to be moved from memory to disk, while a queue
+//! has its consumers catch up, and until their next turn if one turn was not enough for their publishes.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use broker::{VirtualHost, Waiter};
+use broker::{Flushed, Timestamp, VirtualHost, Waiter};
 use transport::Outbox;
 
 /// Pauses one connection.
@@ -42,6 +42,19 @@ impl DiskRoom {
         if !self.paused.replace(true) {
             vhost.wait_for_room(self.signal.clone());
         }
+    }
+
+    /// Pauses after a flush if there is no room, or if a queue holds the publisher; returns whether one does.
+    pub(crate) fn after(&self, flushed: &Flushed, vhost: &VirtualHost, now: Timestamp) -> bool {
+        if flushed.full {
+            self.pause(vhost);
+        }
+        let Some(hold) = flushed.hold.as_ref().filter(|_| !self.paused.get()) else { return false };
+        let signal: Arc<dyn Waiter> = self.signal.clone();
+        let is_held = hold.wait(&signal, now);
+        // The signal may have been given already, with a nudge that is still to be handled.
+        self.paused.set(is_held);
+        is_held
     }
 
     /// Pauses until the connection's next turn: nudges the outbox now.

@@ -172,4 +172,8 @@ impl Consumer for QueueConsumer {
         }
         self.inbox.outbox.nudge();
     }
+
+    fn is_behind(&self) -> bool {
+        self.inbox.outbox.is_busy()
+    }
 }

@@ -186,7 +186,7 @@ impl Channel {
             self.show_unconfirmed();
             return false;
         }
-        context.handed_over(&flushed);
+        context.handed_over(&flushed, &self.view);
         self.count_published(context, flushed.count);
         let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode

@@ -72,6 +72,10 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
         self.prefetch
     }
 
+    fn is_behind(&self) -> bool {
+        self.deliveries.connection.outbox.is_busy()
+    }
+
     fn cancelled(&self) {
         let (deliveries, tag) = (Arc::clone(&self.deliveries), self.tag.clone());
         self.deliveries.connection.cancel(Cancelled { deliveries, key: self.key, tag });

@@ -152,8 +152,11 @@ impl BrokerStompSession {
         self.unflushed = 0;
         self.refused += flushed.refused.len();
         self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
-        if flushed.full {
-            self.context.room.pause(&self.context.vhost);
+        let context = &self.context;
+        if context.room.after(flushed, &context.vhost, context.now)
+            && let Some(view) = &context.view
+        {
+            view.in_flow(context.now);
         }
     }
 

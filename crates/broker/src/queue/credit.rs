@@ -1,0 +1,247 @@
+//! Holds publishers while a queue's backlog grows though its consumers could take more: they wait for a turn of this
+//! server, which the publishers take from them.
+//!
+//! The backlog is the credit. It may grow by [`HIGH`] above its lowest level; then publishers are held, and go on one by
+//! one as consumers take messages off it, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to
+//! other queues, too. Where that does not help, because consumers take little though nobody publishes, publishers are
+//! left alone for a second, then for two, and so on.
+//!
+//! # Example
+//! Ten publishers fill a queue with 300,000 messages a second, and its consumers take 250,000, since the twenty
+//! connections have equal turns and a delivery costs more than a publish. 160 ms later 8,192 messages are ready,
+//! and each publisher is held at the end of its turn. Consumers have the processor for themselves. When 4,096
+//! are ready the first publisher goes on, and for each 1,024 that are taken from then on one more, with a turn's
+//! messages: as many as the consumers take.
+//!
+//! No sockets, no clock and no lock: the queue calls it under its own lock, with its backlog and the time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use store::Waiter;
+
+use crate::time::Timestamp;
+
+/// The state of a queue whose backlog is, or was lately, above [`HIGH`]; nothing for all others.
+#[derive(Default)]
+pub(super) struct PublisherCredit(Option<Box<Episode>>);
+
+/// The size of a backlog: its messages or, if that is more, the KiB of their bodies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) struct Load(u64);
+
+impl Load {
+    pub(super) fn of(messages: usize, bytes: u64) -> Self {
+        Self((messages as u64).max(bytes >> 10))
+    }
+}
+
+/// From the first time that the backlog exceeds [`HIGH`] until it is short again.
+struct Episode {
+    /// The lowest load since it began, or since holding did not help, above which the backlog may grow by [`HIGH`].
+    lowest: u64,
+    /// Set with the first publisher that is held, cleared when none is.
+    pause: Option<Pause>,
+    /// No publisher is held before this time.
+    left_alone_until: Timestamp,
+    /// Milliseconds of the last time that publishers were left alone; 0 once holding has helped.
+    left_alone_for: u64,
+    /// The publishers that are held, and since when, in order.
+    waiting: VecDeque<(Timestamp, Arc<dyn Waiter>)>,
+}
+
+/// A time during which at least one publisher is held.
+struct Pause {
+    /// When it began, or when it was last found to help.
+    since: Timestamp,
+    /// Messages that consumers have taken since.
+    taken: u64,
+    /// As many as show that holding helps.
+    helps_from: u64,
+    /// Those of them for which no publisher has gone on yet, since the backlog is short enough.
+    unpaid: u64,
+}
+
+/// Publishers to be woken once the queue's lock is released.
+#[must_use]
+#[derive(Default)]
+pub(super) struct Released(Vec<Arc<dyn Waiter>>);
+
+impl Released {
+    pub(super) fn wake(self) {
+        self.0.iter().for_each(|waiter| waiter.wake());
+    }
+}
+
+impl PublisherCredit {
+    /// Whether there is nothing to release.
+    #[inline]
+    pub(super) fn is_unused(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Called after messages were appended and consumers served: whether their publisher has used up its credit.
+    /// `are_behind` tells whether consumers wait for turns of this server.
+    #[inline]
+    pub(super) fn is_used_up(
+        &mut self,
+        load: Load,
+        now: Timestamp,
+        are_behind: impl FnOnce() -> bool,
+    ) -> bool {
+        if self.0.is_none() && load.0 <= HIGH {
+            return false;
+        }
+        self.look(load, now, are_behind)
+    }
+
+    #[cold]
+    fn look(&mut self, load: Load, now: Timestamp, are_behind: impl FnOnce() -> bool) -> bool {
+        // Of a queue that was long before, the messages that were there are nobody's fault.
+        let lowest = if load.0 < 2 * HIGH { 0 } else { load.0 };
+        let episode = self.0.get_or_insert_with(|| Box::new(Episode::new(lowest)));
+        if now < episode.left_alone_until {
+            return false;
+        }
+        episode.lowest = episode.lowest.min(load.0);
+        // Behind others that are held, or it would have turn after turn while they wait.
+        let growth = if episode.waiting.is_empty() { HIGH } else { LOW };
+        load.0 > episode.lowest + growth && are_behind()
+    }
+
+    /// Adds a publisher to those that are held, unless the backlog has shrunk meanwhile; returns whether it is held. It is
+    /// woken by [`Self::released`] or [`Self::expire`].
+    pub(super) fn hold(
+        &mut self,
+        load: Load,
+        messages: usize,
+        now: Timestamp,
+        waiter: &Arc<dyn Waiter>,
+    ) -> bool {
+        let Some(episode) = &mut self.0 else { return false };
+        if now < episode.left_alone_until || load.0 <= episode.lowest + LOW {
+            return false;
+        }
+        let helps_from = (messages as u64 * HELPS / load.0.max(1)).max(1);
+        episode.pause.get_or_insert(Pause { since: now, taken: 0, helps_from, unpaid: 0 });
+        episode.waiting.push_back((now, Arc::clone(waiter)));
+        true
+    }
+
+    /// Called before the queue's lock is released: `taken` is the number of messages that consumers have taken since
+    /// the last call. Returns the publishers that may go on.
+    pub(super) fn released(&mut self, load: Load, taken: usize, now: Timestamp) -> Released {
+        let Some(episode) = &mut self.0 else { return Released::default() };
+        if now >= episode.left_alone_until {
+            episode.lowest = episode.lowest.min(load.0);
+        }
+        let Some(pause) = &mut episode.pause else {
+            if load.0 <= LOW && now >= episode.left_alone_until.after(episode.left_alone_for) {
+                self.0 = None;
+            }
+            return Released::default();
+        };
+        pause.taken += taken as u64;
+        let share = GRANTS * pause.helps_from;
+        if load.0 > episode.lowest + LOW {
+            // The first goes on at once when it is not any more.
+            pause.unpaid = share;
+            return Released::default();
+        }
+        pause.unpaid += taken as u64;
+        let next = if load.0 == 0 { WITH_NONE } else { pause.unpaid / share };
+        pause.unpaid %= share;
+        if pause.taken >= pause.helps_from {
+            episode.left_alone_for = 0;
+        }
+        episode.release(next as usize)
+    }
+
+    /// The time at which [`Self::expire`] is to be called.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        let (since, _) = self.0.as_ref()?.waiting.front()?;
+        Some(since.after(MAX_PAUSE))
+    }
+
+    /// Releases publishers that have been held for long enough. If consumers have taken little meanwhile, they are the
+    /// limit, and nobody is held for a time.
+    pub(super) fn expire(&mut self, now: Timestamp) -> Released {
+        if self.due().is_none_or(|due| now < due) {
+            return Released::default();
+        }
+        let Some(episode) = &mut self.0 else { return Released::default() };
+        let Some(pause) = &mut episode.pause else { return Released::default() };
+        if now >= pause.since.after(MAX_PAUSE) {
+            if pause.taken < pause.helps_from {
+                return episode.give_up(now);
+            }
+            episode.left_alone_for = 0;
+            (pause.since, pause.taken) = (now, 0);
+        }
+        let due = episode.waiting.iter().take_while(|(since, _)| since.after(MAX_PAUSE) <= now).count();
+        episode.release(due)
+    }
+
+    /// Releases all publishers: the queue has no consumers, or is gone.
+    pub(super) fn release_all(&mut self) -> Released {
+        self.0.take().map(|mut episode| episode.release(usize::MAX)).unwrap_or_default()
+    }
+}
+
+impl Episode {
+    fn new(lowest: u64) -> Self {
+        Self {
+            lowest,
+            pause: None,
+            left_alone_until: Timestamp(0),
+            left_alone_for: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Removes the first publishers, at most `count`.
+    fn release(&mut self, count: usize) -> Released {
+        let next = self.waiting.len().min(count);
+        let released = self.waiting.drain(..next).map(|(_, waiter)| waiter).collect();
+        if self.waiting.is_empty() {
+            self.pause = None;
+        }
+        Released(released)
+    }
+
+    /// Removes all publishers, and leaves them alone for a time, since holding them does not help.
+    fn give_up(&mut self, now: Timestamp) -> Released {
+        self.left_alone_for = (2 * self.left_alone_for).clamp(LEFT_ALONE_FIRST, LEFT_ALONE_MOST);
+        self.left_alone_until = now.after(self.left_alone_for);
+        // The backlog of that time counts as one that was there before.
+        self.lowest = u64::MAX - HIGH;
+        self.release(usize::MAX)
+    }
+}
+
+/// Growth of the load at which publishers are held: 20 to 30 ms of what two cores deliver, and more than a publisher's turn.
+/// In tests of all interleavings, two messages.
+const HIGH: u64 = if cfg!(feature = "loom") { 2 } else { 8 * 1024 };
+
+/// Growth of the load at which the first of them goes on: consumers have work until it has been woken.
+const LOW: u64 = HIGH / 2;
+
+/// Publishers that go on at once while nothing is ready.
+const WITH_NONE: u64 = 4;
+
+/// Longest time in milliseconds for which a publisher is held.
+const MAX_PAUSE: u64 = 50;
+
+/// The load that consumers have to take off in [`MAX_PAUSE`] to show that holding publishers helps: 512 messages,
+/// 10,000 a second.
+const HELPS: u64 = 512;
+
+/// How many times that load consumers take for each publisher that goes on: together about what it adds in a turn.
+const GRANTS: u64 = 2;
+
+/// Shortest and longest time in milliseconds for which publishers are left alone after it did not help.
+const LEFT_ALONE_FIRST: u64 = 1_000;
+const LEFT_ALONE_MOST: u64 = 32_000;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
