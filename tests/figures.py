@@ -19,11 +19,13 @@ import tempfile
 from pathlib import Path
 
 from harness.benchmark import (
+    UNKNOWN,
     Servers,
     bench,
     compared,
     median,
     microseconds,
+    milliseconds,
     per_second,
     ratio,
     ratio_titles,
@@ -116,12 +118,25 @@ class Figures:
 
     def durable(self):
         reports = self.brokers(DURABLE, "workload", DURABLES)
+        if MANY in reports:
+            self.kept_up(reports[MANY])
         if ONE in reports:
             ours, disk = (median(reports[ONE], name, "rate") for name in ("leveret", "disk"))
             print(
                 f"The plain loop: {per_second(disk)}, {microseconds(1 / disk)} µs each; Leveret has {ratio(ours, disk)} of it.\n",
                 flush=True,
             )
+
+    def kept_up(self, report):
+        """Whether consumers keep up with publishers where both do all they can."""
+        rows = []
+        for name in self.names():
+            published, consumed = (median(report, name, metric) for metric in ("publish", "rate"))
+            share = f"{100 * consumed / published:.0f} %" if published and consumed else UNKNOWN
+            latencies = [milliseconds(median(report, name, metric)) for metric in ("p50", "p99")]
+            rows.append([self.servers.title(name), per_second(published), per_second(consumed), share, *latencies])
+        header = ["the first of these, by system", "published", "consumed", "share", "p50 end to end", "p99 end to end"]
+        print(table(header, rows) + "\n", flush=True)
 
     def brokers(self, section, corner, workloads):
         """Leveret's broker beside each RabbitMQ: prints the table, and returns the reports by workload."""
