@@ -1,7 +1,7 @@
 //! Holds publishers while a queue's backlog grows though its consumers could take more: they wait for a turn of this
 //! server, which the publishers take from them.
 //!
-//! The backlog is the credit. It may grow by [`HIGH`] above its lowest level; then publishers are held, and go on one by
+//! The backlog is the credit. It may grow by [`HIGH`], or by what consumers take in [`REACH`], above its lowest level; then publishers are held, and go on one by
 //! one as consumers take messages off it, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to
 //! other queues, too. Where that does not help, because consumers take little though nobody publishes, publishers are
 //! left alone for a second, then for two, and so on.
@@ -46,6 +46,12 @@ struct Episode {
     left_alone_until: Timestamp,
     /// Milliseconds of the last time that publishers were left alone; 0 once holding has helped.
     left_alone_for: u64,
+    /// Since when `taken` counts.
+    since: Timestamp,
+    /// Messages that consumers have taken since.
+    taken: u64,
+    /// As many as they took in the last [`REACH`] milliseconds that were counted.
+    pace: u64,
     /// The publishers that are held, and since when, in order.
     waiting: VecDeque<(Timestamp, Arc<dyn Waiter>)>,
 }
@@ -104,9 +110,9 @@ impl PublisherCredit {
             return false;
         }
         episode.lowest = episode.lowest.min(load.0);
-        // Behind others that are held, or it would have turn after turn while they wait.
-        let growth = if episode.waiting.is_empty() { HIGH } else { LOW };
-        load.0 > episode.lowest + growth && are_behind()
+        // Behind others that are held, after each turn, or it would have turn after turn while they wait.
+        let is_due = !episode.waiting.is_empty() && load.0 > 0;
+        (is_due || load.0 > episode.lowest.saturating_add(episode.high())) && are_behind()
     }
 
     /// Adds a publisher to those that are held, unless the backlog has shrunk meanwhile; returns whether it is held. It is
@@ -119,7 +125,8 @@ impl PublisherCredit {
         waiter: &Arc<dyn Waiter>,
     ) -> bool {
         let Some(episode) = &mut self.0 else { return false };
-        if now < episode.left_alone_until || load.0 <= episode.lowest + LOW {
+        let is_short = load.0 <= episode.lowest.saturating_add(episode.high() / 2);
+        if now < episode.left_alone_until || load.0 == 0 || (is_short && episode.waiting.is_empty()) {
             return false;
         }
         let helps_from = (messages as u64 * HELPS / load.0.max(1)).max(1);
@@ -135,15 +142,17 @@ impl PublisherCredit {
         if now >= episode.left_alone_until {
             episode.lowest = episode.lowest.min(load.0);
         }
+        episode.count(taken as u64, now);
+        let low = episode.lowest.saturating_add(episode.high() / 2);
         let Some(pause) = &mut episode.pause else {
-            if load.0 <= LOW && now >= episode.left_alone_until.after(episode.left_alone_for) {
+            if load.0 <= HIGH / 2 && now >= episode.left_alone_until.after(episode.left_alone_for) {
                 self.0 = None;
             }
             return Released::default();
         };
         pause.taken += taken as u64;
         let share = GRANTS * pause.helps_from;
-        if load.0 > episode.lowest + LOW {
+        if load.0 > low {
             // The first goes on at once when it is not any more.
             pause.unpaid = share;
             return Released::default();
@@ -195,7 +204,26 @@ impl Episode {
             pause: None,
             left_alone_until: Timestamp(0),
             left_alone_for: 0,
+            since: Timestamp(0),
+            taken: 0,
+            pace: 0,
             waiting: VecDeque::new(),
+        }
+    }
+
+    /// The growth at which publishers are held; the first of them goes on at half of it, which is work for consumers until it
+    /// has been woken.
+    fn high(&self) -> u64 {
+        self.pace.clamp(HIGH, HIGHEST)
+    }
+
+    /// Counts messages that consumers have taken.
+    fn count(&mut self, taken: u64, now: Timestamp) {
+        self.taken += taken;
+        let elapsed = now.0.saturating_sub(self.since.0);
+        if elapsed >= REACH {
+            self.pace = self.taken * REACH / elapsed;
+            (self.since, self.taken) = (now, 0);
         }
     }
 
@@ -219,12 +247,16 @@ impl Episode {
     }
 }
 
-/// Growth of the load at which publishers are held: 20 to 30 ms of what two cores deliver, and more than a publisher's turn.
-/// In tests of all interleavings, two messages.
+/// Growth of the load at which publishers are held at the earliest: more than a publisher's turn. In tests of all
+/// interleavings, two messages.
 const HIGH: u64 = if cfg!(feature = "loom") { 2 } else { 8 * 1024 };
 
-/// Growth of the load at which the first of them goes on: consumers have work until it has been woken.
-const LOW: u64 = HIGH / 2;
+/// The same for consumers that take very many.
+const HIGHEST: u64 = 4 * HIGH;
+
+/// Milliseconds of what consumers take by which a backlog may grow: long in comparison with the time that it takes to wake a
+/// publisher, and short for a message that waits.
+const REACH: u64 = 32;
 
 /// Publishers that go on at once while nothing is ready.
 const WITH_NONE: u64 = 4;

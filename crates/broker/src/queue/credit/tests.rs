@@ -108,6 +108,9 @@ impl World {
     }
 }
 
+/// The growth at which the first publisher goes on where consumers take few.
+const LOW_LOAD: u64 = HIGH / 2;
+
 /// Messages of a publisher's turn and of a consumer's, which cost as much.
 const PUBLISHES: usize = 900;
 const DELIVERIES: usize = 600;
@@ -171,7 +174,7 @@ fn what_is_published_is_what_consumers_take() {
 
 #[test]
 fn publishers_have_equal_shares_and_none_is_held_for_long() {
-    for publishers in [10, 50] {
+    for publishers in [20, 50] {
         let world = saturate(publishers, 10, 5, true);
         let shares = world.publishers.iter().map(|publisher| publisher.published.load(Ordering::Relaxed));
         let (least, most) = (shares.clone().min().unwrap(), shares.max().unwrap());
@@ -231,7 +234,7 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     let held = |world: &World| {
         world.publishers.iter().map(|one| one.held.load(Ordering::Relaxed)).collect::<Vec<_>>()
     };
-    world.consume(world.ready - LOW as usize - 1);
+    world.consume(world.ready - LOW_LOAD as usize - 1);
     assert_eq!(held(&world), [true; 3]);
     world.consume(1);
     assert_eq!(held(&world), [false, true, true]);
@@ -292,4 +295,24 @@ proptest! {
             prop_assert!(world.credit.due().is_none_or(|due| due <= world.millis().after(MAX_PAUSE)));
         }
     }
+}
+
+#[test]
+fn where_consumers_take_many_more_may_wait_for_them() {
+    let mut world = World::new(1);
+    // 20,000 in 10 ms, and the backlog stays as it is.
+    world.ready = HIGH as usize + 1;
+    for _ in 0..20 {
+        world.ready += 20_000;
+        world.publish(0, 0, false);
+        world.consume(20_000);
+        world.pass(10_000);
+    }
+    let first = world.ready;
+    world.ready += 3 * HIGH as usize;
+    world.publish(0, 0, true);
+    assert_eq!(world.held(), 0);
+    world.ready = first + 4 * HIGH as usize + 1;
+    world.publish(0, 0, true);
+    assert_eq!(world.held(), 1);
 }

@@ -82,15 +82,15 @@ fn a_held_publisher_is_not_read_for_50_ms_and_in_flow_for_a_second() {
 
 #[test]
 fn a_held_publisher_goes_on_when_the_queue_is_short_or_gone() {
-    let endings: [fn(&Arc<Queue>, &Arc<Broker>); 2] = [
-        |queue, _| _ = queue.purge(),
-        |_, broker| _ = broker.vhost("/").unwrap().delete_queue(SessionId(1), "q", false, false).unwrap(),
-    ];
-    for end in endings {
+    for is_deleted in [false, true] {
         let broker = Broker::new(BrokerConfig::default());
         let (mut client, queue) = publish_many(&broker, Late(true));
         assert_eq!(nudged(&mut client), Intent::Pause);
-        end(&queue, &broker);
+        if is_deleted {
+            broker.vhost("/").unwrap().delete_queue(SessionId(1), "q", false, false).unwrap();
+        } else {
+            queue.purge();
+        }
         assert_eq!(nudged(&mut client), Intent::Run);
     }
 }
