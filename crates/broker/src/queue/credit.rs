@@ -1,10 +1,11 @@
 //! Holds publishers while a queue's backlog grows though its consumers could take more: they wait for a turn of this
 //! server, which the publishers take from them.
 //!
-//! The backlog is the credit. It may grow by [`HIGH`], or by what consumers take in [`REACH`], above its lowest level; then publishers are held, and go on one by
-//! one as consumers take messages off it, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to
-//! other queues, too. Where that does not help, because consumers take little though nobody publishes, publishers are
-//! left alone for a second, then for two, and so on.
+//! The backlog is the credit. It may grow by [`HIGH`], or by what consumers take in [`REACH`], above its lowest
+//! level; then publishers are held, and go on one by one as consumers take messages off it, or after
+//! [`MAX_PAUSE`] at the latest, since a held connection may publish to other queues, too. Where that does not
+//! help, because consumers take little though nobody publishes, publishers are left alone for a second, then
+//! for two, and so on.
 //!
 //! # Example
 //! Ten publishers fill a queue with 300,000 messages a second, and its consumers take 250,000, since the twenty
