@@ -395,7 +395,9 @@ impl Queue {
         now: Timestamp,
     ) -> (Vec<DeadLetter>, bool) {
         self.look_at_paging(&mut state, now);
-        let released = state.released_publishers(effects.delivered, now);
+        // Messages that come back take nothing off the backlog, however often they are delivered.
+        let taken = effects.delivered.saturating_sub(effects.redelivered);
+        let released = state.released_publishers(taken, now);
         self.schedule(&mut state);
         effects.share_budget();
         if effects.published > 0 || effects.delivered > 0 {

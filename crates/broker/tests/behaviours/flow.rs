@@ -1,0 +1,98 @@
+//! Publishers that a queue holds while its consumers are behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use broker::*;
+
+use crate::world::*;
+
+/// A consumer whose connection may have something to do all the time.
+struct Connected {
+    recorder: Arc<Recorder>,
+    is_busy: AtomicBool,
+}
+
+impl Consumer for Connected {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+        self.recorder.accept(offer)
+    }
+
+    fn cancelled(&self) {
+        self.recorder.cancelled();
+    }
+
+    fn is_behind(&self) -> bool {
+        self.is_busy.load(Ordering::Relaxed)
+    }
+}
+
+impl Connected {
+    /// Registers a consumer of `session` that is busy and has no room.
+    fn to(queue: &Queue, session: SessionId) -> (Arc<Self>, ConsumerId) {
+        let connected = Arc::new(Self { recorder: Recorder::new(0), is_busy: AtomicBool::new(true) });
+        let none = table(&[]);
+        let spec = ConsumerSpec { consumer: connected.clone(), session, ..spec(&connected.recorder, &none) };
+        let id = queue.consume(spec).unwrap();
+        (connected, id)
+    }
+
+    /// Takes the next `count` messages.
+    fn take(&self, queue: &Queue, id: ConsumerId, count: usize, now: Timestamp) -> Vec<Delivery> {
+        *self.recorder.room.lock() = count;
+        queue.resume(id, now);
+        std::mem::take(&mut *self.recorder.got.lock())
+    }
+}
+
+/// Publishes `count` messages to the queue `q` as one batch of input; returns the hold.
+fn publish(world: &mut World, count: usize) -> Option<PublisherHold> {
+    for _ in 0..count {
+        let publish = Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
+        world.publisher.publish(publish, world.now).unwrap();
+    }
+    world.publisher.flush(world.now).hold
+}
+
+/// A waiter, and whether it has been woken.
+fn waiter() -> (Arc<dyn Waiter>, Arc<AtomicBool>) {
+    let woken = Arc::new(AtomicBool::new(false));
+    let waiter = {
+        let woken = Arc::clone(&woken);
+        Arc::new(move || woken.store(true, Ordering::Relaxed))
+    };
+    (waiter, woken)
+}
+
+#[test]
+fn messages_that_come_back_do_not_show_that_holding_helps() {
+    let mut world = world();
+    let queue = world.queue("q");
+    let (consumer, id) = Connected::to(&queue, OTHER);
+    // Each of these is delivered again and again.
+    assert_eq!(publish(&mut world, 1_000), None);
+    let returned = consumer.take(&queue, id, 1_000, world.now);
+    queue.requeue(returned, Returned::Released, world.now);
+    let hold = hold_of(&mut world);
+    let (waiter, woken) = waiter();
+    assert!(hold.wait(&waiter, world.now));
+    for _ in 0..5 {
+        world.wait(10);
+        let returned = consumer.take(&queue, id, 1_000, world.now);
+        assert_eq!(returned.len(), 1_000);
+        queue.requeue(returned, Returned::Released, world.now);
+    }
+    assert!(woken.load(Ordering::Relaxed));
+    assert_eq!(publish(&mut world, 20_000), None, "nobody is held, since it did not help");
+}
+
+/// Publishes until there is a hold.
+fn hold_of(world: &mut World) -> PublisherHold {
+    for _ in 0..100 {
+        if let Some(hold) = publish(world, 256) {
+            return hold;
+        }
+        world.wait(1);
+    }
+    panic!("nobody is held");
+}
