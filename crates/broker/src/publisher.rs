@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use store::journal::Lsn;
 use sync::work;
 
+use crate::SessionId;
 use crate::error::BrokerError;
 use crate::firehose::{TracedConnection, Tracer};
 use crate::inspect::{Inspected, has_annotation, inspect};
@@ -99,6 +100,8 @@ pub struct Publisher {
     /// Sizes of messages that have not been counted yet; `None` if metrics do not tell sizes.
     sizes: Option<Box<SizesOfBatch>>,
     front_end: FrontEnd,
+    /// That of its client, if there is one.
+    session: Option<SessionId>,
     /// Its messages may have an annotation of the front end.
     annotates: bool,
     /// It is counted among the channels that have published.
@@ -177,6 +180,7 @@ impl Publisher {
             through: Through::default(),
             sizes,
             front_end: FrontEnd::default(),
+            session: None,
             annotates: false,
             has_published: false,
             connection: None,
@@ -190,6 +194,13 @@ impl Publisher {
     #[must_use]
     pub fn of(mut self, front_end: FrontEnd) -> Self {
         self.front_end = front_end;
+        self
+    }
+
+    /// Sets the session whose client publishes: a queue that it consumes from does not hold it.
+    #[must_use]
+    pub fn in_session(mut self, session: SessionId) -> Self {
+        self.session = Some(session);
         self
     }
 
@@ -564,7 +575,7 @@ impl Publisher {
         work::charge(ENQUEUE, batch.len());
         let refused = &mut self.flushed.refused;
         let refuse = |at: usize| refused.push(*first + at as u64);
-        let sender = if self.is_tracer { Sender::Tracer } else { Sender::Publisher };
+        let sender = if self.is_tracer { Sender::Tracer } else { Sender::Publisher(self.session) };
         let appended = if at + 1 == route.queues.len() {
             queue.append(batch.drain(..), kept.at(at), self.now, sender, refuse)
         } else {

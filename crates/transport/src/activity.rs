@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 // A hint that nothing waits for need not be tested in every interleaving.
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Wake, Waker};
 
 /// The activity of one connection's task.
 #[derive(Debug, Default)]
-pub(crate) struct Activity(AtomicU8);
+pub(crate) struct Activity {
+    state: AtomicU8,
+    /// Its peer is not read: more turns would not have it do more of its peer's work. Set and cleared at the end of a turn.
+    is_paused: AtomicBool,
+}
 
 /// It waits for its peer or another task.
 const RESTS: u8 = 0;
@@ -17,23 +21,32 @@ const WAITS: u8 = 1;
 const RUNS: u8 = 2;
 
 impl Activity {
-    pub(crate) fn rests(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == RESTS
+    /// Whether it has work to do.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != RESTS && !self.is_paused.load(Ordering::Relaxed)
     }
 
     /// Its turn begins.
     pub(crate) fn begin(&self) {
-        self.0.store(RUNS, Ordering::Relaxed);
+        self.state.store(RUNS, Ordering::Relaxed);
     }
 
     /// Its turn is over, but not its work.
     pub(crate) fn wait(&self) {
-        self.0.store(WAITS, Ordering::Relaxed);
+        self.state.store(WAITS, Ordering::Relaxed);
     }
 
     /// Its turn is over, with nothing left to do unless it has been woken meanwhile.
     pub(crate) fn rest(&self) {
-        let _ = self.0.compare_exchange(RUNS, RESTS, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.state.compare_exchange(RUNS, RESTS, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether its peer is not read from now on.
+    pub(crate) fn set_paused(&self, is_paused: bool) {
+        // Most turns change nothing that other threads look at.
+        if self.is_paused.load(Ordering::Relaxed) != is_paused {
+            self.is_paused.store(is_paused, Ordering::Relaxed);
+        }
     }
 }
 
@@ -79,18 +92,20 @@ mod tests {
     fn a_task_that_is_woken_during_its_turn_does_not_rest_after_it() {
         let (activity, mut registered) = (Arc::new(Activity::default()), RegisteredWaker::default());
         let task = Context::from_waker(Waker::noop());
-        assert!(activity.rests());
+        assert!(!activity.is_busy());
         let waker = registered.of(&task, &activity).clone();
         waker.wake_by_ref();
-        assert!(!activity.rests(), "it waits for a thread");
+        assert!(activity.is_busy(), "it waits for a thread");
         activity.begin();
-        assert!(!activity.rests(), "it runs");
+        assert!(activity.is_busy(), "it runs");
         activity.rest();
-        assert!(activity.rests());
+        assert!(!activity.is_busy());
         activity.begin();
         waker.wake_by_ref();
         activity.rest();
-        assert!(!activity.rests(), "there is something new");
+        assert!(activity.is_busy(), "there is something new");
+        activity.set_paused(true);
+        assert!(!activity.is_busy(), "its peer is not read");
         assert!(registered.of(&task, &activity).will_wake(&waker), "made once");
     }
 }

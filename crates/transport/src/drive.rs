@@ -244,6 +244,7 @@ where
         } else {
             activity.wait();
         }
+        activity.set_paused(self.protocol.intent() == Intent::Pause);
         drop(turn);
         self.busy_turn = None;
         step
@@ -475,6 +476,8 @@ where
 /// The shortest time to the timer's next firing, so a protocol that leaves a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
+#[cfg(test)]
+mod busy;
 #[cfg(test)]
 mod reads;
 #[cfg(test)]

@@ -67,9 +67,9 @@ impl Outbox {
     }
 
     /// Whether the connection's task has work to do: it runs, or waits for a thread. Otherwise it waits for its peer, or for
-    /// another task. As of a moment ago.
+    /// another task, or does not read. As of a moment ago.
     pub fn is_busy(&self) -> bool {
-        !self.activity.rests()
+        self.activity.is_busy()
     }
 
     /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect; no

@@ -4,7 +4,8 @@
 //! operation on one costs at most the logarithm of their number.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use slab::Slab;
@@ -25,6 +26,8 @@ pub(super) struct Consumers {
     single: Option<SingleActive>,
     /// The slot at which [`Consumers::are_behind`] goes on.
     looked_at: usize,
+    /// The number of consumers of each session; `None` until [`Consumers::are_of`] is first called.
+    sessions: Option<Box<HashMap<SessionId, usize>>>,
 }
 
 /// The consumer that may be served, and its successors, for a queue with `x-single-active-consumer`.
@@ -130,6 +133,9 @@ impl Consumers {
         entry.joined = self.joined;
         self.joined += 1;
         self.exclusive += usize::from(entry.exclusive);
+        if let Some(sessions) = &mut self.sessions {
+            *sessions.entry(entry.session).or_default() += 1;
+        }
         let vacant = self.entries.vacant_entry();
         let slot = vacant.key() as u32;
         match &mut self.single {
@@ -153,12 +159,31 @@ impl Consumers {
         behind > 0 && BEHIND * behind >= found
     }
 
+    /// Whether this session has a consumer. The first call counts those of all sessions.
+    pub(super) fn are_of(&mut self, session: SessionId) -> bool {
+        let entries = &self.entries;
+        let sessions = self.sessions.get_or_insert_with(|| {
+            let mut counts = Box::<HashMap<_, _>>::default();
+            entries.iter().for_each(|(_, entry)| *counts.entry(entry.session).or_default() += 1);
+            counts
+        });
+        sessions.contains_key(&session)
+    }
+
     /// Removes a consumer, if it is still there.
     pub(super) fn remove(&mut self, id: ConsumerId) -> Option<ConsumerEntry> {
         let slot = self.slot(id)?;
         self.delist(slot);
         let entry = self.entries.remove(slot as usize);
         self.exclusive -= usize::from(entry.exclusive);
+        if let Some(sessions) = &mut self.sessions
+            && let Entry::Occupied(mut count) = sessions.entry(entry.session)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         if let Some(single) = &mut self.single {
             if single.active == Some(slot) {
                 // The waiting consumer with the highest priority that joined first is next.

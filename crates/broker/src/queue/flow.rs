@@ -13,6 +13,7 @@ use super::{
     ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, Returned,
     StateGuard,
 };
+use crate::SessionId;
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
@@ -66,7 +67,8 @@ impl Eq for PublisherHold {}
 /// The sender of messages to a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
-    Publisher,
+    /// A client that publishes; its session, if it is known.
+    Publisher(Option<SessionId>),
     Tracer,
     /// A queue that has dropped a message.
     DeadLetters {
@@ -78,7 +80,7 @@ pub(crate) enum Sender {
 impl Sender {
     fn budget(self) -> Option<u32> {
         match self {
-            Self::Publisher | Self::Tracer => None,
+            Self::Publisher(_) | Self::Tracer => None,
             Self::DeadLetters { budget } => Some(budget),
         }
     }
@@ -327,7 +329,7 @@ impl Queue {
         // This has to precede any settlement of the messages.
         let until = keeping.and_then(Keeping::write);
         // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
-        effects.published = if sender == Sender::Publisher { taken + refusals } else { 0 };
+        effects.published = if matches!(sender, Sender::Publisher(_)) { taken + refusals } else { 0 };
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);
@@ -337,7 +339,10 @@ impl Queue {
         }
         state.drop_expired(now, &mut effects);
         let long = state.is_long();
-        let holds = sender == Sender::Publisher && state.holds_publishers(now);
+        let holds = match sender {
+            Sender::Publisher(session) => state.holds_publishers(session, now),
+            Sender::Tracer | Sender::DeadLetters { .. } => false,
+        };
         let (dead, lined_up) = self.conclude(state, effects, now);
         let full = long && self.paging.is_behind();
         self.metrics.paging_pauses.add(full.into());

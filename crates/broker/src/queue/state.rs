@@ -10,6 +10,7 @@ use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
 use super::paging::PagingState;
 use super::ready::ReadyStore;
 use super::stored::StoredMessages;
+use crate::SessionId;
 use crate::arguments::{Overflow, QueueArguments};
 use crate::compatibility::DeliveryOrder;
 use crate::message::Message;
@@ -133,11 +134,14 @@ impl QueueState {
         Load::of(self.ready.len(), self.ready.bytes())
     }
 
-    /// Whether publishers are to be held, since the backlog grows though consumers could take more.
-    pub(super) fn holds_publishers(&mut self, now: Timestamp) -> bool {
+    /// Whether a publisher of this session has used up its credit: the backlog grows though consumers could take more.
+    pub(super) fn holds_publishers(&mut self, session: Option<SessionId>, now: Timestamp) -> bool {
         let load = self.load();
         let Self { credit, consumers, .. } = self;
-        !consumers.is_empty() && credit.is_used_up(load, now, || consumers.are_behind())
+        // A session that consumes what it publishes would be held with its own acknowledgements.
+        !consumers.is_empty()
+            && credit.is_used_up(load, now, || consumers.are_behind())
+            && session.is_none_or(|session| !consumers.are_of(session))
     }
 
     /// The held publishers that may go on, after consumers have taken this number of messages.

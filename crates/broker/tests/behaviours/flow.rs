@@ -96,3 +96,16 @@ fn hold_of(world: &mut World) -> PublisherHold {
     }
     panic!("nobody is held");
 }
+
+#[test]
+fn a_session_that_consumes_from_the_queue_is_not_held_by_it() {
+    let mut world = world();
+    let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
+    world.publisher = world.vhost.publisher(&guest).in_session(ME);
+    let queue = world.queue("q");
+    let (_other, _) = Connected::to(&queue, OTHER);
+    let (_own, id) = Connected::to(&queue, ME);
+    assert!((0..100).all(|_| publish(&mut world, 256).is_none()));
+    queue.cancel(id, world.now);
+    hold_of(&mut world);
+}

@@ -131,7 +131,8 @@ impl MqttClient {
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
             nudge: Arc::new(OutboxWaiter(Arc::clone(outbox))),
-            publisher: native::publisher(authorised.vhost(), authorised.identity()),
+            publisher: native::publisher(authorised.vhost(), authorised.identity())
+                .in_session(SessionId(connection)),
             view: None,
             tracer: None,
             session_user: Some(authorised.identity().user().into()),

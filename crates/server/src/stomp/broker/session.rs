@@ -119,7 +119,11 @@ impl BrokerStompSession {
             authorised,
         };
         Ok(Self {
-            publisher: context.vhost.publisher(context.authorised.identity()).of(FrontEnd::Stomp),
+            publisher: context
+                .vhost
+                .publisher(context.authorised.identity())
+                .of(FrontEnd::Stomp)
+                .in_session(session),
             context,
             unflushed: 0,
             refused: 0,
