@@ -19,7 +19,7 @@ use crate::message::{Body, Message, Traits};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{DeadLetter, PublisherHold, Queue, Sender};
+use crate::queue::{DeadLetter, Load, Overdraft, PublisherHold, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -53,8 +53,8 @@ pub struct Flushed {
     /// The backlog of unwritten messages exceeds its limit: the session accepts no more publishes until
     /// [`VirtualHost::wait_for_room`] wakes it.
     pub full: bool,
-    /// A queue whose backlog grows though its consumers could take more: the session accepts no more publishes until that
-    /// [wakes it](PublisherHold::wait).
+    /// A queue whose backlog grows though its consumers could take more, after a turn's messages for it: the session accepts no
+    /// more publishes until that [wakes it](PublisherHold::wait).
     pub hold: Option<PublisherHold>,
     /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the
     /// session has to flush again in its next turn, before it processes anything more from its client.
@@ -89,6 +89,8 @@ pub struct Publisher {
     /// The route of the last message.
     route: Option<Arc<Route>>,
     flushed: Flushed,
+    /// Reset when it is held.
+    overdraft: Overdraft,
     /// The log position from which each queue has its message for good, since the last flush, if the caller
     /// needs it.
     shares: Option<Vec<Share>>,
@@ -120,6 +122,7 @@ pub struct Publisher {
 struct HandingOver {
     route: Arc<Route>,
     batch: Vec<Arc<Message>>,
+    load: Load,
     kept: StoredBatch,
     /// The index of the batch's first message among the publishes since the last flush.
     first: u64,
@@ -174,6 +177,7 @@ impl Publisher {
             handing_over: None,
             route: None,
             flushed: Flushed::default(),
+            overdraft: Overdraft::default(),
             shares: None,
             reply_queue: None,
             now: Timestamp::default(),
@@ -421,6 +425,9 @@ impl Publisher {
             }
         }
         let mut flushed = std::mem::take(&mut self.flushed);
+        if flushed.hold.is_some() {
+            self.overdraft = Overdraft::default();
+        }
         flushed.refused.sort_unstable();
         flushed.refused.dedup();
         flushed
@@ -521,7 +528,7 @@ impl Publisher {
         }
         let Some(route) = self.route.clone().filter(|_| !self.batch.is_empty()) else { return true };
         let batch = std::mem::take(&mut self.batch);
-        self.batch_bytes = 0;
+        let load = Load::of(batch.len(), std::mem::take(&mut self.batch_bytes) as u64);
         let count = batch.len() as u64;
         if !self.is_tracer {
             self.through.published += count;
@@ -533,7 +540,7 @@ impl Publisher {
         self.flushed.full |= kept.full;
         // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;
-        self.go_on(HandingOver { route, batch, kept, first, done: 0, letters: Vec::new() })
+        self.go_on(HandingOver { route, batch, load, kept, first, done: 0, letters: Vec::new() })
     }
 
     /// Hands the batch to one queue after the other, taking each queue's lock once, until all of them have it
@@ -567,7 +574,7 @@ impl Publisher {
 
     /// Hands the batch to the next queue of its route.
     fn hand_to_next(&mut self, handing: &mut HandingOver) {
-        let HandingOver { route, batch, kept, first, done, letters } = handing;
+        let HandingOver { route, batch, load, kept, first, done, letters } = handing;
         let at = *done;
         *done += 1;
         let queue = &route.queues[at];
@@ -584,8 +591,10 @@ impl Publisher {
         note_share(&mut self.shares, queue, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);
         self.flushed.full |= appended.full;
-        if appended.holds {
-            self.flushed.hold = Some(queue.hold());
+        if appended.holds
+            && let Some(added) = self.overdraft.add(*load)
+        {
+            self.flushed.hold = Some(queue.hold(added));
         }
         if !appended.dead.is_empty() || appended.lined_up {
             letters.push((at, appended.dead));

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use sync::{MutexGuard, Rank};
 
 use super::consumers::ConsumerEntry;
+use super::credit::Load;
 use store::Waiter;
 use store::journal::Lsn;
 
@@ -34,31 +35,36 @@ pub(crate) struct Appended {
     pub(crate) until: Option<Lsn>,
     /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
-    /// The backlog grows though consumers could take more: their publisher is to be held ([`PublisherHold`]).
+    /// The backlog grows though consumers could take more: their publisher has used up its credit ([`Overdraft`](super::Overdraft)).
     pub(crate) holds: bool,
 }
 
 /// A queue that holds a publisher, to have its consumers catch up.
 #[derive(Debug, Clone)]
-pub struct PublisherHold(Arc<Queue>);
+pub struct PublisherHold {
+    queue: Arc<Queue>,
+    /// What the publisher has added since it was last held.
+    added: Load,
+}
 
 impl PublisherHold {
     /// Wakes `waiter` when the publisher may go on, after 50 ms at the latest. Returns false, and wakes nobody, if it
     /// may go on now.
     pub fn wait(&self, waiter: &Arc<dyn Waiter>, now: Timestamp) -> bool {
-        let mut state = self.0.state.lock();
-        let (load, messages) = (state.load(), state.ready.len());
-        let is_held = !state.deleted && state.credit.hold(load, messages, now, waiter);
-        self.0.schedule(&mut state);
+        let Self { queue, added } = self;
+        let mut state = queue.state.lock();
+        let backlog = (state.load(), state.ready.len());
+        let is_held = !state.deleted && state.credit.hold(backlog, *added, now, waiter);
+        queue.schedule(&mut state);
         drop(state);
-        self.0.metrics.publisher_holds.add(is_held.into());
+        queue.metrics.publisher_holds.add(is_held.into());
         is_held
     }
 }
 
 impl PartialEq for PublisherHold {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.queue, &other.queue) && self.added == other.added
     }
 }
 
@@ -349,9 +355,9 @@ impl Queue {
         Appended { dead, lined_up, until, full, holds }
     }
 
-    /// The hold of a publisher that [`Appended::holds`] is for.
-    pub(crate) fn hold(self: &Arc<Self>) -> PublisherHold {
-        PublisherHold(Arc::clone(self))
+    /// The hold of a publisher that has `added` messages for which it had no credit.
+    pub(crate) fn hold(self: &Arc<Self>, added: Load) -> PublisherHold {
+        PublisherHold { queue: Arc::clone(self), added }
     }
 
     /// Serves consumers, and completes the effects of that and `effects`. The lock is released now and then

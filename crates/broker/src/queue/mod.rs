@@ -30,6 +30,7 @@ pub(crate) use delivery::NEVER;
 pub use delivery::{
     Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
 };
+pub(crate) use credit::{Load, Overdraft};
 pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
 pub use moving::Moving;

@@ -109,3 +109,29 @@ fn a_session_that_consumes_from_the_queue_is_not_held_by_it() {
     queue.cancel(id, world.now);
     hold_of(&mut world);
 }
+
+#[test]
+fn a_publisher_is_held_once_in_a_turns_messages_however_it_flushes() {
+    let mut world = world();
+    let queue = world.queue("q");
+    let (_consumer, _) = Connected::to(&queue, OTHER);
+    hold_of(&mut world);
+    let mut since = 0;
+    while publish(&mut world, 1).is_none() {
+        since += 1;
+    }
+    // The last one was asked for without waiting.
+    assert_eq!(since, 511);
+    // Larger bodies count by their size.
+    let body = [0; 64 << 10];
+    let mut large = 0;
+    loop {
+        let publish = Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(&body) };
+        world.publisher.publish(publish, world.now).unwrap();
+        large += 1;
+        if world.publisher.flush(world.now).hold.is_some() {
+            break;
+        }
+    }
+    assert_eq!(large, 8);
+}

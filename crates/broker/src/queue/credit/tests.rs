@@ -28,6 +28,7 @@ struct World {
     publishers: Vec<Arc<Publisher>>,
     /// When each publisher was held last.
     held_since: Vec<u64>,
+    overdrafts: Vec<Overdraft>,
     /// Microseconds.
     now: u64,
     consumed: u64,
@@ -44,6 +45,7 @@ impl World {
             ready: 0,
             publishers: (0..publishers).map(|_| Arc::default()).collect(),
             held_since: vec![0; publishers],
+            overdrafts: (0..publishers).map(|_| Overdraft::default()).collect(),
             now: 1_000_000,
             consumed: 0,
             most_ready: 0,
@@ -72,9 +74,12 @@ impl World {
         let (load, now) = (self.load(), self.millis());
         let is_used_up = self.credit.is_used_up(load, now, || are_behind);
         self.credit.released(load, 0, now).wake();
+        let batch = Load::of(count, 0);
+        let Some(added) = is_used_up.then(|| self.overdrafts[at].add(batch)).flatten() else { return true };
+        self.overdrafts[at] = Overdraft::default();
         let waiter: Arc<dyn Waiter> = Arc::<Publisher>::clone(&publisher);
         publisher.held.store(true, Ordering::Relaxed);
-        if is_used_up && self.credit.hold(load, self.ready, now, &waiter) {
+        if self.credit.hold((load, self.ready), added, now, &waiter) {
             self.held_since[at] = self.now;
             self.holds += 1;
         } else {
@@ -96,6 +101,7 @@ impl World {
         self.now += micros;
         if self.credit.due().is_some_and(|due| due <= self.millis()) {
             self.credit.expire(self.millis()).wake();
+            self.credit.released(self.load(), 0, self.millis()).wake();
         }
     }
 
@@ -228,8 +234,8 @@ fn a_publisher_is_held_for_50_ms_at_most_and_those_of_other_queues_not_at_all() 
 fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     let mut world = World::new(3);
     world.publish(0, HIGH as usize + 1, true);
-    world.publish(1, 1, true);
-    world.publish(2, 1, true);
+    world.publish(1, TURN as usize, true);
+    world.publish(2, 2 * TURN as usize, true);
     assert_eq!(world.held(), 3);
     let held = |world: &World| {
         world.publishers.iter().map(|one| one.held.load(Ordering::Relaxed)).collect::<Vec<_>>()
@@ -238,15 +244,63 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     assert_eq!(held(&world), [true; 3]);
     world.consume(1);
     assert_eq!(held(&world), [false, true, true]);
-    let share = (GRANTS * HELPS) as usize;
-    world.consume(share - 2);
+    // As much as it had added itself.
+    world.consume(TURN as usize - 2);
     assert_eq!(held(&world), [false, true, true]);
     world.consume(1);
     assert_eq!(held(&world), [false, false, true]);
-    world.consume(world.ready - 1);
+    world.consume(2 * TURN as usize - 1);
+    assert_eq!(held(&world), [false, false, true]);
+    world.consume(1);
     assert_eq!(held(&world), [false; 3]);
     world.consume(world.ready);
     assert!(world.credit.is_unused(), "nothing is left of it");
+}
+
+#[test]
+fn all_go_on_soon_when_nothing_is_ready_any_more() {
+    let mut world = World::new(20);
+    (0..20).for_each(|at| assert!(world.publish(at, HIGH as usize, true)));
+    let held = world.held();
+    assert!(held > 10);
+    world.consume(world.ready - 1);
+    assert_eq!(world.held(), held - 1);
+    world.consume(1);
+    assert_eq!(world.held(), held - 1 - WITH_NONE);
+    for _ in 0..held / WITH_NONE {
+        world.pass(1_000);
+    }
+    assert_eq!((world.held(), world.credit.due()), (0, None));
+}
+
+#[test]
+fn who_publishes_one_message_at_a_time_is_held_once_in_a_turns_messages() {
+    let mut world = World::new(1);
+    world.publish(0, 2 * HIGH as usize, false);
+    let mut published = 0;
+    for _ in 0..100_000 {
+        published += u64::from(world.publish(0, 1, true));
+        // Nobody takes anything, so it is held for as long as possible, or left alone.
+        world.pass(100);
+    }
+    assert!((10..=published / TURN).contains(&world.holds), "{} holds of {published}", world.holds);
+}
+
+#[test]
+fn a_backlog_from_the_time_when_publishers_were_left_alone_is_worked_off() {
+    let mut world = World::new(10);
+    let end = world.now + 10_000_000;
+    // In the first 60 ms consumers take nothing, and in the next second less than is published.
+    while world.now < end {
+        let slow = world.now < 2_060_000;
+        (0..10).for_each(|at| _ = world.publish(at, PUBLISHES, true));
+        world.pass(30_000);
+        if world.now > 1_060_000 {
+            world.consume(if slow { 3_000 } else { 9_500 });
+        }
+    }
+    assert!(world.most_ready > 100_000, "it was left alone");
+    assert!(world.ready < 40_000, "{} ready", world.ready);
 }
 
 #[test]
