@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 // A hint that nothing waits for need not be tested in every interleaving.
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::task::{Context, Wake, Waker};
 
 /// The activity of one connection's task.
@@ -11,6 +11,8 @@ pub(crate) struct Activity {
     state: AtomicU8,
     /// Its peer is not read: more turns would not have it do more of its peer's work. Set and cleared at the end of a turn.
     is_paused: AtomicBool,
+    /// The number of its rests, which it alone counts.
+    rests: AtomicU32,
 }
 
 /// It waits for its peer or another task.
@@ -21,9 +23,10 @@ const WAITS: u8 = 1;
 const RUNS: u8 = 2;
 
 impl Activity {
-    /// Whether it has work to do.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != RESTS && !self.is_paused.load(Ordering::Relaxed)
+    /// If it has work to do, the number of its rests before.
+    pub(crate) fn busy_since_rest(&self) -> Option<u32> {
+        let is_busy = self.state.load(Ordering::Relaxed) != RESTS && !self.is_paused.load(Ordering::Relaxed);
+        is_busy.then(|| self.rests.load(Ordering::Relaxed))
     }
 
     /// Its turn begins.
@@ -38,7 +41,10 @@ impl Activity {
 
     /// Its turn is over, with nothing left to do unless it has been woken meanwhile.
     pub(crate) fn rest(&self) {
-        let _ = self.state.compare_exchange(RUNS, RESTS, Ordering::Relaxed, Ordering::Relaxed);
+        let rests = self.state.compare_exchange(RUNS, RESTS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if rests {
+            self.rests.store(self.rests.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        }
     }
 
     /// Whether its peer is not read from now on.
@@ -92,20 +98,21 @@ mod tests {
     fn a_task_that_is_woken_during_its_turn_does_not_rest_after_it() {
         let (activity, mut registered) = (Arc::new(Activity::default()), RegisteredWaker::default());
         let task = Context::from_waker(Waker::noop());
-        assert!(!activity.is_busy());
+        let is_idle = || activity.busy_since_rest().is_none();
+        assert!(is_idle());
         let waker = registered.of(&task, &activity).clone();
         waker.wake_by_ref();
-        assert!(activity.is_busy(), "it waits for a thread");
+        assert!(!is_idle(), "it waits for a thread");
         activity.begin();
-        assert!(activity.is_busy(), "it runs");
+        assert!(!is_idle(), "it runs");
         activity.rest();
-        assert!(!activity.is_busy());
+        assert!(is_idle());
         activity.begin();
         waker.wake_by_ref();
         activity.rest();
-        assert!(activity.is_busy(), "there is something new");
+        assert_eq!(activity.busy_since_rest(), Some(1), "there is something new");
         activity.set_paused(true);
-        assert!(!activity.is_busy(), "its peer is not read");
+        assert!(is_idle(), "its peer is not read");
         assert!(registered.of(&task, &activity).will_wake(&waker), "made once");
     }
 }

@@ -66,10 +66,10 @@ impl Outbox {
         &self.activity
     }
 
-    /// Whether the connection's task has work to do: it runs, or waits for a thread. Otherwise it waits for its peer, or for
-    /// another task, or does not read. As of a moment ago.
-    pub fn is_busy(&self) -> bool {
-        self.activity.is_busy()
+    /// If the connection's task has work to do, because it runs or waits for a thread, the number of times that it has rested
+    /// before, which wraps around. `None` if it waits for its peer or another task, or does not read. As of a moment ago.
+    pub fn busy_since_rest(&self) -> Option<u32> {
+        self.activity.busy_since_rest()
     }
 
     /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect; no

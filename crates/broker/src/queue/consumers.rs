@@ -3,13 +3,15 @@
 //! There may be very many of them, even of one client, so nothing here iterates over all of them: an
 //! operation on one costs at most the logarithm of their number.
 
+mod looks;
+
 use std::cmp::Reverse;
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use slab::Slab;
 
+use self::looks::Looks;
 use super::delivery::{Consumer, ConsumerId, ConsumerRoom};
 use crate::SessionId;
 
@@ -24,10 +26,10 @@ pub(super) struct Consumers {
     /// The number of exclusive consumers.
     exclusive: usize,
     single: Option<SingleActive>,
-    /// The slot at which [`Consumers::are_behind`] goes on.
-    looked_at: usize,
-    /// The number of consumers of each session; `None` until [`Consumers::are_of`] is first called.
-    sessions: Option<Box<HashMap<SessionId, usize>>>,
+    /// The slots of all, in any order and without gaps.
+    listed: Vec<u32>,
+    /// Set by the first look at them ([`Consumers::are_behind`]).
+    looks: Option<Box<Looks>>,
 }
 
 /// The consumer that may be served, and its successors, for a queue with `x-single-active-consumer`.
@@ -58,6 +60,10 @@ pub(super) struct ConsumerEntry {
     joined: u64,
     /// It accepts more deliveries.
     has_room: bool,
+    /// Its index in [`Consumers::listed`].
+    at: u32,
+    /// The answer of [`Consumer::busy_since_rest`] at the last look.
+    seen_busy: Option<u32>,
     /// Its neighbours, while it is in a ring.
     links: Option<Links>,
 }
@@ -78,7 +84,8 @@ impl ConsumerEntry {
         priority: i64,
     ) -> Self {
         let tag = tag.into();
-        Self { consumer, no_ack, session, tag, exclusive, priority, joined: 0, has_room: false, links: None }
+        let (joined, has_room, at, seen_busy, links) = (0, false, 0, None, None);
+        Self { consumer, no_ack, session, tag, exclusive, priority, joined, has_room, at, seen_busy, links }
     }
 
     /// Its id, distinguished by the lower half of its age from those of earlier consumers in the same slot.
@@ -133,11 +140,13 @@ impl Consumers {
         entry.joined = self.joined;
         self.joined += 1;
         self.exclusive += usize::from(entry.exclusive);
-        if let Some(sessions) = &mut self.sessions {
-            *sessions.entry(entry.session).or_default() += 1;
+        if let Some(looks) = &mut self.looks {
+            looks.joined(entry.session);
         }
         let vacant = self.entries.vacant_entry();
         let slot = vacant.key() as u32;
+        entry.at = self.listed.len() as u32;
+        self.listed.push(slot);
         match &mut self.single {
             Some(single) if single.active.is_none() => single.active = Some(slot),
             Some(single) => _ = single.waiting.insert(entry.rank(slot)),
@@ -146,43 +155,18 @@ impl Consumers {
         vacant.insert(entry).id(slot)
     }
 
-    /// Whether many of the consumers [are behind](super::Consumer::is_behind): a quarter of those that this call looks at.
-    pub(super) fn are_behind(&mut self) -> bool {
-        let slots = self.entries.capacity().min(LOOKED_AT);
-        let (mut found, mut behind) = (0, 0);
-        for _ in 0..slots {
-            self.looked_at = (self.looked_at + 1) % self.entries.capacity();
-            let Some(entry) = self.entries.get(self.looked_at) else { continue };
-            found += 1;
-            behind += usize::from(entry.consumer.is_behind());
-        }
-        behind > 0 && BEHIND * behind >= found
-    }
-
-    /// Whether this session has a consumer. The first call counts those of all sessions.
-    pub(super) fn are_of(&mut self, session: SessionId) -> bool {
-        let entries = &self.entries;
-        let sessions = self.sessions.get_or_insert_with(|| {
-            let mut counts = Box::<HashMap<_, _>>::default();
-            entries.iter().for_each(|(_, entry)| *counts.entry(entry.session).or_default() += 1);
-            counts
-        });
-        sessions.contains_key(&session)
-    }
-
     /// Removes a consumer, if it is still there.
     pub(super) fn remove(&mut self, id: ConsumerId) -> Option<ConsumerEntry> {
         let slot = self.slot(id)?;
         self.delist(slot);
         let entry = self.entries.remove(slot as usize);
         self.exclusive -= usize::from(entry.exclusive);
-        if let Some(sessions) = &mut self.sessions
-            && let Entry::Occupied(mut count) = sessions.entry(entry.session)
-        {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        if let Some(looks) = &mut self.looks {
+            looks.left(entry.session);
+        }
+        self.listed.swap_remove(entry.at as usize);
+        if let Some(&moved) = self.listed.get(entry.at as usize) {
+            self.entries[moved as usize].at = entry.at;
         }
         if let Some(single) = &mut self.single {
             if single.active == Some(slot) {
@@ -286,13 +270,6 @@ impl Consumers {
         self.entries[slot as usize].links.get_or_insert(Links { previous: slot, next: slot })
     }
 }
-
-/// Slots that [`Consumers::are_behind`] looks at.
-const LOOKED_AT: usize = 64;
-
-/// One of how many consumers that are behind makes it return true. All are, when publishers take their turns, but for
-/// those whose clients are at work; of consumers that wait for their clients, few have just been sent something.
-const BEHIND: usize = 4;
 
 #[cfg(test)]
 mod tests {

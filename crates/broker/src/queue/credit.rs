@@ -189,7 +189,8 @@ impl PublisherCredit {
             pause.unpaid = episode.waiting.front().map_or(0, |first| first.added);
             return Released::default();
         }
-        pause.unpaid += taken as u64;
+        // What was taken of the messages above is no room for others.
+        pause.unpaid += (taken as u64).min(low - load.0);
         let paid = |held: &&HeldPublisher| {
             let rest = pause.unpaid.checked_sub(held.added);
             pause.unpaid = rest.unwrap_or(pause.unpaid);

@@ -140,7 +140,7 @@ impl QueueState {
         let Self { credit, consumers, .. } = self;
         // A session that consumes what it publishes would be held with its own acknowledgements.
         !consumers.is_empty()
-            && credit.is_used_up(load, now, || consumers.are_behind())
+            && credit.is_used_up(load, now, || consumers.are_behind(now))
             && session.is_none_or(|session| !consumers.are_of(session))
     }
 

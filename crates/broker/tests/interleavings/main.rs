@@ -236,8 +236,8 @@ impl Consumer for Behind {
 
     fn cancelled(&self) {}
 
-    fn is_behind(&self) -> bool {
-        true
+    fn busy_since_rest(&self) -> Option<u32> {
+        Some(0)
     }
 }
 
@@ -258,13 +258,16 @@ fn a_publisher_that_is_held_while_consumers_catch_up_is_woken() {
         };
         let id = queue.consume(spec).unwrap();
         queue.resume(id, NOW);
-        // One is delivered, and the others are one more than may wait (`queue::credit`).
-        for _ in 0..4 {
+        // One is delivered, and three are one more than may wait (`queue::credit`). Of the consumer, it takes two looks.
+        let mut hold = None;
+        for at in 0..5 {
             let publish =
                 Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
-            publisher.publish(publish, NOW).unwrap();
+            let now = NOW.after(2 * at);
+            publisher.publish(publish, now).unwrap();
+            hold = publisher.flush(now).hold;
         }
-        let hold = publisher.flush(NOW).hold.expect("the backlog has grown");
+        let hold = hold.expect("the backlog has grown");
         let held = thread::spawn(move || {
             let woken = Arc::new(Notify::new());
             let waiter: Arc<dyn Waiter> = Arc::new({
@@ -275,7 +278,7 @@ fn a_publisher_that_is_held_while_consumers_catch_up_is_woken() {
                 woken.wait();
             }
         });
-        for _ in 0..4 {
+        for _ in 0..5 {
             consumer.0.wait();
             queue.resume(id, NOW);
         }

@@ -173,7 +173,7 @@ impl Consumer for QueueConsumer {
         self.inbox.outbox.nudge();
     }
 
-    fn is_behind(&self) -> bool {
-        self.inbox.outbox.is_busy()
+    fn busy_since_rest(&self) -> Option<u32> {
+        self.inbox.outbox.busy_since_rest()
     }
 }

@@ -121,7 +121,7 @@ const LOW_LOAD: u64 = HIGH / 2;
 const PUBLISHES: usize = 900;
 const DELIVERIES: usize = 600;
 /// Microseconds of a turn on two cores.
-const TURN: u64 = 250;
+const TURN_TIME: u64 = 250;
 
 /// A connection that is ready to run.
 enum Ready {
@@ -147,7 +147,7 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool)
         match ready.pop_front() {
             Some(Ready::Publisher(at)) => {
                 world.publish(at, PUBLISHES, are_behind);
-                world.pass(TURN);
+                world.pass(TURN_TIME);
                 held[at] = world.publishers[at].held.load(Ordering::Relaxed);
                 if !held[at] {
                     ready.push_back(Ready::Publisher(at));
@@ -157,10 +157,10 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool)
                 let is_idle = world.ready == 0;
                 world.consume(DELIVERIES);
                 // A consumer without deliveries rests until there are some, which takes little of others' time.
-                world.pass(if is_idle { 5 } else { TURN });
+                world.pass(if is_idle { 5 } else { TURN_TIME });
                 ready.push_back(Ready::Consumer);
             }
-            None => world.pass(TURN),
+            None => world.pass(TURN_TIME),
         }
     }
     world
@@ -185,7 +185,7 @@ fn publishers_have_equal_shares_and_none_is_held_for_long() {
         let shares = world.publishers.iter().map(|publisher| publisher.published.load(Ordering::Relaxed));
         let (least, most) = (shares.clone().min().unwrap(), shares.max().unwrap());
         assert!(most - least <= most / 4, "{publishers} publishers: {least} to {most}");
-        let bound = MAX_PAUSE * 1000 + 2 * TURN;
+        let bound = MAX_PAUSE * 1000 + 2 * TURN_TIME;
         assert!(world.holds > 10 && world.longest_pause <= bound, "{} µs", world.longest_pause);
     }
 }
@@ -245,7 +245,7 @@ fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
     world.consume(1);
     assert_eq!(held(&world), [false, true, true]);
     // As much as it had added itself.
-    world.consume(TURN as usize - 2);
+    world.consume(TURN as usize - 1);
     assert_eq!(held(&world), [false, true, true]);
     world.consume(1);
     assert_eq!(held(&world), [false, false, true]);
@@ -280,10 +280,12 @@ fn who_publishes_one_message_at_a_time_is_held_once_in_a_turns_messages() {
     let mut published = 0;
     for _ in 0..100_000 {
         published += u64::from(world.publish(0, 1, true));
-        // Nobody takes anything, so it is held for as long as possible, or left alone.
+        // The backlog does not shrink, since as much comes from elsewhere, so it is held for as long as possible.
+        world.ready += 2;
+        world.consume(2);
         world.pass(100);
     }
-    assert!((10..=published / TURN).contains(&world.holds), "{} holds of {published}", world.holds);
+    assert!((50..=published / TURN).contains(&world.holds), "{} holds of {published}", world.holds);
 }
 
 #[test]
@@ -312,7 +314,7 @@ fn of_a_queue_that_was_long_before_only_growth_counts() {
     world.consume(500_000);
     world.publish(0, HIGH as usize, true);
     assert_eq!(world.held(), 0);
-    world.publish(0, 1, true);
+    world.publish(0, TURN as usize, true);
     assert_eq!(world.held(), 1);
 }
 
@@ -327,7 +329,7 @@ fn large_messages_count_by_their_bytes() {
 fn all_go_on_when_the_queue_has_no_consumer_left() {
     let mut world = World::new(2);
     world.publish(0, HIGH as usize + 1, true);
-    world.publish(1, 1, true);
+    world.publish(1, TURN as usize, true);
     assert_eq!(world.held(), 2);
     world.credit.release_all().wake();
     assert!(world.held() == 0 && world.credit.is_unused() && world.credit.due().is_none());
@@ -364,9 +366,9 @@ fn where_consumers_take_many_more_may_wait_for_them() {
     }
     let first = world.ready;
     world.ready += 3 * HIGH as usize;
-    world.publish(0, 0, true);
+    world.publish(0, TURN as usize, true);
     assert_eq!(world.held(), 0);
-    world.ready = first + 4 * HIGH as usize + 1;
-    world.publish(0, 0, true);
+    world.ready = first + 4 * HIGH as usize;
+    world.publish(0, TURN as usize, true);
     assert_eq!(world.held(), 1);
 }

@@ -72,8 +72,8 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
         self.prefetch
     }
 
-    fn is_behind(&self) -> bool {
-        self.deliveries.connection.outbox.is_busy()
+    fn busy_since_rest(&self) -> Option<u32> {
+        self.deliveries.connection.outbox.busy_since_rest()
     }
 
     fn cancelled(&self) {
