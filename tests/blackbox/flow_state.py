@@ -1,22 +1,30 @@
 """Publishers of a queue that grows though its consumers could take more are held for moments, which operators see as the state
-`flow`; where nobody consumes, or consumers take no more by themselves, nobody is held."""
+`flow`; where nobody consumes, or consumers take no more by themselves, or publish themselves, nobody is held."""
 
 import contextlib
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pika
 import pytest
 
-from harness.child import Child, clean_environment
 from harness.instances import leveret
-from harness.leveret import binary, run
+from harness.leveret import run
 from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE, TEST_SECONDS
+from harness.wire import BASIC_PUBLISH, HEADER, METHOD, Wire, content_header, frame, publish_arguments, short_string
 
 HOLDS = "leveret_broker_publisher_holds_total"
 QUEUE = "flow"
+BASIC_QOS, BASIC_QOS_OK, BASIC_CONSUME, BASIC_CONSUME_OK = (60, 10), (60, 11), (60, 20), (60, 21)
 # More than may gather while consumers are behind.
 MESSAGES = 40_000
+# As much, of which less than a second's publishes of a slow client are left when publishers are held.
+TOO_MANY = 12_000
+# Messages that nobody gets, sent at once.
+FLOOD = 2_000
 PREFETCH = 10
 # Nobody's socket takes all of it.
 LARGE, LARGE_MESSAGES = 1 << 20, 64
@@ -28,19 +36,61 @@ def server(tmp_path):
         yield server
 
 
-def test_publishers_that_outrun_consumers_are_shown_in_flow(server, tmp_path):
+def test_a_publisher_is_shown_in_flow_while_consumers_wait_for_the_broker(server):
     api = Management(server, server.http)
-    load = ["--producers", "10", "--consumers", "10", "--confirms", "1000", "--time", str(TEST_SECONDS), "--rounds", "1"]
-    words = [binary(), "bench", "stream", "--system", f"leveret={server.uri}", *load]
-    bench = Child(words, tmp_path / "bench.log", env=clean_environment())
-    try:
-        wait_until(lambda: in_flow(api, "connections") and in_flow(api, "channels"))
-        assert metric(server, HOLDS) > 0
-        # Those that consume are read.
-        states = [(channel["consumer_count"], channel["state"]) for channel in api.get("channels")]
-        assert all(state == "running" for consumers, state in states if consumers), states
-    finally:
-        bench.kill()
+    with connected(server) as channel:
+        channel.queue_declare(QUEUE)
+        with busy_consumer(server):
+            wait_until(lambda: publish_too_much(channel) and in_flow(api, "connections") and in_flow(api, "channels"))
+            assert metric(server, HOLDS) > 0
+            # Those that consume are read.
+            states = [(channel["consumer_count"], channel["state"]) for channel in api.get("channels")]
+            assert all(state == "running" for consumers, state in states if consumers), states
+
+
+def test_a_connection_that_consumes_what_it_publishes_is_not_held(server):
+    with connected(server) as channel:
+        channel.queue_declare(QUEUE)
+        with busy_consumer(server):
+            channel.basic_qos(prefetch_count=1)
+            channel.basic_consume(QUEUE, lambda *_: None)
+            publish_too_much(channel)
+    assert metric(server, HOLDS) == 0
+
+
+def publish_too_much(channel):
+    """Publishes more to an empty queue than may gather while its consumers are behind, and waits until the queue has it."""
+    channel.queue_purge(QUEUE)
+    for _ in range(TOO_MANY):
+        channel.basic_publish("", QUEUE, b"x")
+    return channel.queue_declare(QUEUE, passive=True).method.message_count > 0
+
+
+@contextlib.contextmanager
+def busy_consumer(server):
+    """A consumer that takes one message, and whose connection has more to do than fits into any of its turns."""
+    with Wire(server.port) as wire:
+        wire.handshake()
+        wire.open_channel()
+        wire.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, 1, 0))
+        wire.expect(BASIC_QOS_OK)
+        wire.send_method(1, BASIC_CONSUME, struct.pack(">H", 0) + short_string(QUEUE) + short_string("busy") + bytes(5))
+        wire.expect(BASIC_CONSUME_OK)
+        method = struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "no such queue")
+        flood = (frame(METHOD, 1, method) + frame(HEADER, 1, content_header(0))) * FLOOD
+        stop = threading.Event()
+
+        def work():
+            while not stop.is_set():
+                wire.send(flood)
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            try:
+                yield
+            finally:
+                stop.set()
+                working.result(PATIENCE)
 
 
 def in_flow(api, path):
