@@ -189,7 +189,7 @@ impl PublisherCredit {
             pause.unpaid = episode.waiting.front().map_or(0, |first| first.added);
             return Released::default();
         }
-        // What was taken of the messages above is no room for others.
+        // Messages taken above that level have made no room for others.
         pause.unpaid += (taken as u64).min(low - load.0);
         let paid = |held: &&HeldPublisher| {
             let rest = pause.unpaid.checked_sub(held.added);

@@ -35,7 +35,8 @@ pub(crate) struct Appended {
     pub(crate) until: Option<Lsn>,
     /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
-    /// The backlog grows though consumers could take more: their publisher has used up its credit ([`Overdraft`](super::Overdraft)).
+    /// The backlog grows though consumers could take more: their publisher has used up its credit
+    /// ([`Overdraft`](super::Overdraft)).
     pub(crate) holds: bool,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct Appended {
 #[derive(Debug, Clone)]
 pub struct PublisherHold {
     queue: Arc<Queue>,
-    /// What the publisher has added since it was last held.
+    /// Load that the publisher has added since it was last held.
     added: Load,
 }
 

@@ -26,11 +26,11 @@ use arc_swap::ArcSwap;
 use store::StoredQueue;
 use sync::{Mutex, MutexGuard, Rank};
 
+pub(crate) use credit::{Load, Overdraft};
 pub(crate) use delivery::NEVER;
 pub use delivery::{
     Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
 };
-pub(crate) use credit::{Load, Overdraft};
 pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
 pub use moving::Moving;

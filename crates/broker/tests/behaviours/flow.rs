@@ -45,7 +45,8 @@ impl Connected {
 /// Publishes `count` messages to the queue `q` as one batch of input; returns the hold.
 fn publish(world: &mut World, count: usize) -> Option<PublisherHold> {
     for _ in 0..count {
-        let publish = Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
+        let publish =
+            Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
         world.publisher.publish(publish, world.now).unwrap();
     }
     world.publisher.flush(world.now).hold
@@ -126,7 +127,8 @@ fn a_publisher_is_held_once_in_a_turns_messages_however_it_flushes() {
     let body = [0; 64 << 10];
     let mut large = 0;
     loop {
-        let publish = Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(&body) };
+        let publish =
+            Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(&body) };
         world.publisher.publish(publish, world.now).unwrap();
         large += 1;
         if world.publisher.flush(world.now).hold.is_some() {
