@@ -11,6 +11,7 @@ mod ctl;
 mod data_folder;
 mod definitions;
 mod descriptors;
+mod first_line;
 mod health;
 mod http;
 mod http_client;
@@ -37,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use cli::{Command, CommandLine, ConfigCommand};
-use config::{Effective, Flags};
+use config::{Effective, Environment, Flags};
 
 // Long-lived connections of changing size fragment the system's allocator; jemalloc returns memory to the
 // system. .cargo/config.toml sets how soon.
@@ -115,7 +116,7 @@ fn refuse_command_line(error: &clap::Error) -> ExitCode {
 }
 
 fn load(flags: &Flags) -> Result<Effective, Failure> {
-    config::load(flags, &|name| std::env::var_os(name)).map_err(Failure::usage)
+    config::load(flags, &Environment::of_process()).map_err(Failure::usage)
 }
 
 fn serve(flags: Flags) -> Result<(), Failure> {
@@ -158,6 +159,7 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
         ConfigCommand::Check(flags) => {
             let config = load(flags)?.config;
             definitions::read(&config).map_err(Failure::usage)?;
+            definitions::given_password(&config).map_err(Failure::usage)?;
             return tls::Tls::load(&config).map(drop).map_err(Failure::usage);
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),

@@ -82,6 +82,11 @@ impl ConnectionCore {
         self.end.get_or_insert_with(|| (ending, reason()));
     }
 
+    /// Whether it is known how the connection ends.
+    pub(crate) fn has_end(&self) -> bool {
+        self.end.is_some()
+    }
+
     /// Notes the user that logs in, for the access log.
     pub(crate) fn logs_in(&mut self, user: &str) {
         if let Some(record) = &mut self.record {
