@@ -22,6 +22,7 @@ mod man_pages;
 mod manage;
 mod mqtt;
 mod notify;
+mod own_address;
 mod pagers;
 mod relays;
 mod reload;
@@ -130,7 +131,9 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
-    let result = runtime.block_on(serve::run(flags, effective, log));
+    runtime.spawn(log.clone().keep_reporting());
+    let result = runtime.block_on(serve::run(flags, effective, log.clone()));
+    log.report_repeats();
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ::broker::Compatibility;
+use ::proxy::{AddressState, Pool};
 use ::server::{Backend, Server};
 use admin::{Api, MetricsWriter, Readiness, Source, WantedMetrics, WebSocketPorts};
 use transport::tls::ServerTls;
@@ -98,9 +99,7 @@ impl Source for Status {
             return Readiness::NotReady("shutting down".to_owned());
         }
         match &self.backend {
-            Backend::Upstream(pool) if !pool.is_reachable() => {
-                Readiness::NotReady("upstream unreachable".to_owned())
-            }
+            Backend::Upstream(pool) if !pool.is_reachable() => Readiness::NotReady(unreachable(pool)),
             Backend::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
                 Some(impairment) => Readiness::Impaired(impairment),
                 None => Readiness::Ready,
@@ -151,5 +150,18 @@ impl Source for Status {
 
     fn websocket_ports(&self) -> WebSocketPorts {
         self.websocket_ports
+    }
+}
+
+/// Every upstream with the reason why it cannot be reached.
+fn unreachable(pool: &Pool) -> String {
+    let show = |state: AddressState| match state.cause {
+        Some(cause) => format!("{}: {cause}", state.address),
+        None => state.address,
+    };
+    let causes: Vec<_> = pool.addresses().into_iter().map(show).collect();
+    match causes.is_empty() {
+        true => "upstream unreachable".to_owned(),
+        false => format!("upstream unreachable: {}", causes.join("; ")),
     }
 }

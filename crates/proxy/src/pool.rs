@@ -27,6 +27,7 @@ pub(crate) use self::connection_permits::Unused;
 use self::connection_permits::{ConnectionPermit, Entered};
 pub use self::deletions::DeletedVirtualHost;
 use self::deletions::Deletions;
+pub use self::endpoints::AddressState;
 pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
@@ -356,21 +357,42 @@ impl Pool {
     /// Probes the brokers, in turn, by waiting for their first method; returns whether one answered.
     async fn probe(self: &Arc<Self>) -> bool {
         for endpoint in self.endpoints_in_order().await {
-            match self.ask(&endpoint).await {
-                Ok(properties) => {
-                    *self.server_properties.lock() = Some(properties);
-                    self.restore_soon();
-                    return true;
-                }
-                Err(error) => {
-                    add(&self.counters.connect_failures, 1);
-                    if self.endpoints.is_silent(self, &endpoint) {
-                        tracing::warn!(%endpoint, %error, "upstream connection failed");
-                    }
-                }
+            if self.probe_one(&endpoint).await {
+                return true;
             }
         }
         false
+    }
+
+    /// Probes the addresses that nobody would otherwise find out about: those that are neither in use nor probed in the
+    /// background. With one address [`Self::check`] does that.
+    pub async fn probe_idle(self: &Arc<Self>) {
+        let all = self.endpoints_in_order().await;
+        if all.len() < 2 {
+            return;
+        }
+        for endpoint in all.iter().filter(|endpoint| self.endpoints.is_idle(endpoint)) {
+            self.probe_one(endpoint).await;
+        }
+    }
+
+    /// Probes a broker by waiting for its first method; returns whether it answered.
+    async fn probe_one(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
+        match self.ask(endpoint).await {
+            Ok(properties) => {
+                *self.server_properties.lock() = Some(properties);
+                self.restore_soon();
+                true
+            }
+            Err(error) => {
+                add(&self.counters.connect_failures, 1);
+                self.endpoints.note_cause(endpoint, &error);
+                if self.endpoints.is_silent(self, endpoint) {
+                    tracing::warn!(%endpoint, %error, "upstream connection failed");
+                }
+                false
+            }
+        }
     }
 
     /// Waits for a broker's first method, and records that it answers. Asks again if a connection there is lost meanwhile:
@@ -400,6 +422,13 @@ impl Pool {
         let properties = self.server_properties.lock();
         let text = |name| properties.as_ref()?.get(name)?.as_text();
         text("version").filter(|_| text("product") == Some("RabbitMQ")).map(str::to_owned)
+    }
+
+    /// The product and version that a broker told last, such as `RabbitMQ 3.13.7`.
+    pub fn known_product(&self) -> Option<String> {
+        let properties = self.server_properties.lock();
+        let text = |name| properties.as_ref()?.get(name)?.as_text();
+        Some(format!("{} {}", text("product")?, text("version").unwrap_or_default()).trim_end().to_owned())
     }
 
     /// A snapshot of the pool's metrics.
@@ -432,8 +461,8 @@ impl Pool {
         }
     }
 
-    /// The known upstream addresses, whether each answered when last asked, and its number of connections.
-    pub fn addresses(&self) -> Vec<(String, bool, usize)> {
+    /// The upstream addresses, and whether each answers.
+    pub fn addresses(&self) -> Vec<AddressState> {
         self.endpoints.states()
     }
 
@@ -608,6 +637,7 @@ impl Pool {
                 Err(error) => {
                     tracing::warn!(%endpoint, %error, "upstream connection failed");
                     add(&self.counters.connect_failures, 1);
+                    self.endpoints.note_cause(&endpoint, &error);
                     if error.is_outage() {
                         self.endpoints.is_silent(self, &endpoint);
                     } else {
@@ -634,6 +664,7 @@ impl Pool {
             Ok(opened) => opened,
             Err(refusal) => {
                 if refusal.is_outage() {
+                    self.endpoints.note_cause(&endpoint, &refusal);
                     self.endpoints.failed(self, &endpoint);
                 }
                 return Err(refusal);

@@ -1,7 +1,7 @@
 //! Metrics of the pool and its upstreams.
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
-use proxy::Pool;
+use proxy::{AddressState, Pool};
 use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
@@ -200,12 +200,12 @@ fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
     let addresses = pool.addresses();
     let help = "1 if the last connection attempt to an upstream address succeeded, else 0.";
     let mut family = out.family("leveret_upstream_address_up", help, MetricKind::Gauge);
-    for (address, is_up, _) in &addresses {
+    for AddressState { address, is_up, .. } in &addresses {
         family.sample(&[("address", address)], u64::from(*is_up));
     }
     let help = "Open connections to an upstream address.";
     let mut family = out.family("leveret_upstream_address_connections", help, MetricKind::Gauge);
-    for (address, _, connections) in &addresses {
+    for AddressState { address, connections, .. } in &addresses {
         family.sample(&[("address", address)], *connections as u64);
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::{Pool, background};
 use crate::config::UpstreamAddress;
+use crate::refusal::Refusal;
 use crate::resolver::Resolver;
 
 /// One address of a broker.
@@ -30,6 +31,8 @@ pub(crate) struct Endpoint {
 pub(super) struct Endpoints {
     resolver: Arc<dyn Resolver>,
     known: Mutex<Vec<Known>, { Rank::Leaf as u8 }>,
+    /// The names that could not be resolved when that was last tried, and why.
+    unresolved: Mutex<Vec<(UpstreamAddress, String)>, { Rank::Leaf as u8 }>,
     /// When each name was last resolved.
     asked: Mutex<Vec<(UpstreamAddress, Instant)>, { Rank::Leaf as u8 }>,
     /// Set while no name resolves to an address, and the names are retried in the background.
@@ -57,6 +60,21 @@ struct Known {
     has_state: bool,
     /// Number of connections lost there, and of times that it was first found not to answer.
     losses: u64,
+    /// Why it did not answer last; cleared when it answers.
+    cause: Option<String>,
+}
+
+/// An upstream address, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressState {
+    /// As configured, with the IP address that its name resolves to.
+    pub address: String,
+    /// Whether it answered when it was last asked, or has open connections.
+    pub is_up: bool,
+    /// Number of open connections.
+    pub connections: usize,
+    /// Why it is not up.
+    pub cause: Option<String>,
 }
 
 /// When a broker was asked, as [`Known::losses`] was then. A reply may be on its way when the broker dies: it says nothing
@@ -90,6 +108,19 @@ impl Known {
     fn set_answered(&mut self) {
         self.answered = Some(true);
         self.has_state = true;
+        self.cause = None;
+    }
+
+    fn state(&self) -> AddressState {
+        let is_up = !self.down && (self.is_in_use() || self.answered == Some(true));
+        let unknown = if self.down { "it does not answer" } else { "not asked yet" };
+        let cause = || self.cause.clone().unwrap_or_else(|| unknown.to_owned());
+        AddressState {
+            address: self.endpoint.to_string(),
+            is_up,
+            connections: self.connections,
+            cause: (!is_up).then(cause),
+        }
     }
 
     /// It does not answer, or has lost a connection. Returns whether that is new: however many callers find out at once, it
@@ -127,6 +158,7 @@ impl Endpoints {
         Self {
             resolver,
             known: Mutex::default(),
+            unresolved: Mutex::default(),
             asked: Mutex::default(),
             nameless: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
@@ -192,13 +224,29 @@ impl Endpoints {
         let lookup = self.resolver.resolve(&address.host, address.port);
         match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
             Ok(Ok(sockets)) if !sockets.is_empty() => self.resolved(address, &sockets),
-            Ok(Ok(_)) => tracing::warn!(%address, "upstream name stands for no address"),
-            Ok(Err(error)) => tracing::warn!(%address, %error, "upstream name not found"),
-            Err(_) => tracing::warn!(%address, "no answer about the upstream's name in time"),
+            Ok(Ok(_)) => {
+                tracing::warn!(%address, "upstream name stands for no address");
+                self.is_unresolved(address, "its name stands for no address".to_owned());
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%address, %error, "upstream name not found");
+                self.is_unresolved(address, format!("its name is not found: {error}"));
+            }
+            Err(_) => {
+                tracing::warn!(%address, "no answer about the upstream's name in time");
+                self.is_unresolved(address, "no answer about its name in time".to_owned());
+            }
         }
     }
 
+    fn is_unresolved(&self, address: &UpstreamAddress, cause: String) {
+        let mut unresolved = self.unresolved.lock();
+        unresolved.retain(|(other, _)| other != address);
+        unresolved.push((address.clone(), cause));
+    }
+
     fn resolved(&self, address: &UpstreamAddress, sockets: &[SocketAddr]) {
+        self.unresolved.lock().retain(|(other, _)| other != address);
         let (mut known, now) = (self.known.lock(), transport::now());
         known.retain(|known| {
             let is_gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
@@ -224,6 +272,7 @@ impl Endpoints {
                         answered: None,
                         has_state: false,
                         losses: 0,
+                        cause: None,
                     });
                 }
             }
@@ -258,6 +307,7 @@ impl Endpoints {
         let change = |known: &mut Known| {
             known.connections = known.connections.saturating_sub(1);
             known.losses += 1;
+            known.cause.get_or_insert_with(|| "an open connection was lost".to_owned());
             (known.mark_down(), known.loses_state())
         };
         let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
@@ -395,11 +445,31 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Each address as text, whether it is up, and its number of connections.
-    pub(super) fn states(&self) -> Vec<(String, bool, usize)> {
-        let known = self.known.lock();
-        let state = |known: &Known| (known.endpoint.to_string(), !known.down, known.connections);
-        known.iter().map(state).collect()
+    /// Why it did not answer, for operators.
+    pub(super) fn note_cause(&self, endpoint: &Endpoint, error: &Refusal) {
+        self.with(endpoint, |known| known.cause = Some(error.cause(endpoint)));
+    }
+
+    /// Whether it is neither in use nor probed in the background, so that nobody would notice that it does not answer.
+    pub(super) fn is_idle(&self, endpoint: &Endpoint) -> bool {
+        self.with(endpoint, |known| !known.down && !known.is_in_use()) == Some(true)
+    }
+
+    /// Every address, and every name that stands for none.
+    pub(super) fn states(&self) -> Vec<AddressState> {
+        let (mut states, known): (Vec<_>, Vec<_>) = {
+            let known = self.known.lock();
+            known.iter().map(|known| (known.state(), known.endpoint.address.clone())).unzip()
+        };
+        let unresolved = self.unresolved.lock();
+        let nameless = unresolved.iter().filter(|(address, _)| !known.contains(address));
+        states.extend(nameless.map(|(address, cause)| AddressState {
+            address: address.to_string(),
+            is_up: false,
+            connections: 0,
+            cause: Some(cause.clone()),
+        }));
+        states
     }
 
     fn backoff(&self, endpoint: &Endpoint, random: u64) -> Option<Duration> {
@@ -425,6 +495,7 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
             Ok(_) => return pool.restore_soon(),
             Err(error) => {
                 pool.endpoints.with(&endpoint, Known::count_failure);
+                pool.endpoints.note_cause(&endpoint, &error);
                 if pool.endpoints.is_unheard(&pool, &endpoint) {
                     tracing::warn!(%endpoint, %error, "upstream connection failed");
                 } else {
