@@ -17,6 +17,7 @@ mod http;
 mod http_client;
 mod identities;
 mod listen;
+mod local;
 mod logs;
 mod man_pages;
 mod manage;

@@ -10,9 +10,9 @@ use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex};
 use crate::{Failure, first_line};
 
 /// The variable with the password for logging in to the API.
-const LOGIN: &str = "LEVERET_CTL_PASSWORD";
+pub(super) const LOGIN: &str = "LEVERET_CTL_PASSWORD";
 /// The variable with a user's new password.
-const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
+pub(super) const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
 
 /// The password of `user`. It defaults to guest for the user guest, as in RabbitMQ's tools.
 pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> {
