@@ -55,8 +55,7 @@ pub(crate) enum ConfigCommand {
     Reference,
 }
 
-/// Formats a command-line error as one line, such as `unexpected argument '--amqq' found, a similar argument
-/// exists: '--amqp'`.
+/// Formats a command-line error as one line, such as `unexpected argument '--amqq' found; did you mean --amqp ADDR?`.
 pub(crate) fn usage_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut lines = text.lines();

@@ -1,5 +1,6 @@
 //! The definitions that the embedded broker starts with: those of a file, and the first user.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -103,8 +104,9 @@ fn warn_of_nobody(broker: &Broker, config: &Config) {
     let takes_certificates = config.tls_verify_client != VerifyClient::Off;
     let with_password =
         users.iter().filter(|user| takes_certificates || !text(user, "password_hash").is_empty());
-    let can_open = |user: &String| permissions.iter().any(|permission| text(permission, "user") == *user);
-    let mut able = with_password.map(|user| text(user, "name")).filter(can_open).peekable();
+    let permitted: HashSet<String> = permissions.iter().map(|permission| text(permission, "user")).collect();
+    let able = with_password.map(|user| text(user, "name")).filter(|user| permitted.contains(user));
+    let mut able = able.peekable();
     if able.peek().is_none() {
         tracing::warn!(
             "nobody can log in: no user has both a password and permissions in a virtual host; default_user with \
