@@ -7,6 +7,7 @@ import pytest
 from harness.definitions import permission, user
 from harness.instances import leveret
 from harness.management import Management
+from harness.stomp_client import StompWire
 from harness.wire import Closed, Wire
 
 AFAR = b"PROXY TCP4 192.0.2.1 127.0.0.1 50000 5672\r\n"
@@ -55,3 +56,12 @@ def test_guest_from_elsewhere_is_told_where_it_may_come_from(tmp_path):
             wire.handshake()
         server.child.wait_line('login refused.*user="guest" why="user can only log in via localhost"')
         server.stop()
+
+
+def test_no_client_fills_the_log_with_a_name_of_its_choice(tmp_path):
+    with leveret(tmp_path, "--stomp", "127.0.0.1:0") as server:
+        port = int(server.child.wait_line(r"^stomp +listening on stomp://[^\s/]+:(\d+)").group(1))
+        assert StompWire(port).connect(login="n" * 60_000)[0] == "ERROR"
+        server.child.wait_line('WARN.*login refused.*user="n{255}" why=')
+        server.stop()
+        assert max(map(len, server.child.output().splitlines())) < 2_000

@@ -388,7 +388,7 @@ impl Pool {
                 add(&self.counters.connect_failures, 1);
                 self.endpoints.note_cause(endpoint, &error);
                 if self.endpoints.is_silent(self, endpoint) {
-                    tracing::warn!(%endpoint, %error, "upstream connection failed");
+                    endpoints::warn_of(endpoint, &error);
                 }
                 false
             }
@@ -635,13 +635,16 @@ impl Pool {
                     return Err(Refusal::Login(text));
                 }
                 Err(error) => {
-                    tracing::warn!(%endpoint, %error, "upstream connection failed");
                     add(&self.counters.connect_failures, 1);
                     self.endpoints.note_cause(&endpoint, &error);
-                    if error.is_outage() {
-                        self.endpoints.is_silent(self, &endpoint);
-                    } else {
+                    let is_new = error.is_outage() && self.endpoints.is_silent(self, &endpoint);
+                    if !error.is_outage() {
                         self.endpoints.failed(self, &endpoint);
+                    }
+                    if is_new {
+                        endpoints::warn_of(&endpoint, &error);
+                    } else {
+                        tracing::warn!(%endpoint, %error, "upstream connection failed");
                     }
                     refusal = error;
                 }

@@ -341,7 +341,7 @@ impl Endpoints {
         // One that its name does not resolve to any more is not recorded.
         let (is_so, was_down) = changed.unwrap_or((true, false));
         if was_down {
-            tracing::info!(%endpoint, "upstream answers again");
+            tracing::info!(target: STATE, %endpoint, "upstream answers again");
         }
         if is_so {
             self.healed.notify_waiters();
@@ -481,6 +481,14 @@ impl Endpoints {
     }
 }
 
+/// The target of the lines that report changes of state. Lines that may be repeated have others.
+const STATE: &str = "proxy::state";
+
+/// Logs that a broker that answered, or was not asked before, does not answer.
+pub(super) fn warn_of(endpoint: &Endpoint, error: &Refusal) {
+    tracing::warn!(target: STATE, %endpoint, %error, "upstream connection failed");
+}
+
 /// Probes an address until it answers, or another caller found out that it does.
 async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
     loop {
@@ -497,7 +505,7 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
                 pool.endpoints.with(&endpoint, Known::count_failure);
                 pool.endpoints.note_cause(&endpoint, &error);
                 if pool.endpoints.is_unheard(&pool, &endpoint) {
-                    tracing::warn!(%endpoint, %error, "upstream connection failed");
+                    warn_of(&endpoint, &error);
                 } else {
                     tracing::debug!(%endpoint, %error, "upstream still does not answer");
                 }
