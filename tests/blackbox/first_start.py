@@ -24,9 +24,9 @@ def may_log_in(server, name, password, vhost="/"):
     return True
 
 
-@pytest.mark.parametrize("prefix, suffix", [("LEVERET_DEFAULT_PASSWORD", "USER"), ("RABBITMQ_DEFAULT_PASS", "USER")])
-def test_the_first_user_is_the_one_that_variables_name(tmp_path, prefix, suffix):
-    names = {prefix: SECRET, f"{prefix.split('_')[0]}_DEFAULT_USER": "ann", f"{prefix.split('_')[0]}_DEFAULT_VHOST": "shop"}
+@pytest.mark.parametrize("prefix, password", [("LEVERET_DEFAULT", "PASSWORD"), ("RABBITMQ_DEFAULT", "PASS")])
+def test_the_first_user_is_the_one_that_variables_name(tmp_path, prefix, password):
+    names = {f"{prefix}_{password}": SECRET, f"{prefix}_USER": "ann", f"{prefix}_VHOST": "shop"}
     with leveret(tmp_path, env=names) as server:
         assert may_log_in(server, "ann", SECRET, "shop") and not may_log_in(server, "guest", "guest")
         assert Management(server, server.http).get("vhosts", user=f"ann:{SECRET}")[0]["name"] == "shop"
@@ -92,7 +92,7 @@ def test_definitions_are_loaded_at_the_first_start_and_logged(tmp_path):
         server.kill()
     definitions(tmp_path, "second")
     with restartable(tmp_path, *flags) as server:
-        server.child.wait_line("INFO.*definitions not loaded, as the data folder is not empty")
+        server.child.wait_line("INFO.*definitions not loaded: they have been")
         assert may_log_in(server, "ann", "first")
         server.stop()
     with restartable(tmp_path, *flags, "--definitions-if", "always") as server:
@@ -122,6 +122,51 @@ def test_definitions_and_a_first_user_go_together(tmp_path):
     with leveret(tmp_path / "neither", "--definitions", str(file)) as server:
         server.child.wait_line("WARN.*nobody can log in: no user has both a password and permissions")
         server.stop()
+
+
+def test_a_broker_for_which_nothing_was_defined_yet_takes_definitions_and_a_first_user_later(tmp_path):
+    data = ("--data-dir", str(tmp_path / "data"))
+    with leveret(tmp_path / "first", *data) as server:
+        # What an application declares is not in the way.
+        with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port)) as connection:
+            connection.channel().queue_declare("jobs", durable=True)
+        server.stop()
+    for run_of, password in [("second", "first"), ("third", "second")]:
+        flags = ["--definitions", str(definitions(tmp_path, password))]
+        env = {"LEVERET_DEFAULT_USER": "bob", "LEVERET_DEFAULT_PASSWORD": SECRET}
+        with leveret(tmp_path / run_of, *data, *flags, env=env) as server:
+            assert may_log_in(server, "ann", "first") and may_log_in(server, "bob", SECRET)
+            if run_of == "second":
+                server.child.wait_line("INFO.*definitions loaded: 1 user, 1 permission")
+                server.child.wait_line("WARN.*the user guest of an earlier start is still there")
+            else:
+                server.child.wait_line("INFO.*definitions not loaded: they have been")
+            server.stop()
+
+
+def test_definitions_that_a_broker_with_users_does_not_load_are_warned_of(tmp_path):
+    with restartable(tmp_path) as server:
+        Ctl(server.http)("add_user", "ann", LEVERET_CTL_NEW_PASSWORD="better")
+        server.stop()
+    with restartable(tmp_path, "--definitions", str(definitions(tmp_path, "first"))) as server:
+        server.child.wait_line("WARN.*definitions not loaded: none has ever been.*definitions.json")
+        assert not may_log_in(server, "ann", "first")
+        server.stop()
+
+
+def test_the_file_of_a_password_that_is_not_needed_any_more_may_be_gone(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    flags = ["--default-user", "ann", "--default-password-file", str(file)]
+    with restartable(tmp_path, *flags) as server:
+        server.stop()
+    file.unlink()
+    with restartable(tmp_path, *flags) as server:
+        server.child.wait_line("WARN.*default_password_file: .*No such file.*nothing needs it any more")
+        assert may_log_in(server, "ann", SECRET)
+        server.stop()
+    code, _, error = run("serve", "--data-dir", tmp_path / "new", "--amqp", "127.0.0.1:0", *flags)
+    assert code == 2 and error.splitlines()[-1].startswith("leveret: default_password_file: ")
 
 
 def test_an_unknown_section_is_named(tmp_path):

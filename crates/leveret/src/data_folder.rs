@@ -9,7 +9,7 @@ use store::disk::RealDisk;
 use store::{FolderLock, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
 use crate::config::{Config, SettingError};
-use crate::definitions;
+use crate::definitions::{self, Before};
 use crate::pagers::Pagers;
 use crate::serve::ServeError;
 
@@ -38,12 +38,12 @@ pub(crate) fn fill(
     let file = definitions::read(config).map_err(ServeError::Setting)?;
     let path = config.data_dir.folder();
     let path = path.map_err(|error| ServeError::DataFolder(SettingError::new(KEY, error)))?;
-    let start = |is_first| {
-        definitions::start_with(broker, config, file.as_ref(), is_first, now).map_err(ServeError::Setting)
+    let start = |before| {
+        definitions::start_with(broker, config, file.as_ref(), before, now).map_err(ServeError::Setting)
     };
     let Some(path) = path else {
         tracing::warn!("data_dir is off: all data is in memory and lost on exit");
-        start(true)?;
+        start(Before::Nothing)?;
         return Ok(None);
     };
     let at_fault = |error| ServeError::DataFolder(SettingError::new(KEY, error).about(path.display()));
@@ -51,7 +51,7 @@ pub(crate) fn fill(
     let Opened { lock, store, rounds, recovered } = opened;
     let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
     // Nothing of a start that fails here is stored: the next one is the first again.
-    start(store.catalogue().was_empty())?;
+    start(Before::of(broker, store.catalogue()))?;
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
     tracing::info!(folder = %path.display(), messages, "recovered definitions and persistent messages");

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use broker::{Broker, Definitions, LoginRefused, Section, Timestamp};
+use store::catalogue::Catalogue;
 
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
 use crate::first_line;
@@ -29,45 +30,134 @@ pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, SettingEr
     Ok(Some(DefinitionsFile { path: path.clone(), definitions }))
 }
 
-/// Defines what a broker has at its start: at the first one the first user and virtual host, and the definitions file when
-/// `definitions_if` says so. `is_first` tells whether the broker has nothing yet.
+/// What a broker has before the definitions are considered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// Nothing yet: this is its first start.
+    Nothing,
+    /// Only the user and the virtual host that a start without any of these settings makes, whatever its applications have
+    /// declared. A package may have started it before its operator could configure it.
+    Defaults,
+    /// A definitions file, and what has been changed since.
+    Definitions,
+    /// What its operators have made without a file.
+    Others,
+}
+
+impl Before {
+    /// What is in a data folder, from which the broker has been restored.
+    pub(crate) fn of(broker: &Broker, catalogue: &Catalogue) -> Self {
+        if catalogue.was_empty() {
+            Self::Nothing
+        } else if catalogue.was_loaded() {
+            Self::Definitions
+        } else if has_defaults_alone(broker) {
+            Self::Defaults
+        } else {
+            Self::Others
+        }
+    }
+}
+
+/// Whether nobody has defined anything: there is the first user of a start without settings, and what belongs to it.
+fn has_defaults_alone(broker: &Broker) -> bool {
+    let count = |section| broker.definitions_of(section, &[]).len();
+    let is_one = |section, names: &[&str]| count(section) == 1 && broker.definition(section, names).is_some();
+    let further =
+        [Section::TopicPermissions, Section::Parameters, Section::GlobalParameters, Section::Policies];
+    is_one(Section::Users, &[GUEST])
+        && is_one(Section::VirtualHosts, &[ROOT])
+        && is_one(Section::Permissions, &[ROOT, GUEST])
+        && further.into_iter().all(|section| count(section) == 0)
+        && broker.authenticate(GUEST, GUEST.as_bytes(), true).is_ok()
+}
+
+/// Defines what a broker has at its start: the first user and virtual host, unless it has others already, and the definitions
+/// file when `definitions_if` says so.
 ///
 /// # Errors
 ///
-/// The password's file cannot be read, or an entry contradicts the broker's state, or cannot be stored.
+/// The password's file cannot be read although it is needed, or an entry contradicts the broker's state, or cannot be stored.
 pub(crate) fn start_with(
     broker: &Broker,
     config: &Config,
     file: Option<&DefinitionsFile>,
-    is_first: bool,
+    before: Before,
     now: Timestamp,
 ) -> Result<(), SettingError> {
-    let password = given_password(config)?;
-    if is_first && (file.is_none() || password.is_some()) {
-        let (user, vhost) = (&config.default_user.0, &config.default_vhost.0);
+    let is_untouched = matches!(before, Before::Nothing | Before::Defaults);
+    let password = match given_password(config) {
+        Err(error) if !is_untouched => {
+            tracing::warn!("{error}; nothing needs it any more, as the broker has users");
+            None
+        }
+        password => password?,
+    };
+    let (user, vhost) = (&config.default_user.0, &config.default_vhost.0);
+    let is_user_made = match before {
+        Before::Nothing => file.is_none() || password.is_some(),
+        Before::Defaults => password.is_some() || file.is_none() && vhost != ROOT,
+        Before::Definitions | Before::Others => false,
+    };
+    if is_user_made {
         let first = Definitions::first(user, password.as_deref().unwrap_or(GUEST), vhost);
         broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
         tracing::info!(user, vhost, "first start: made an administrator and a virtual host");
     } else if let Some(password) = &password {
-        warn_of_another_password(broker, &config.default_user.0, password);
+        warn_of_another_password(broker, user, password);
     }
-    if let Some(DefinitionsFile { path, definitions }) = file {
-        if !is_first && config.definitions_if == DefinitionsIf::Empty {
-            tracing::info!(
-                file = %path.display(),
-                "definitions not loaded, as the data folder is not empty (definitions_if = \"always\" loads them all the same)"
-            );
+    if let Some(file) = file {
+        if is_untouched || config.definitions_if == DefinitionsIf::Always {
+            load(broker, file, now)?;
         } else {
-            let loaded = broker.load(definitions, now).map_err(|error| at_fault(path, error))?;
-            loaded.log(definitions, &path.display().to_string());
+            report_not_loaded(file, before);
         }
+    }
+    let is_defined = is_user_made || file.is_some();
+    if before == Before::Defaults && is_defined && broker.authenticate(GUEST, GUEST.as_bytes(), true).is_ok()
+    {
+        tracing::warn!(
+            "the user guest of an earlier start is still there, with its password guest, for this machine only: `leveret ctl \
+             delete_user guest` deletes it"
+        );
     }
     warn_of_nobody(broker, config);
     Ok(())
 }
 
+/// Loads a file, and notes that it was.
+fn load(broker: &Broker, file: &DefinitionsFile, now: Timestamp) -> Result<(), SettingError> {
+    let DefinitionsFile { path, definitions } = file;
+    let loaded = broker.load(definitions, now).map_err(|error| at_fault(path, error))?;
+    if let Some(catalogue) = broker.catalogue() {
+        catalogue.note_loaded();
+    }
+    loaded.log(definitions, &path.display().to_string());
+    Ok(())
+}
+
+fn report_not_loaded(file: &DefinitionsFile, before: Before) {
+    let file = file.path.display();
+    if before == Before::Definitions {
+        tracing::info!(
+            %file,
+            "definitions not loaded: they have been, and what was changed since stays as it is (definitions_if = \"always\" loads \
+             them at every start)"
+        );
+    } else {
+        tracing::warn!(
+            %file,
+            "definitions not loaded: none has ever been, but the broker has users, permissions or policies of its own, which they \
+             might overwrite; definitions_if = \"always\" loads them all the same, and so does `leveret ctl import_definitions`"
+        );
+    }
+}
+
 /// The user that every broker begins with unless another is named, and its password.
 const GUEST: &str = "guest";
+
+/// The virtual host that every broker begins with unless another is named.
+const ROOT: &str = "/";
 
 /// The password of the first user, if one is given.
 pub(crate) fn given_password(config: &Config) -> Result<Option<String>, SettingError> {
@@ -86,7 +176,7 @@ fn warn_of_another_password(broker: &Broker, user: &str, password: &str) {
         Err(LoginRefused::UnknownUser) => {
             tracing::warn!(
                 user,
-                "default_user not made: that is for an empty data folder; use `leveret ctl add_user`"
+                "default_user not made: that is for a broker without users of its own; use `leveret ctl add_user`"
             );
         }
         Err(_) => tracing::warn!(

@@ -54,6 +54,9 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let Caught { mut drain, signalled, drainer, reload } = signals::catch().map_err(ServeError::Signals)?;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
+    if let Some(ignored) = &effective.ignored {
+        tracing::warn!("{ignored}");
+    }
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
         tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
     }

@@ -56,8 +56,10 @@ impl<N: Into<String>, V: Into<OsString>> FromIterator<(N, V)> for Environment {
 }
 
 /// Whether Kubernetes makes such a variable, without its prefix, in every container of a namespace that has a service called
-/// leveret, or leveret-something ("Service", "Environment variables").
+/// leveret, or leveret-something ("Service", "Environment variables"); or Docker in one that is linked to a container with
+/// such a name ("Legacy container links"): its name, and its own variables behind ENV_.
 fn is_of_platform(name: &str, value: &OsStr) -> bool {
+    let is_name = value.to_str().is_some_and(|value| value.starts_with('/'));
     let is_url = value
         .to_str()
         .is_some_and(|value| ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme)));
@@ -71,6 +73,8 @@ fn is_of_platform(name: &str, value: &OsStr) -> bool {
     inner.ends_with("_SERVICE_HOST_")
         || inner.contains("_SERVICE_PORT_")
         || inner.ends_with("_PORT_") && is_url
+        || inner.ends_with("_NAME_") && is_name
+        || inner.contains("_ENV_")
         || numbered
 }
 
@@ -116,6 +120,9 @@ mod tests {
             ("LEVERET_POOL_SERVICE_HOST", "10.0.0.1"),
             ("LEVERET_POOL_PORT", "tcp://10.0.0.1:5672"),
             ("LEVERET_POOL_PORT_1883_TCP_PROTO", "tcp"),
+            ("LEVERET_NAME", "/shop/leveret"),
+            ("LEVERET_ENV_LEVERET_DEFAULT_USER", "shop"),
+            ("LEVERET_1_NAME", "/shop/leveret_1"),
         ] {
             assert_eq!(refusal(name, value), None, "{name}");
         }

@@ -26,6 +26,8 @@ pub(crate) struct Effective {
     /// The values.
     pub(crate) config: Config,
     origins: BTreeMap<&'static str, Origin>,
+    /// Why variables of RabbitMQ's have no effect, for the log.
+    pub(crate) ignored: Option<String>,
 }
 
 /// The origin of a value.
@@ -81,14 +83,12 @@ pub(crate) fn load(flags: &Flags, environment: &Environment) -> Result<Effective
         origin: Origin::Flag,
     }));
 
-    let mut effective = Effective { config: Config::defaults(false), origins: BTreeMap::new() };
+    let mut effective =
+        Effective { config: Config::defaults(false), origins: BTreeMap::new(), ignored: None };
     for given in layers {
         effective.apply(given)?;
     }
-    if !effective.config.upstream.is_empty() {
-        // They are for a broker, which may run beside this pool, in the same container or shell.
-        effective.origins.retain(|_, origin| !matches!(origin, Origin::Alias(_)));
-    }
+    effective.drop_aliases();
     effective.adjust_defaults();
     check(&effective)?;
     Ok(effective)
@@ -183,6 +183,38 @@ impl Effective {
         Ok(())
     }
 
+    /// Drops the values of RabbitMQ's variables where something else says who the first user is, or where they do not: all of
+    /// them together, so that no user gets the password, or the tag, that was meant for another.
+    fn drop_aliases(&mut self) {
+        let is_alias = |key: &str| matches!(self.origin(key), Origin::Alias(_));
+        let config = &self.config;
+        let own_user = SETTINGS.iter().filter(|setting| setting.alias.is_some());
+        let mut own_user = own_user.filter(|setting| self.is_set(setting.key) && !is_alias(setting.key));
+        let has_password = config.default_password.0.is_some() || config.default_password_file.0.is_some();
+        let why = if !config.upstream.is_empty() {
+            // They are for a broker, which may run beside this pool, in the same container or shell.
+            None
+        } else if config.definitions.0.is_some() {
+            Some("definitions is set, which has the users".to_owned())
+        } else if let Some(setting) = own_user.next() {
+            Some(format!("{} is set", setting.key))
+        } else if !has_password && config.default_user.0 != "guest" {
+            Some("there is no password (RABBITMQ_DEFAULT_PASS)".to_owned())
+        } else {
+            return;
+        };
+        let mut dropped = Vec::new();
+        self.origins.retain(|_, origin| match origin {
+            Origin::Alias(name) => {
+                dropped.push(*name);
+                false
+            }
+            _ => true,
+        });
+        let names = (!dropped.is_empty()).then(|| dropped.join(", "));
+        self.ignored = names.zip(why).map(|(names, why)| format!("{names}: ignored, as {why}"));
+    }
+
     /// Applies the defaults for use with an upstream, if there is one.
     fn adjust_defaults(&mut self) {
         let defaults = self.defaults();
@@ -242,8 +274,8 @@ fn variables(environment: &Environment) -> Result<Vec<Given>, ConfigError> {
     SETTINGS.iter().filter_map(|setting| read(setting).transpose()).collect()
 }
 
-/// Reads RabbitMQ's variable of every key that has one. They are below all other layers: a file made for Leveret
-/// says more about it than a variable that was set for RabbitMQ.
+/// Reads RabbitMQ's variable of every key that has one. They are below all other layers, and count only if these have none of
+/// them: a file made for Leveret says more about it than a variable that was set for RabbitMQ.
 fn aliases(environment: &Environment) -> Result<Vec<Given>, ConfigError> {
     let read = |setting: &Setting| {
         let Some(name) = setting.alias else { return Ok(None) };

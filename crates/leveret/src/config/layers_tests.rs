@@ -174,15 +174,31 @@ fn variables_of_rabbitmq_name_the_first_user_unless_something_of_leverets_own_do
         ("ann", Some("hunter2"))
     );
     assert_eq!(origins["default_user"], "RABBITMQ_DEFAULT_USER");
+    // All of them or none: bob does not get ann's password.
     given.file = Some("default_user = 'bob'");
-    assert_eq!(given.config().default_user.0, "bob");
+    assert_eq!(given.error(), "FILE:1: default_user: needs default_password or default_password_file");
+    given.file = Some("default_password_file = '/etc/leveret/password'");
+    let (effective, origins) = given.effective().unwrap();
+    assert_eq!(effective.config.default_user.0, "guest");
+    assert!(effective.config.default_password.0.is_none() && origins["default_user"] == "default");
+    let ignored = "RABBITMQ_DEFAULT_PASS, RABBITMQ_DEFAULT_USER: ignored, as default_password_file is set";
+    assert_eq!(effective.ignored.as_deref(), Some(ignored));
     given.variables.push(("LEVERET_DEFAULT_USER", "eve"));
     assert_eq!(given.config().default_user.0, "eve");
+    // A definitions file has its own users, and no administrator beside them.
+    given.variables.pop();
+    given.file = Some("definitions = '/etc/leveret/definitions.json'");
+    let (effective, _) = given.effective().unwrap();
+    assert!(effective.config.default_user.0 == "guest" && effective.config.default_password.0.is_none());
+    // A name without a password is no mistake of Leveret's operator.
+    let mut given = Given::variables(&[("RABBITMQ_DEFAULT_USER", "ann"), ("RABBITMQ_DEFAULT_VHOST", "v")]);
+    let (effective, _) = given.effective().unwrap();
+    assert_eq!((&*effective.config.default_user.0, &*effective.config.default_vhost.0), ("guest", "/"));
+    assert!(effective.ignored.unwrap().ends_with("ignored, as there is no password (RABBITMQ_DEFAULT_PASS)"));
     // They are meant for a broker; of a pool that runs beside one they are no mistake.
-    let mut given = Given::variables(&[("RABBITMQ_DEFAULT_USER", "ann")]);
-    assert_eq!(given.error(), "RABBITMQ_DEFAULT_USER: needs default_password or default_password_file");
     given.flags = vec![("upstream", "amqp://rabbit")];
-    assert_eq!(given.config().default_user.0, "guest");
+    let (effective, _) = given.effective().unwrap();
+    assert_eq!((&*effective.config.default_user.0, effective.ignored), ("guest", None));
     let given = Given { flags: given.flags, ..Given::variables(&[("LEVERET_DEFAULT_VHOST", "v")]) };
     assert!(given.error().starts_with("LEVERET_DEFAULT_VHOST: is for the embedded broker"));
 }

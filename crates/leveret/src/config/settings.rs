@@ -424,10 +424,11 @@ settings! {
     }
 
     "Broker" {
-        /// The user that the embedded broker is given when it starts for the first time, that is with an empty data folder or
-        /// with none: with the tag administrator, and all permissions in `default_vhost`. It is guest with the password guest
-        /// unless this or a password says otherwise; any other user needs a password here. A user named guest, whatever its
-        /// password, may log in from this machine only; all others from anywhere. Later starts change no user.
+        /// The user that the embedded broker is given when it has none of its operator's yet: at the first start, that is with
+        /// an empty data folder or with none, or when nothing but guest has been defined since. It has the tag administrator,
+        /// and all permissions in `default_vhost`. It is guest with the password guest unless this or a password says
+        /// otherwise; any other user needs a password here. A user named guest, whatever its password, may log in from this
+        /// machine only; all others from anywhere. Later starts change no user.
         default_user: BrokerName = "guest", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_USER";
 
         /// The password of `default_user`; `off` for that of guest. There is no flag for it, since everybody can read command
@@ -437,7 +438,7 @@ settings! {
         /// A file whose first line is that password, such as a secret of Docker or Kubernetes.
         default_password_file: FilePath = "off", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_PASS_FILE";
 
-        /// The virtual host that the embedded broker is given when it starts for the first time.
+        /// The virtual host that the embedded broker is given with that user.
         default_vhost: BrokerName = "/", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_VHOST";
 
         /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when `definitions_if` says so: vhosts, users,
@@ -445,9 +446,10 @@ settings! {
         /// are made only if a password for that user is given.
         definitions: FilePath = "off", requires EMBEDDED_BROKER;
 
-        /// When `definitions` are loaded: `empty` for the first start alone, with an empty data folder or with none; `always`
-        /// for every start. Then what the file has is added to what the data folder holds, and users, passwords, permissions,
-        /// policies and limits that differ are overwritten, those included that were changed since the last start.
+        /// When `definitions` are loaded: `empty` for once, by a broker that has no users, virtual hosts, permissions, policies
+        /// or parameters of its operator's yet (as for `default_user`); `always` for every start. Then what the file has is
+        /// added to what the data folder holds, and users, passwords, permissions, policies and limits that differ are
+        /// overwritten, those included that were changed since the last start.
         definitions_if: DefinitionsIf = "empty", requires EMBEDDED_BROKER;
 
         /// The folder where the embedded broker, or a spool, keeps what must survive a restart; one process at a time can use
