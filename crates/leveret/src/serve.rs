@@ -268,14 +268,20 @@ fn log_mode(config: &Config) {
 fn watch_upstream(pool: Arc<Pool>, server: Server) {
     tokio::spawn(async move {
         for checks in 0_u32.. {
-            if checks % IDLE_PROBE_CHECKS == 0 {
-                pool.probe_idle().await;
-            }
-            if pool.check().await
-                && let Some(properties) = pool.server_properties().await
-            {
-                server.announce(properties);
-            }
+            // An upstream that hangs does not hold up what is to be known of the others.
+            let idle = async {
+                if checks % IDLE_PROBE_CHECKS == 0 {
+                    pool.probe_idle().await;
+                }
+            };
+            let answering = async {
+                if pool.check().await
+                    && let Some(properties) = pool.server_properties().await
+                {
+                    server.announce(properties);
+                }
+            };
+            tokio::join!(idle, answering);
             if checks == 0 {
                 log_upstreams(&pool);
             }
@@ -287,7 +293,7 @@ fn watch_upstream(pool: Arc<Pool>, server: Server) {
 /// Logs which upstreams answer. The pool has warned of the others.
 fn log_upstreams(pool: &Pool) {
     let product = pool.known_product().unwrap_or_default();
-    for state in pool.addresses().into_iter().filter(|state| state.is_up) {
+    for state in pool.addresses().into_iter().filter(|state| state.is_up == Some(true)) {
         tracing::info!(address = state.address, product, "upstream answers");
     }
     if !pool.is_reachable() {

@@ -96,10 +96,12 @@ impl Status {
 impl Source for Status {
     fn ready(&self) -> Readiness {
         if self.draining.load(Ordering::Relaxed) {
-            return Readiness::NotReady("shutting down".to_owned());
+            return Readiness::NotReady { reason: "shutting down".to_owned(), details: None };
         }
         match &self.backend {
-            Backend::Upstream(pool) if !pool.is_reachable() => Readiness::NotReady(unreachable(pool)),
+            Backend::Upstream(pool) if !pool.is_reachable() => {
+                Readiness::NotReady { reason: "upstream unreachable".to_owned(), details: causes(pool) }
+            }
             Backend::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
                 Some(impairment) => Readiness::Impaired(impairment),
                 None => Readiness::Ready,
@@ -153,15 +155,12 @@ impl Source for Status {
     }
 }
 
-/// Every upstream with the reason why it cannot be reached.
-fn unreachable(pool: &Pool) -> String {
+/// Every upstream with the reason why it cannot be reached, as far as any is known.
+fn causes(pool: &Pool) -> Option<String> {
     let show = |state: AddressState| match state.cause {
         Some(cause) => format!("{}: {cause}", state.address),
         None => state.address,
     };
     let causes: Vec<_> = pool.addresses().into_iter().map(show).collect();
-    match causes.is_empty() {
-        true => "upstream unreachable".to_owned(),
-        false => format!("upstream unreachable: {}", causes.join("; ")),
-    }
+    (!causes.is_empty()).then(|| causes.join("; "))
 }

@@ -317,9 +317,10 @@ impl Pool {
         }
     }
 
-    /// Whether a broker answered when it was last asked, or connections to one are open; false before the first was asked.
+    /// Whether connections to a broker are open, or one answered when it was last asked and has not lost a connection since;
+    /// false before the first was asked.
     pub fn is_reachable(&self) -> bool {
-        self.endpoints.any_answered()
+        self.endpoints.any_answers()
     }
 
     /// Whether a broker answers, if known. For a client that has sent nothing yet, which should see a dead
@@ -364,15 +365,24 @@ impl Pool {
         false
     }
 
-    /// Probes the addresses that nobody would otherwise find out about: those that are neither in use nor probed in the
-    /// background. With one address [`Self::check`] does that.
+    /// Probes the addresses that nobody would otherwise find out about, all at once: those that are neither in use nor probed
+    /// in the background. With one address [`Self::check`] does that.
     pub async fn probe_idle(self: &Arc<Self>) {
         let all = self.endpoints_in_order().await;
         if all.len() < 2 {
             return;
         }
-        for endpoint in all.iter().filter(|endpoint| self.endpoints.is_idle(endpoint)) {
-            self.probe_one(endpoint).await;
+        let probe = |endpoint| {
+            let pool = Arc::clone(self);
+            background::run(async move {
+                pool.probe_one(&endpoint).await;
+            })
+        };
+        let idle = all.into_iter().filter(|endpoint| self.endpoints.is_idle(endpoint));
+        let probes: Vec<_> = idle.filter_map(probe).collect();
+        for probe in probes {
+            // It ends by itself; a panic would have been reported.
+            let _ = probe.await;
         }
     }
 

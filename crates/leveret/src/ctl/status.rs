@@ -80,7 +80,8 @@ fn pool_facts(upstreams: &Value, leases: &Value) -> Vec<(&'static str, Value)> {
         let text = |key: &str| upstream[key].as_str().unwrap_or_default();
         let state = match upstream["up"].as_bool() {
             Some(true) => format!("up, {} connections", upstream["connections"]),
-            _ => format!("down: {}", text("cause")),
+            Some(false) => format!("down: {}", text("cause")),
+            None => text("cause").to_owned(),
         };
         facts.push(("upstream", Value::from(format!("{} {state}", text("address")))));
     }

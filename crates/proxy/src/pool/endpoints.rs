@@ -69,11 +69,12 @@ struct Known {
 pub struct AddressState {
     /// As configured, with the IP address that its name resolves to.
     pub address: String,
-    /// Whether it answered when it was last asked, or has open connections.
-    pub is_up: bool,
+    /// Whether it has open connections, or answered when it was last asked and has not lost one since; `None` until it is
+    /// asked.
+    pub is_up: Option<bool>,
     /// Number of open connections.
     pub connections: usize,
-    /// Why it is not up.
+    /// Why it is not known to be up.
     pub cause: Option<String>,
 }
 
@@ -100,6 +101,11 @@ impl Known {
         self.connections > 0
     }
 
+    /// Whether a client that comes now would be answered, as far as known.
+    fn answers(&self) -> bool {
+        self.is_in_use() || (!self.down && self.answered == Some(true))
+    }
+
     /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is left.
     fn loses_state(&mut self) -> bool {
         self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
@@ -112,14 +118,20 @@ impl Known {
     }
 
     fn state(&self) -> AddressState {
-        let is_up = !self.down && (self.is_in_use() || self.answered == Some(true));
-        let unknown = if self.down { "it does not answer" } else { "not asked yet" };
+        let is_up = if self.answers() {
+            Some(true)
+        } else if self.down {
+            Some(false)
+        } else {
+            self.answered
+        };
+        let unknown = if is_up == Some(false) { "it does not answer" } else { "not asked yet" };
         let cause = || self.cause.clone().unwrap_or_else(|| unknown.to_owned());
         AddressState {
             address: self.endpoint.to_string(),
             is_up,
             connections: self.connections,
-            cause: (!is_up).then(cause),
+            cause: (is_up != Some(true)).then(cause),
         }
     }
 
@@ -388,7 +400,7 @@ impl Endpoints {
         } else {
             known.iter().all(|known| known.answered == Some(false))
         };
-        if known.iter().any(|known| known.is_in_use() || (known.answered == Some(true) && !known.down)) {
+        if known.iter().any(Known::answers) {
             Reach::Answers
         } else if is_silent {
             Reach::Silent
@@ -402,9 +414,9 @@ impl Endpoints {
         self.known.lock().iter().any(Known::is_in_use)
     }
 
-    /// Whether one answered when it was last asked, or connections to it are open.
-    pub(super) fn any_answered(&self) -> bool {
-        self.known.lock().iter().any(|known| known.is_in_use() || known.answered == Some(true))
+    /// Whether one has open connections, or answered when it was last asked and has not lost one since.
+    pub(super) fn any_answers(&self) -> bool {
+        self.known.lock().iter().any(Known::answers)
     }
 
     /// Records that it does not answer. Probes it in the background until it does.
@@ -465,7 +477,7 @@ impl Endpoints {
         let nameless = unresolved.iter().filter(|(address, _)| !known.contains(address));
         states.extend(nameless.map(|(address, cause)| AddressState {
             address: address.to_string(),
-            is_up: false,
+            is_up: Some(false),
             connections: 0,
             cause: Some(cause.clone()),
         }));
