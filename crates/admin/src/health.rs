@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderName, StatusCode, header};
 
 use crate::Source;
 use crate::api::is_local;
@@ -25,9 +25,10 @@ pub enum Readiness {
     },
 }
 
-/// `GET /healthz`: any answer at all shows that the process is alive.
-pub(crate) async fn alive() -> &'static str {
-    "ok\n"
+/// `GET /healthz`: any answer at all shows that the process is alive. The header tells a client that looks for a Leveret that
+/// it has found one, before it sends a password.
+pub(crate) async fn alive() -> ([(HeaderName, &'static str); 1], &'static str) {
+    ([(header::SERVER, "Leveret")], "ok\n")
 }
 
 /// `GET /readyz`: 200, or 503 with the reason.

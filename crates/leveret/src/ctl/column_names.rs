@@ -6,8 +6,9 @@ use super::api::Api;
 use crate::Failure;
 use crate::config::nearest;
 
-/// Refuses a chosen column that no row has, unless servers leave it out where it does not apply. `path` is the list's, and
-/// `usual` are the columns that are shown by default.
+/// Refuses a chosen column that no row has, unless servers leave it out where it does not apply. A list without rows does not
+/// tell which it may have: then only a name that is nearly a known one is refused. `path` is the list's, and `usual` are the
+/// columns that are shown by default.
 pub(super) fn check(
     api: &Api,
     path: &str,
@@ -16,6 +17,12 @@ pub(super) fn check(
     rows: &[Value],
 ) -> Result<(), Failure> {
     let Some(unknown) = first_unknown(chosen, usual, rows) else { return Ok(()) };
+    if rows.is_empty() {
+        return match nearest(unknown, usual.iter().copied().chain(IN_SOME_ROWS.split(' '))) {
+            Some(meant) => Err(Failure::Usage(unknown_but_near(unknown, meant))),
+            None => Ok(()),
+        };
+    }
     // Lists in pages have the chosen columns alone.
     let whole = api.get(path).ok().and_then(|whole| whole.get(0).cloned());
     let row = whole.as_ref().and_then(Value::as_object);
@@ -25,9 +32,13 @@ pub(super) fn check(
     };
     known.sort_unstable();
     Err(Failure::Usage(match nearest(unknown, known.iter().copied()) {
-        Some(meant) => format!("unknown column '{unknown}'; did you mean '{meant}'?"),
+        Some(meant) => unknown_but_near(unknown, meant),
         None => format!("unknown column '{unknown}'; some columns are: {}", known.join(", ")),
     }))
+}
+
+fn unknown_but_near(unknown: &str, meant: &str) -> String {
+    format!("unknown column '{unknown}'; did you mean '{meant}'?")
 }
 
 fn first_unknown<'c>(chosen: &'c [String], usual: &[&str], rows: &[Value]) -> Option<&'c str> {
@@ -35,7 +46,9 @@ fn first_unknown<'c>(chosen: &'c [String], usual: &[&str], rows: &[Value]) -> Op
         let key = first_key(place);
         rows.iter().any(|row| row.get(place).or_else(|| row.get(key)).is_some())
             || usual.iter().any(|usual| first_key(usual) == key)
-            || IN_SOME_ROWS.split(' ').any(|known| known == key)
+            || IN_SOME_ROWS
+                .split(' ')
+                .any(|known| known == key || Some(known) == key.strip_suffix("_details"))
     };
     chosen.iter().map(String::as_str).find(|place| !is_known(place))
 }
@@ -75,7 +88,15 @@ mod tests {
         let unknown = |place: &str, rows: &[Value]| {
             first_unknown(&[place.to_owned()], &["shown.name"], rows).map(str::to_owned)
         };
-        for place in ["own", "nested.name", "with.dot", "shown.name", "idle_since", "message_stats.publish"] {
+        for place in [
+            "own",
+            "nested.name",
+            "with.dot",
+            "shown.name",
+            "idle_since",
+            "message_stats.publish",
+            "messages_ready_details.rate",
+        ] {
             assert_eq!(unknown(place, &rows), None, "{place}");
         }
         assert_eq!(unknown("nmae", &rows).as_deref(), Some("nmae"));

@@ -17,32 +17,37 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Where the HTTP of a server is by default: of a broker, and of a pool.
 const USUAL_PORTS: [u16; 2] = [15672, 15673];
 
-/// The server whose variables and file are in effect here, or else a Leveret at one of its usual ports.
+/// The server whose variables and file are in effect here, or else a Leveret at one of its usual ports. Only a Leveret is sent a
+/// password at another port than that of RabbitMQ's management.
 pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
-    let effective = config::load(&Flags::default(), &Environment::of_process()).map_err(Failure::usage)?;
-    if ["http", "https", "upstream"].iter().any(|key| effective.is_set(key)) {
-        return local::endpoint(&effective.config)
-            .map_err(|error| Failure::Usage(format!("{error}; --url tells where the server is")));
+    let say = |note: String| {
+        if !is_quiet {
+            let _ = writeln!(io::stderr(), "leveret: {note}");
+        }
+    };
+    match config::load(&Flags::default(), &Environment::of_process()) {
+        Ok(effective) if ["http", "https", "upstream"].iter().any(|key| effective.is_set(key)) => {
+            return local::endpoint(&effective.config)
+                .map_err(|error| Failure::Usage(format!("{error}; --url tells where the server is")));
+        }
+        Ok(_) => {}
+        // The server's file may be none of this user's business, and another command can still be given.
+        Err(error) => say(format!("{error}; looking for a server at the usual ports")),
     }
     let usual = USUAL_PORTS.map(at_loopback);
-    let found = usual.each_ref().map(answer);
-    if let Some(leveret) = found.iter().position(|found| *found == Some(Found::Leveret)) {
-        return Ok(usual[leveret].clone());
-    }
-    match found.iter().position(Option::is_some) {
-        Some(other) => {
-            if !is_quiet {
-                let note = format!(
-                    "leveret: {} is not a Leveret: talking to another server, such as RabbitMQ",
-                    usual[other]
-                );
-                let _ = writeln!(io::stderr(), "{note}");
-            }
-            Ok(usual[other].clone())
+    let [first, second] = &usual;
+    match usual.each_ref().map(answer) {
+        [Some(Found::Leveret), _] => Ok(first.clone()),
+        [_, Some(Found::Leveret)] => {
+            say(format!("a Leveret answers at {second}"));
+            Ok(second.clone())
         }
-        None => Err(Failure::Run(format!(
-            "no server answers at {} or {}; --url tells where it is",
-            usual[0], usual[1]
+        [Some(Found::Other), _] => {
+            say(format!("{first} is not a Leveret: talking to another server, such as RabbitMQ"));
+            Ok(first.clone())
+        }
+        [None, _] => Err(Failure::Run(format!(
+            "no server answers at {first}, and no Leveret at {second}; --url tells where it is"
         ))),
     }
 }
@@ -57,9 +62,10 @@ enum Found {
 fn answer(endpoint: &Endpoint) -> Option<Found> {
     let files = ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: true };
     let client = HttpClient::new(endpoint.clone(), files, TIMEOUT).ok()?;
-    // Needs no login. RabbitMQ has no such path.
+    // Needs no login.
     let answer = client.ask(Ask { method: Method::GET, path: "/healthz", body: None, header: None }).ok()?;
-    Some(if answer.status == 200 { Found::Leveret } else { Found::Other })
+    let is_leveret = answer.status == 200 && answer.server.as_deref() == Some("Leveret");
+    Some(if is_leveret { Found::Leveret } else { Found::Other })
 }
 
 fn at_loopback(port: u16) -> Endpoint {
