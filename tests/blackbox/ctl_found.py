@@ -51,8 +51,8 @@ class Other(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.headers["Authorization"]:
             self.logins.append(self.server.server_port)
-        body = b'{"product_name": "RabbitMQ"}' if self.path == "/api/overview" else b"ok"
-        self.send_response(200)
+        body = {"/healthz": b"ok", "/api/overview": b'{"product_name": "RabbitMQ"}'}.get(self.path, b"")
+        self.send_response(200 if body else 404)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -30,7 +30,7 @@ pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, SettingEr
     Ok(Some(DefinitionsFile { path: path.clone(), definitions }))
 }
 
-/// What a broker has before the definitions are considered.
+/// The contents of a broker before the definitions are considered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Before {
     /// Nothing yet: this is its first start.
@@ -40,12 +40,12 @@ pub(crate) enum Before {
     Defaults,
     /// A definitions file, and what has been changed since.
     Definitions,
-    /// What its operators have made without a file.
+    /// Users, permissions or policies that its operators have made without a file.
     Others,
 }
 
 impl Before {
-    /// What is in a data folder, from which the broker has been restored.
+    /// The contents of a data folder, from which the broker has been restored.
     pub(crate) fn of(broker: &Broker, catalogue: &Catalogue) -> Self {
         if catalogue.was_empty() {
             Self::Nothing

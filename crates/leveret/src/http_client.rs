@@ -59,7 +59,7 @@ pub(crate) struct Ask<'a> {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// What the server calls itself: the header Server.
+    /// The header Server.
     pub(crate) server: Option<String>,
     pub(crate) body: Bytes,
 }

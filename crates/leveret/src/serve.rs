@@ -54,12 +54,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let Caught { mut drain, signalled, drainer, reload } = signals::catch().map_err(ServeError::Signals)?;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
-    if let Some(ignored) = &effective.ignored {
-        tracing::warn!("{ignored}");
-    }
-    for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
-        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
-    }
+    warn_of_ignored(&effective);
 
     // Certificates and relays are read before the data folder is, which may take minutes.
     warn_of_open_listeners(&config);
@@ -201,6 +196,16 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
     let target = config.access_log.0.clone();
     let open = |target| AccessLogWriter::start(target, config.access_log_format).map(Arc::new);
     target.map(open).transpose()
+}
+
+/// Warns at start-up about variables and parts of URLs that have no effect.
+fn warn_of_ignored(effective: &Effective) {
+    if let Some(ignored) = &effective.ignored {
+        tracing::warn!("{ignored}");
+    }
+    for upstream in effective.config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
+        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
+    }
 }
 
 /// Warns at start-up about settings that remove protection or have no effect.

@@ -17,7 +17,7 @@ use crate::websocket::Carriage;
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes of a user's name that are logged: no user has a longer one, but a STOMP or MQTT client can claim 64 KiB.
+/// Bytes of a user's name that are logged: no user has a longer one, but an MQTT client can claim 64 KiB.
 const MAX_USER: usize = 255;
 
 /// Bytes of a reason that are logged: the names of a user and a virtual host, and the words around them.

@@ -18,7 +18,7 @@ pub(super) fn check(
 ) -> Result<(), Failure> {
     let Some(unknown) = first_unknown(chosen, usual, rows) else { return Ok(()) };
     if rows.is_empty() {
-        return match nearest(unknown, usual.iter().copied().chain(IN_SOME_ROWS.split(' '))) {
+        return match mistyped(unknown, usual) {
             Some(meant) => Err(Failure::Usage(unknown_but_near(unknown, meant))),
             None => Ok(()),
         };
@@ -36,6 +36,15 @@ pub(super) fn check(
         None => format!("unknown column '{unknown}'; some columns are: {}", known.join(", ")),
     }))
 }
+
+/// The column that was meant by a name that is surely mistyped, and not one of another release.
+fn mistyped<'k>(unknown: &str, usual: &[&'k str]) -> Option<&'k str> {
+    let meant = nearest(unknown, usual.iter().copied().chain(IN_SOME_ROWS.split(' ')))?;
+    (strsim::osa_distance(unknown, meant) <= MISTYPED).then_some(meant)
+}
+
+/// Letters that are missing, wrong or exchanged in a mistyped name.
+const MISTYPED: usize = 2;
 
 fn unknown_but_near(unknown: &str, meant: &str) -> String {
     format!("unknown column '{unknown}'; did you mean '{meant}'?")
@@ -102,5 +111,14 @@ mod tests {
         assert_eq!(unknown("nmae", &rows).as_deref(), Some("nmae"));
         assert_eq!(unknown("own", &[]).as_deref(), Some("own"), "an empty list knows no columns of its own");
         assert_eq!(unknown("messages", &[]), None);
+    }
+
+    #[test]
+    fn a_mistyped_column_is_told_from_one_of_another_release() {
+        assert_eq!(mistyped("nmae", &["name"]), Some("name"));
+        assert_eq!(mistyped("mesages_ready", &["name"]), Some("messages_ready"));
+        for other in ["segments", "pid", "garbage_collection", "slave_pids", "storage_version"] {
+            assert_eq!(mistyped(other, &["name"]), None, "{other}");
+        }
     }
 }

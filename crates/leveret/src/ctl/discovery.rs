@@ -17,8 +17,8 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Where the HTTP of a server is by default: of a broker, and of a pool.
 const USUAL_PORTS: [u16; 2] = [15672, 15673];
 
-/// The server whose variables and file are in effect here, or else a Leveret at one of its usual ports. Only a Leveret is sent a
-/// password at another port than that of RabbitMQ's management.
+/// The server whose variables and file are in effect here, or else a Leveret at one of its usual ports. At another port than
+/// that of RabbitMQ's management only a Leveret is sent a password.
 pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
     let say = |note: String| {
         if !is_quiet {
