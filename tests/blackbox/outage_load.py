@@ -7,14 +7,10 @@ import pytest
 from harness.instances import leveret
 from harness.load import Load
 from harness.metrics import metric
-from harness.rabbitmq import RabbitMq
+from harness.own_rabbitmq import broker
 
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("outage") / "rabbitmq")
-    yield broker
-    broker.stop()
+# Fixtures of these tests.
+__all__ = ["broker"]
 
 
 @pytest.fixture

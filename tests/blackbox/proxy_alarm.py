@@ -13,21 +13,18 @@ from harness.amqp import connect
 from harness.ctl import Ctl
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.own_rabbitmq import broker
 from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
+
+# Fixtures of these tests.
+__all__ = ["broker"]
 
 BACKLOG = 3000
 PUBLISHERS = 3
 WORKERS = 100
 PREFETCH = 50
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("alarm") / "rabbitmq")
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture

@@ -8,19 +8,15 @@ import pytest
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.own_rabbitmq import broker
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
+
+# Fixtures of these tests.
+__all__ = ["broker"]
 
 QUEUE = "blocked"
 BACKLOG = 10
 """Messages that a consumer finds when the alarm begins."""
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("blocked") / "rabbitmq")
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture(params=["rabbitmq", "pool"])

@@ -3,27 +3,15 @@
 import pika
 import pytest
 
-from harness.forwarder import Forwarder
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
-from harness.rabbitmq import RabbitMq
+from harness.own_rabbitmq import broker, link
+
+# Fixtures of these tests.
+__all__ = ["broker", "link"]
 
 QUEUE = "departed"
 CLIENTS = 20
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("departed") / "rabbitmq")
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def link(broker):
-    link = Forwarder(broker.port)
-    yield link
-    link.stop()
 
 
 def publish(server, body, confirms):

@@ -6,20 +6,15 @@ import time
 import pika
 import pytest
 from harness.ctl import Ctl
-from harness.forwarder import Forwarder
 from harness.metrics import metric, wait_until
+from harness.own_rabbitmq import broker, link
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 from harness.spool import spooling, waiting
 
+# Fixtures of these tests.
+__all__ = ["broker", "link"]
+
 QUEUE, FULL = "deferred-not", "deferred-full"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture
@@ -40,13 +35,6 @@ def full(broker):
     yield lambda: broker.control("clear_policy", "full")
     broker.control("set_policy", "full", f"^{FULL}$", '{"max-length": 1}')
     broker.control("clear_policy", "full")
-
-
-@pytest.fixture
-def link(broker):
-    link = Forwarder(broker.port)
-    yield link
-    link.stop()
 
 
 def connect(server):

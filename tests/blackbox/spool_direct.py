@@ -4,19 +4,15 @@ import pika
 import pytest
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.own_rabbitmq import broker
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 from harness.spool import spooling, waiting
+
+# Fixtures of these tests.
+__all__ = ["broker"]
 
 QUEUE = "direct"
 RULE = '{vhost = "^/$", user = "^guest$", exchange = "^(amq.direct|)$"}'
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture

@@ -5,28 +5,17 @@ import itertools
 import pika
 import pytest
 from harness.ctl import Ctl
-from harness.forwarder import Forwarder
 from harness.leveret import run
 from harness.metrics import metric, wait_until
+from harness.own_rabbitmq import broker, link
 from harness.rabbitmq import RabbitMq
 from harness.spool import spooling, waiting
 
+# Fixtures of these tests.
+__all__ = ["broker", "link"]
+
 QUEUE = "spooled"
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def link(broker):
-    link = Forwarder(broker.port)
-    yield link
-    link.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,12 @@ import threading
 
 import pika
 import pytest
-from harness.forwarder import Forwarder
 from harness.metrics import wait_until
-from harness.rabbitmq import RabbitMq
+from harness.own_rabbitmq import broker, link
 from harness.spool import spooling, waiting
+
+# Fixtures of these tests.
+__all__ = ["broker", "link"]
 
 QUEUES = ["kills-0", "kills-1"]
 PUBLISHERS = 3
@@ -23,20 +25,6 @@ LIVES = 2
 # `LEVERET_SPOOL_ROUNDS=30` for a thorough run.
 ROUNDS = int(os.environ.get("LEVERET_SPOOL_ROUNDS", "3"))
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def link(broker):
-    link = Forwarder(broker.port)
-    yield link
-    link.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,13 @@ import pika
 import pytest
 from harness.ctl import Ctl
 from harness.metrics import metric, wait_until
-from harness.rabbitmq import RabbitMq
+from harness.own_rabbitmq import broker
 from harness.spool import spooling, waiting
 
+# Fixtures of these tests.
+__all__ = ["broker"]
+
 QUEUE = "operated"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("spool") / "rabbitmq")
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture

@@ -60,6 +60,15 @@ pub enum BodyView<'a> {
 }
 
 impl BodyView<'_> {
+    /// The body in one piece, without a copy if it is one large chunk.
+    pub fn to_bytes(&self) -> Bytes {
+        match self {
+            Self::Inline(bytes) => Bytes::copy_from_slice(bytes),
+            Self::Chunks([whole]) => whole.clone(),
+            Self::Chunks(chunks) => chunks.concat().into(),
+        }
+    }
+
     /// Copies the body into one buffer.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {

@@ -134,6 +134,20 @@ impl Envelope {
         Ok(Self { accepted_at, id, exchange, routing_key, vhost, user, properties, body_at, bytes })
     }
 
+    /// The message, with the parts of the record.
+    pub fn message(&self) -> SpooledMessage<'_> {
+        SpooledMessage {
+            vhost: self.vhost(),
+            user: self.user(),
+            exchange: self.exchange(),
+            routing_key: self.routing_key(),
+            accepted_at: self.accepted_at(),
+            id: self.id(),
+            properties: self.properties(),
+            body: self.body(),
+        }
+    }
+
     fn part(&self, span: Span) -> &[u8] {
         &self.bytes[span.range()]
     }
@@ -252,17 +266,7 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_was_written() {
         let envelope = Envelope::decode(encoded(&message())).unwrap();
-        let read = SpooledMessage {
-            vhost: envelope.vhost(),
-            user: envelope.user(),
-            exchange: envelope.exchange(),
-            routing_key: envelope.routing_key(),
-            accepted_at: envelope.accepted_at(),
-            id: envelope.id(),
-            properties: envelope.properties(),
-            body: envelope.body(),
-        };
-        assert_eq!(read, message());
+        assert_eq!(envelope.message(), message());
     }
 
     #[test]

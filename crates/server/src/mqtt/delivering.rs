@@ -15,7 +15,7 @@ use transport::OutBuf;
 use super::client::MqttClient;
 use super::detached::UnackedDelivery;
 use super::inbox::SourceKey;
-use super::message::{self, Addressed, MessageMapping, left, payload_of};
+use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
 use super::session::Then;
 use super::subscriptions::{Class, Match, Verdict};
@@ -293,7 +293,7 @@ impl MqttClient {
             mapping,
             left: left(expires, self.now),
             redelivered: delivery.redelivered(),
-            payload: payload_of(amqp.body()),
+            payload: amqp.body().to_bytes(),
         };
         Some(addressed.into_message(&verdict, engine.version().is_5()))
     }

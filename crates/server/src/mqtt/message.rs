@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::{BodyView, Compatibility, Timestamp};
+use broker::{Compatibility, Timestamp};
 use bytes::Bytes;
 use mqtt::session::OutgoingMessage;
 use mqtt::topic::{check_name, merged, routing_key_to_topic, topic_to_routing_key};
@@ -345,15 +345,6 @@ fn level(qos: QoS) -> i8 {
 /// The time until a message expires.
 pub(super) fn left(expires: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
     expires.map(|at| Duration::from_millis(at.0.saturating_sub(now.0)))
-}
-
-/// Turns a body into a payload, without a copy if it is in one piece.
-pub(super) fn payload_of(body: BodyView<'_>) -> Bytes {
-    match body {
-        BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
-        BodyView::Chunks([chunk]) => chunk.clone(),
-        BodyView::Chunks(chunks) => Bytes::from(chunks.concat()),
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::{FieldTable, FieldValue, Properties};
-use broker::{Body, BodyView, Delivery, Fetched, Moving, Queue, Returned, Timestamp, Waiter};
+use broker::{Body, Delivery, Fetched, Moving, Queue, Returned, Timestamp, Waiter};
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use spool::{Envelope, MessageRefusal, SpooledMessage};
@@ -179,7 +179,7 @@ impl ParkedQueue {
             left -= batch.len() as u64;
             let mut runs: Vec<(Arc<SpoolQueue>, Vec<ReadMessage>)> = Vec::new();
             for delivery in batch {
-                let envelope = Envelope::decode(record(&delivery)).ok();
+                let envelope = Envelope::decode(delivery.message().body().to_bytes()).ok();
                 match envelope.and_then(|envelope| Some((queue_of(&envelope)?, envelope))) {
                     None => unreadable.push(delivery),
                     Some((queue, envelope)) => match runs.last_mut() {
@@ -276,28 +276,11 @@ impl Waiter for Loaded {
 /// The record of a message that is accepted again: its age begins anew, or an old message would block publishers.
 fn renewed(envelope: &Envelope, now: Timestamp) -> Bytes {
     let mut bytes = Vec::new();
-    let message = SpooledMessage {
-        vhost: envelope.vhost(),
-        user: envelope.user(),
-        exchange: envelope.exchange(),
-        routing_key: envelope.routing_key(),
-        accepted_at: now.0,
-        id: envelope.id(),
-        properties: envelope.properties(),
-        body: envelope.body(),
-    };
+    let message = SpooledMessage { accepted_at: now.0, ..envelope.message() };
     match message.encode(&mut bytes) {
         Ok(()) => bytes.into(),
         // It has the same parts as a record that has been read.
         Err(_) => envelope.bytes().clone(),
-    }
-}
-
-fn record(delivery: &Delivery) -> Bytes {
-    match delivery.message().body() {
-        BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
-        BodyView::Chunks([whole]) => whole.clone(),
-        BodyView::Chunks(chunks) => chunks.concat().into(),
     }
 }
 
@@ -306,7 +289,7 @@ fn describe(delivery: &Delivery) -> ParkedMessage {
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
     let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned();
     let time = |key: &str| headers.get(key).and_then(FieldValue::as_integer).unwrap_or_default();
-    let envelope = Envelope::decode(record(delivery)).ok();
+    let envelope = Envelope::decode(delivery.message().body().to_bytes()).ok();
     ParkedMessage {
         vhost: text(VHOST),
         user: text(USER),

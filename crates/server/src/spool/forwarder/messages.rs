@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use amqp::{Fault, ReplyCode};
-use broker::{BodyView, Delivery, Fetched, Moving, Queue, Returned, Timestamp};
+use broker::{Delivery, Fetched, Moving, Queue, Returned, Timestamp};
 use bytes::Bytes;
 use spool::{BacklogId, Envelope, ForwardingChannel, MessageRefusal, Settled};
 use sync::work;
@@ -59,7 +59,7 @@ impl Forwarder {
             let Fetched::Got(got) = self.queue.queue().fetch(false, at, &self.waiter) else { break };
             count += 1;
             work::charge(READ, 1);
-            let bytes = record(&got.delivery);
+            let bytes = got.delivery.message().body().to_bytes();
             if self.queue.take_requeued() {
                 self.forwarding.forget_refusals();
             }
@@ -89,7 +89,7 @@ impl Forwarder {
             };
             count += 1;
             work::charge(READ, 1);
-            let bytes = record(&got.delivery);
+            let bytes = got.delivery.message().body().to_bytes();
             let taken = Taken { from: Arc::clone(queue), delivery: got.delivery };
             match Envelope::decode(bytes.clone()) {
                 Ok(envelope) => {
@@ -344,13 +344,4 @@ impl Forwarder {
 
 fn failure(reason: &str) -> Fault {
     Fault::new(ReplyCode::InternalError, reason.to_owned())
-}
-
-/// The bytes of a spooled message's record.
-fn record(delivery: &Delivery) -> Bytes {
-    match delivery.message().body() {
-        BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
-        BodyView::Chunks([whole]) => whole.clone(),
-        BodyView::Chunks(chunks) => chunks.concat().into(),
-    }
 }

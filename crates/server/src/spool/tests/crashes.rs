@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use amqp::{FieldTable, FieldValue, Properties};
-use broker::{Body, Queue};
+use broker::Queue;
 use spool::Envelope;
 use store::journal::Lsn;
 
@@ -211,40 +211,18 @@ impl Run {
 
     /// Publishes some messages to one destination, as one read of a client would bring them.
     fn publish(&mut self, spool: &Spool, queue: &SpoolQueue) -> Range<u32> {
-        let local = &spool.local;
-        let mut publisher = local.publisher();
         let first = self.next;
         let to = match self.dice.below(8) {
             0 if self.refuses => GONE,
             other => QUEUES[other as usize % QUEUES.len()],
         };
-        for _ in 0..1 + self.dice.below(20) {
-            let (exchange, routing_key) = if to == GONE { (GONE, "key") } else { ("", to) };
-            let body = format!("{:06}{}", self.next, "x".repeat(self.dice.below(3000) as usize));
-            let mut record = Vec::new();
-            let accepted_at = local.timestamp(transport::now()).0;
-            SpooledMessage {
-                vhost: queue.vhost(),
-                user: queue.user(),
-                exchange,
-                routing_key,
-                accepted_at,
-                id: local.next_id(),
-                properties: amqp::properties::NO_PROPERTIES,
-                body: body.as_bytes(),
-            }
-            .encode(&mut record)
-            .unwrap();
-            let (properties, body) = (persistent(None), Body::Copied(&record));
-            let routing_key = queue.queue().name();
-            let publish = Publish { exchange: "", routing_key, properties: &properties, body };
-            assert!(publisher.publish(publish, Timestamp::default()).unwrap());
-            local.accepted(queue, record.len() as u64, accepted_at);
-            self.published.push(to);
-            self.next += 1;
-        }
-        publisher.flush_all(Timestamp::default());
-        queue.waker().wake();
+        let destination = if to == GONE { (GONE, "key") } else { ("", to) };
+        self.next += 1 + self.dice.below(20) as u32;
+        let dice = &mut self.dice;
+        let bodies = (first..self.next)
+            .map(|number| format!("{number:06}{}", "x".repeat(dice.below(3000) as usize)).into_bytes());
+        spool_bodies(spool, queue, destination, spool.local.timestamp(transport::now()).0, bodies);
+        self.published.resize(self.next as usize, to);
         first..self.next
     }
 

@@ -179,18 +179,15 @@ async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() 
         let mut dice = Dice::new(seed);
         let dying = DyingDisk::new(SimDisk::new(seed, 1 << 30));
         let mut site = Simulated::on(Arc::new(dying.clone()), Upstream::new(), config());
-        let (local, vhost) = (site.queue(), site.upstream.vhost());
-        let exchange = broker::ExchangeDeclare { name: "e", kind: "fanout", ..Default::default() };
-        vhost.declare_exchange(&exchange).unwrap();
+        let local = site.queue();
         site.declare("full", &limited(0));
-        let binding = broker::Binding { source: "e", destination: "full", ..Default::default() };
-        vhost.bind_queue(broker::SessionId(77), &binding).unwrap();
+        site.declare_fanout("e", "full");
         spool_some(&site.spool, &local, "e", "k", 0..MESSAGES as u32);
         for _ in 0..5 {
             site.pass(Duration::from_secs(1)).await;
         }
         assert_eq!((site.status().deferred, local.backlogs().len()), (MESSAGES, 1));
-        vhost.delete_exchange("e", false).unwrap();
+        site.upstream.vhost().delete_exchange("e", false).unwrap();
         dying.die_after(dice.below(60), dice.chance(500));
         let mut found = None;
         for _ in 0..400 {

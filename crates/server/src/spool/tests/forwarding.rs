@@ -1,7 +1,7 @@
 //! Spooled messages on their way to the upstream.
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::{Queue, QueueDeclare, SessionId};
+use broker::{Binding, ExchangeDeclare, Queue, QueueDeclare, SessionId};
 
 use super::*;
 
@@ -21,6 +21,15 @@ impl Simulated {
             capacity: None,
         };
         self.upstream.vhost().declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue
+    }
+
+    /// Declares an exchange upstream that passes everything on to a queue.
+    pub(super) fn declare_fanout(&self, exchange: &str, queue: &str) {
+        let vhost = self.upstream.vhost();
+        let declare = ExchangeDeclare { name: exchange, kind: "fanout", ..ExchangeDeclare::default() };
+        vhost.declare_exchange(&declare).unwrap();
+        let binding = Binding { source: exchange, destination: queue, ..Binding::default() };
+        vhost.bind_queue(SessionId(77), &binding).unwrap();
     }
 }
 

@@ -15,12 +15,8 @@ async fn all_parked_messages_are_forwarded_again_in_order() {
         site.pass(LONG).await;
     }
     assert_eq!((site.spool.parked(), site.status().messages, site.status().bytes), (3000, 0, 0));
-    let vhost = site.upstream.vhost();
-    let declare = broker::ExchangeDeclare { name: "late", kind: "fanout", ..Default::default() };
-    vhost.declare_exchange(&declare).unwrap();
     let upstream = site.declare("q", &FieldTable::new());
-    let binding = broker::Binding { source: "late", destination: "q", ..Default::default() };
-    vhost.bind_queue(broker::SessionId(77), &binding).unwrap();
+    site.declare_fanout("late", "q");
     assert_eq!(site.spool.requeue_parked(), 3000);
     assert_eq!((site.spool.parked(), site.status().messages), (0, 3000));
     for _ in 0..4 {
