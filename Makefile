@@ -55,7 +55,7 @@ unit:
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
 loom:
-	$(CARGO) test --workspace --features transport/loom,broker/loom,server/loom --test interleavings --locked --quiet
+	$(CARGO) test --workspace --features store/loom,transport/loom,broker/loom,server/loom --test interleavings --locked --quiet
 
 leveret:
 	$(CARGO) build --release --locked --quiet --package leveret

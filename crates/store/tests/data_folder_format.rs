@@ -126,7 +126,8 @@ fn body(position: u64) -> Vec<u8> {
 }
 
 fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
-    let journal = JournalSettings { segment_size: 8 << 10, pending_limit: 1 << 16 };
+    let journal =
+        JournalSettings { segment_size: 8 << 10, pending_limit: 1 << 16, ..JournalSettings::default() };
     let settings = StoreSettings { journal_segments: 1, ..journal.into() };
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }

@@ -94,7 +94,8 @@ fn write(committer: &mut Committer) {
 }
 
 fn open_on(disk: &SimDisk) -> (Committer, RecoveredJournal) {
-    let settings = JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16 };
+    let settings =
+        JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16, ..JournalSettings::default() };
     open(Arc::new(disk.clone()), settings, Box::new(())).unwrap()
 }
 

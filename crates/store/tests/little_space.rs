@@ -202,7 +202,12 @@ impl Run {
 fn open(disk: &SimDisk, limit: u64) -> (Arc<Store>, Rounds, Recovered) {
     let settings = StoreSettings {
         queue_segment_size: SEGMENT / 8,
-        ..JournalSettings { segment_size: SEGMENT, pending_limit: SEGMENT as usize }.into()
+        ..JournalSettings {
+            segment_size: SEGMENT,
+            pending_limit: SEGMENT as usize,
+            ..JournalSettings::default()
+        }
+        .into()
     };
     let opened = Store::open(Arc::new(disk.clone()), settings).expect("a store");
     opened.0.set_disk_free_limit(limit);

@@ -387,7 +387,8 @@ fn flip(disk: &SimDisk, path: &str, offset: u64) {
 }
 
 fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), StoreError> {
-    let journal = JournalSettings { segment_size: 12 << 10, pending_limit: 1 << 16 };
+    let journal =
+        JournalSettings { segment_size: 12 << 10, pending_limit: 1 << 16, ..JournalSettings::default() };
     let settings = StoreSettings { journal_segments: BUDGET, ..journal.into() };
     Store::open(Arc::new(disk.clone()), settings)
 }

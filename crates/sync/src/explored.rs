@@ -1,11 +1,10 @@
 //! Loom's primitives, with the interface of those that they replace.
 
+use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::task::Waker;
 use std::time::Duration;
-
-pub(crate) use parking_lot::WaitTimeoutResult;
 
 /// Runs `test` with every interleaving of its threads that has at most `preemptions` involuntary switches
 /// between them: two or three reveal nearly all mistakes (Musuvathi and Qadeer, "Iterative Context Bounding",
@@ -14,6 +13,25 @@ pub(crate) use parking_lot::WaitTimeoutResult;
 /// # Panics
 /// If `test` panics, or if all of its threads deadlock.
 pub fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+    TIMES_OUT.set(false);
+    check(preemptions, test);
+}
+
+/// Like [`explore`], but whoever waits for a condition and a time finds at once that the time has passed.
+///
+/// # Panics
+/// As [`explore`].
+pub fn explore_timeouts(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+    TIMES_OUT.set(true);
+    check(preemptions, test);
+}
+
+thread_local! {
+    /// Loom runs all threads of a model on the thread that has begun it.
+    static TIMES_OUT: Cell<bool> = const { Cell::new(false) };
+}
+
+fn check(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(test);
@@ -23,8 +41,9 @@ pub fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
-/// The guard of [`Mutex`].
-pub(crate) type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
+/// The guard of [`Mutex`]; empty only while it waits for a condition.
+#[derive(Debug)]
+pub(crate) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
 impl<T> Mutex<T> {
     /// Creates a mutex.
@@ -34,12 +53,12 @@ impl<T> Mutex<T> {
 
     /// Locks the mutex.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Locks the mutex unless it is locked.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_lock().ok()
+        self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
     }
 
     /// The value, which nobody else can lock now.
@@ -48,26 +67,62 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Lets code with condition variables be compiled. No model waits for one.
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect(NOT_WAITING)
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect(NOT_WAITING)
+    }
+}
+
+/// A guard is borrowed for as long as it waits.
+const NOT_WAITING: &str = "a guard that does not wait";
+
+/// The interface of parking_lot's condition variable.
 #[derive(Debug, Default)]
-pub(crate) struct Condvar;
+pub(crate) struct Condvar(loom::sync::Condvar);
+
+/// The interface of parking_lot's type.
+#[derive(Debug)]
+pub struct WaitTimeoutResult(bool);
+
+impl WaitTimeoutResult {
+    /// Whether the time has passed, see [`explore_timeouts`].
+    pub fn timed_out(&self) -> bool {
+        self.0
+    }
+}
 
 impl Condvar {
-    /// Panics.
-    pub(crate) fn wait<T>(&self, _: &mut MutexGuard<'_, T>) {
-        panic!("condition variables are not explored");
+    /// Waits until it is notified.
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        guard.0 = guard.0.take().map(|guard| self.0.wait(guard).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Panics.
-    pub(crate) fn wait_for<T>(&self, _: &mut MutexGuard<'_, T>, _: Duration) -> WaitTimeoutResult {
-        panic!("condition variables are not explored");
+    /// Waits until it is notified, or not at all.
+    pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) -> WaitTimeoutResult {
+        let times_out = TIMES_OUT.get();
+        if !times_out {
+            self.wait(guard);
+        }
+        WaitTimeoutResult(times_out)
     }
 
-    /// Does nothing, as no thread waits.
-    pub(crate) fn notify_one(&self) {}
+    /// Wakes one thread.
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
 
-    /// Does nothing, as no thread waits.
-    pub(crate) fn notify_all(&self) {}
+    /// Wakes all threads.
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
 }
 
 /// The interface of parking_lot's reader-writer lock.

@@ -29,7 +29,7 @@ use parking_lot as unranked;
 #[cfg(not(feature = "loom"))]
 pub use atomic_waker::AtomicWaker;
 #[cfg(feature = "loom")]
-pub use explored::{AtomicWaker, explore};
+pub use explored::{AtomicWaker, explore, explore_timeouts};
 #[cfg(feature = "loom")]
 pub use loom;
 pub use rank::Rank;

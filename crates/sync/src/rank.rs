@@ -30,6 +30,7 @@ ranks! {
     DeadLettersTurn,
     Users,
     Policies,
+    Committer,
     JournalRounds,
     MqttSessions,
     RetainedTrees,

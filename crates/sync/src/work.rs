@@ -13,18 +13,47 @@
 //! An example: a fanout exchange has 100,000 queues, and an append costs 100 ns. A message published there
 //! reaches 5,000 queues in the first turn, when [`TURN`] is used up, and the other 95,000 in 19 more turns,
 //! between which all other ready tasks run.
+//!
+//! Work that is better done once for a whole turn is [deferred](defer) to its end.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// The budget of a turn, in nanoseconds: long enough that the cost of switching tasks (some microseconds) is
 /// negligible, and short enough that a hundred busy connections on two cores take turns within 25 ms.
 pub const TURN: u32 = 500_000;
 
-thread_local! {
-    /// The rest of this thread's turn, in nanoseconds; below zero once it is over.
-    static LEFT: Cell<i64> = const { Cell::new(NO_TURN) };
+/// Loom's macro does not know constant values.
+macro_rules! thread_cells {
+    ($($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;)*) => {
+        #[cfg(not(feature = "loom"))]
+        thread_local! { $($(#[$attribute])* static $name: $type = const { $value };)* }
+        #[cfg(feature = "loom")]
+        loom::thread_local! { $($(#[$attribute])* static $name: $type = $value;)* }
+    };
 }
+
+thread_cells! {
+    /// The rest of this thread's turn, in nanoseconds; below zero once it is over.
+    static LEFT: Cell<i64> = Cell::new(NO_TURN);
+    /// Address of what has its turn; 0 outside of a turn.
+    static OWNER: Cell<usize> = Cell::new(0);
+    /// Another task was woken in this turn.
+    static HAS_WOKEN: Cell<bool> = Cell::new(false);
+    /// The work to do before the turn ends.
+    static DEFERRED: RefCell<Vec<Arc<dyn Deferred>>> = RefCell::new(Vec::new());
+}
+
+/// Work that is [deferred](defer) to the end of a turn.
+pub trait Deferred: Send + Sync {
+    /// Does the work, without locks. Work that waits for a disk is done by `blocking`; without it, it is left to another
+    /// thread.
+    fn run(&self, blocking: Option<Blocking<'_>>);
+}
+
+/// Runs a function that may block the thread, once, while other tasks of the thread run elsewhere.
+pub type Blocking<'a> = &'a dyn Fn(&mut dyn FnMut());
 
 /// The value outside of a turn, which no charge can use up.
 const NO_TURN: i64 = i64::MAX;
@@ -40,29 +69,88 @@ impl Turn {
     /// Begins a turn of [`TURN`] on this thread.
     #[must_use]
     pub fn begin() -> Self {
-        LEFT.set(i64::from(TURN));
+        LEFT.with(|left| left.set(i64::from(TURN)));
+        HAS_WOKEN.with(|woken| woken.set(false));
         Self { _thread: PhantomData }
+    }
+
+    /// [Begins](Self::begin) the turn of this owner, see [`is_turn_of`].
+    #[must_use]
+    pub fn begin_for<T>(owner: &T) -> Self {
+        OWNER.with(|of| of.set(std::ptr::from_ref(owner).addr()));
+        Self::begin()
     }
 
     /// Nanoseconds charged since the turn began.
     pub fn spent(&self) -> u64 {
-        (i64::from(TURN) - LEFT.get()).unsigned_abs()
+        (i64::from(TURN) - left()).unsigned_abs()
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        LEFT.set(NO_TURN);
+        run_deferred(None);
+        LEFT.with(|left| left.set(NO_TURN));
+        OWNER.with(|of| of.set(0));
     }
+}
+
+/// Nanoseconds left of this thread's turn.
+fn left() -> i64 {
+    LEFT.with(Cell::get)
+}
+
+/// Whether this thread is in the turn of this owner.
+pub fn is_turn_of<T>(owner: &T) -> bool {
+    OWNER.with(Cell::get) == std::ptr::from_ref(owner).addr()
+}
+
+/// Notes that this thread wakes the task of another connection.
+pub fn wakes_another() {
+    HAS_WOKEN.with(|woken| woken.set(true));
+}
+
+/// Whether another connection's task was woken in this turn, and may wait for this thread.
+pub fn has_woken_another() -> bool {
+    HAS_WOKEN.with(Cell::get)
+}
+
+/// Defers work to when this thread's turn has nothing else to do, or ends. Deferred twice, it runs once. Returns `false`
+/// outside of a turn, where nothing is deferred.
+#[must_use]
+pub fn defer(work: &Arc<dyn Deferred>) -> bool {
+    if left() == NO_TURN {
+        return false;
+    }
+    DEFERRED.with(|deferred| {
+        let mut deferred = deferred.borrow_mut();
+        if !deferred.iter().any(|other| Arc::ptr_eq(other, work)) {
+            deferred.push(Arc::clone(work));
+        }
+    });
+    true
+}
+
+/// Runs the work deferred in this turn so far; returns whether there was any. The owner of the turn calls it when
+/// nothing else is to be done, and looks again then for what has come of it. A turn that ends runs what is left.
+pub fn run_deferred(blocking: Option<Blocking<'_>>) -> bool {
+    let mut any = false;
+    while let Some(next) = DEFERRED.with(|deferred| deferred.borrow_mut().pop()) {
+        next.run(blocking);
+        any = true;
+    }
+    any
 }
 
 /// Charges work that costs `each` nanoseconds, `count` times.
 #[inline]
 pub fn charge(each: u32, count: usize) {
     let cost = i64::from(each).saturating_mul(i64::try_from(count).unwrap_or(i64::MAX));
-    LEFT.set(match LEFT.get() {
-        NO_TURN => NO_TURN,
-        left => left.saturating_sub(cost),
+    LEFT.with(|left| {
+        left.set(match left.get() {
+            NO_TURN => NO_TURN,
+            left => left.saturating_sub(cost),
+        });
     });
 }
 
@@ -74,14 +162,14 @@ pub fn charge_bytes(each: u32, bytes: usize) {
 
 /// The part of `whole` that corresponds to the rest of this thread's turn: all of it outside of a turn.
 pub fn share_left(whole: usize) -> usize {
-    let left = LEFT.get().clamp(0, i64::from(TURN)) as u64;
+    let left = left().clamp(0, i64::from(TURN)) as u64;
     (whole as u64 * left / u64::from(TURN)) as usize
 }
 
 /// Whether so little of this thread's turn is left that another read from a socket is not worth its system
 /// call.
 pub fn is_turn_nearly_over() -> bool {
-    LEFT.get() < i64::from(TURN / WORTH_A_READ)
+    left() < i64::from(TURN / WORTH_A_READ)
 }
 
 /// The divisor of [`TURN`] that gives the part worth a system call of its own.
@@ -90,12 +178,39 @@ const WORTH_A_READ: u32 = 4;
 /// Whether this thread's turn has used up its budget.
 #[inline]
 pub fn is_turn_over() -> bool {
-    LEFT.get() <= 0
+    left() <= 0
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+
+    #[derive(Default)]
+    struct Counted(AtomicU32);
+
+    impl Deferred for Counted {
+        fn run(&self, blocking: Option<Blocking<'_>>) {
+            self.0.fetch_add(if blocking.is_some() { 10 } else { 1 }, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn deferred_work_runs_once_and_at_the_latest_when_its_turn_ends() {
+        let counted = Arc::new(Counted::default());
+        let (work, count): (Arc<dyn Deferred>, _) = (counted.clone(), || counted.0.load(Ordering::Relaxed));
+        assert!(!defer(&work), "outside of a turn");
+        let turn = Turn::begin();
+        assert!(defer(&work) && defer(&work));
+        assert_eq!(count(), 0);
+        let run = || run_deferred(Some(&|work| work()));
+        assert!(run() && !run());
+        assert_eq!(count(), 10);
+        assert!(defer(&work));
+        drop(turn);
+        assert_eq!(count(), 11);
+    }
 
     #[test]
     fn a_turn_is_over_when_its_work_is_done_and_never_outside_of_one() {

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Sleep;
 
+use crate::blocking::run_blocking;
 use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
 use crate::turn::{next_busy_turn, turn_to_end};
@@ -229,8 +230,9 @@ where
 {
     /// Runs one turn.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
-        let turn = work::Turn::begin();
+        let turn = work::Turn::begin_for(self.outbox);
         let step = self.poll_turn(cx);
+        // A turn that ends early leaves what was deferred to other threads.
         drop(turn);
         self.busy_turn = None;
         step
@@ -281,9 +283,10 @@ where
             if let Poll::Ready(ended) = self.poll_deadline(cx, &mut progress) {
                 return Poll::Ready(Step::Ended(ended));
             }
+            progress |= !progress && work::run_deferred(Some(&run_blocking));
             // Everything above has then registered its waker. While the socket takes no more, the outbox is not re-armed: it is
             // looked at again when the socket does.
-            if !progress && (!self.writing.is_empty() || self.outbox.end_turn()) {
+            if !progress && !self.outbox.is_nudged() && (!self.writing.is_empty() || self.outbox.end_turn()) {
                 return Poll::Pending;
             }
             if work::is_turn_nearly_over() {

@@ -10,6 +10,7 @@
 //! - [`Protocol`] and [`drive()`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
 //!   protocol, and writes the gathered output once per batch.
 //! - [`limit_busy_turns`], [`next_busy_turn`]: connections that have much to do leave room for those that have little.
+//! - A connection that may wait for a disk in its turn ([`sync::work::run_deferred`]) holds up no other.
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
@@ -17,6 +18,7 @@
 //!
 //! Never add knowledge of any protocol here.
 
+mod blocking;
 mod buffer;
 mod drive;
 mod inner;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use sync::{AtomicWaker, Mutex, Rank};
+use sync::{AtomicWaker, Mutex, Rank, work};
 
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
@@ -85,6 +85,7 @@ impl Outbox {
         inner.scheduled |= wake;
         drop(inner);
         if wake {
+            work::wakes_another();
             self.waker.wake();
         }
         Some(result)
@@ -128,7 +129,10 @@ impl Outbox {
 
     /// Makes the connection's task call [`crate::Protocol::handle_nudge`] soon.
     pub fn nudge(&self) {
-        if !self.nudged.swap(true, Ordering::AcqRel) {
+        // A turn does not end while its own outbox is nudged. A task that woke itself would be polled once more for
+        // nothing, and the runtime would wake another thread to share the work.
+        if !self.nudged.swap(true, Ordering::AcqRel) && !work::is_turn_of(self) {
+            work::wakes_another();
             self.waker.wake();
         }
     }
@@ -159,6 +163,11 @@ impl Outbox {
                 return;
             }
         }
+    }
+
+    /// Whether [`Self::take_nudge`] has something to take.
+    pub(crate) fn is_nudged(&self) -> bool {
+        self.nudged.load(Ordering::Acquire)
     }
 
     pub(crate) fn take_nudge(&self) -> bool {

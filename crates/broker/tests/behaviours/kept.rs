@@ -63,7 +63,8 @@ fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
         weigh: body_bytes,
         journal_segments: 1,
         queue_segment_size: 128 << 10,
-        ..JournalSettings { segment_size: 128 << 10, pending_limit: 64 << 20 }.into()
+        ..JournalSettings { segment_size: 128 << 10, pending_limit: 64 << 20, ..JournalSettings::default() }
+            .into()
     };
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }

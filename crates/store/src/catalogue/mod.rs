@@ -209,6 +209,11 @@ impl Catalogue {
         ticket.0 <= self.committed.load(Ordering::Acquire)
     }
 
+    /// Whether changes wait for [`Self::commit_pending`].
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.is_committed(self.last_noted())
+    }
+
     /// Number of transactions committed since the start.
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)

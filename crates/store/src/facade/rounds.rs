@@ -112,6 +112,10 @@ impl Hooks for Definitions {
             }
         }
     }
+
+    fn is_idle(&self) -> bool {
+        !self.catalogue.has_pending()
+    }
 }
 
 /// Keeps the information whether the disk is full.

@@ -76,7 +76,8 @@ fn the_thread_retires_what_is_too_long_and_messages_outlive_it() {
     let disk = SimDisk::new(4, 1 << 30);
     let settings = StoreSettings {
         journal_segments: 1,
-        ..JournalSettings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
+        ..JournalSettings { segment_size: 16 << 10, pending_limit: 1 << 20, ..JournalSettings::default() }
+            .into()
     };
     let (store, rounds, _) = Store::open(Arc::new(disk.clone()), settings).expect("a store");
     let (queue, running) = (store.queue(QueueId(1)), rounds.start().expect("threads"));
@@ -103,7 +104,8 @@ fn publishers_pause_while_the_journal_is_far_too_long() {
     let disk = SimDisk::new(5, 1 << 30);
     let settings = StoreSettings {
         journal_segments: 1,
-        ..JournalSettings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
+        ..JournalSettings { segment_size: 16 << 10, pending_limit: 1 << 20, ..JournalSettings::default() }
+            .into()
     };
     let (store, mut rounds, _) = Store::open(Arc::new(disk), settings).expect("a store");
     let queue = store.queue(QueueId(1));

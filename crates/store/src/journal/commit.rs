@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use super::address::Lsn;
 use super::pending::Group;
@@ -21,12 +21,19 @@ pub trait Hooks: Send {
     /// # Errors
     /// The round fails, and is repeated.
     fn before_sync(&mut self) -> io::Result<()>;
+
+    /// Whether [`Self::before_sync`] has nothing to do now.
+    fn is_idle(&self) -> bool;
 }
 
 /// No additional work.
 impl Hooks for () {
     fn before_sync(&mut self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        true
     }
 }
 
@@ -78,6 +85,12 @@ impl Committer {
         }
     }
 
+    /// Whether a round of this number of bytes would only write and sync them: it begins no file, and the hook has
+    /// nothing to do.
+    pub(super) fn is_quick(&self, bytes: u64) -> bool {
+        self.hooks.is_idle() && self.writer.continues(bytes)
+    }
+
     /// Writes the remaining records, and a mark behind them, so that damage to any record before can be told from a
     /// torn end.
     ///
@@ -116,9 +129,11 @@ impl Committer {
         let journal = &self.journal;
         let from = journal.durable().0.max(group.base);
         let before = from;
+        let began = Instant::now();
         self.writer.write(group, from, |reached| {
             journal.durable.store(reached, Ordering::Release);
         })?;
+        journal.figures.count_sync(began.elapsed());
         journal.figures.rounds.fetch_add(1, Ordering::Relaxed);
         journal.figures.bytes.fetch_add(group.end() - before, Ordering::Relaxed);
         Ok(())

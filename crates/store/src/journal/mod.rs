@@ -2,7 +2,8 @@
 //!
 //! - Appending ([`Journal::append`], [`Journal::enqueue`], [`Journal::settle`], [`Journal::delivered`]) copies into
 //!   memory and returns at once. A [`Committer`] writes the gathered records, syncs, and wakes every caller that
-//!   [waits](Journal::wait): everything appended during one sync is in the next group.
+//!   [waits](Journal::wait): everything appended during one sync is in the next group. The only session that waits runs a
+//!   round itself while the disk is fast ([`RoundsInTurns`]).
 //! - An LSN is a number of bytes since the log began. The log lies in segment files; the oldest is retired once its
 //!   messages are settled or live elsewhere, and its file is overwritten.
 //! - After a failure to write or sync, nothing of the group counts as written, and all of it goes to a new file, which
@@ -14,6 +15,7 @@
 
 mod address;
 mod commit;
+mod in_turn;
 mod index;
 mod pending;
 mod promise;
@@ -33,15 +35,17 @@ mod varint;
 mod writer;
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use smallvec::SmallVec;
+use sync::work::Deferred;
 use sync::{Condvar, Mutex, MutexGuard, Rank, RwLock, RwLockReadGuard};
 
 pub use address::{Entry, Lsn, MessageRef, QueueId, Range};
 pub use commit::{CommitOutcome, Committer, Hooks};
+pub use in_turn::RoundsInTurns;
 pub use index::LiveMessage;
 pub(crate) use promise::JournalFiles;
 pub use reader::{JournalReader, ReadError};
@@ -49,7 +53,7 @@ pub use recovery::{JournalQueue, OpenError, RecoveredJournal, check, open, repai
 pub use retire::{JournalSegment, RetireError};
 pub use scan::{JournalReport, Problem, Torn};
 pub(crate) use segment::has_segments;
-pub use thread::RunningJournal;
+pub use thread::{RoundLoop, RunningJournal};
 
 use crate::waiters::{Waiter, Waiters};
 use index::JournalIndex;
@@ -85,6 +89,8 @@ pub struct Journal {
     queues: Mutex<HashMap<QueueId, Arc<QueueLog>>, { Rank::Leaf as u8 }>,
     failing: Mutex<Option<Failing>, { Rank::Leaf as u8 }>,
     figures: JournalCounters,
+    /// The round that a session runs itself, once the committer has been started.
+    in_turn: OnceLock<Arc<dyn Deferred>>,
     /// Woken when the log has begun another segment.
     new_segment: OnceLock<Arc<dyn Waiter>>,
 }
@@ -110,6 +116,8 @@ pub struct JournalSettings {
     pub segment_size: u64,
     /// No message is accepted while more bytes than this wait to be written.
     pub pending_limit: usize,
+    /// When a session runs a round itself.
+    pub in_turn: RoundsInTurns,
 }
 
 /// Writing the log has failed.
@@ -140,11 +148,26 @@ pub struct JournalCounters {
     pub failures: AtomicU64,
     /// Messages lost because they could not be read when their segment was to be retired.
     pub unreadable: AtomicU64,
+    /// How long the latest syncs took on average, in nanoseconds.
+    sync_time: AtomicU64,
 }
 
 impl Default for JournalSettings {
     fn default() -> Self {
-        Self { segment_size: SEGMENT_SIZE, pending_limit: PENDING_LIMIT }
+        Self { segment_size: SEGMENT_SIZE, pending_limit: PENDING_LIMIT, in_turn: RoundsInTurns::default() }
+    }
+}
+
+impl JournalCounters {
+    /// How long the latest rounds have taken to write and sync, averaged so that one counts for an eighth.
+    fn sync_time(&self) -> Duration {
+        Duration::from_nanos(self.sync_time.load(Ordering::Relaxed))
+    }
+
+    /// Counts a round that took this time to write and sync.
+    fn count_sync(&self, took: Duration) {
+        let (before, took) = (self.sync_time.load(Ordering::Relaxed), took.as_nanos() as u64);
+        self.sync_time.store(before - before / SYNCS_AVERAGED + took / SYNCS_AVERAGED, Ordering::Relaxed);
     }
 }
 
@@ -259,11 +282,12 @@ impl Journal {
         self.nudge(pending)
     }
 
-    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it already is; and lets a round begin now.
+    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it already is; and lets a round begin now, or at
+    /// the end of this thread's turn if this waiter is the only one.
     pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
-        self.waiters.wait(lsn.0, waiter);
-        let pending = self.pending.lock();
-        if pending.waits(lsn.0) {
+        self.waiters.wait(lsn.0, Arc::clone(&waiter));
+        let mut pending = self.pending.lock();
+        if pending.waits(lsn.0) && !self.defer_round(&mut pending, &waiter) {
             self.demand(pending);
         }
     }
@@ -436,7 +460,7 @@ impl Journal {
     fn nudge(&self, mut pending: PendingGuard<'_>) -> Lsn {
         let lsn = Lsn(pending.end());
         let much = !pending.demanded && pending.waiting() >= EAGER_BYTES;
-        if pending.asleep || much {
+        if much || pending.asleep && !self.defer_waking() {
             pending.demanded |= much;
             pending.asleep = false;
             drop(pending);
@@ -493,6 +517,8 @@ const SEGMENT_SIZE: u64 = 64 << 20;
 const PENDING_LIMIT: usize = 64 << 20;
 /// A round begins without a request once this number of bytes has gathered.
 const EAGER_BYTES: usize = 1 << 20;
+/// Weight of the past in the average time of syncs.
+const SYNCS_AVERAGED: u64 = 8;
 /// Messages of a deleted queue that are released under one lock: some tens of microseconds.
 const FORGOTTEN_AT_ONCE: usize = 4 << 10;
 /// Most messages are shorter, so one read loads them.

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::address::{Entry, QueueId};
+use super::in_turn::LatestWaiters;
 use super::record::{HEADER, JournalRecordKind, RecordHeader, RecordLocation, put_enqueue};
 use super::space::Space;
 use crate::WaitList;
@@ -32,6 +33,10 @@ pub(super) struct PendingRecords {
     /// The committer sleeps until it is woken.
     pub(super) asleep: bool,
     pub(super) stopping: bool,
+    /// A session runs a round at the end of its turn.
+    pub(super) in_turn: bool,
+    /// Tells whether several wait for rounds.
+    pub(super) latest_waiters: LatestWaiters,
     /// Publishers that found no room.
     pub(super) for_room: WaitList,
 }
@@ -77,6 +82,8 @@ impl PendingRecords {
             demanded: false,
             asleep: false,
             stopping: false,
+            in_turn: false,
+            latest_waiters: LatestWaiters::default(),
             for_room: WaitList::default(),
         };
         if !pending.buffer.is_empty() {
@@ -162,6 +169,7 @@ impl PendingRecords {
         let bytes = std::mem::replace(&mut self.buffer, std::mem::take(&mut self.spare));
         let group = Arc::new(Group { base, bytes, cuts: std::mem::take(&mut self.cuts) });
         self.flight = Some(group.clone());
+        self.latest_waiters.begin_round();
         group
     }
 

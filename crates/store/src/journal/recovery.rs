@@ -150,6 +150,7 @@ fn build(disk: Arc<dyn Disk>, settings: JournalSettings, mut scan: Scan) -> (Arc
         queues: Mutex::default(),
         failing: Mutex::default(),
         figures: JournalCounters::default(),
+        in_turn: OnceLock::new(),
         new_segment: OnceLock::new(),
     };
     journal.waiters.reach(base);

@@ -209,13 +209,15 @@ fn closed(messages: u64) -> SimDisk {
 }
 
 fn start(disk: &SimDisk) -> Committer {
-    let settings = JournalSettings { segment_size: 12 << 10, pending_limit: LIMIT };
+    let settings =
+        JournalSettings { segment_size: 12 << 10, pending_limit: LIMIT, ..JournalSettings::default() };
     open(Arc::new(disk.clone()), settings, Box::new(())).unwrap().0
 }
 
 /// The messages that an opened journal has for the queue; every one of them is read.
 fn open_again(disk: &SimDisk) -> Result<Vec<LiveMessage>, OpenError> {
-    let settings = JournalSettings { segment_size: 12 << 10, pending_limit: LIMIT };
+    let settings =
+        JournalSettings { segment_size: 12 << 10, pending_limit: LIMIT, ..JournalSettings::default() };
     let (committer, _) = open(Arc::new(disk.clone()), settings, Box::new(()))?;
     let journal = committer.journal();
     let live = journal.queue(QUEUE).messages_from(0, usize::MAX);

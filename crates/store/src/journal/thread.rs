@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use sync::{Mutex, Rank};
+
 use super::PendingGuard;
 use super::commit::{CommitOutcome, Committer};
 use super::spares::{Preallocation, Spares};
@@ -12,9 +14,16 @@ use super::{EAGER_BYTES, Journal};
 
 /// A journal's threads. Dropping it stops them without writing pending records; see [`RunningJournal::close`].
 pub struct RunningJournal {
-    journal: Arc<Journal>,
-    committer: Option<JoinHandle<Committer>>,
+    rounds: Arc<RoundLoop>,
+    committer: Option<JoinHandle<()>>,
     preparer: Option<JoinHandle<()>>,
+}
+
+/// Decides when a journal's rounds run. From its creation on, a session may also run one itself, at the end of its turn.
+pub struct RoundLoop {
+    pub(super) journal: Arc<Journal>,
+    /// Runs one round at a time, in whichever thread.
+    pub(super) committer: Mutex<Committer, { Rank::Committer as u8 }>,
 }
 
 impl Committer {
@@ -23,13 +32,14 @@ impl Committer {
     /// # Errors
     /// If the system cannot start a thread.
     pub fn start(self) -> io::Result<RunningJournal> {
-        let journal = self.journal.clone();
-        let spares = journal.spares.clone();
+        let spares = self.journal.spares.clone();
         // The first segment is prepared before anything is written: syncs into a file without bytes take longer.
         drop(spares.prepare(Preallocation::Zeros));
         let preparer = Builder::new().name("journal-spares".into()).spawn(move || prepare(&spares))?;
-        let mut running = RunningJournal { journal, committer: None, preparer: Some(preparer) };
-        running.committer = Some(Builder::new().name("journal".into()).spawn(move || rounds(self))?);
+        let rounds = RoundLoop::new(self);
+        let mut running =
+            RunningJournal { rounds: rounds.clone(), committer: None, preparer: Some(preparer) };
+        running.committer = Some(Builder::new().name("journal".into()).spawn(move || rounds.run())?);
         Ok(running)
     }
 }
@@ -40,17 +50,16 @@ impl RunningJournal {
     /// # Errors
     /// If something cannot be written.
     pub fn close(mut self) -> io::Result<()> {
-        self.stop().map_or(Ok(()), |mut committer| committer.close())
+        self.stop();
+        self.rounds.committer.lock().close()
     }
 
-    fn stop(&mut self) -> Option<Committer> {
-        self.journal.pending.lock().stopping = true;
-        self.journal.work.notify_one();
-        self.journal.spares.stop();
-        if let Some(preparer) = self.preparer.take() {
-            drop(preparer.join());
+    fn stop(&mut self) {
+        self.rounds.stop();
+        self.rounds.journal.spares.stop();
+        for thread in [self.preparer.take(), self.committer.take()].into_iter().flatten() {
+            drop(thread.join());
         }
-        self.committer.take().and_then(|committer| committer.join().ok())
     }
 }
 
@@ -60,18 +69,35 @@ impl Drop for RunningJournal {
     }
 }
 
-fn rounds(mut committer: Committer) -> Committer {
-    let mut back_off = MIN_BACK_OFF;
-    while committer.journal.wait_for_work() {
-        match committer.step() {
-            CommitOutcome::Idle | CommitOutcome::Committed => back_off = MIN_BACK_OFF,
-            CommitOutcome::Failed(_) => {
-                committer.journal.back_off(back_off);
-                back_off = (back_off * 2).min(MAX_BACK_OFF);
+impl RoundLoop {
+    /// Takes over the committer.
+    pub fn new(committer: Committer) -> Arc<Self> {
+        let journal = committer.journal.clone();
+        let rounds = Arc::new(Self { journal, committer: Mutex::new(committer) });
+        rounds.journal.allow_rounds_in_turns(&rounds);
+        rounds
+    }
+
+    /// Runs rounds on this thread until it is [stopped](Self::stop).
+    pub fn run(&self) {
+        let mut back_off = MIN_BACK_OFF;
+        while self.journal.wait_for_work() {
+            let outcome = self.committer.lock().step();
+            match outcome {
+                CommitOutcome::Idle | CommitOutcome::Committed => back_off = MIN_BACK_OFF,
+                CommitOutcome::Failed(_) => {
+                    self.journal.back_off(back_off);
+                    back_off = (back_off * 2).min(MAX_BACK_OFF);
+                }
             }
         }
     }
-    committer
+
+    /// Lets [`Self::run`] return after the present round. No further round begins in a turn.
+    pub fn stop(&self) {
+        self.journal.pending.lock().stopping = true;
+        self.journal.work.notify_one();
+    }
 }
 
 /// A file that will be full soon anyway is not filled with zeros first: it would be written twice, and delay the

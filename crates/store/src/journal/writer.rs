@@ -56,6 +56,13 @@ impl JournalWriter {
         Ok(())
     }
 
+    /// Whether the current file has room for this number of bytes.
+    pub(super) fn continues(&self, bytes: u64) -> bool {
+        self.current.as_ref().is_some_and(|current| {
+            DATA_START + current.next - current.file.header.first + bytes <= current.file.len
+        })
+    }
+
     fn write_chunk(&mut self, group: &Group, at: u64, to: u64) -> io::Result<()> {
         let goes_on = self.current.as_ref().is_some_and(|current| current.next == at) && !group.cuts_at(at);
         if !goes_on {

@@ -327,7 +327,8 @@ impl Message {
 }
 
 fn open_journal(disk: &SimDisk) -> Result<(Committer, RecoveredJournal), String> {
-    let settings = JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16 };
+    let settings =
+        JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16, ..JournalSettings::default() };
     open(Arc::new(disk.clone()), settings, Box::new(())).map_err(|error| error.to_string())
 }
 

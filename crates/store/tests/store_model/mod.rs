@@ -333,7 +333,11 @@ impl Body {
 fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), String> {
     let settings = StoreSettings {
         weigh: |payload| payload.len() as u32,
-        journal: JournalSettings { segment_size: SEGMENT, pending_limit: 1 << 16 },
+        journal: JournalSettings {
+            segment_size: SEGMENT,
+            pending_limit: 1 << 16,
+            ..JournalSettings::default()
+        },
         journal_segments: 2,
         queue_segment_size: 4 << 10,
         open_files: 3,

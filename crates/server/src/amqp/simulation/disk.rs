@@ -22,7 +22,8 @@ struct Durable {
 impl Durable {
     fn new(seed: u64, pending_limit: usize) -> Self {
         let disk = SimDisk::new(seed, 1 << 30);
-        let settings = JournalSettings { segment_size: 64 << 10, pending_limit };
+        let settings =
+            JournalSettings { segment_size: 64 << 10, pending_limit, ..JournalSettings::default() };
         let (store, rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();

@@ -95,7 +95,8 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let disk = Arc::new(SimDisk::new(1, 1 << 30));
-        let settings = JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20 };
+        let settings =
+            JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20, ..JournalSettings::default() };
         let (store, rounds, recovered) = Store::open(disk, settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();

@@ -49,7 +49,8 @@ impl Simulated {
 
     /// On a disk that may have messages, in front of an upstream.
     fn on(disk: Arc<dyn Disk>, upstream: Upstream, config: SpoolConfig) -> Self {
-        let settings = JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20 };
+        let settings =
+            JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20, ..JournalSettings::default() };
         let (store, rounds, recovered) = Store::open(disk, settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();

@@ -19,7 +19,8 @@ struct Durable {
 impl Durable {
     fn new() -> Self {
         let disk = SimDisk::new(7, 1 << 30);
-        let settings = JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20 };
+        let settings =
+            JournalSettings { segment_size: 64 << 10, pending_limit: 1 << 20, ..JournalSettings::default() };
         let (store, rounds, recovered) = Store::open(Arc::new(disk), settings).unwrap();
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         broker.restore(&store, recovered, Timestamp::default()).unwrap();

@@ -1,0 +1,284 @@
+//! Rounds that a session runs itself, at the end of its turn, in place of waking the committer's thread and being woken
+//! by it: for a publisher that waits for each confirm, these two wake-ups take as long as a third of the sync.
+//!
+//! The session runs the round only if it is the only one that waits, and the disk has lately been fast: otherwise the
+//! thread does, which gathers what several sessions append meanwhile, and blocks nobody.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use sync::work::{self, Blocking, Deferred};
+
+use super::commit::CommitOutcome;
+use super::pending::PendingRecords;
+use super::thread::RoundLoop;
+use super::{Journal, PendingGuard};
+use crate::waiters::Waiter;
+
+/// When a session runs a round itself.
+#[derive(Debug, Clone, Copy)]
+pub struct RoundsInTurns {
+    /// The latest syncs took less than this on average: so long is a thread of the runtime blocked.
+    pub sync_below: Duration,
+    /// No other session has waited for this time: with several it is better to gather.
+    pub alone_for: Duration,
+}
+
+impl Default for RoundsInTurns {
+    fn default() -> Self {
+        Self { sync_below: FAST_SYNC, alone_for: ALONE }
+    }
+}
+
+/// A round at the end of a session's turn.
+struct RoundInTurn {
+    rounds: Weak<RoundLoop>,
+}
+
+/// Who has waited lately, to tell a single waiter from several.
+#[derive(Debug, Default)]
+pub(super) struct LatestWaiters {
+    /// How many have waited for the records that the next round takes.
+    gathered: usize,
+    /// How many waited for those of the round before.
+    before: usize,
+    /// The address of the last waiter.
+    last: usize,
+    /// Time of its last wait.
+    at: Option<Instant>,
+    /// Time of the last wait of any other.
+    other_at: Option<Instant>,
+}
+
+impl LatestWaiters {
+    /// Records a wait, and returns whether no other waiter has waited for this time.
+    fn is_alone(&mut self, waiter: &Arc<dyn Waiter>, now: Instant, alone_for: Duration) -> bool {
+        let address = Arc::as_ptr(waiter).cast::<()>() as usize;
+        if self.last != address {
+            self.other_at = self.at;
+        }
+        (self.last, self.at) = (address, Some(now));
+        self.gathered += 1;
+        // A slow sync lets time pass in which nobody waits anew.
+        self.gathered == 1
+            && self.before <= 1
+            && self.other_at.is_none_or(|other| now.saturating_duration_since(other) >= alone_for)
+    }
+
+    /// Records that a round has taken what was gathered.
+    pub(super) fn begin_round(&mut self) {
+        self.before = std::mem::take(&mut self.gathered);
+    }
+}
+
+impl Journal {
+    /// Lets sessions run rounds themselves.
+    pub(super) fn allow_rounds_in_turns(&self, rounds: &Arc<RoundLoop>) {
+        // A journal is started once.
+        let _ = self.in_turn.set(Arc::new(RoundInTurn { rounds: Arc::downgrade(rounds) }));
+    }
+
+    /// Leaves a round for this waiter to the end of this thread's turn. `false` if there is no turn, or the session had
+    /// better not run the round.
+    pub(super) fn defer_round(&self, pending: &mut PendingGuard<'_>, waiter: &Arc<dyn Waiter>) -> bool {
+        let Some(round) = self.in_turn.get() else { return false };
+        let RoundsInTurns { sync_below, alone_for } = self.settings.in_turn;
+        let alone = pending.latest_waiters.is_alone(waiter, Instant::now(), alone_for);
+        let fast = self.figures.sync_time() < sync_below;
+        let deferred = alone && fast && suits(pending) && work::defer(round);
+        pending.in_turn |= deferred;
+        deferred
+    }
+
+    /// Leaves it to the end of this thread's turn to wake the committer's thread, if records wait for it then. `false` if
+    /// there is no turn.
+    pub(super) fn defer_waking(&self) -> bool {
+        self.in_turn.get().is_some_and(work::defer)
+    }
+
+    /// Wakes the committer's thread if it sleeps though there are records.
+    fn wake_committer(&self) {
+        let mut pending = self.pending.lock();
+        if pending.asleep && !pending.is_empty() {
+            pending.asleep = false;
+            drop(pending);
+            self.work.notify_one();
+        }
+    }
+}
+
+impl RoundLoop {
+    /// Runs a round in a session's turn; returns whether all that was appended before is now on disk.
+    fn try_in_turn(&self, blocking: Blocking<'_>) -> bool {
+        // Locked while a round is under way.
+        let Some(mut committer) = self.committer.try_lock() else { return false };
+        let pending = self.journal.pending.lock();
+        if !suits(&pending) {
+            return false;
+        }
+        let bytes = pending.waiting();
+        drop(pending);
+        if bytes == 0 {
+            return true;
+        }
+        if !committer.is_quick(bytes as u64) {
+            return false;
+        }
+        let mut written = false;
+        blocking(&mut || written = !matches!(committer.step(), CommitOutcome::Failed(_)));
+        written
+    }
+}
+
+impl Deferred for RoundInTurn {
+    fn run(&self, blocking: Option<Blocking<'_>>) {
+        // Without it the threads have stopped.
+        let Some(rounds) = self.rounds.upgrade() else { return };
+        let wanted = std::mem::take(&mut rounds.journal.pending.lock().in_turn);
+        if !wanted {
+            rounds.journal.wake_committer();
+        } else if !blocking.is_some_and(|blocking| rounds.try_in_turn(blocking)) {
+            rounds.journal.demand_round();
+        }
+    }
+}
+
+/// Whether a round is small, and nobody has asked the thread for it.
+fn suits(pending: &PendingRecords) -> bool {
+    let nothing_under_way = !pending.demanded && !pending.stopping && pending.flight.is_none();
+    nothing_under_way && pending.waiting() <= SMALL_ROUND
+}
+
+/// Several syncs of the disks for which [`FAST_SYNC`] allows it.
+const ALONE: Duration = Duration::from_millis(2);
+/// A session is blocked for no longer than a turn takes.
+const FAST_SYNC: Duration = Duration::from_nanos(work::TURN as u64);
+/// Bytes that are written in little more time than it takes to sync.
+const SMALL_ROUND: usize = 64 << 10;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use sync::work::Turn;
+
+    use super::*;
+    use crate::disk::simulated::SimDisk;
+    use crate::journal::{Entry, JournalSettings, Lsn, QueueId, open};
+
+    /// A journal whose rounds run in turns, or when the test calls [`RoundLoop::committer`].
+    struct Rig {
+        disk: SimDisk,
+        rounds: Arc<RoundLoop>,
+        journal: Arc<Journal>,
+    }
+
+    impl Rig {
+        fn new(in_turn: RoundsInTurns) -> Self {
+            let disk = SimDisk::new(1, 1 << 20);
+            let settings = JournalSettings { segment_size: 1 << 16, pending_limit: 1 << 16, in_turn };
+            let (committer, _) = open(Arc::new(disk.clone()), settings, Box::new(())).unwrap();
+            let journal = committer.journal().clone();
+            let rig = Self { disk, rounds: RoundLoop::new(committer), journal };
+            // The first round begins a file, which a turn does not.
+            rig.publish(&waiter());
+            rig.run_round();
+            rig
+        }
+
+        fn publish(&self, waiter: &Arc<dyn Waiter>) -> Lsn {
+            let message = self.journal.append(&[b"message"]).unwrap();
+            let queue = self.journal.queue(QueueId(1));
+            let entry = Entry { position: message.to_u64(), message, expires: 0, last: true };
+            let lsn = self.journal.enqueue(&queue, &[entry]);
+            self.journal.wait(lsn, Arc::clone(waiter));
+            lsn
+        }
+
+        /// Publishes in a turn of its own; returns whether the message is on disk at its end.
+        fn publish_in_turn(&self, waiter: &Arc<dyn Waiter>) -> bool {
+            let turn = Turn::begin();
+            let lsn = self.publish(waiter);
+            assert!(self.journal.durable() < lsn, "only at the end of the turn");
+            work::run_deferred(Some(&|round| round()));
+            drop(turn);
+            self.journal.durable() >= lsn
+        }
+
+        /// What the thread does when it is woken.
+        fn run_round(&self) {
+            assert!(self.journal.pending.lock().demanded);
+            assert!(matches!(self.rounds.committer.lock().step(), CommitOutcome::Committed));
+        }
+    }
+
+    fn waiter() -> Arc<dyn Waiter> {
+        // Not a constant, so that each has an address of its own.
+        let woken = std::sync::atomic::AtomicU64::new(0);
+        Arc::new(move || {
+            woken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        })
+    }
+
+    const ALWAYS: RoundsInTurns =
+        RoundsInTurns { sync_below: Duration::MAX, alone_for: Duration::from_secs(3600) };
+
+    #[test]
+    fn the_only_waiter_runs_its_rounds_itself() {
+        let rig = Rig::new(RoundsInTurns { alone_for: Duration::ZERO, ..ALWAYS });
+        let waiter = waiter();
+        for _ in 0..3 {
+            assert!(rig.publish_in_turn(&waiter));
+        }
+    }
+
+    #[test]
+    fn several_waiters_leave_their_rounds_to_the_thread() {
+        let rig = Rig::new(ALWAYS);
+        let (one, other) = (waiter(), waiter());
+        rig.publish_in_turn(&one);
+        for _ in 0..2 {
+            assert!(!rig.publish_in_turn(&other) && !rig.publish_in_turn(&one));
+            rig.run_round();
+        }
+    }
+
+    #[test]
+    fn a_slow_disk_blocks_no_turn() {
+        let rig = Rig::new(RoundsInTurns { sync_below: Duration::from_millis(1), alone_for: Duration::ZERO });
+        rig.journal.figures.count_sync(Duration::from_millis(10));
+        assert!(!rig.publish_in_turn(&waiter()));
+    }
+
+    #[test]
+    fn a_round_that_fails_in_a_turn_is_repeated_by_the_thread() {
+        let rig = Rig::new(RoundsInTurns { alone_for: Duration::ZERO, ..ALWAYS });
+        rig.disk.fail_sync(0);
+        assert!(!rig.publish_in_turn(&waiter()));
+        assert!(rig.journal.failing().is_some());
+        rig.run_round();
+        assert!(rig.journal.failing().is_none() && rig.journal.durable() == rig.journal.end());
+    }
+
+    #[test]
+    fn a_round_that_begins_a_file_is_left_to_the_thread() {
+        let rig = Rig::new(RoundsInTurns { alone_for: Duration::ZERO, ..ALWAYS });
+        let waiter = waiter();
+        let files = || rig.journal.files.read().len();
+        let before = files();
+        while rig.publish_in_turn(&waiter) {}
+        assert_eq!(files(), before);
+        rig.run_round();
+        assert_eq!(files(), before + 1);
+        assert!(rig.publish_in_turn(&waiter));
+    }
+
+    #[test]
+    fn records_that_nobody_waits_for_wake_a_sleeping_thread_at_the_end_of_the_turn() {
+        let rig = Rig::new(ALWAYS);
+        rig.journal.pending.lock().asleep = true;
+        let turn = Turn::begin();
+        rig.journal.append(&[b"message"]).unwrap();
+        assert!(rig.journal.pending.lock().asleep);
+        drop(turn);
+        assert!(!rig.journal.pending.lock().asleep);
+    }
+}
