@@ -35,7 +35,7 @@ struct RoundInTurn {
     rounds: Weak<RoundLoop>,
 }
 
-/// Who has waited lately, to tell a single waiter from several.
+/// The latest waits, to tell a single waiter from several.
 #[derive(Debug, Default)]
 pub(super) struct LatestWaiters {
     /// How many have waited for the records that the next round takes.
@@ -203,7 +203,7 @@ mod tests {
             self.journal.durable() >= lsn
         }
 
-        /// What the thread does when it is woken.
+        /// Does as the thread does when it is woken.
         fn run_round(&self) {
             assert!(self.journal.pending.lock().demanded);
             assert!(matches!(self.rounds.committer.lock().step(), CommitOutcome::Committed));
