@@ -105,7 +105,7 @@ def test_a_queue_is_purged_and_deleted(server, ctl, vhost):
         assert at.queue_declare("doomed", passive=True).method.message_count == 0
         assert ctl("--quiet", "delete_queue", "-p", vhost, "--if-empty", "--if-unused", "doomed") == ""
         assert ctl.rows("list_queues", "-p", vhost) == []
-        assert "404" in ctl.fails("purge_queue", "-p", vhost, "doomed")
+        assert ctl.fails("purge_queue", "-p", vhost, "doomed") == f"no queue 'doomed' in vhost '{vhost}'"
         at.exchange_declare("doomed")
         ctl("delete_exchange", "-p", vhost, "doomed")
         assert "doomed" not in str(ctl.rows("list_exchanges", "-p", vhost))
@@ -129,7 +129,7 @@ def test_connections_channels_and_consumers_are_listed_and_closed(server, ctl, v
             wait_until(lambda: at.connection.process_data_events(0.1))
         assert closed.value.reply_code == 320 and "enough of it" in closed.value.reply_text
         wait_until(lambda: not mine())
-    assert "404" in ctl.fails("close_connection", name)
+    assert ctl.fails("close_connection", name) == f"no connection '{name}'"
 
 
 def test_a_user_is_added_changed_and_removed(ctl, tmp_path):

@@ -42,6 +42,10 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
+    def write_key(self):
+        """The file of its own key, for a server that shows the authority's certificate as its own."""
+        return write_key(self.folder / f"{self.file.stem}.key", self.key)
+
     def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False, days=1):
         """A certificate for servers and clients alike, in files called `name`; it ends in so many days."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -54,14 +58,14 @@ class Authority:
         pair = Pair(self.folder, name)
         certificate = builder.sign(self.key, hashes.SHA256())
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        pair.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
+        write_key(pair.key, key)
         return pair
+
+
+def write_key(file, key):
+    form = serialization.PrivateFormat.PKCS8
+    file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return file
 
 
 def subject_of(attributes):

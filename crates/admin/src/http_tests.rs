@@ -110,10 +110,31 @@ async fn readiness_follows_the_source_and_gives_the_reason() {
     let answer = server.answer("GET /readyz").await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.ends_with("\r\n\r\nready, but the disk is full\n"), "{answer}");
-    *server.source.readiness.lock().unwrap() = Readiness::NotReady("upstream unreachable".to_owned());
+    *server.source.readiness.lock().unwrap() =
+        Readiness::NotReady { reason: "shutting down".to_owned(), details: None };
     let answer = server.answer("GET /readyz").await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-    assert!(answer.ends_with("\r\n\r\nnot ready: upstream unreachable\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\nnot ready: shutting down\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn details_of_readiness_stay_on_this_machine() {
+    let server = Server::start(PATIENT, 0).await;
+    let (reason, details) = ("upstream unreachable".to_owned(), Some("10.0.0.1:5672: refused".to_owned()));
+    *server.source.readiness.lock().unwrap() = Readiness::NotReady { reason, details };
+    let end_with = async |headers: &str, end: &str| {
+        let request = format!("GET /readyz HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
+        let mut stream = server.connect().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.ends_with(end), "{headers} {answer}");
+    };
+    let all = "\r\n\r\nnot ready: upstream unreachable: 10.0.0.1:5672: refused\n";
+    let reason = "\r\n\r\nnot ready: upstream unreachable\n";
+    end_with("host: 127.0.0.1\r\n", all).await;
+    end_with("host: 127.0.0.1\r\nx-forwarded-for: 192.0.2.1\r\n", reason).await;
+    end_with("host: leveret.example\r\n", reason).await;
 }
 
 #[tokio::test]

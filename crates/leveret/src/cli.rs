@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials};
+use crate::config::{
+    FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials, parse_port, setting_meant,
+};
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
 use crate::man_pages::{Completions, ManPages};
@@ -52,18 +55,59 @@ pub(crate) enum ConfigCommand {
     Reference,
 }
 
-/// Formats a command-line error as one line, such as `unexpected argument '--amqq' found, a similar argument
-/// exists: '--amqp'`.
+/// Formats a command-line error as one line, such as `unexpected argument '--amqq' found; did you mean --amqp ADDR?`.
 pub(crate) fn usage_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     let mut line = first.strip_prefix("error: ").unwrap_or(first).to_owned();
-    if let Some(tip) = lines.find_map(|line| line.trim().strip_prefix("tip: a similar")) {
+    if let Some(hint) = unexpected(error).and_then(hint) {
+        line.push_str(&hint);
+    } else if let Some(tip) = lines.find_map(|line| line.trim().strip_prefix("tip: a similar")) {
         line.push_str(", a similar");
         line.push_str(tip);
     }
     mask_credentials(&line)
+}
+
+/// The argument that a command with the settings as its flags does not know.
+fn unexpected(error: &clap::Error) -> Option<&str> {
+    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else { return None };
+    let usage = usage.to_string();
+    if !["serve", "health", "config"].iter().any(|command| usage.contains(&format!("leveret {command}"))) {
+        return None;
+    }
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) if error.kind() == ErrorKind::UnknownArgument => Some(argument),
+        _ => None,
+    }
+}
+
+/// Tells, as the end of a sentence, what an argument that is not known was meant to be.
+fn hint(argument: &str) -> Option<String> {
+    if let Some(flag_name) = argument.strip_prefix("--") {
+        let key = setting_meant(flag_name)?;
+        let setting = SETTINGS.iter().find(|setting| setting.key == key)?;
+        return Some(match setting.is_secret {
+            true => format!(
+                "; everybody can read command lines, so set {} or --{}-file",
+                setting.variable(),
+                setting.flag()
+            ),
+            false => format!("; did you mean --{} {}?", setting.flag(), setting.kind),
+        });
+    }
+    if ["amqp://", "amqps://"].iter().any(|scheme| argument.starts_with(scheme)) {
+        return Some(format!("; to stand in front of that broker, --upstream {argument}"));
+    }
+    if argument.ends_with(".toml") {
+        return Some(format!("; a file of settings is given as --config {argument}"));
+    }
+    let port = argument.rsplit(':').next().and_then(parse_port);
+    port.map(|port| match argument.contains(':') {
+        true => format!("; to listen there, --amqp {argument}"),
+        false => format!("; to listen at that port, --amqp 127.0.0.1:{port}"),
+    })
 }
 
 // Implemented by hand, because the arguments come from the declaration of the settings.
@@ -74,7 +118,7 @@ impl Args for Flags {
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help(format!("The configuration file, TOML [env: {FILE_VARIABLE}]"));
-        let settings = SETTINGS.iter().map(|setting| {
+        let settings = SETTINGS.iter().filter(|setting| !setting.is_secret).map(|setting| {
             let action = if setting.repeated { ArgAction::Append } else { ArgAction::Set };
             text_argument(setting.key)
                 .value_name(setting.kind)
@@ -116,7 +160,7 @@ impl FromArgMatches for Flags {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         self.file = matches.get_one::<PathBuf>("config").cloned();
-        for Setting { key, .. } in SETTINGS {
+        for Setting { key, .. } in SETTINGS.iter().filter(|setting| !setting.is_secret) {
             if let Some(texts) = matches.get_many::<String>(key) {
                 self.values.insert(key, texts.cloned().collect());
             }
@@ -173,9 +217,22 @@ mod tests {
     #[test]
     fn a_wrong_command_line_is_told_in_one_line() {
         for (arguments, line) in [
+            (&["--amqq", "off"][..], "unexpected argument '--amqq' found; did you mean --amqp ADDR?"),
+            (&["--listen", ":5672"][..], "unexpected argument '--listen' found; did you mean --amqp ADDR?"),
+            (&["--port=5672"][..], "unexpected argument '--port' found; did you mean --amqp ADDR?"),
+            (&["--unheard-of"][..], "unexpected argument '--unheard-of' found"),
             (
-                &["--amqq", "off"][..],
-                "unexpected argument '--amqq' found, a similar argument exists: '--amqp'",
+                &["--default-password", "hunter2"][..],
+                "unexpected argument '--default-password' found; everybody can read command lines, so set \
+                 LEVERET_DEFAULT_PASSWORD or --default-password-file",
+            ),
+            (
+                &["0.0.0.0:5672"][..],
+                "unexpected argument '0.0.0.0:5672' found; to listen there, --amqp 0.0.0.0:5672",
+            ),
+            (
+                &["leveret.toml"][..],
+                "unexpected argument 'leveret.toml' found; a file of settings is given as --config leveret.toml",
             ),
             (&["--amqp"][..], "a value is required for '--amqp <ADDR>' but none was supplied"),
             (&["--amqp", ""][..], "a value is required for '--amqp <ADDR>' but none was supplied"),
@@ -183,7 +240,10 @@ mod tests {
                 &["--frame-max", "4096", "--frame-max", "4096"][..],
                 "the argument '--frame-max <N>' cannot be used multiple times",
             ),
-            (&["amqp://u:hunter2@a"][..], "unexpected argument 'amqp://***@a' found"),
+            (
+                &["amqp://u:hunter2@a"][..],
+                "unexpected argument 'amqp://***@a' found; to stand in front of that broker, --upstream amqp://***@a",
+            ),
         ] {
             assert_eq!(parse(arguments).unwrap_err(), line);
         }

@@ -9,7 +9,7 @@ use store::disk::RealDisk;
 use store::{FolderLock, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
 use crate::config::{Config, SettingError};
-use crate::definitions;
+use crate::definitions::{self, Before};
 use crate::pagers::Pagers;
 use crate::serve::ServeError;
 
@@ -34,27 +34,24 @@ pub(crate) fn fill(
     config: &Config,
     now: Timestamp,
 ) -> Result<Option<DataFolder>, ServeError> {
+    // A mistake in the file is found before the folder is read, which may take minutes.
     let file = definitions::read(config).map_err(ServeError::Setting)?;
     let path = config.data_dir.folder();
     let path = path.map_err(|error| ServeError::DataFolder(SettingError::new(KEY, error)))?;
-    let load = |file: definitions::DefinitionsFile| file.load_into(broker, now).map_err(ServeError::Setting);
+    let start = |before| {
+        definitions::start_with(broker, config, file.as_ref(), before, now).map_err(ServeError::Setting)
+    };
     let Some(path) = path else {
         tracing::warn!("data_dir is off: all data is in memory and lost on exit");
-        match file {
-            Some(file) => load(file)?,
-            None => broker.add_defaults(),
-        }
+        start(Before::Nothing)?;
         return Ok(None);
     };
     let at_fault = |error| ServeError::DataFolder(SettingError::new(KEY, error).about(path.display()));
     let opened = open(&path, config.disk_free_limit.0).map_err(at_fault)?;
     let Opened { lock, store, rounds, recovered } = opened;
     let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(error.into()))?;
-    match file {
-        Some(file) => load(file)?,
-        None if store.catalogue().was_empty() => broker.add_defaults(),
-        None => {}
-    }
+    // Nothing of a start that fails here is stored: the next one is the first again.
+    start(Before::of(broker, store.catalogue()))?;
     store.catalogue().commit_pending().map_err(|error| at_fault(error.into()))?;
     let running = rounds.start().map_err(|error| at_fault(error.into()))?;
     tracing::info!(folder = %path.display(), messages, "recovered definitions and persistent messages");

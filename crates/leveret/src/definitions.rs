@@ -1,11 +1,15 @@
-//! The definitions file that the embedded broker starts with.
+//! The definitions that the embedded broker starts with: those of a file, and the first user.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use broker::{Broker, Definitions, Timestamp};
+use broker::{Broker, Definitions, LoginRefused, Section, Timestamp};
+use store::catalogue::Catalogue;
 
-use crate::config::{Config, SettingError};
+use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
+use crate::first_line;
 
 /// Definitions and the file they were read from.
 #[derive(Debug)]
@@ -26,14 +30,185 @@ pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, SettingEr
     Ok(Some(DefinitionsFile { path: path.clone(), definitions }))
 }
 
-impl DefinitionsFile {
-    /// Loads the definitions into the broker.
-    ///
-    /// # Errors
-    ///
-    /// An entry contradicts the broker's state, or cannot be stored.
-    pub(crate) fn load_into(&self, broker: &Broker, now: Timestamp) -> Result<(), SettingError> {
-        broker.load(&self.definitions, now).map_err(|error| at_fault(&self.path, error))
+/// The contents of a broker before the definitions are considered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// Nothing yet: this is its first start.
+    Nothing,
+    /// Only the user and the virtual host that a start without any of these settings makes, whatever its applications have
+    /// declared. A package may have started it before its operator could configure it.
+    Defaults,
+    /// A definitions file, and what has been changed since.
+    Definitions,
+    /// Users, permissions or policies that its operators have made without a file.
+    Others,
+}
+
+impl Before {
+    /// The contents of a data folder, from which the broker has been restored.
+    pub(crate) fn of(broker: &Broker, catalogue: &Catalogue) -> Self {
+        if catalogue.was_empty() {
+            Self::Nothing
+        } else if catalogue.was_loaded() {
+            Self::Definitions
+        } else if has_defaults_alone(broker) {
+            Self::Defaults
+        } else {
+            Self::Others
+        }
+    }
+}
+
+/// Whether nobody has defined anything: there is the first user of a start without settings, and what belongs to it.
+fn has_defaults_alone(broker: &Broker) -> bool {
+    let count = |section| broker.definitions_of(section, &[]).len();
+    let is_one = |section, names: &[&str]| count(section) == 1 && broker.definition(section, names).is_some();
+    let further =
+        [Section::TopicPermissions, Section::Parameters, Section::GlobalParameters, Section::Policies];
+    is_one(Section::Users, &[GUEST])
+        && is_one(Section::VirtualHosts, &[ROOT])
+        && is_one(Section::Permissions, &[ROOT, GUEST])
+        && further.into_iter().all(|section| count(section) == 0)
+        && broker.authenticate(GUEST, GUEST.as_bytes(), true).is_ok()
+}
+
+/// Defines what a broker has at its start: the first user and virtual host, unless it has others already, and the definitions
+/// file when `definitions_if` says so.
+///
+/// # Errors
+///
+/// The password's file cannot be read although it is needed, or an entry contradicts the broker's state, or cannot be stored.
+pub(crate) fn start_with(
+    broker: &Broker,
+    config: &Config,
+    file: Option<&DefinitionsFile>,
+    before: Before,
+    now: Timestamp,
+) -> Result<(), SettingError> {
+    let is_untouched = matches!(before, Before::Nothing | Before::Defaults);
+    let password = match given_password(config) {
+        Err(error) if !is_untouched => {
+            tracing::warn!("{error}; nothing needs it any more, as the broker has users");
+            None
+        }
+        password => password?,
+    };
+    let (user, vhost) = (&config.default_user.0, &config.default_vhost.0);
+    let is_user_made = match before {
+        Before::Nothing => file.is_none() || password.is_some(),
+        Before::Defaults => password.is_some() || file.is_none() && vhost != ROOT,
+        Before::Definitions | Before::Others => false,
+    };
+    if is_user_made {
+        let first = Definitions::first(user, password.as_deref().unwrap_or(GUEST), vhost);
+        broker.load(&first, now).map_err(|error| SettingError::new("default_user", error))?;
+        tracing::info!(user, vhost, "first start: made an administrator and a virtual host");
+    } else if let Some(password) = &password {
+        warn_of_another_password(broker, user, password);
+    }
+    if let Some(file) = file {
+        if is_untouched || config.definitions_if == DefinitionsIf::Always {
+            load(broker, file, now)?;
+        } else {
+            report_not_loaded(file, before);
+        }
+    }
+    let is_defined = is_user_made || file.is_some();
+    if before == Before::Defaults && is_defined && broker.authenticate(GUEST, GUEST.as_bytes(), true).is_ok()
+    {
+        tracing::warn!(
+            "the user guest of an earlier start is still there, with its password guest, for this machine only: `leveret ctl \
+             delete_user guest` deletes it"
+        );
+    }
+    warn_of_nobody(broker, config);
+    Ok(())
+}
+
+/// Loads a file, and notes that it was.
+fn load(broker: &Broker, file: &DefinitionsFile, now: Timestamp) -> Result<(), SettingError> {
+    let DefinitionsFile { path, definitions } = file;
+    let loaded = broker.load(definitions, now).map_err(|error| at_fault(path, error))?;
+    if let Some(catalogue) = broker.catalogue() {
+        catalogue.note_loaded();
+    }
+    loaded.log(definitions, &path.display().to_string());
+    Ok(())
+}
+
+fn report_not_loaded(file: &DefinitionsFile, before: Before) {
+    let file = file.path.display();
+    if before == Before::Definitions {
+        tracing::info!(
+            %file,
+            "definitions not loaded: they have been, and what was changed since stays as it is (definitions_if = \"always\" loads \
+             them at every start)"
+        );
+    } else {
+        tracing::warn!(
+            %file,
+            "definitions not loaded: none has ever been, but the broker has users, permissions or policies of its own, which they \
+             might overwrite; definitions_if = \"always\" loads them all the same, and so does `leveret ctl import_definitions`"
+        );
+    }
+}
+
+/// The user that every broker begins with unless another is named, and its password.
+const GUEST: &str = "guest";
+
+/// The virtual host that every broker begins with unless another is named.
+const ROOT: &str = "/";
+
+/// The password of the first user, if one is given.
+pub(crate) fn given_password(config: &Config) -> Result<Option<String>, SettingError> {
+    if let Some(path) = &config.default_password_file.0 {
+        let password = first_line::of_file(path);
+        let fault = |error| SettingError::new("default_password_file", error).about(path.display());
+        return password.map(Some).map_err(fault);
+    }
+    Ok(config.default_password.0.clone())
+}
+
+/// A password that is given and differs from that of the user has no effect, which its operator may not expect.
+fn warn_of_another_password(broker: &Broker, user: &str, password: &str) {
+    match broker.authenticate_from(user, password.as_bytes(), None, true, Instant::now()) {
+        Ok(_) => {}
+        Err(LoginRefused::UnknownUser) => {
+            tracing::warn!(
+                user,
+                "default_user not made: that is for a broker without users of its own; use `leveret ctl add_user`"
+            );
+        }
+        Err(_) => tracing::warn!(
+            user,
+            "default_password has no effect: the user has another password by now; use `leveret ctl change_password`"
+        ),
+    }
+}
+
+/// Warns if no client can log in, or none from another machine although it could connect.
+fn warn_of_nobody(broker: &Broker, config: &Config) {
+    let users = broker.definitions_of(Section::Users, &[]);
+    let permissions = broker.definitions_of(Section::Permissions, &[]);
+    let text = |entry: &serde_json::Value, key: &str| entry[key].as_str().unwrap_or_default().to_owned();
+    let takes_certificates = config.tls_verify_client != VerifyClient::Off;
+    let with_password =
+        users.iter().filter(|user| takes_certificates || !text(user, "password_hash").is_empty());
+    let permitted: HashSet<String> = permissions.iter().map(|permission| text(permission, "user")).collect();
+    let able = with_password.map(|user| text(user, "name")).filter(|user| permitted.contains(user));
+    let mut able = able.peekable();
+    if able.peek().is_none() {
+        tracing::warn!(
+            "nobody can log in: no user has both a password and permissions in a virtual host; default_user with \
+             default_password makes one at the first start"
+        );
+    } else if able.all(|user| user == GUEST)
+        && let Some((key, address)) = config.first_address_for_others()
+    {
+        tracing::warn!(
+            "{key} listens on {address}, but guest, who may log in from this machine only, is the only user: make \
+             another with default_user and default_password (at the first start), or with `leveret ctl add_user`"
+        );
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Ask<'a> {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    /// The header Server.
+    pub(crate) server: Option<String>,
     pub(crate) body: Bytes,
 }
 
@@ -188,8 +190,10 @@ impl HttpClient {
         tokio::spawn(connection);
         let answer = sender.send_request(request).await.map_err(cause)?;
         let status = answer.status().as_u16();
+        let server = answer.headers().get(header::SERVER);
+        let server = server.and_then(|server| server.to_str().ok()).map(str::to_owned);
         let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
-        Ok(Answer { status, body: body.map_err(io::Error::other)?.to_bytes() })
+        Ok(Answer { status, server, body: body.map_err(io::Error::other)?.to_bytes() })
     }
 
     fn request(&self, ask: Ask<'_>) -> io::Result<Request<Full<Bytes>>> {

@@ -8,6 +8,7 @@ use server::{Listener, ListenerKind, PROTOCOLS, Preface, Server};
 
 use crate::announce::{Announced, announce};
 use crate::config::{Config, ListenAddr};
+use crate::own_address::refuse_as_upstream;
 use crate::relays::ServedRelays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
@@ -20,7 +21,7 @@ impl ClientListeners {
     ///
     /// # Errors
     ///
-    /// A listener cannot be bound; the first such failure is returned.
+    /// A listener cannot be bound, or is the upstream; the first such failure is returned.
     pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
         let mut bound = Vec::new();
         for protocol in &PROTOCOLS {
@@ -30,7 +31,18 @@ impl ClientListeners {
                 }
             }
         }
-        Ok(Self(bound))
+        let bound = Self(bound);
+        refuse_as_upstream(config, &bound.addresses()).await.map_err(ServeError::Setting)?;
+        Ok(bound)
+    }
+
+    /// The bound TCP addresses, with the settings of their listeners.
+    fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
+        let tcp = self.0.iter().filter_map(|(_, kind, listener)| match listener {
+            Listener::Tcp(listeners) => Some((kind.setting, listeners.local_addresses())),
+            Listener::Unix(..) => None,
+        });
+        tcp.flat_map(|(key, addresses)| addresses.map(move |address| (key, address))).collect()
     }
 
     /// The ports on which the page in the browser may connect.

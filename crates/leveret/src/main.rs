@@ -11,16 +11,19 @@ mod ctl;
 mod data_folder;
 mod definitions;
 mod descriptors;
+mod first_line;
 mod health;
 mod http;
 mod http_client;
 mod identities;
 mod listen;
+mod local;
 mod logs;
 mod man_pages;
 mod manage;
 mod mqtt;
 mod notify;
+mod own_address;
 mod pagers;
 mod relays;
 mod reload;
@@ -37,7 +40,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use cli::{Command, CommandLine, ConfigCommand};
-use config::{Effective, Flags};
+use config::{Effective, Environment, Flags};
 
 // Long-lived connections of changing size fragment the system's allocator; jemalloc returns memory to the
 // system. .cargo/config.toml sets how soon.
@@ -115,7 +118,7 @@ fn refuse_command_line(error: &clap::Error) -> ExitCode {
 }
 
 fn load(flags: &Flags) -> Result<Effective, Failure> {
-    config::load(flags, &|name| std::env::var_os(name)).map_err(Failure::usage)
+    config::load(flags, &Environment::of_process()).map_err(Failure::usage)
 }
 
 fn serve(flags: Flags) -> Result<(), Failure> {
@@ -129,7 +132,9 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
-    let result = runtime.block_on(serve::run(flags, effective, log));
+    runtime.spawn(log.clone().keep_reporting());
+    let result = runtime.block_on(serve::run(flags, effective, log.clone()));
+    log.report_repeats();
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {
@@ -158,6 +163,7 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
         ConfigCommand::Check(flags) => {
             let config = load(flags)?.config;
             definitions::read(&config).map_err(Failure::usage)?;
+            definitions::given_password(&config).map_err(Failure::usage)?;
             return tls::Tls::load(&config).map(drop).map_err(Failure::usage);
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),

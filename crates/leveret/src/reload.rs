@@ -9,7 +9,7 @@ use proxy::Pool;
 use server::{AccessLogWriter, Backend, Server};
 
 use crate::alarms::Levels;
-use crate::config::{Config, Effective, Flags};
+use crate::config::{Config, Effective, Environment, Flags};
 use crate::logs::LogLevel;
 use crate::notify::Notifier;
 use crate::signals::ReloadRequests;
@@ -61,7 +61,7 @@ impl Reloader {
 
     /// Reads all layers again. If there is a mistake in any of them, no setting changes.
     fn read_settings(&self) {
-        let read = config::load(&self.flags, &|name| std::env::var_os(name));
+        let read = config::load(&self.flags, &Environment::of_process());
         let wanted = match read {
             Ok(wanted) => wanted,
             Err(error) => return tracing::error!(%error, "SIGHUP: configuration not reloaded"),

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use crate::alarms::{self, Sampler};
 use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, SettingError,
-    VerifyClient,
+    VerifyClient, flag,
 };
 use crate::data_folder::{self, DataFolder};
 use crate::descriptors;
@@ -40,6 +40,9 @@ use crate::tls::Tls;
 /// Interval of the checks whether the upstream is reachable.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Number of these intervals between probes of the upstreams that no client uses. Brokers log such probes.
+const IDLE_PROBE_CHECKS: u32 = 15;
+
 /// Serves until a drain is requested and complete.
 ///
 /// # Errors
@@ -51,9 +54,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let Caught { mut drain, signalled, drainer, reload } = signals::catch().map_err(ServeError::Signals)?;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
-    for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
-        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
-    }
+    warn_of_ignored(&effective);
 
     // Certificates and relays are read before the data folder is, which may take minutes.
     warn_of_open_listeners(&config);
@@ -197,6 +198,16 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
     target.map(open).transpose()
 }
 
+/// Warns at start-up about variables and parts of URLs that have no effect.
+fn warn_of_ignored(effective: &Effective) {
+    if let Some(ignored) = &effective.ignored {
+        tracing::warn!("{ignored}");
+    }
+    for upstream in effective.config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
+        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
+    }
+}
+
 /// Warns at start-up about settings that remove protection or have no effect.
 fn warn_of_open_listeners(config: &Config) {
     if config.has_upstream_over_tls() && !config.upstream_verify.0 {
@@ -232,8 +243,10 @@ fn open_backend(
 ) -> Result<(Backend, Option<DataFolder>), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
+        log_mode(config);
         return Ok((Backend::Broker(broker), folder));
     }
+    log_mode(config);
     let identities = match &config.upstream_external.0 {
         Some(path) => identities::read(path).map_err(ServeError::Setting)?,
         None => Identities::default(),
@@ -243,18 +256,54 @@ fn open_backend(
     Ok((backend, None))
 }
 
-/// Checks whether the upstream is reachable, and passes its server-properties on to clients.
+/// Logs what this process is, in one line.
+fn log_mode(config: &Config) {
+    let version = env!("CARGO_PKG_VERSION");
+    if config.upstream.is_empty() {
+        let follows = config.compatibility.version();
+        tracing::info!(version, "mode: broker, as RabbitMQ {follows}; no upstream is set");
+        return;
+    }
+    let upstreams: Vec<_> = config.upstream.iter().map(ToString::to_string).collect();
+    let folder = if config.spool.0.is_empty() { "no data folder" } else { "its data folder holds the spool" };
+    tracing::info!(version, "mode: pool in front of {}; {folder}", upstreams.join(", "));
+}
+
+/// Checks whether the upstream is reachable, and passes its server-properties on to clients. Logs the first result.
 fn watch_upstream(pool: Arc<Pool>, server: Server) {
     tokio::spawn(async move {
-        loop {
-            if pool.check().await
-                && let Some(properties) = pool.server_properties().await
-            {
-                server.announce(properties);
+        for checks in 0_u32.. {
+            // An upstream that hangs does not hold up what is to be known of the others.
+            let idle = async {
+                if checks % IDLE_PROBE_CHECKS == 0 {
+                    pool.probe_idle().await;
+                }
+            };
+            let answering = async {
+                if pool.check().await
+                    && let Some(properties) = pool.server_properties().await
+                {
+                    server.announce(properties);
+                }
+            };
+            tokio::join!(idle, answering);
+            if checks == 0 {
+                log_upstreams(&pool);
             }
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     });
+}
+
+/// Logs which upstreams answer. The pool has warned of the others.
+fn log_upstreams(pool: &Pool) {
+    let product = pool.known_product().unwrap_or_default();
+    for state in pool.addresses().into_iter().filter(|state| state.is_up == Some(true)) {
+        tracing::info!(address = state.address, product, "upstream answers");
+    }
+    if !pool.is_reachable() {
+        tracing::warn!("no upstream answers: clients are closed until one does");
+    }
 }
 
 /// Closes the clients of virtual hosts that are deleted upstream, including those without any upstream channel.
@@ -434,7 +483,7 @@ fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// The listener of the setting `key` could not be bound.
-    #[error("{key}: cannot listen on {address}: {error}")]
+    #[error("{key}: cannot listen on {address}: {error}{}", remedy(key, address, error))]
     Listen {
         key: &'static str,
         address: ListenAddr,
@@ -472,3 +521,36 @@ pub(crate) enum ServeError {
     #[error(transparent)]
     MqttSessions(MqttRestoreError),
 }
+
+/// Tells, as the end of an error's line, what to do about an address that cannot be listened on.
+fn remedy(key: &str, address: &ListenAddr, error: &io::Error) -> String {
+    let flag = flag(key);
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            let upstream = match (key, address) {
+                ("amqp", ListenAddr::Tcp { .. }) => {
+                    format!("; if that is the broker to stand in front of, --upstream amqp://{address}")
+                }
+                _ => String::new(),
+            };
+            format!(
+                "; another process has it (`ss -ltnp` shows which): stop that, or choose another with --{flag}{upstream}"
+            )
+        }
+        io::ErrorKind::PermissionDenied
+            if address.places().iter().any(|(_, port)| *port < FIRST_FREE_PORT) =>
+        {
+            format!(
+                "; ports below {FIRST_FREE_PORT} need CAP_NET_BIND_SERVICE: systemd gives it by AmbientCapabilities, \
+             `setcap cap_net_bind_service=+ep` to a program; or choose another with --{flag}"
+            )
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "; this machine has no such address (0.0.0.0 and [::] stand for all that it has)".to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
+/// The lowest port that needs no privilege, unless the system says otherwise (ip(7), `ip_unprivileged_port_start`).
+const FIRST_FREE_PORT: u16 = 1024;

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ::broker::Compatibility;
+use ::proxy::{AddressState, Pool};
 use ::server::{Backend, Server};
 use admin::{Api, MetricsWriter, Readiness, Source, WantedMetrics, WebSocketPorts};
 use transport::tls::ServerTls;
@@ -95,11 +96,11 @@ impl Status {
 impl Source for Status {
     fn ready(&self) -> Readiness {
         if self.draining.load(Ordering::Relaxed) {
-            return Readiness::NotReady("shutting down".to_owned());
+            return Readiness::NotReady { reason: "shutting down".to_owned(), details: None };
         }
         match &self.backend {
             Backend::Upstream(pool) if !pool.is_reachable() => {
-                Readiness::NotReady("upstream unreachable".to_owned())
+                Readiness::NotReady { reason: "upstream unreachable".to_owned(), details: causes(pool) }
             }
             Backend::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
                 Some(impairment) => Readiness::Impaired(impairment),
@@ -152,4 +153,14 @@ impl Source for Status {
     fn websocket_ports(&self) -> WebSocketPorts {
         self.websocket_ports
     }
+}
+
+/// Every upstream with the reason why it cannot be reached, as far as any is known.
+fn causes(pool: &Pool) -> Option<String> {
+    let show = |state: AddressState| match state.cause {
+        Some(cause) => format!("{}: {cause}", state.address),
+        None => state.address,
+    };
+    let causes: Vec<_> = pool.addresses().into_iter().map(show).collect();
+    (!causes.is_empty()).then(|| causes.join("; "))
 }

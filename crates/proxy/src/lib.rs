@@ -154,7 +154,7 @@ pub use connector::{Connecting, Connector, TcpConnector};
 pub use histogram::{BOUNDS, Durations};
 pub use identities::Identities;
 pub use metrics::PoolMetrics;
-pub use pool::{ClientInfo, ClientSide, DeletedVirtualHost, Login, Pool, VerifiedLogin};
+pub use pool::{AddressState, ClientInfo, ClientSide, DeletedVirtualHost, Login, Pool, VerifiedLogin};
 pub use refusal::Refusal;
 pub use resolver::{Resolver, Resolving, SystemResolver};
 pub use session::ProxySession;

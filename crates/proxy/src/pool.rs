@@ -27,6 +27,7 @@ pub(crate) use self::connection_permits::Unused;
 use self::connection_permits::{ConnectionPermit, Entered};
 pub use self::deletions::DeletedVirtualHost;
 use self::deletions::Deletions;
+pub use self::endpoints::AddressState;
 pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
@@ -316,9 +317,10 @@ impl Pool {
         }
     }
 
-    /// Whether a broker answered when it was last asked, or connections to one are open; false before the first was asked.
+    /// Whether connections to a broker are open, or one answered when it was last asked and has not lost a connection since;
+    /// false before the first was asked.
     pub fn is_reachable(&self) -> bool {
-        self.endpoints.any_answered()
+        self.endpoints.any_answers()
     }
 
     /// Whether a broker answers, if known. For a client that has sent nothing yet, which should see a dead
@@ -356,21 +358,51 @@ impl Pool {
     /// Probes the brokers, in turn, by waiting for their first method; returns whether one answered.
     async fn probe(self: &Arc<Self>) -> bool {
         for endpoint in self.endpoints_in_order().await {
-            match self.ask(&endpoint).await {
-                Ok(properties) => {
-                    *self.server_properties.lock() = Some(properties);
-                    self.restore_soon();
-                    return true;
-                }
-                Err(error) => {
-                    add(&self.counters.connect_failures, 1);
-                    if self.endpoints.is_silent(self, &endpoint) {
-                        tracing::warn!(%endpoint, %error, "upstream connection failed");
-                    }
-                }
+            if self.probe_one(&endpoint).await {
+                return true;
             }
         }
         false
+    }
+
+    /// Probes the addresses that nobody would otherwise find out about, all at once: those that are neither in use nor probed
+    /// in the background. With one address [`Self::check`] does that.
+    pub async fn probe_idle(self: &Arc<Self>) {
+        let all = self.endpoints_in_order().await;
+        if all.len() < 2 {
+            return;
+        }
+        let probe = |endpoint| {
+            let pool = Arc::clone(self);
+            background::run(async move {
+                pool.probe_one(&endpoint).await;
+            })
+        };
+        let idle = all.into_iter().filter(|endpoint| self.endpoints.is_idle(endpoint));
+        let probes: Vec<_> = idle.filter_map(probe).collect();
+        for probe in probes {
+            // It ends by itself; a panic would have been reported.
+            let _ = probe.await;
+        }
+    }
+
+    /// Probes a broker by waiting for its first method; returns whether it answered.
+    async fn probe_one(self: &Arc<Self>, endpoint: &Endpoint) -> bool {
+        match self.ask(endpoint).await {
+            Ok(properties) => {
+                *self.server_properties.lock() = Some(properties);
+                self.restore_soon();
+                true
+            }
+            Err(error) => {
+                add(&self.counters.connect_failures, 1);
+                self.endpoints.note_cause(endpoint, &error);
+                if self.endpoints.is_silent(self, endpoint) {
+                    endpoints::warn_of(endpoint, &error);
+                }
+                false
+            }
+        }
     }
 
     /// Waits for a broker's first method, and records that it answers. Asks again if a connection there is lost meanwhile:
@@ -400,6 +432,13 @@ impl Pool {
         let properties = self.server_properties.lock();
         let text = |name| properties.as_ref()?.get(name)?.as_text();
         text("version").filter(|_| text("product") == Some("RabbitMQ")).map(str::to_owned)
+    }
+
+    /// The product and version that a broker told last, such as `RabbitMQ 3.13.7`.
+    pub fn known_product(&self) -> Option<String> {
+        let properties = self.server_properties.lock();
+        let text = |name| properties.as_ref()?.get(name)?.as_text();
+        Some(format!("{} {}", text("product")?, text("version").unwrap_or_default()).trim_end().to_owned())
     }
 
     /// A snapshot of the pool's metrics.
@@ -432,8 +471,8 @@ impl Pool {
         }
     }
 
-    /// The known upstream addresses, whether each answered when last asked, and its number of connections.
-    pub fn addresses(&self) -> Vec<(String, bool, usize)> {
+    /// The upstream addresses, and whether each answers.
+    pub fn addresses(&self) -> Vec<AddressState> {
         self.endpoints.states()
     }
 
@@ -606,12 +645,16 @@ impl Pool {
                     return Err(Refusal::Login(text));
                 }
                 Err(error) => {
-                    tracing::warn!(%endpoint, %error, "upstream connection failed");
                     add(&self.counters.connect_failures, 1);
-                    if error.is_outage() {
-                        self.endpoints.is_silent(self, &endpoint);
-                    } else {
+                    self.endpoints.note_cause(&endpoint, &error);
+                    let is_new = error.is_outage() && self.endpoints.is_silent(self, &endpoint);
+                    if !error.is_outage() {
                         self.endpoints.failed(self, &endpoint);
+                    }
+                    if is_new {
+                        endpoints::warn_of(&endpoint, &error);
+                    } else {
+                        tracing::warn!(%endpoint, %error, "upstream connection failed");
                     }
                     refusal = error;
                 }
@@ -634,6 +677,7 @@ impl Pool {
             Ok(opened) => opened,
             Err(refusal) => {
                 if refusal.is_outage() {
+                    self.endpoints.note_cause(&endpoint, &refusal);
                     self.endpoints.failed(self, &endpoint);
                 }
                 return Err(refusal);

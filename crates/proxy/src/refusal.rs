@@ -19,6 +19,17 @@ impl Refusal {
         Self::Fault(Fault::new(ReplyCode::ConnectionForced, format!("upstream unreachable: {why}")))
     }
 
+    /// The reason by itself, for a place that names the address already.
+    pub(crate) fn cause(&self, address: &impl std::fmt::Display) -> String {
+        match self {
+            Self::Login(text) => text.clone(),
+            Self::Fault(fault) => {
+                let text = fault.text.strip_prefix("upstream unreachable: ").unwrap_or(&fault.text);
+                text.strip_prefix(&format!("{address}: ")).unwrap_or(text).to_owned()
+            }
+        }
+    }
+
     /// An outage has lasted longer than clients wait for.
     pub(crate) fn in_vain(limit: std::time::Duration, last: Self) -> Self {
         let text = match last {

@@ -17,6 +17,17 @@ use crate::websocket::Carriage;
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Bytes of a user's name that are logged: no user has a longer one, but an MQTT client can claim 64 KiB.
+const MAX_USER: usize = 255;
+
+/// Bytes of a reason that are logged: the names of a user and a virtual host, and the words around them.
+const MAX_REASON: usize = 640;
+
+/// The beginning of a text, of at most `most` bytes.
+fn cut(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
+}
+
 /// How a connection ended, for transports that report it in their own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -82,6 +93,11 @@ impl ConnectionCore {
         self.end.get_or_insert_with(|| (ending, reason()));
     }
 
+    /// Whether it is known how the connection ends.
+    pub(crate) fn has_end(&self) -> bool {
+        self.end.is_some()
+    }
+
     /// Notes the user that logs in, for the access log.
     pub(crate) fn logs_in(&mut self, user: &str) {
         if let Some(record) = &mut self.record {
@@ -96,9 +112,10 @@ impl ConnectionCore {
         }
     }
 
-    /// Counts and logs a refused login. `why` is for operators alone.
+    /// Counts and logs a refused login. `why` is for operators alone. Both may have what the client has sent, which is cut.
     pub(crate) fn login_refused(&self, user: &str, why: &str) {
         self.shared.metrics.logins_refused.add(1);
+        let (user, why) = (cut(user, MAX_USER), cut(why, MAX_REASON));
         tracing::warn!(connection = self.id, peer = %self.peer, user, why, "login refused");
     }
 

@@ -94,9 +94,9 @@ fn load(call: &Call, file: &Map<String, Value>) -> ApiAnswer {
     let definitions =
         Definitions::from_map(file).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let _changing = call.api.changes.lock();
-    call.broker()?
-        .load(&definitions, call.now())
-        .map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let loaded = call.broker()?.load(&definitions, call.now());
+    let loaded = loaded.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    loaded.log(&definitions, call.user.name());
     call.defined(Reply::no_content())
 }
 

@@ -61,7 +61,7 @@ pub use process::{
     CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession, ListenerInfo,
     NodeInfo, Process, SessionInfo, TlsListener,
 };
-pub(crate) use request::{Caller, for_monitors, router};
+pub(crate) use request::{Caller, for_monitors, is_local, router};
 
 /// The management API of one process.
 pub struct Api {

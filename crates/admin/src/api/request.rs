@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header, request};
+use axum::http::{Extensions, HeaderMap, HeaderName, Method, StatusCode, Uri, header, request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
@@ -129,18 +129,27 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
 }
 
 fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> {
-    let nobody = Caller { ip: None, is_local: false };
-    let caller = head.extensions.get::<Caller>().copied().unwrap_or(nobody);
-    // Rights of local callers only (logging in as guest, and everything where there are no users) extend
-    // neither to foreign pages in a browser on this machine, nor to the clients of a proxy on it.
-    let is_local = caller.is_local && names_this_machine(&head.headers) && !is_passed_on(&head.headers);
-    let caller = Caller { is_local, ..caller };
+    let caller = caller(&head.headers, &head.extensions);
     match &api.broker {
         _ if who == Who::Everybody => Ok(User::operator()),
         Some(broker) => User::log_in(broker, &head.headers, caller),
         None if caller.is_local => Ok(User::operator()),
         None => Err(ApiError::remote()),
     }
+}
+
+fn caller(headers: &HeaderMap, extensions: &Extensions) -> Caller {
+    let nobody = Caller { ip: None, is_local: false };
+    let caller = extensions.get::<Caller>().copied().unwrap_or(nobody);
+    // Rights of local callers only (logging in as guest, and everything where there are no users) extend
+    // neither to foreign pages in a browser on this machine, nor to the clients of a proxy on it.
+    let is_local = caller.is_local && names_this_machine(headers) && !is_passed_on(headers);
+    Caller { is_local, ..caller }
+}
+
+/// Whether a request comes from this machine, and not through a proxy on it.
+pub(crate) fn is_local(headers: &HeaderMap, extensions: &Extensions) -> bool {
+    caller(headers, extensions).is_local
 }
 
 /// Whether the header Host is an IP address or localhost. Any other name may have been pointed at this machine

@@ -46,8 +46,9 @@ impl Companion {
         command.args(["serve", "--amqp", "127.0.0.1:0", "--log", "warn"]).args(arguments);
         // The environment's settings are meant for the program that runs the study.
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("LEVERET_") {
-                command.env_remove(name);
+            let text = name.to_string_lossy();
+            if text.starts_with("LEVERET_") || text.starts_with("RABBITMQ_DEFAULT_") {
+                command.env_remove(&name);
             }
         }
         for other in OTHER_LISTENERS {

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 use super::error::{DefinitionsError, EntryError};
 use crate::arguments::QueueKind;
 use crate::compatibility::Compatibility;
-use crate::users::GUEST;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct DefinitionsFile {
@@ -21,7 +20,40 @@ pub(super) struct DefinitionsFile {
     pub(super) queues: Vec<QueueEntry>,
     pub(super) exchanges: Vec<ExchangeEntry>,
     pub(super) bindings: Vec<BindingEntry>,
+    /// Keys of the file that are no section.
+    pub(super) unknown: Vec<String>,
 }
+
+/// The sections of a file.
+pub(super) const SECTIONS: [&str; 10] = [
+    "vhosts",
+    "users",
+    "permissions",
+    "topic_permissions",
+    "policies",
+    "parameters",
+    "global_parameters",
+    "queues",
+    "exchanges",
+    "bindings",
+];
+
+/// Keys that are no sections: they tell where a file comes from, or describe a single virtual host.
+const REMARKS: [&str; 13] = [
+    "rabbit_version",
+    "rabbitmq_version",
+    "product_name",
+    "product_version",
+    "rabbitmq_definition_format",
+    "original_cluster_name",
+    "original_vhost_name",
+    "explanation",
+    "name",
+    "description",
+    "tags",
+    "metadata",
+    "limits",
+];
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "VhostEntry")]
@@ -274,15 +306,15 @@ pub(super) enum DestinationType {
 
 impl DefinitionsFile {
     /// The contents of a new broker.
-    pub(super) fn defaults() -> Self {
-        let (user, vhost) = (GUEST.to_owned(), "/".to_owned());
+    pub(super) fn first(user: &str, password: &str, vhost: &str) -> Self {
+        let (user, vhost) = (user.to_owned(), vhost.to_owned());
         let all = || ".*".to_owned();
         Self {
             users: vec![User {
                 name: user.clone(),
                 password_hash: String::new(),
                 hashing_algorithm: None,
-                password: Some(GUEST.to_owned()),
+                password: Some(password.to_owned()),
                 tags: Tags::List(vec!["administrator".to_owned()]),
                 limits: Limits::default(),
             }],
@@ -303,7 +335,9 @@ impl DefinitionsFile {
     }
 
     pub(super) fn from_map(file: &Map<String, Value>) -> Result<Self, DefinitionsError> {
+        let is_known = |key: &str| SECTIONS.contains(&key) || REMARKS.contains(&key);
         Ok(Self {
+            unknown: file.keys().filter(|key| !is_known(key)).cloned().collect(),
             vhosts: section(file, "vhosts")?,
             users: section(file, "users")?,
             permissions: section(file, "permissions")?,

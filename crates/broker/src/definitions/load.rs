@@ -14,6 +14,7 @@ use super::format::{
     BindingEntry, DefinitionsFile, DefinitionsScope, DestinationType, ExchangeEntry, Limits, Parameter,
     PolicyBody, QueueEntry, Tags, User, Vhost,
 };
+use super::loaded::{Effect, EntryKind, LoadedDefinitions};
 use crate::SessionId;
 use crate::arguments::QueueKind;
 use crate::broker::Broker;
@@ -26,11 +27,15 @@ use crate::users::{GUEST, PasswordHash, UserLimits, UserSpec};
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
 
 impl Broker {
-    /// Loads definitions.
+    /// Loads definitions. Returns what that has made and changed.
     ///
     /// # Errors
     /// The first entry that cannot be loaded, and the reason. The entries before it have been loaded.
-    pub fn load(&self, definitions: &Definitions, now: Timestamp) -> Result<(), DefinitionsError> {
+    pub fn load(
+        &self,
+        definitions: &Definitions,
+        now: Timestamp,
+    ) -> Result<LoadedDefinitions, DefinitionsError> {
         self.load_as(&definitions.file, self.compatibility(), now)
     }
 
@@ -40,44 +45,69 @@ impl Broker {
         file: &DefinitionsFile,
         release: Compatibility,
         now: Timestamp,
-    ) -> Result<(), DefinitionsError> {
-        self.load_users_and_vhosts(file, release)?;
-        self.load_permissions(file)?;
-        self.load_parameters_and_policies(file, release, now)?;
-        self.load_topology(file, now)
+    ) -> Result<LoadedDefinitions, DefinitionsError> {
+        let mut loaded = LoadedDefinitions::default();
+        self.load_users_and_vhosts(file, release, &mut loaded)?;
+        self.load_permissions(file, &mut loaded)?;
+        self.load_parameters_and_policies(file, release, now, &mut loaded)?;
+        self.load_topology(file, now, &mut loaded)?;
+        Ok(loaded)
     }
 
     fn load_users_and_vhosts(
         &self,
         file: &DefinitionsFile,
         release: Compatibility,
+        loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
-        each(
+        let mut overwritten = Vec::new();
+        let users = each(
             "user",
             &file.users,
             |user| (&user.name, None),
             |user| {
                 let spec = spec_of(user)?;
+                if self.has_other_password(user, spec.password.as_ref()) {
+                    overwritten.push(user.name.clone());
+                }
+                let existed = self.has_user(&user.name);
                 self.keep_entry(Section::Users, &[&user.name], &user.at_rest(spec.password.as_ref()))?;
                 self.put_user(spec);
-                Ok(())
+                Ok(made_unless(existed))
             },
         )?;
-        each(
+        loaded.overwritten_passwords = overwritten;
+        loaded.count(EntryKind { one: "user", many: "users" }, users);
+        let vhosts = each(
             "vhost",
             &file.vhosts,
             |vhost| (&vhost.name, None),
             |vhost| {
                 let kind = vhost.default_queue_kind(release)?;
+                let existed = self.vhost(&vhost.name).is_some();
                 let added = self.add_vhost(&vhost.name);
                 self.keep_entry(Section::VirtualHosts, &[&vhost.name], &self.at_rest(vhost, kind))?;
                 added.set_default_queue_kind(kind);
                 if let Some(traced) = vhost.tracing {
                     added.set_traced(traced);
                 }
-                Ok(())
+                Ok(made_unless(existed))
             },
-        )
+        )?;
+        loaded.count(EntryKind { one: "vhost", many: "vhosts" }, vhosts);
+        Ok(())
+    }
+
+    /// Whether a user exists who has a password, but not that of the entry.
+    fn has_other_password(&self, user: &User, hash: Option<&PasswordHash>) -> bool {
+        let before = self.definition(Section::Users, &[&user.name]);
+        let text = |key: &str| before.as_ref().and_then(|before| before.get(key)?.as_str());
+        let before =
+            PasswordHash::parse(text("password_hash").unwrap_or_default(), text("hashing_algorithm"));
+        before.is_ok_and(|before| match &user.password {
+            Some(password) => !before.matches(password.as_bytes()),
+            None => hash != Some(&before),
+        })
     }
 
     /// The virtual host as it is stored: with the protection from deletion that it has already, unless the entry says
@@ -90,8 +120,12 @@ impl Broker {
         Vhost { protected_from_deletion, default_queue_type, ..vhost.clone() }
     }
 
-    fn load_permissions(&self, file: &DefinitionsFile) -> Result<(), DefinitionsError> {
-        each(
+    fn load_permissions(
+        &self,
+        file: &DefinitionsFile,
+        loaded: &mut LoadedDefinitions,
+    ) -> Result<(), DefinitionsError> {
+        let permissions = each(
             "permissions of user",
             &file.permissions,
             |entry| (&entry.user, Some(&entry.vhost)),
@@ -103,10 +137,12 @@ impl Broker {
                 };
                 self.check_user(&entry.user)?;
                 self.known(&entry.vhost)?.set_permissions(&entry.user, Some(&permissions))?;
-                self.keep_entry(Section::Permissions, &[&entry.vhost, &entry.user], entry)
+                self.keep_entry(Section::Permissions, &[&entry.vhost, &entry.user], entry)?;
+                Ok(Effect::Done)
             },
         )?;
-        each(
+        loaded.count(EntryKind { one: "permission", many: "permissions" }, permissions);
+        let topics = each(
             "topic permissions of user",
             &file.topic_permissions,
             |entry| (&entry.user, Some(&entry.vhost)),
@@ -120,9 +156,12 @@ impl Broker {
                 self.check_user(&entry.user)?;
                 self.known(&entry.vhost)?.set_topic_permissions(&entry.user, &permissions)?;
                 let key = [&*entry.vhost, &*entry.user, &*entry.exchange];
-                self.keep_entry(Section::TopicPermissions, &key, entry)
+                self.keep_entry(Section::TopicPermissions, &key, entry)?;
+                Ok(Effect::Done)
             },
-        )
+        )?;
+        loaded.count(EntryKind { one: "topic permission", many: "topic permissions" }, topics);
+        Ok(())
     }
 
     fn load_parameters_and_policies(
@@ -130,55 +169,73 @@ impl Broker {
         file: &DefinitionsFile,
         release: Compatibility,
         now: Timestamp,
+        loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
-        each(
+        let parameters = each(
             "parameter",
             &file.parameters,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
                 set_parameter(&self.known(&entry.vhost)?, entry, release, now)?;
                 let key = [&*entry.vhost, &*entry.component, &*entry.name];
-                self.keep_entry(Section::Parameters, &key, entry)
+                self.keep_entry(Section::Parameters, &key, entry)?;
+                Ok(Effect::Done)
             },
         )?;
-        each(
+        let global = each(
             "global parameter",
             &file.global_parameters,
             |entry| (&entry.name, None),
-            |entry| self.keep_entry(Section::GlobalParameters, &[&entry.name], entry),
+            |entry| {
+                self.keep_entry(Section::GlobalParameters, &[&entry.name], entry)?;
+                Ok(Effect::Done)
+            },
         )?;
-        each(
+        loaded.count(EntryKind { one: "parameter", many: "parameters" }, parameters + global);
+        let policies = each(
             "policy",
             &file.policies,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
                 let definition = PolicyDefinition::parse(&entry.body.definition, release)?;
                 self.known(&entry.vhost)?.set_policy(policy_of(&entry.name, &entry.body, definition)?, now);
-                self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)
+                self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)?;
+                Ok(Effect::Done)
             },
-        )
+        )?;
+        loaded.count(EntryKind { one: "policy", many: "policies" }, policies);
+        Ok(())
     }
 
     /// Queues come before exchanges, and both before bindings.
-    fn load_topology(&self, file: &DefinitionsFile, now: Timestamp) -> Result<(), DefinitionsError> {
-        each(
+    fn load_topology(
+        &self,
+        file: &DefinitionsFile,
+        now: Timestamp,
+        loaded: &mut LoadedDefinitions,
+    ) -> Result<(), DefinitionsError> {
+        let queues = each(
             "queue",
             &file.queues,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| declare_queue(&self.known(&entry.vhost)?, entry, now),
         )?;
-        each(
+        loaded.count(EntryKind { one: "queue", many: "queues" }, queues);
+        let exchanges = each(
             "exchange",
             &file.exchanges,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| declare_exchange(&*self.known(&entry.vhost)?, entry),
         )?;
-        each(
+        loaded.count(EntryKind { one: "exchange", many: "exchanges" }, exchanges);
+        let bindings = each(
             "binding of",
             &file.bindings,
             |entry| (&entry.destination, Some(&entry.vhost)),
             |entry| bind(&*self.known(&entry.vhost)?, entry),
-        )
+        )?;
+        loaded.count(EntryKind { one: "binding", many: "bindings" }, bindings);
+        Ok(())
     }
 
     fn known(&self, vhost: &str) -> Result<Arc<VirtualHost>, EntryError> {
@@ -190,13 +247,19 @@ impl Broker {
     }
 }
 
-/// Loads the entries of a section; an error names the entry at fault: `queue 'q' in vhost '/'`.
+fn made_unless(existed: bool) -> Effect {
+    if existed { Effect::Existed } else { Effect::Done }
+}
+
+/// Loads the entries of a section, and returns how many had an effect; an error names the entry at fault:
+/// `queue 'q' in vhost '/'`.
 fn each<T>(
     what: &str,
     entries: &[T],
     name: impl Fn(&T) -> (&String, Option<&String>),
-    mut load: impl FnMut(&T) -> Result<(), EntryError>,
-) -> Result<(), DefinitionsError> {
+    mut load: impl FnMut(&T) -> Result<Effect, EntryError>,
+) -> Result<usize, DefinitionsError> {
+    let mut done = 0;
     for entry in entries {
         // Checked before anything has changed.
         let (own, vhost) = name(entry);
@@ -205,15 +268,16 @@ fn each<T>(
             Some(long) => Err(EntryError::LongName(long.len())),
             None => load(entry),
         };
-        checked.map_err(|reason| {
+        let effect = checked.map_err(|reason| {
             let entry = match name(entry) {
                 (name, None) => format!("{what} '{name}'"),
                 (name, Some(vhost)) => format!("{what} '{name}' in vhost '{vhost}'"),
             };
             DefinitionsError::new(entry, reason)
         })?;
+        done += usize::from(effect == Effect::Done);
     }
-    Ok(())
+    Ok(done)
 }
 
 impl User {
@@ -306,9 +370,9 @@ fn is_reserved(name: &str) -> bool {
     name.starts_with("amq.")
 }
 
-fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<(), EntryError> {
+fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<Effect, EntryError> {
     if is_reserved(&entry.name) || vhost.has_queue(&entry.name) {
-        return Ok(());
+        return Ok(Effect::Existed);
     }
     let arguments = table_of(&entry.arguments).encode();
     let declare = QueueDeclare {
@@ -319,12 +383,12 @@ fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -
         ..Default::default()
     };
     vhost.declare_queue(NOBODY, &declare, now)?;
-    Ok(())
+    Ok(Effect::Done)
 }
 
-fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), EntryError> {
+fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<Effect, EntryError> {
     if entry.name.is_empty() || is_reserved(&entry.name) || vhost.has_exchange(&entry.name) {
-        return Ok(());
+        return Ok(Effect::Existed);
     }
     let arguments = table_of(&entry.arguments).encode();
     let declare = ExchangeDeclare {
@@ -337,10 +401,10 @@ fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), En
         arguments: RawTable::check(&arguments)?,
     };
     vhost.declare_exchange(&declare)?;
-    Ok(())
+    Ok(Effect::Done)
 }
 
-fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), EntryError> {
+fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<Effect, EntryError> {
     let has_destination = match entry.destination_type {
         DestinationType::Queue => vhost.has_queue(&entry.destination),
         DestinationType::Exchange => vhost.has_exchange(&entry.destination),
@@ -349,7 +413,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), EntryError> {
     if is_reserved(&entry.destination) && !has_destination
         || is_reserved(&entry.source) && !vhost.has_exchange(&entry.source)
     {
-        return Ok(());
+        return Ok(Effect::Existed);
     }
     check_short("routing_key", &entry.routing_key)?;
     let arguments = table_of(&entry.arguments).encode();
@@ -363,7 +427,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), EntryError> {
         DestinationType::Queue => vhost.bind_queue(NOBODY, &binding)?,
         DestinationType::Exchange => vhost.bind_exchange(&binding)?,
     };
-    Ok(())
+    Ok(Effect::Done)
 }
 
 fn check_short(what: &'static str, text: &str) -> Result<(), EntryError> {

@@ -5,6 +5,7 @@ mod arguments;
 mod error;
 mod format;
 mod load;
+mod loaded;
 mod restore;
 
 use serde_json::{Map, Value};
@@ -12,6 +13,7 @@ use serde_json::{Map, Value};
 pub use arguments::{json_of, table_of as arguments_of};
 pub use error::DefinitionsError;
 use format::DefinitionsFile;
+pub use loaded::LoadedDefinitions;
 
 /// A definitions file that has been read and is well-formed, to be loaded with [`crate::Broker::load`].
 #[derive(Debug, Clone)]
@@ -35,13 +37,17 @@ impl Definitions {
     pub fn from_map(sections: &Map<String, Value>) -> Result<Self, DefinitionsError> {
         DefinitionsFile::from_map(sections).map(|file| Self { file })
     }
+
+    /// Keys of the file that are no section, such as `queue` for `queues`. They are ignored, as in RabbitMQ.
+    pub(crate) fn unknown_sections(&self) -> &[String] {
+        &self.file.unknown
+    }
 }
 
 impl Definitions {
-    /// The contents of a new broker: the virtual host `/`, and RabbitMQ's user guest with full permissions in
-    /// it.
-    pub(crate) fn defaults() -> Self {
-        Self { file: DefinitionsFile::defaults() }
+    /// The contents of a new broker: a virtual host, and a user with full permissions in it, an administrator.
+    pub fn first(user: &str, password: &str, vhost: &str) -> Self {
+        Self { file: DefinitionsFile::first(user, password, vhost) }
     }
 }
 

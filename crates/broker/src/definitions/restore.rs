@@ -17,6 +17,7 @@ use crate::compatibility::Compatibility;
 use crate::ledger::{key, read_binding, read_exchange, read_queue};
 use crate::persistence::{RestoreError, Restored};
 use crate::time::Timestamp;
+use crate::users::GUEST;
 use crate::vhost::Restoring;
 
 impl Broker {
@@ -84,7 +85,7 @@ impl Broker {
     /// Adds the contents of a new broker: the virtual host `/`, and RabbitMQ's user guest with full
     /// permissions in it.
     pub fn add_defaults(&self) {
-        let added = self.load(&Definitions::defaults(), Timestamp::default());
+        let added = self.load(&Definitions::first(GUEST, GUEST, "/"), Timestamp::default());
         debug_assert!(added.is_ok(), "{added:?}");
     }
 

@@ -87,7 +87,7 @@ impl PasswordHash {
     }
 
     /// Whether this is the password, in a time that does not reveal how much of it is right.
-    pub(super) fn matches(&self, password: &[u8]) -> bool {
+    pub(crate) fn matches(&self, password: &[u8]) -> bool {
         self.algorithm.digest(&self.salt, password).ct_eq(&self.digest).into()
     }
 

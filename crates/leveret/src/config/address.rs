@@ -1,6 +1,7 @@
 //! Addresses of listeners and of upstream brokers.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::settings::Config;
@@ -53,6 +54,18 @@ impl Config {
     /// If there is no such listener; a test looks up those of all protocols.
     pub(crate) fn listen_address(&self, key: &str) -> &ListenAddr {
         self.of_type().find(|(own, _)| *own == key).map(|(_, address)| address).expect("a listener")
+    }
+}
+
+impl Config {
+    /// The first listener with a login that other machines can reach, with the name of its setting.
+    pub(crate) fn first_address_for_others(&self) -> Option<(&'static str, &ListenAddr)> {
+        let is_local = |host: &str| {
+            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        };
+        self.of_type::<ListenAddr>()
+            .filter(|(key, _)| *key != "prometheus")
+            .find(|(_, address)| address.places().iter().any(|(host, _)| !is_local(host)))
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) fn check(effective: &Effective) -> Result<(), ConfigError> {
     check_relays(effective)?;
     check_certificates(effective)?;
     check_requirements(effective)?;
+    check_default_user(effective)?;
     check_relayed_protocols(effective)
 }
 
@@ -57,6 +58,23 @@ fn check_certificates(effective: &Effective) -> Result<(), ConfigError> {
     if config.upstream_cert.0.is_some() != config.upstream_key.0.is_some() {
         let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };
         return refuse(effective, key, "a certificate and its key are needed together");
+    }
+    Ok(())
+}
+
+/// The first user has one password, and no other than guest has that of guest, which everybody knows.
+fn check_default_user(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    let (password, file) = (config.default_password.0.is_some(), config.default_password_file.0.is_some());
+    if password && file {
+        return refuse(
+            effective,
+            "default_password_file",
+            "default_password is set, too; one of them is needed",
+        );
+    }
+    if !password && !file && config.default_user.0 != "guest" {
+        return refuse(effective, "default_user", "needs default_password or default_password_file");
     }
     Ok(())
 }

@@ -108,6 +108,48 @@ pub(crate) enum LimitsMode {
 
 words!(LimitsMode { "enforce" => Self::Enforce, "alarm" => Self::Alarm });
 
+/// When the definitions are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DefinitionsIf {
+    /// The data folder is empty.
+    Empty,
+    Always,
+}
+
+words!(DefinitionsIf { "empty" => Self::Empty, "always" => Self::Always });
+
+/// A password, or `None` for `off`.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(pub(crate) Option<String>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(MASKED)
+    }
+}
+
+/// Written in the place of a secret.
+const MASKED: &str = "******";
+
+impl Value for Secret {
+    const KIND: &'static str = "PASSWORD";
+    const SECRET: bool = true;
+
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "" => Err("must be a password, or 'off'".into()),
+            "off" => Ok(Self(None)),
+            // `leveret config print` writes this, which would otherwise become the password.
+            MASKED => Err("is masked; the password itself is needed here".into()),
+            _ => Ok(Self(Some(text.to_owned()))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(if self.0.is_some() { MASKED } else { "off" })
+    }
+}
+
 /// The PROXY protocol header sent to the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutboundHeader {

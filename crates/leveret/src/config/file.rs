@@ -7,6 +7,7 @@ use toml::{Spanned, Value};
 
 use super::layers::{ConfigError, Given, Origin};
 use super::settings::SETTINGS;
+use super::suggestion::setting_meant;
 use super::value_error::ValueError;
 
 /// Far above any real configuration; a device or a log given by mistake must not fill the memory.
@@ -41,7 +42,9 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         // Only the message: the error's `Display` quotes the line, including any secret in it.
         let line = error.span().map_or(1, |span| line_of(span.start));
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
-        ConfigError::new(format!("{}:{line}", path.display()), format!("not valid TOML: {message}"))
+        let hint = unquoted_key(text.lines().nth(line - 1).unwrap_or_default());
+        let hint = hint.map(|key| format!("; text needs quotes: {key} = \"...\"")).unwrap_or_default();
+        ConfigError::new(format!("{}:{line}", path.display()), format!("not valid TOML: {message}{hint}"))
     })?;
 
     let mut given = Vec::new();
@@ -49,7 +52,11 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let line = line_of(key.span().start);
         let key = key.into_inner();
         let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
-        let known = SETTINGS.iter().find(|setting| setting.key == key).ok_or_else(|| fault("unknown key"))?;
+        let known = SETTINGS.iter().find(|setting| setting.key == key);
+        let known = known.ok_or_else(|| match setting_meant(&key) {
+            Some(meant) => fault(&format!("unknown key; did you mean {meant}?")),
+            None => fault("unknown key"),
+        })?;
         let texts = texts(&value, known.tables).map_err(|error| fault(&error.to_string()))?;
         given.push(Given { key: known.key, texts, origin: Origin::File { path: path.to_owned(), line } });
     }
@@ -59,6 +66,17 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         _ => 0,
     });
     Ok(given)
+}
+
+/// The key of a line whose value is text without quotes, such as `amqp = 0.0.0.0:5672`.
+fn unquoted_key(line: &str) -> Option<&'static str> {
+    let (key, value) = line.split_once('=')?;
+    let setting = SETTINGS.iter().find(|setting| setting.key == key.trim())?;
+    let value = value.split('#').next().unwrap_or_default().trim();
+    let is_other = value.starts_with(['"', '\'', '[', '{'])
+        || value.parse::<f64>().is_ok()
+        || matches!(value, "" | "true" | "false");
+    (!is_other).then_some(setting.key)
 }
 
 /// Converts a value of the file to the texts that flags would have.

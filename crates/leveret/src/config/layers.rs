@@ -2,11 +2,11 @@
 //! default.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::address::mask_credentials;
 use super::check::check;
+use super::environment::Environment;
 use super::file;
 use super::settings::{Config, SETTINGS, Setting, flag, variable};
 use super::value_error::ValueError;
@@ -26,6 +26,8 @@ pub(crate) struct Effective {
     /// The values.
     pub(crate) config: Config,
     origins: BTreeMap<&'static str, Origin>,
+    /// Why variables of RabbitMQ's have no effect, for the log.
+    pub(crate) ignored: Option<String>,
 }
 
 /// The origin of a value.
@@ -37,6 +39,8 @@ pub(crate) enum Origin {
     File { path: PathBuf, line: usize },
     /// A variable of the environment.
     Variable,
+    /// A variable of the environment that is RabbitMQ's.
+    Alias(&'static str),
     /// A flag of the command line.
     Flag,
 }
@@ -62,18 +66,15 @@ pub(crate) const FILE_VARIABLE: &str = "LEVERET_CONFIG";
 
 /// Reads all layers.
 ///
-/// `environment` looks up a variable; an empty one counts as not set. Every value of every layer is validated,
-/// including those that a higher layer overrides.
+/// Every value of every layer is validated, including those that a higher layer overrides.
 ///
 /// # Errors
 ///
-/// The first mistake: an unreadable file, an unknown key, an invalid value, or values that contradict each
-/// other.
-pub(crate) fn load(
-    flags: &Flags,
-    environment: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<Effective, ConfigError> {
-    let mut layers = Vec::new();
+/// The first mistake: an unreadable file, an unknown key or variable, an invalid value, or values that
+/// contradict each other.
+pub(crate) fn load(flags: &Flags, environment: &Environment) -> Result<Effective, ConfigError> {
+    environment.check_names()?;
+    let mut layers = aliases(environment)?;
     layers.extend(file_layer(flags, environment)?);
     layers.extend(variables(environment)?);
     layers.extend(flags.values.iter().map(|(key, texts)| Given {
@@ -82,10 +83,12 @@ pub(crate) fn load(
         origin: Origin::Flag,
     }));
 
-    let mut effective = Effective { config: Config::defaults(false), origins: BTreeMap::new() };
+    let mut effective =
+        Effective { config: Config::defaults(false), origins: BTreeMap::new(), ignored: None };
     for given in layers {
         effective.apply(given)?;
     }
+    effective.drop_aliases();
     effective.adjust_defaults();
     check(&effective)?;
     Ok(effective)
@@ -159,6 +162,7 @@ impl Effective {
                 Origin::Default => "default".to_owned(),
                 Origin::File { path, line } => format!("{}:{line}", path.display()),
                 Origin::Variable => setting.variable(),
+                Origin::Alias(name) => (*name).to_owned(),
                 Origin::Flag => format!("--{}", setting.flag()),
             };
             (setting, value, origin)
@@ -179,6 +183,38 @@ impl Effective {
         Ok(())
     }
 
+    /// Drops the values of RabbitMQ's variables where something else says who the first user is, or where they do not: all of
+    /// them together, so that no user gets the password, or the tag, that was meant for another.
+    fn drop_aliases(&mut self) {
+        let is_alias = |key: &str| matches!(self.origin(key), Origin::Alias(_));
+        let config = &self.config;
+        let own_user = SETTINGS.iter().filter(|setting| setting.alias.is_some());
+        let mut own_user = own_user.filter(|setting| self.is_set(setting.key) && !is_alias(setting.key));
+        let has_password = config.default_password.0.is_some() || config.default_password_file.0.is_some();
+        let why = if !config.upstream.is_empty() {
+            // They are for a broker, which may run beside this pool, in the same container or shell.
+            None
+        } else if config.definitions.0.is_some() {
+            Some("definitions is set, which has the users".to_owned())
+        } else if let Some(setting) = own_user.next() {
+            Some(format!("{} is set", setting.key))
+        } else if !has_password && config.default_user.0 != "guest" {
+            Some("there is no password (RABBITMQ_DEFAULT_PASS)".to_owned())
+        } else {
+            return;
+        };
+        let mut dropped = Vec::new();
+        self.origins.retain(|_, origin| match origin {
+            Origin::Alias(name) => {
+                dropped.push(*name);
+                false
+            }
+            _ => true,
+        });
+        let names = (!dropped.is_empty()).then(|| dropped.join(", "));
+        self.ignored = names.zip(why).map(|(names, why)| format!("{names}: ignored, as {why}"));
+    }
+
     /// Applies the defaults for use with an upstream, if there is one.
     fn adjust_defaults(&mut self) {
         let defaults = self.defaults();
@@ -192,7 +228,7 @@ impl Effective {
         Config::defaults(!self.config.upstream.is_empty())
     }
 
-    pub(super) fn is_set(&self, key: &str) -> bool {
+    pub(crate) fn is_set(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 
@@ -209,39 +245,49 @@ impl Origin {
             Self::Default => key.to_owned(),
             Self::File { path, line } => format!("{}:{line}: {key}", path.display()),
             Self::Variable => variable(key),
+            Self::Alias(name) => (*name).to_owned(),
             Self::Flag => format!("--{}", flag(key)),
         }
     }
 }
 
-fn file_layer(
-    flags: &Flags,
-    environment: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<Vec<Given>, ConfigError> {
+fn file_layer(flags: &Flags, environment: &Environment) -> Result<Vec<Given>, ConfigError> {
     if let Some(path) = &flags.file {
         return file::read(path, "--config");
     }
-    match environment(FILE_VARIABLE).filter(|path| !path.is_empty()) {
-        Some(path) => file::read(Path::new(&path), FILE_VARIABLE),
+    match environment.get(FILE_VARIABLE) {
+        Some(path) => file::read(Path::new(path), FILE_VARIABLE),
         None => Ok(Vec::new()),
     }
 }
 
 /// Reads the variable of every key.
-///
-/// Unknown variables are not errors: container platforms put some of their own, such as `LEVERET_SERVICE_HOST`,
-/// into the environment of a service called leveret.
-fn variables(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Given>, ConfigError> {
-    let mut given = Vec::new();
-    for setting in SETTINGS {
-        let key = setting.key;
-        let name = variable(key);
-        let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
-        let value = value.into_string().map_err(|_| ConfigError::new(name, "is not valid UTF-8"))?;
-        let texts = if setting.repeated { elements(&value) } else { vec![value] };
-        given.push(Given { key, texts, origin: Origin::Variable });
-    }
-    Ok(given)
+fn variables(environment: &Environment) -> Result<Vec<Given>, ConfigError> {
+    let read = |setting: &Setting| {
+        let value = value_of(environment, setting.variable())?;
+        Ok(value.map(|value| Given {
+            key: setting.key,
+            texts: if setting.repeated { elements(&value) } else { vec![value] },
+            origin: Origin::Variable,
+        }))
+    };
+    SETTINGS.iter().filter_map(|setting| read(setting).transpose()).collect()
+}
+
+/// Reads RabbitMQ's variable of every key that has one. They are below all other layers, and count only if these have none of
+/// them: a file made for Leveret says more about it than a variable that was set for RabbitMQ.
+fn aliases(environment: &Environment) -> Result<Vec<Given>, ConfigError> {
+    let read = |setting: &Setting| {
+        let Some(name) = setting.alias else { return Ok(None) };
+        let value = value_of(environment, name.to_owned())?;
+        Ok(value.map(|value| Given { key: setting.key, texts: vec![value], origin: Origin::Alias(name) }))
+    };
+    SETTINGS.iter().filter_map(|setting| read(setting).transpose()).collect()
+}
+
+fn value_of(environment: &Environment, name: String) -> Result<Option<String>, ConfigError> {
+    let value = environment.get(&name).map(|value| value.to_owned().into_string()).transpose();
+    value.map_err(|_| ConfigError::new(name, "is not valid UTF-8"))
 }
 
 /// Splits a list at commas. Commas within braces belong to a table.

@@ -51,10 +51,7 @@ impl Given {
         for (key, text) in &self.flags {
             flags.values.entry(*key).or_default().push((*text).to_owned());
         }
-        let environment = |name: &str| {
-            let value = self.variables.iter().find(|(variable, _)| *variable == name);
-            value.map(|(_, value)| OsString::from(value))
-        };
+        let environment = self.variables.iter().copied().collect();
         let effective = load(&flags, &environment).map_err(|error| shorten(error.to_string()))?;
         let origins =
             effective.describe().map(|(setting, _, origin)| (setting.key, shorten(origin))).collect();
@@ -143,7 +140,7 @@ fn the_file_is_named_by_the_flag_or_else_by_the_variable() {
         file
     };
     let (by_flag, by_variable) = (file("heartbeat = 1"), file("heartbeat = 2"));
-    let environment = |name: &str| (name == FILE_VARIABLE).then(|| by_variable.path().as_os_str().to_owned());
+    let environment = [(FILE_VARIABLE, by_variable.path())].into_iter().collect();
     let both = Flags { file: Some(by_flag.path().to_owned()), ..Flags::default() };
     assert_eq!(load(&both, &environment).unwrap().config.heartbeat, 1);
     assert_eq!(load(&Flags::default(), &environment).unwrap().config.heartbeat, 2);
@@ -159,6 +156,76 @@ fn variables_of_a_container_platform_are_left_alone() {
     let given =
         Given::variables(&[("LEVERET_SERVICE_HOST", "10.0.0.1"), ("LEVERET_PORT", "tcp://10.0.0.1:5672")]);
     assert!(given.load().is_ok());
+}
+
+#[test]
+fn an_unknown_variable_stops_a_start() {
+    let given = Given::variables(&[("LEVERET_UPSTREM", "amqp://user:hunter2@rabbit")]);
+    assert_eq!(given.error(), "LEVERET_UPSTREM: unknown variable; did you mean LEVERET_UPSTREAM?");
+}
+
+#[test]
+fn variables_of_rabbitmq_name_the_first_user_unless_something_of_leverets_own_does() {
+    let mut given =
+        Given::variables(&[("RABBITMQ_DEFAULT_USER", "ann"), ("RABBITMQ_DEFAULT_PASS", "hunter2")]);
+    let (config, origins) = given.load().unwrap();
+    assert_eq!(
+        (config.default_user.0.as_str(), config.default_password.0.as_deref()),
+        ("ann", Some("hunter2"))
+    );
+    assert_eq!(origins["default_user"], "RABBITMQ_DEFAULT_USER");
+    // All of them or none: bob does not get ann's password.
+    given.file = Some("default_user = 'bob'");
+    assert_eq!(given.error(), "FILE:1: default_user: needs default_password or default_password_file");
+    given.file = Some("default_password_file = '/etc/leveret/password'");
+    let (effective, origins) = given.effective().unwrap();
+    assert_eq!(effective.config.default_user.0, "guest");
+    assert!(effective.config.default_password.0.is_none() && origins["default_user"] == "default");
+    let ignored = "RABBITMQ_DEFAULT_PASS, RABBITMQ_DEFAULT_USER: ignored, as default_password_file is set";
+    assert_eq!(effective.ignored.as_deref(), Some(ignored));
+    given.variables.push(("LEVERET_DEFAULT_USER", "eve"));
+    assert_eq!(given.config().default_user.0, "eve");
+    // A definitions file has its own users, and no administrator beside them.
+    given.variables.pop();
+    given.file = Some("definitions = '/etc/leveret/definitions.json'");
+    let (effective, _) = given.effective().unwrap();
+    assert!(effective.config.default_user.0 == "guest" && effective.config.default_password.0.is_none());
+    // A name without a password is no mistake of Leveret's operator.
+    let mut given = Given::variables(&[("RABBITMQ_DEFAULT_USER", "ann"), ("RABBITMQ_DEFAULT_VHOST", "v")]);
+    let (effective, _) = given.effective().unwrap();
+    assert_eq!((&*effective.config.default_user.0, &*effective.config.default_vhost.0), ("guest", "/"));
+    assert!(effective.ignored.unwrap().ends_with("ignored, as there is no password (RABBITMQ_DEFAULT_PASS)"));
+    // They are meant for a broker; of a pool that runs beside one they are no mistake.
+    given.flags = vec![("upstream", "amqp://rabbit")];
+    let (effective, _) = given.effective().unwrap();
+    assert_eq!((&*effective.config.default_user.0, effective.ignored), ("guest", None));
+    let given = Given { flags: given.flags, ..Given::variables(&[("LEVERET_DEFAULT_VHOST", "v")]) };
+    assert!(given.error().starts_with("LEVERET_DEFAULT_VHOST: is for the embedded broker"));
+}
+
+#[test]
+fn the_first_password_is_never_printed_and_is_no_password_when_it_was_masked() {
+    let given = Given::variables(&[("LEVERET_DEFAULT_PASSWORD", "hunter2")]);
+    let (effective, _) = given.effective().unwrap();
+    let printed = format!("{}{}{:?}", effective.to_toml(), effective.to_json(), effective.config);
+    assert!(!printed.contains("hunter2"), "{printed}");
+    assert!(printed.contains("default_password = \"******\""), "{printed}");
+    let again = Given::file("default_password = '******'").error();
+    assert_eq!(again, "FILE:1: default_password: is masked; the password itself is needed here");
+    let both = Given::file("default_password = 'a'\ndefault_password_file = '/b'").error();
+    assert_eq!(both, "FILE:2: default_password_file: default_password is set, too; one of them is needed");
+}
+
+#[test]
+fn text_without_quotes_is_told_to_need_them() {
+    for (text, key) in
+        [("amqp = 0.0.0.0:5672", "amqp"), ("upstream = amqp://user:hunter2@rabbit", "upstream")]
+    {
+        let error = Given::file(text).error();
+        assert!(error.ends_with(&format!("; text needs quotes: {key} = \"...\"")), "{error}");
+    }
+    let error = Given::file("heartbeat = 1\nheartbeat = 2").error();
+    assert!(!error.contains("quotes"), "{error}");
 }
 
 #[test]
@@ -185,9 +252,9 @@ fn every_mistake_is_one_line_naming_the_key() {
             Given::file("heartbeat = { every = 1 }"),
             "FILE:1: heartbeat: takes a string or a number, not a value of type table",
         ),
-        (Given::file("log = 'info'\namqq = 'off'"), "FILE:2: amqq: unknown key"),
+        (Given::file("log = 'info'\namqq = 'off'"), "FILE:2: amqq: unknown key; did you mean amqp?"),
         (Given::file("[limits]\nheartbeat = 1"), "FILE:1: limits: unknown key"),
-        (Given::file("frame-max = 4096"), "FILE:1: frame-max: unknown key"),
+        (Given::file("frame-max = 4096"), "FILE:1: frame-max: unknown key; did you mean frame_max?"),
         (Given::file("config = 'other.toml'"), "FILE:1: config: unknown key"),
     ] {
         assert_eq!(given.error(), line);
@@ -263,20 +330,20 @@ fn a_file_that_cannot_be_read_blames_what_named_it() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.toml");
     let flags = Flags { file: Some(missing.clone()), ..Flags::default() };
-    let error = load(&flags, &|_| None).unwrap_err().to_string();
+    let error = load(&flags, &Environment::default()).unwrap_err().to_string();
     assert!(error.starts_with(&format!("--config: cannot read {}: ", missing.display())), "{error}");
-    let environment = |name: &str| (name == FILE_VARIABLE).then(|| missing.clone().into_os_string());
+    let environment = [(FILE_VARIABLE, &missing)].into_iter().collect();
     let error = load(&Flags::default(), &environment).unwrap_err().to_string();
     assert!(error.starts_with("LEVERET_CONFIG: cannot read "), "{error}");
     let endless = Flags { file: Some("/dev/zero".into()), ..Flags::default() };
-    let error = load(&endless, &|_| None).unwrap_err().to_string();
+    let error = load(&endless, &Environment::default()).unwrap_err().to_string();
     assert_eq!(error, "--config: cannot read /dev/zero: it is larger than 1048576 bytes");
 }
 
 #[test]
 fn a_variable_that_is_not_text_is_refused() {
     use std::os::unix::ffi::OsStringExt as _;
-    let environment = |name: &str| (name == "LEVERET_LOG").then(|| OsString::from_vec(vec![0xff]));
+    let environment = [("LEVERET_LOG", OsString::from_vec(vec![0xff]))].into_iter().collect();
     let error = load(&Flags::default(), &environment).unwrap_err().to_string();
     assert_eq!(error, "LEVERET_LOG: is not valid UTF-8");
 }
@@ -291,7 +358,7 @@ fn what_is_printed_shows_origins_and_can_be_read_again() {
         ]),
         ..Flags::default()
     };
-    let printed = load(&flags, &|_| None).unwrap().to_toml();
+    let printed = load(&flags, &Environment::default()).unwrap().to_toml();
     assert!(!printed.contains("hunter2"), "{printed}");
     assert!(
         printed.contains("max_connections = \"unlimited\" ") && printed.contains("# --upstream\n"),
@@ -301,7 +368,7 @@ fn what_is_printed_shows_origins_and_can_be_read_again() {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(printed.as_bytes()).unwrap();
     let again = Flags { file: Some(file.path().to_owned()), ..Flags::default() };
-    let printed_again = load(&again, &|_| None).unwrap().to_toml();
+    let printed_again = load(&again, &Environment::default()).unwrap().to_toml();
     let values = |text: &str| -> Vec<String> {
         text.lines().map(|line| line.rsplit_once("  #").unwrap().0.trim_end().to_owned()).collect()
     };

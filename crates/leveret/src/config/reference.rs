@@ -32,11 +32,15 @@ fn row(text: &mut String, setting: &Setting) {
         setting.range.map(|(least, most)| format!(" From `{least}` to `{most}`.")).unwrap_or_default();
     let meaning = setting.help.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let live = if setting.is_live { " *Live.*" } else { "" };
+    let alias =
+        setting.alias.map(|alias| format!(" RabbitMQ's `{alias}` is understood.")).unwrap_or_default();
+    let flag = match setting.is_secret {
+        true => "none".to_owned(),
+        false => format!("`--{} {}`{repeat}", setting.flag(), setting.kind),
+    };
     let _ = writeln!(
         text,
-        "| `--{} {}`{repeat} | `{}` | `{}` | {default} | {meaning}{range}{live} |",
-        setting.flag(),
-        setting.kind,
+        "| {flag} | `{}` | `{}` | {default} | {meaning}{range}{alias}{live} |",
         setting.key,
         setting.variable(),
     );
@@ -79,14 +83,16 @@ const INTRODUCTION: &str = "\
 
 Each setting is a flag of `leveret serve`, a variable of the environment, and a key of the file, under one name. A flag
 wins over a variable, a variable over the file, the file over the default. Every value that is given is checked, even
-where another layer wins.
+where another layer wins. A few variables of RabbitMQ's containers are understood, too, where nothing else sets the
+setting and there is no upstream.
 
     leveret serve --amqp 0.0.0.0:5672 --max-message-size 64MiB
     LEVERET_AMQP=0.0.0.0:5672 LEVERET_MAX_MESSAGE_SIZE=64MiB leveret serve
     leveret serve --config leveret.toml
 
-The file is TOML, named by `--config FILE` or else by `{FILE_VARIABLE}`; without either none is read. Unknown keys are
-errors. The second command above as a file:
+The file is TOML, named by `--config FILE` or else by `{FILE_VARIABLE}`; without either none is read. Unknown keys and
+unknown variables `LEVERET_*` are errors; the variables `LEVERET_CTL_*` are for `leveret ctl`, and those that Kubernetes
+makes for a service called leveret, such as `LEVERET_SERVICE_HOST`, are left alone. The second command above as a file:
 
 ```toml
 amqp = \"0.0.0.0:5672\"
@@ -110,6 +116,7 @@ and where it came from. Both take the flags of `leveret serve`.
 | SIZE | a number of bytes, or a number with `KiB`, `MiB`, `GiB` or `TiB` (of 1024), or `MB`, `GB` or `TB` (of 1000) |
 | WATERMARK | a share from 0 to 1, a size, or `off` |
 | N | a whole number; `unlimited` or `auto` where the default shows it |
+| PASSWORD | text; never printed or logged |
 | LEVEL | `error`, `warn`, `info`, `debug`, `trace` or `off`, or directives such as `info,proxy=debug` |
 
 What is *live* changes on SIGHUP, while clients are served; the rest at the next start.

@@ -49,7 +49,7 @@ pub(super) const LOGIN_BY_CERTIFICATE: Requirement =
 
 pub(super) const EMBEDDED_BROKER: Requirement = Requirement {
     is_met: |config| config.upstream.is_empty(),
-    otherwise: "with an upstream there is no broker to load them",
+    otherwise: "is for the embedded broker, and with an upstream there is none",
 };
 
 pub(super) const UPSTREAM: Requirement = Requirement {

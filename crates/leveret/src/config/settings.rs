@@ -13,8 +13,8 @@ use transport::tls::LoginFrom;
 use super::address::{ListenAddr, UpstreamUrl};
 use super::back_end::UpstreamPort;
 use super::choice::{
-    AccessLogTarget, BrokerName, ExchangeName, FilePaths, HostName, InboundHeader, LimitsMode, Networks,
-    OptionalName, OutboundHeader, Switch, VerifyClient,
+    AccessLogTarget, BrokerName, DefinitionsIf, ExchangeName, FilePaths, HostName, InboundHeader, LimitsMode,
+    Networks, OptionalName, OutboundHeader, Secret, Switch, VerifyClient,
 };
 use super::data_dir::DataDir;
 use super::origins::Origins;
@@ -46,6 +46,10 @@ pub(crate) struct Setting {
     pub(crate) repeated: bool,
     /// Whether the file may contain it as tables.
     pub(crate) tables: bool,
+    /// Whether it is a secret, for which there is no flag: everybody on a machine can read the command lines of its processes.
+    pub(crate) is_secret: bool,
+    /// A variable of RabbitMQ's with the same meaning, obeyed by the embedded broker where no layer of Leveret's own sets it.
+    pub(crate) alias: Option<&'static str>,
     /// The default, in the syntax of the setting.
     pub(crate) default: &'static str,
     /// The default with an upstream, if it differs.
@@ -104,6 +108,7 @@ macro_rules! settings {
                     $(, with upstream $default_with_upstream:literal)?
                     $(, from $least:literal to $most:literal)?
                     $(, requires $requirement:ident $(and $further:ident)*)?
+                    $(, also $alias:literal)?
                     $(, applied $live:ident)?;
             )+
         }
@@ -139,6 +144,8 @@ macro_rules! settings {
                 kind: <$type as Value>::KIND,
                 repeated: <$type as Value>::REPEATED,
                 tables: <$type as Value>::TABLES,
+                is_secret: <$type as Value>::SECRET,
+                alias: settings!(@optional $($alias)?),
                 default: $default,
                 default_with_upstream: settings!(@optional $($default_with_upstream)?),
                 range: settings!(@range $($least, $most)?),
@@ -417,11 +424,33 @@ settings! {
     }
 
     "Broker" {
-        /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when it starts: vhosts, users,
-        /// permissions, policies, limits, queues, exchanges and bindings.
-        /// They are added to what the data folder holds. If that is empty, only the users and vhosts of the file exist;
-        /// without a file, guest and `/`.
+        /// The user that the embedded broker is given when it has none of its operator's yet: at the first start, that is with
+        /// an empty data folder or with none, or when nothing but guest has been defined since. It has the tag administrator,
+        /// and all permissions in `default_vhost`. It is guest with the password guest unless this or a password says
+        /// otherwise; any other user needs a password here. A user named guest, whatever its password, may log in from this
+        /// machine only; all others from anywhere. Later starts change no user.
+        default_user: BrokerName = "guest", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_USER";
+
+        /// The password of `default_user`; `off` for that of guest. There is no flag for it, since everybody can read command
+        /// lines.
+        default_password: Secret = "off", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_PASS";
+
+        /// A file whose first line is that password, such as a secret of Docker or Kubernetes.
+        default_password_file: FilePath = "off", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_PASS_FILE";
+
+        /// The virtual host that the embedded broker is given with that user.
+        default_vhost: BrokerName = "/", requires EMBEDDED_BROKER, also "RABBITMQ_DEFAULT_VHOST";
+
+        /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when `definitions_if` says so: vhosts, users,
+        /// permissions, policies, limits, queues, exchanges and bindings. With such a file `default_user` and `default_vhost`
+        /// are made only if a password for that user is given.
         definitions: FilePath = "off", requires EMBEDDED_BROKER;
+
+        /// When `definitions` are loaded: `empty` for once, by a broker that has no users, virtual hosts, permissions, policies
+        /// or parameters of its operator's yet (as for `default_user`); `always` for every start. Then what the file has is
+        /// added to what the data folder holds, and users, passwords, permissions, policies and limits that differ are
+        /// overwritten, those included that were changed since the last start.
+        definitions_if: DefinitionsIf = "empty", requires EMBEDDED_BROKER;
 
         /// The folder where the embedded broker, or a spool, keeps what must survive a restart; one process at a time can use
         /// it. `auto` is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`.

@@ -17,6 +17,8 @@ pub(crate) trait Value: Sized {
     const REPEATED: bool = false;
     /// Whether the file may give a value as a table, which `parse` then receives as an inline table.
     const TABLES: bool = false;
+    /// Whether it is a secret, which is masked when written, and has no flag.
+    const SECRET: bool = false;
 
     /// Parses one value. The error describes the mistake without naming the setting.
     fn parse(text: &str) -> Result<Self, ValueError>;

@@ -52,7 +52,7 @@ impl ValueError {
         Self::NorWord { source: Box::new(self), word }
     }
 
-    pub(super) fn in_key(self, key: &str) -> Self {
+    pub(crate) fn in_key(self, key: &str) -> Self {
         Self::Key { key: key.to_owned(), source: Box::new(self) }
     }
 }

@@ -11,22 +11,18 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use transport::tls::{CertificateFiles, ClientTlsConfig};
 
-use super::secret;
+use super::{discovery, missing, secret};
 use crate::Failure;
 use crate::http_client::{Ask, Endpoint, HttpClient};
 
 /// Which server, and as whom.
 #[derive(Debug, Args)]
 pub(super) struct Connection {
-    /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT or unix:/PATH
-    #[arg(
-        long,
-        global = true,
-        value_name = "URL",
-        env = "LEVERET_CTL_URL",
-        default_value = "http://127.0.0.1:15672"
-    )]
-    url: String,
+    /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT or unix:/PATH. By default that of the server whose
+    /// variables and file (LEVERET_CONFIG) are in effect here; without any, the one on this machine at port 15672, where a
+    /// broker has it, or else at 15673, where a pool has it
+    #[arg(long, global = true, value_name = "URL", env = "LEVERET_CTL_URL")]
+    url: Option<String>,
     /// The user. The password is in LEVERET_CTL_PASSWORD or in --password-file, or is asked for
     // Has a distinct id: a global option would take the value of a command's argument with the same id.
     #[arg(
@@ -83,10 +79,12 @@ pub(super) fn encode(part: &str) -> String {
 }
 
 impl Api {
-    /// Determines the password; sends nothing yet.
-    pub(super) fn new(connection: &Connection) -> Result<Self, Failure> {
-        let endpoint =
-            Endpoint::parse(&connection.url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?;
+    /// Determines the server and the password. Quiet, it says nothing about the server that it has found.
+    pub(super) fn new(connection: &Connection, is_quiet: bool) -> Result<Self, Failure> {
+        let endpoint = match &connection.url {
+            Some(url) => Endpoint::parse(url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?,
+            None => discovery::find(is_quiet)?,
+        };
         let timeout = Duration::from_secs(connection.timeout);
         if connection.cert.is_some() != connection.key.is_some() {
             return Err(Failure::Usage("--cert and --key are needed together".to_owned()));
@@ -107,7 +105,10 @@ impl Api {
 
     /// Gets the resource; fails if it does not exist.
     pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
-        self.found(path)?.ok_or_else(|| Failure::Run(format!("{path}: not found")))
+        match self.exchange(Ask { method: Method::GET, path, body: None, header: None })? {
+            Reply::Done(value) => Ok(value),
+            Reply::Missing(reason) => Err(self.missing(path, reason)),
+        }
     }
 
     /// Gets the resource, or `None` if it does not exist.
@@ -158,8 +159,15 @@ impl Api {
     ) -> Result<Value, Failure> {
         match self.exchange(Ask { method, path, body, header })? {
             Reply::Done(value) => Ok(value),
-            Reply::Missing(reason) => Err(Failure::Run(reason)),
+            Reply::Missing(reason) => Err(self.missing(path, reason)),
         }
+    }
+
+    /// Explains why there is nothing at a path: there is no such object, or the server is of a kind that has none.
+    fn missing(&self, path: &str, reason: String) -> Failure {
+        let overview = self.found("/api/overview").ok().flatten();
+        let mode = overview.as_ref().and_then(|overview| overview.get("mode")?.as_str());
+        Failure::Run(missing::explain(path, mode, self.client.endpoint()).unwrap_or(reason))
     }
 
     fn exchange(&self, ask: Ask<'_>) -> Result<Reply, Failure> {

@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::api::{Api, encode, path};
+use super::column_names;
 use super::output::{Column, Output};
 use crate::Failure;
 
@@ -148,6 +149,7 @@ impl InVhost {
             false => path(&[kind, &self.vhost.vhost]),
         };
         let rows = if in_pages { pages(api, &path, &columns)? } else { rows(api, &path)? };
+        column_names::check(api, &path, &self.columns, usual, &rows)?;
         output.rows(&columns, !self.columns.is_empty(), rows)
     }
 
@@ -158,11 +160,13 @@ impl InVhost {
             true => path(&[kind]),
             false => path(&["vhosts", &self.vhost.vhost, kind]),
         };
-        output.rows(&columns, !self.columns.is_empty(), rows(api, &path)?)
+        let rows = rows(api, &path)?;
+        column_names::check(api, &path, &self.columns, usual, &rows)?;
+        output.rows(&columns, !self.columns.is_empty(), rows)
     }
 
     fn columns(&self, usual: &[&str]) -> Vec<Column> {
-        let mut columns = columns(&self.columns, usual);
+        let mut columns = chosen_or_usual(&self.columns, usual);
         if self.all_vhosts && !columns.iter().any(|column| column.place() == "vhost") {
             columns.insert(0, Column::new("vhost"));
         }
@@ -180,20 +184,23 @@ impl Everywhere {
         usual: &[&str],
         in_pages: bool,
     ) -> Result<(), Failure> {
-        let (columns, path) = (columns(&self.columns, usual), path(parts));
+        let (columns, path) = (chosen_or_usual(&self.columns, usual), path(parts));
         let rows = if in_pages { pages(api, &path, &columns)? } else { rows(api, &path)? };
+        column_names::check(api, &path, &self.columns, usual, &rows)?;
         output.rows(&columns, !self.columns.is_empty(), rows)
     }
 }
 
 impl OfUser {
     fn show(&self, api: &Api, output: &Output, parts: &[&str], usual: &[&str]) -> Result<(), Failure> {
-        let columns = columns(&self.columns, usual);
-        output.rows(&columns, !self.columns.is_empty(), rows(api, &path(parts))?)
+        let (columns, path) = (chosen_or_usual(&self.columns, usual), path(parts));
+        let rows = rows(api, &path)?;
+        column_names::check(api, &path, &self.columns, usual, &rows)?;
+        output.rows(&columns, !self.columns.is_empty(), rows)
     }
 }
 
-fn columns(chosen: &[String], usual: &[&str]) -> Vec<Column> {
+fn chosen_or_usual(chosen: &[String], usual: &[&str]) -> Vec<Column> {
     match chosen {
         [] => usual.iter().map(|place| Column::headed(place.trim_end_matches(".name"), place)).collect(),
         chosen => chosen.iter().map(|place| Column::new(place)).collect(),

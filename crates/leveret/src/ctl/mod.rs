@@ -5,9 +5,12 @@
 
 mod act;
 mod api;
+mod column_names;
 mod definitions;
+mod discovery;
 mod limits;
 mod list;
+mod missing;
 mod output;
 mod permissions;
 mod policies;
@@ -69,7 +72,7 @@ struct Vhost {
 
 pub(crate) fn run(arguments: &CtlArguments) -> Result<(), Failure> {
     let CtlArguments { connection, output, command } = arguments;
-    let api = || api::Api::new(connection);
+    let api = || api::Api::new(connection, output.is_quiet());
     match command {
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Status(command) => status::run(command, &api()?, output),

@@ -56,6 +56,10 @@ impl Column {
 }
 
 impl Output {
+    pub(super) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Prints rows. As JSON they are printed whole, unless columns were chosen.
     pub(super) fn rows(&self, columns: &[Column], chosen: bool, rows: Vec<Value>) -> Result<(), Failure> {
         if self.format == Format::Json {
@@ -65,7 +69,8 @@ impl Output {
             let rows = if chosen { rows.iter().map(pick).map(Value::Object).collect() } else { rows };
             return self.json(&Value::Array(rows));
         }
-        let cells = |row: &Value| columns.iter().map(|column| cell(column.of(row))).collect::<Vec<_>>();
+        let show = |column: &Column, row: &Value| cell(&self.readable(&column.place, column.of(row)));
+        let cells = |row: &Value| columns.iter().map(|column| show(column, row)).collect::<Vec<_>>();
         let mut text = String::new();
         if self.quiet {
             for row in &rows {
@@ -96,16 +101,18 @@ impl Output {
         let width = facts.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
         let line = |(name, value): &(&str, Value)| match self.quiet {
             true => format!("{name}\t{}\n", cell(value)),
-            false => format!("{name:<width$}  {}\n", cell(value)),
+            false => format!("{name:<width$}  {}\n", cell(&self.readable(name, value))),
         };
         print(&facts.map(line).collect::<String>())
     }
 
-    /// Formats a number of bytes: with a fitting unit for people, unchanged for scripts.
-    pub(super) fn size(&self, bytes: Value) -> Value {
-        match bytes.as_u64() {
-            Some(number) if !self.quiet && self.format == Format::Table => Value::String(size(number)),
-            _ => bytes,
+    /// The value, which for people is in a fitting unit if its name says that it is a number of bytes.
+    fn readable(&self, place: &str, value: &Value) -> Value {
+        match value.as_u64() {
+            Some(number) if !self.quiet && self.format == Format::Table && is_size(place) => {
+                Value::String(size(number))
+            }
+            _ => value.clone(),
         }
     }
 
@@ -124,6 +131,15 @@ impl Output {
         print(&(text.map_err(Failure::run)? + "\n"))
     }
 }
+
+/// Whether values of this name are numbers of bytes, in RabbitMQ's API or in Leveret's own.
+fn is_size(place: &str) -> bool {
+    let name = place.rsplit('.').next().unwrap_or(place);
+    SIZES.contains(&name) || name.ends_with("_bytes") || name.starts_with("message_bytes")
+}
+
+const SIZES: [&str; 8] =
+    ["memory", "bytes", "recv_oct", "send_oct", "mem_used", "mem_limit", "disk_free", "disk_free_limit"];
 
 /// Formats a number of bytes with one decimal, in the largest unit in which it is at least 1.
 fn size(bytes: u64) -> String {
@@ -198,10 +214,15 @@ mod tests {
         {
             assert_eq!(size(bytes), view);
         }
-        let printed = |format, quiet| Output { format, quiet }.size(json!(1024));
-        assert_eq!(printed(Format::Table, false), "1.0 KiB");
-        assert_eq!([printed(Format::Table, true), printed(Format::Json, false)], [json!(1024), json!(1024)]);
-        assert_eq!(Output { format: Format::Table, quiet: false }.size(json!("NaN")), "NaN");
+        let printed = |format, quiet, name| Output { format, quiet }.readable(name, &json!(1024));
+        for name in ["memory", "message_bytes_ready", "queue.message_bytes", "waiting_bytes", "disk_free"] {
+            assert_eq!(printed(Format::Table, false, name), "1.0 KiB");
+            assert_eq!(printed(Format::Table, true, name), 1024);
+            assert_eq!(printed(Format::Json, false, name), 1024);
+        }
+        assert_eq!(printed(Format::Table, false, "messages"), 1024);
+        let people = Output { format: Format::Table, quiet: false };
+        assert_eq!(people.readable("memory", &json!("NaN")), "NaN");
     }
 
     #[test]

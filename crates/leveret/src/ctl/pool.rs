@@ -66,9 +66,13 @@ const RETAINED: [&str; 5] = ["vhost", "queue", "state", "topics", "bytes"];
 pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(), Failure> {
     match command {
         PoolCommand::ListClients(list) => list.show(api, output, &["leveret", "clients"], &CLIENT, true),
-        PoolCommand::ListUpstreams(list) => {
-            list.show(api, output, &["leveret", "upstreams"], &["address", "up", "connections"], false)
-        }
+        PoolCommand::ListUpstreams(list) => list.show(
+            api,
+            output,
+            &["leveret", "upstreams"],
+            &["address", "up", "connections", "cause"],
+            false,
+        ),
         PoolCommand::ListUpstreamConnections(list) => list.show(
             api,
             output,

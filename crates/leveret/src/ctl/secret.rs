@@ -1,18 +1,18 @@
 //! Reads passwords from a variable, a file, standard input or the terminal, and never from the command line,
 //! which everybody on the machine can read.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Write as _};
 use std::path::Path;
 
 use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex};
 
-use crate::Failure;
+use crate::{Failure, first_line};
 
 /// The variable with the password for logging in to the API.
-const LOGIN: &str = "LEVERET_CTL_PASSWORD";
+pub(super) const LOGIN: &str = "LEVERET_CTL_PASSWORD";
 /// The variable with a user's new password.
-const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
+pub(super) const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
 
 /// The password of `user`. It defaults to guest for the user guest, as in RabbitMQ's tools.
 pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> {
@@ -43,7 +43,7 @@ pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Fa
     if !stdin.is_terminal() {
         let mut line = String::new();
         stdin.lock().read_line(&mut line).map_err(Failure::run)?;
-        return first_line(&line).ok_or_else(|| {
+        return first_line::of_text(&line).ok_or_else(|| {
             Failure::Usage(format!(
                 "no password for '{user}': give it on standard input, in {NEW}, or in a file"
             ))
@@ -68,12 +68,7 @@ fn of_variable(name: &str) -> Result<Option<String>, Failure> {
 
 fn of_file(path: &Path) -> Result<String, Failure> {
     let fault = |what: &str| Failure::Usage(format!("{}: {what}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| fault(&error.to_string()))?;
-    first_line(&text).ok_or_else(|| fault("its first line is empty"))
-}
-
-fn first_line(text: &str) -> Option<String> {
-    text.lines().next().filter(|line| !line.is_empty()).map(str::to_owned)
+    first_line::of_file(path).map_err(|error| fault(&error.to_string()))
 }
 
 /// The controlling terminal of this process, independent of its standard streams.
@@ -135,6 +130,8 @@ const ERASE: u8 = 127;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

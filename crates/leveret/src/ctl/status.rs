@@ -34,7 +34,13 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     let node = nodes.get(0).unwrap_or(&Value::Null);
     let reported = |place: &str| overview.pointer(place).cloned().unwrap_or(Value::Null);
     let used = |key: &str| node.get(key).cloned().unwrap_or(Value::Null);
-    let facts = [
+    let is_pool = reported("/mode") == "proxy";
+    let (upstreams, leases) = match is_pool {
+        true => (api.get(&path(&["leveret", "upstreams"]))?, api.get(&path(&["leveret", "leases"]))?),
+        false => (Value::Null, Value::Null),
+    };
+    let mut facts = if is_pool { pool_facts(&upstreams, &leases) } else { Vec::new() };
+    facts.extend([
         ("product", reported("/product_name")),
         ("version", reported("/product_version")),
         ("rabbitmq_version", reported("/rabbitmq_version")),
@@ -57,11 +63,31 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
         ("disk_free_alarm", used("disk_free_alarm")),
         ("fd_used", used("fd_used")),
         ("fd_total", used("fd_total")),
-    ];
-    let facts =
-        facts.map(|(name, value)| (name, if SIZES.contains(&name) { output.size(value) } else { value }));
-    output.facts(&facts, &json!({ "overview": overview, "nodes": nodes }))
+    ]);
+    let mut whole = json!({ "overview": overview, "nodes": nodes });
+    if is_pool {
+        whole["upstreams"] = upstreams;
+        whole["leases"] = leases;
+    }
+    output.facts(&facts, &whole)
 }
 
-/// Facts in bytes.
-const SIZES: [&str; 4] = ["mem_used", "mem_limit", "disk_free", "disk_free_limit"];
+/// A pool's clients, its upstreams, and what it saves.
+fn pool_facts(upstreams: &Value, leases: &Value) -> Vec<(&'static str, Value)> {
+    let figure = |name: &'static str| (name, leases.get(name).cloned().unwrap_or(Value::Null));
+    let mut facts = vec![("mode", Value::from("pool")), figure("clients")];
+    for upstream in upstreams.as_array().into_iter().flatten() {
+        let text = |key: &str| upstream[key].as_str().unwrap_or_default();
+        let state = match upstream["up"].as_bool() {
+            Some(true) => format!("up, {} connections", upstream["connections"]),
+            Some(false) => format!("down: {}", text("cause")),
+            None => text("cause").to_owned(),
+        };
+        facts.push(("upstream", Value::from(format!("{} {state}", text("address")))));
+    }
+    facts.extend(SAVINGS.map(figure));
+    facts
+}
+
+const SAVINGS: [&str; 4] =
+    ["upstream_connections", "connections_saved", "handshakes_avoided", "round_trips_saved"];

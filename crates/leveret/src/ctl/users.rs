@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::api::{Api, path};
 use super::output::Output;
-use super::secret;
+use super::secret::{self, LOGIN, NEW};
 use crate::Failure;
 
 /// Actions on users and virtual hosts.
@@ -25,7 +25,7 @@ pub(super) enum UserCommand {
     /// Give a user these tags, such as administrator, monitoring, management or policymaker, and no others
     SetUserTags(Tags),
     /// Check that the user of this command can log in
-    AuthenticateUser,
+    AuthenticateUser(Authenticate),
     /// Add a virtual host
     AddVhost(VhostName),
     /// Remove a virtual host and everything in it
@@ -46,10 +46,23 @@ pub(super) struct NewUser {
 pub(super) struct NewPassword {
     /// The user
     name: String,
+    /// Where rabbitmqctl takes the password.
+    #[arg(hide = true)]
+    password: Option<String>,
     /// A file whose first line is the new password; without it, that is in LEVERET_CTL_NEW_PASSWORD or on standard input
     #[arg(long, value_name = "FILE")]
     new_password_file: Option<PathBuf>,
 }
+
+#[derive(Debug, Args)]
+pub(super) struct Authenticate {
+    /// Where rabbitmqctl takes the user and the password.
+    #[arg(hide = true)]
+    words: Vec<String>,
+}
+
+/// Why a password is no argument.
+const PASSWORDS_ARE_SEEN: &str = "give the password, which everybody could read on a command line,";
 
 #[derive(Debug, Args)]
 pub(super) struct User {
@@ -75,6 +88,7 @@ pub(super) fn run(command: &UserCommand, api: &Api, output: &Output) -> Result<(
     match command {
         UserCommand::AddUser(new) => add_user(new, api, output),
         UserCommand::ChangePassword(new) => {
+            new.check()?;
             let tags = tags_of(&user(api, &new.name)?);
             let password = new.read()?;
             api.put(&path(&["users", &new.name]), &json!({ "password": password, "tags": tags }))?;
@@ -90,7 +104,13 @@ pub(super) fn run(command: &UserCommand, api: &Api, output: &Output) -> Result<(
             output.done(&format!("user '{name}' deleted"))
         }
         UserCommand::SetUserTags(Tags { name, tags }) => set_tags(name, tags, api, output),
-        UserCommand::AuthenticateUser => {
+        UserCommand::AuthenticateUser(Authenticate { words }) => {
+            if !words.is_empty() {
+                return Err(Failure::Usage(format!(
+                    "authenticate_user takes no arguments: name the user with --user, and {PASSWORDS_ARE_SEEN} in {LOGIN} or \
+                     --password-file"
+                )));
+            }
             api.get(&path(&["whoami"]))?;
             output.done(&format!("user '{}' can log in", api.user()))
         }
@@ -110,12 +130,23 @@ pub(super) fn run(command: &UserCommand, api: &Api, output: &Output) -> Result<(
 }
 
 impl NewPassword {
+    /// Refuses a password among the arguments, without repeating it.
+    fn check(&self) -> Result<(), Failure> {
+        match self.password {
+            None => Ok(()),
+            Some(_) => Err(Failure::Usage(format!(
+                "{PASSWORDS_ARE_SEEN} on standard input, in {NEW} or with --new-password-file"
+            ))),
+        }
+    }
+
     fn read(&self) -> Result<String, Failure> {
         secret::new_password(&self.name, self.new_password_file.as_deref())
     }
 }
 
 fn add_user(new: &NewUser, api: &Api, output: &Output) -> Result<(), Failure> {
+    new.password.check()?;
     let name = &new.password.name;
     let path = path(&["users", name]);
     if api.found(&path)?.is_some() {

@@ -1,7 +1,7 @@
 //! The pool as the API shows it.
 
 use admin::DetachedSession;
-use proxy::{Pool, UpstreamView};
+use proxy::{AddressState, Pool, UpstreamView};
 use serde_json::{Value, json};
 use server::{
     DetachedMqttSession, ForwardingMode, GroupStatus, ParkedMessage, RetainedStatus, Server,
@@ -28,7 +28,7 @@ pub(super) fn limits(pool: &Pool, limits: &PoolLimits) -> Value {
 
 /// The upstream addresses.
 pub(super) fn upstreams(pool: &Pool) -> Vec<Value> {
-    let show = |(address, is_up, connections): (String, bool, usize)| json!({"address": address, "up": is_up, "connections": connections});
+    let show = |AddressState { address, is_up, connections, cause }| json!({"address": address, "up": is_up, "connections": connections, "cause": cause});
     pool.addresses().into_iter().map(show).collect()
 }
 

@@ -1,12 +1,12 @@
 //! Metrics of the pool and its upstreams.
 
 use admin::{HistogramSeries, MetricKind, MetricsWriter};
-use proxy::Pool;
+use proxy::{AddressState, Pool};
 use server::{ForwardingMode, MqttUpstreamTotals, Server, SharedCounts, SharedTotals, Spool, SpoolStatus};
 
 pub(super) fn write(server: &Server, pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
-    let help = "1 if the last attempt to reach an upstream succeeded, else 0.";
+    let help = "1 if an upstream has open connections or answered when it was last asked, else 0.";
     out.gauge("leveret_upstream_up", help, u64::from(pool.is_reachable()));
     for (name, help, value) in metrics.gauges() {
         out.gauge(name, help, value);
@@ -198,14 +198,16 @@ fn write_spool(spool: &Spool, out: &mut MetricsWriter) {
 
 fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
     let addresses = pool.addresses();
-    let help = "1 if the last connection attempt to an upstream address succeeded, else 0.";
+    let help = "1 if an upstream address has open connections or answered when it was last asked, else 0; missing until it is asked.";
     let mut family = out.family("leveret_upstream_address_up", help, MetricKind::Gauge);
-    for (address, is_up, _) in &addresses {
-        family.sample(&[("address", address)], u64::from(*is_up));
+    for AddressState { address, is_up, .. } in &addresses {
+        if let Some(is_up) = *is_up {
+            family.sample(&[("address", address)], u64::from(is_up));
+        }
     }
     let help = "Open connections to an upstream address.";
     let mut family = out.family("leveret_upstream_address_connections", help, MetricKind::Gauge);
-    for (address, _, connections) in &addresses {
+    for AddressState { address, connections, .. } in &addresses {
         family.sample(&[("address", address)], *connections as u64);
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::{Pool, background};
 use crate::config::UpstreamAddress;
+use crate::refusal::Refusal;
 use crate::resolver::Resolver;
 
 /// One address of a broker.
@@ -30,6 +31,8 @@ pub(crate) struct Endpoint {
 pub(super) struct Endpoints {
     resolver: Arc<dyn Resolver>,
     known: Mutex<Vec<Known>, { Rank::Leaf as u8 }>,
+    /// The names that could not be resolved when that was last tried, and why.
+    unresolved: Mutex<Vec<(UpstreamAddress, String)>, { Rank::Leaf as u8 }>,
     /// When each name was last resolved.
     asked: Mutex<Vec<(UpstreamAddress, Instant)>, { Rank::Leaf as u8 }>,
     /// Set while no name resolves to an address, and the names are retried in the background.
@@ -57,6 +60,22 @@ struct Known {
     has_state: bool,
     /// Number of connections lost there, and of times that it was first found not to answer.
     losses: u64,
+    /// Why it did not answer last; cleared when it answers.
+    cause: Option<String>,
+}
+
+/// An upstream address, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressState {
+    /// As configured, with the IP address that its name resolves to.
+    pub address: String,
+    /// Whether it has open connections, or answered when it was last asked and has not lost one since; `None` until it is
+    /// asked.
+    pub is_up: Option<bool>,
+    /// Number of open connections.
+    pub connections: usize,
+    /// Why it is not known to be up.
+    pub cause: Option<String>,
 }
 
 /// When a broker was asked, as [`Known::losses`] was then. A reply may be on its way when the broker dies: it says nothing
@@ -82,6 +101,11 @@ impl Known {
         self.connections > 0
     }
 
+    /// Whether a client that comes now would be answered, as far as known.
+    fn answers(&self) -> bool {
+        self.is_in_use() || (!self.down && self.answered == Some(true))
+    }
+
     /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is left.
     fn loses_state(&mut self) -> bool {
         self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
@@ -90,6 +114,25 @@ impl Known {
     fn set_answered(&mut self) {
         self.answered = Some(true);
         self.has_state = true;
+        self.cause = None;
+    }
+
+    fn state(&self) -> AddressState {
+        let is_up = if self.answers() {
+            Some(true)
+        } else if self.down {
+            Some(false)
+        } else {
+            self.answered
+        };
+        let unknown = if is_up == Some(false) { "it does not answer" } else { "not asked yet" };
+        let cause = || self.cause.clone().unwrap_or_else(|| unknown.to_owned());
+        AddressState {
+            address: self.endpoint.to_string(),
+            is_up,
+            connections: self.connections,
+            cause: (is_up != Some(true)).then(cause),
+        }
     }
 
     /// It does not answer, or has lost a connection. Returns whether that is new: however many callers find out at once, it
@@ -127,6 +170,7 @@ impl Endpoints {
         Self {
             resolver,
             known: Mutex::default(),
+            unresolved: Mutex::default(),
             asked: Mutex::default(),
             nameless: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
@@ -192,13 +236,29 @@ impl Endpoints {
         let lookup = self.resolver.resolve(&address.host, address.port);
         match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
             Ok(Ok(sockets)) if !sockets.is_empty() => self.resolved(address, &sockets),
-            Ok(Ok(_)) => tracing::warn!(%address, "upstream name stands for no address"),
-            Ok(Err(error)) => tracing::warn!(%address, %error, "upstream name not found"),
-            Err(_) => tracing::warn!(%address, "no answer about the upstream's name in time"),
+            Ok(Ok(_)) => {
+                tracing::warn!(%address, "upstream name stands for no address");
+                self.is_unresolved(address, "its name stands for no address".to_owned());
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%address, %error, "upstream name not found");
+                self.is_unresolved(address, format!("its name is not found: {error}"));
+            }
+            Err(_) => {
+                tracing::warn!(%address, "no answer about the upstream's name in time");
+                self.is_unresolved(address, "no answer about its name in time".to_owned());
+            }
         }
     }
 
+    fn is_unresolved(&self, address: &UpstreamAddress, cause: String) {
+        let mut unresolved = self.unresolved.lock();
+        unresolved.retain(|(other, _)| other != address);
+        unresolved.push((address.clone(), cause));
+    }
+
     fn resolved(&self, address: &UpstreamAddress, sockets: &[SocketAddr]) {
+        self.unresolved.lock().retain(|(other, _)| other != address);
         let (mut known, now) = (self.known.lock(), transport::now());
         known.retain(|known| {
             let is_gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
@@ -224,6 +284,7 @@ impl Endpoints {
                         answered: None,
                         has_state: false,
                         losses: 0,
+                        cause: None,
                     });
                 }
             }
@@ -258,6 +319,7 @@ impl Endpoints {
         let change = |known: &mut Known| {
             known.connections = known.connections.saturating_sub(1);
             known.losses += 1;
+            known.cause.get_or_insert_with(|| "an open connection was lost".to_owned());
             (known.mark_down(), known.loses_state())
         };
         let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
@@ -291,7 +353,7 @@ impl Endpoints {
         // One that its name does not resolve to any more is not recorded.
         let (is_so, was_down) = changed.unwrap_or((true, false));
         if was_down {
-            tracing::info!(%endpoint, "upstream answers again");
+            tracing::info!(target: STATE, %endpoint, "upstream answers again");
         }
         if is_so {
             self.healed.notify_waiters();
@@ -338,7 +400,7 @@ impl Endpoints {
         } else {
             known.iter().all(|known| known.answered == Some(false))
         };
-        if known.iter().any(|known| known.is_in_use() || (known.answered == Some(true) && !known.down)) {
+        if known.iter().any(Known::answers) {
             Reach::Answers
         } else if is_silent {
             Reach::Silent
@@ -352,9 +414,9 @@ impl Endpoints {
         self.known.lock().iter().any(Known::is_in_use)
     }
 
-    /// Whether one answered when it was last asked, or connections to it are open.
-    pub(super) fn any_answered(&self) -> bool {
-        self.known.lock().iter().any(|known| known.is_in_use() || known.answered == Some(true))
+    /// Whether one has open connections, or answered when it was last asked and has not lost one since.
+    pub(super) fn any_answers(&self) -> bool {
+        self.known.lock().iter().any(Known::answers)
     }
 
     /// Records that it does not answer. Probes it in the background until it does.
@@ -395,11 +457,31 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Each address as text, whether it is up, and its number of connections.
-    pub(super) fn states(&self) -> Vec<(String, bool, usize)> {
-        let known = self.known.lock();
-        let state = |known: &Known| (known.endpoint.to_string(), !known.down, known.connections);
-        known.iter().map(state).collect()
+    /// Why it did not answer, for operators.
+    pub(super) fn note_cause(&self, endpoint: &Endpoint, error: &Refusal) {
+        self.with(endpoint, |known| known.cause = Some(error.cause(endpoint)));
+    }
+
+    /// Whether it is neither in use nor probed in the background, so that nobody would notice that it does not answer.
+    pub(super) fn is_idle(&self, endpoint: &Endpoint) -> bool {
+        self.with(endpoint, |known| !known.down && !known.is_in_use()) == Some(true)
+    }
+
+    /// Every address, and every name that stands for none.
+    pub(super) fn states(&self) -> Vec<AddressState> {
+        let (mut states, known): (Vec<_>, Vec<_>) = {
+            let known = self.known.lock();
+            known.iter().map(|known| (known.state(), known.endpoint.address.clone())).unzip()
+        };
+        let unresolved = self.unresolved.lock();
+        let nameless = unresolved.iter().filter(|(address, _)| !known.contains(address));
+        states.extend(nameless.map(|(address, cause)| AddressState {
+            address: address.to_string(),
+            is_up: Some(false),
+            connections: 0,
+            cause: Some(cause.clone()),
+        }));
+        states
     }
 
     fn backoff(&self, endpoint: &Endpoint, random: u64) -> Option<Duration> {
@@ -409,6 +491,14 @@ impl Endpoints {
     fn with<T>(&self, endpoint: &Endpoint, change: impl FnOnce(&mut Known) -> T) -> Option<T> {
         self.known.lock().iter_mut().find(|known| known.endpoint == *endpoint).map(change)
     }
+}
+
+/// The target of the lines that report changes of state. Lines that may be repeated have others.
+const STATE: &str = "proxy::state";
+
+/// Logs that a broker that answered, or was not asked before, does not answer.
+pub(super) fn warn_of(endpoint: &Endpoint, error: &Refusal) {
+    tracing::warn!(target: STATE, %endpoint, %error, "upstream connection failed");
 }
 
 /// Probes an address until it answers, or another caller found out that it does.
@@ -425,8 +515,9 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
             Ok(_) => return pool.restore_soon(),
             Err(error) => {
                 pool.endpoints.with(&endpoint, Known::count_failure);
+                pool.endpoints.note_cause(&endpoint, &error);
                 if pool.endpoints.is_unheard(&pool, &endpoint) {
-                    tracing::warn!(%endpoint, %error, "upstream connection failed");
+                    warn_of(&endpoint, &error);
                 } else {
                     tracing::debug!(%endpoint, %error, "upstream still does not answer");
                 }

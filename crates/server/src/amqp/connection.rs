@@ -237,6 +237,10 @@ impl AmqpConnection {
             }
             Answer::Open(Err(fault)) => {
                 let (code, reason) = (fault.code, format!("closed by server: {fault}"));
+                // A limit of this process is logged by whoever counts.
+                if code == ReplyCode::NotAllowed && !self.core.has_end() {
+                    self.core.login_refused(&handshake.user, &fault.text);
+                }
                 handshake.machine.refuse_open(fault);
                 self.core.ends(self.ending_with(code), || reason);
             }

@@ -12,7 +12,7 @@ mod rebuild;
 mod section;
 
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
@@ -41,6 +41,8 @@ pub struct Catalogue {
     /// Called when there is something to commit.
     bell: OnceLock<CommitBell>,
     was_empty: bool,
+    /// Whether an operator's definitions have been loaded, see [`Catalogue::note_loaded`].
+    loaded: AtomicBool,
 }
 
 /// A change's number: committed with all that came before it.
@@ -128,6 +130,7 @@ impl Catalogue {
         let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map(|number| number.value()));
         let last_id = number(LAST_ID)?.unwrap_or_default();
         let was_empty = number(CREATED)?.is_none();
+        let loaded = number(LOADED)?.is_some();
         Ok(Self {
             doubt,
             pending: Mutex::default(),
@@ -138,6 +141,7 @@ impl Catalogue {
             last_id: AtomicU64::new(last_id),
             bell: OnceLock::new(),
             was_empty,
+            loaded: AtomicBool::new(loaded),
         })
     }
 
@@ -150,6 +154,17 @@ impl Catalogue {
     /// Whether nothing has ever been committed to it.
     pub fn was_empty(&self) -> bool {
         self.was_empty
+    }
+
+    /// Whether an operator's definitions have ever been loaded into it.
+    pub fn was_loaded(&self) -> bool {
+        self.loaded.load(Ordering::Relaxed)
+    }
+
+    /// Notes that an operator's definitions have been loaded. It is written with the next commit of changes: if there are none,
+    /// the definitions have made nothing.
+    pub fn note_loaded(&self) {
+        self.loaded.store(true, Ordering::Relaxed);
     }
 
     /// Calls `each` with every definition of a section, ascending by key.
@@ -264,6 +279,9 @@ impl Catalogue {
             let mut meta = transaction.open_table(META)?;
             meta.insert(LAST_ID, last_id)?;
             meta.insert(CREATED, 1)?;
+            if self.was_loaded() {
+                meta.insert(LOADED, 1)?;
+            }
             meta.insert(SCHEMA, KNOWN_SCHEMA)?;
             let sections = Section::ALL.into_iter();
             for section in sections.filter(|&section| left.iter().any(|change| change.section == section)) {
@@ -365,6 +383,8 @@ const KNOWN_SCHEMA: u64 = 2;
 const LAST_ID: &str = "last_id";
 /// Present once something has been committed.
 const CREATED: &str = "created";
+/// Present once an operator's definitions have been loaded.
+const LOADED: &str = "definitions_loaded";
 /// Bytes of the file that redb may cache. Definitions are read once, at start; everything that changes is in memory
 /// anyway.
 const CACHE: usize = 16 << 20;

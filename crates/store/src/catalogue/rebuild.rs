@@ -9,7 +9,7 @@ use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, T
 use super::backend::{Backend, Doubt};
 use super::check::{copy, exists};
 use super::guard::guarded;
-use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, META, Section, prepare};
+use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, LOADED, META, Section, prepare};
 use crate::disk::{Disk, name_for_damaged};
 
 /// Replaces a damaged file, which is kept under another name, or a missing one by a new file. Returns the name of the
@@ -76,12 +76,18 @@ fn transfer(source: &Database, target: &Database) -> Result<(), CatalogueError> 
         }
         users += if section == Section::Users { new } else { 0 };
     }
-    let known = guarded(|| {
-        let read = source.begin_read()?;
-        Ok(read.open_table(META)?.get(LAST_ID)?.map(|number| number.value()))
-    });
+    let known = |name| {
+        let number = guarded(|| {
+            let read = source.begin_read()?;
+            Ok(read.open_table(META)?.get(name)?.map(|number| number.value()))
+        });
+        number.ok().flatten()
+    };
     let mut meta = write.open_table(META)?;
-    meta.insert(LAST_ID, known.ok().flatten().unwrap_or(UNUSED_ID))?;
+    meta.insert(LAST_ID, known(LAST_ID).unwrap_or(UNUSED_ID))?;
+    if let Some(loaded) = known(LOADED) {
+        meta.insert(LOADED, loaded)?;
+    }
     // Without any user nobody could ever log in again: the next start then adds the definitions of a new broker.
     if users > 0 {
         meta.insert(CREATED, 1)?;

@@ -107,6 +107,21 @@ fn only_what_was_committed_is_there_after_a_restart() {
 }
 
 #[test]
+fn that_definitions_were_loaded_is_known_once_they_are_committed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for is_committed in [false, true] {
+        let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+        assert!(!catalogue.was_loaded());
+        catalogue.put(Section::Users, b"u".to_vec(), b"1".to_vec());
+        catalogue.note_loaded();
+        if is_committed {
+            catalogue.commit_pending().expect("commit");
+        }
+    }
+    assert!(Catalogue::open(real_disk(&folder)).expect("open again").was_loaded());
+}
+
+#[test]
 fn all_that_begins_alike_goes_whether_it_is_on_disk_or_not_and_nothing_that_comes_later() {
     let folder = tempfile::tempdir().expect("a folder");
     let catalogue = Catalogue::open(real_disk(&folder)).expect("open");

@@ -180,7 +180,7 @@ async fn an_address_where_connections_are_open_answers_whatever_others_meet_ther
     endpoints.opened(&endpoint);
     endpoints.is_silent(&pool, &endpoint);
     assert_eq!(endpoints.reach(), Reach::Answers);
-    assert!(endpoints.any_answered());
+    assert!(endpoints.any_answers());
     assert!(!pool.topologies.is_torn("/", 0), "nothing is lost");
     endpoints.closed(&pool, &endpoint);
     assert_eq!(endpoints.reach(), Reach::Silent);
@@ -197,4 +197,50 @@ async fn an_address_that_never_answered_has_nothing_to_lose() {
     endpoints.heard(&endpoint);
     assert!(endpoints.is_silent(&pool, &endpoint));
     assert!(pool.topologies.is_torn("/", 0));
+}
+
+fn states(endpoints: &Endpoints) -> Vec<(Option<bool>, usize, Option<String>)> {
+    endpoints.states().into_iter().map(|state| (state.is_up, state.connections, state.cause)).collect()
+}
+
+#[tokio::test]
+async fn an_address_is_up_while_its_connections_work_and_unknown_until_it_is_asked() {
+    let endpoints = Arc::new(Endpoints::new(Arc::new(SystemResolver)));
+    let one = endpoints.in_order(&[address("127.0.0.1", 1)]).await.remove(0);
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    assert_eq!(states(&endpoints), [(None, 0, Some("not asked yet".to_owned()))]);
+    assert!(!endpoints.any_answers());
+    // Its connections work, but it takes no further ones.
+    endpoints.opened(&one);
+    endpoints.failed(&pool, &one);
+    assert_eq!(states(&endpoints), [(Some(true), 1, None)]);
+    assert!(endpoints.any_answers());
+    endpoints.closed(&pool, &one);
+    assert_eq!(states(&endpoints), [(Some(false), 0, Some("it does not answer".to_owned()))]);
+    assert!(!endpoints.any_answers() && endpoints.reach() != Reach::Answers);
+}
+
+#[tokio::test]
+async fn idle_addresses_are_probed_all_at_once() {
+    use tokio::io::AsyncReadExt as _;
+
+    let mut listeners = Vec::new();
+    for _ in 0..2 {
+        listeners.push(tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap());
+    }
+    let of = |listener: &tokio::net::TcpListener| address("127.0.0.1", listener.local_addr().unwrap().port());
+    let pool = Pool::new(crate::PoolConfig::new(listeners.iter().map(of).collect()));
+    let both_hang = async {
+        let mut streams = Vec::new();
+        for listener in &listeners {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_exact(&mut [0; 8]).await.unwrap();
+            streams.push(stream);
+        }
+        // Nobody has given up waiting for the first one's answer.
+        let unread = streams[0].try_read(&mut [0]);
+        assert!(matches!(&unread, Err(error) if error.kind() == io::ErrorKind::WouldBlock), "{unread:?}");
+    };
+    tokio::join!(pool.probe_idle(), both_hang);
+    assert!(pool.endpoints.states().iter().all(|state| state.is_up == Some(false)));
 }

@@ -78,17 +78,18 @@ export function pool({ api, sampler }) {
   return { title: "Overview", element, refresh };
 }
 
-/** The addresses of the upstream: which answered last, and how many connections each has. */
+/** The addresses of the upstream: which answer, and how many connections each has. */
 function upstreamHealth() {
   const verdict = el("p", { class: "verdict" });
   const rows = el("ul", { class: "listeners" });
   let shown = "";
   const update = (metrics) => {
-    const connections = new Map(
-      metrics.samples("leveret_upstream_address_connections").map(({ labels, value }) => [labels.address, value]),
+    // Missing for an address that has not been asked yet.
+    const answers = new Map(
+      metrics.samples("leveret_upstream_address_up").map(({ labels, value }) => [labels.address, value]),
     );
-    const addresses = metrics.samples("leveret_upstream_address_up").map(({ labels: { address }, value }) => {
-      return { address, isUp: value === 1, open: connections.get(address) };
+    const addresses = metrics.samples("leveret_upstream_address_connections").map(({ labels: { address }, value }) => {
+      return { address, answer: answers.get(address), open: value };
     });
     const isUp = metrics.value("leveret_upstream_up") === 1;
     const state = JSON.stringify([isUp, addresses]);
@@ -100,12 +101,13 @@ function upstreamHealth() {
   return { element: section("Upstream", verdict, rows), update };
 }
 
-function upstreamRow({ address, isUp, open }) {
+function upstreamRow({ address, answer, open }) {
+  const state = { 1: ["up", "good"], 0: ["down", "bad"] }[answer] ?? ["not asked yet"];
   const connections = open === 1 ? "1 connection" : `${count(open)} connections`;
   return el(
     "li",
     {},
-    badge(isUp ? ["up", "good"] : ["down", "bad"]),
+    badge(state),
     " ",
     el("span", { class: "address" }, address),
     ` ${connections}`,

@@ -1,0 +1,95 @@
+//! Explains why a server has nothing at a path of its API.
+
+use percent_encoding::percent_decode_str;
+
+use crate::http_client::Endpoint;
+
+/// The reason in words: `no queue 'q' in vhost '/'`. `mode` is what a Leveret says of itself, `broker` or `proxy`; other
+/// servers say nothing. `None` if there is no better reason than the server's own.
+pub(super) fn explain(path: &str, mode: Option<&str>, server: &Endpoint) -> Option<String> {
+    let path = path.strip_prefix("/api/")?.split('?').next()?;
+    let parts: Vec<String> =
+        path.split('/').map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect();
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    match (mode, &parts[..]) {
+        (_, ["leveret", "shared-queues", queue, ..]) if mode == Some("proxy") => {
+            Some(format!("no shared queue '{queue}'"))
+        }
+        (None, ["leveret", ..]) => Some(format!("{server} is no Leveret, which alone has this command")),
+        (Some("broker"), ["leveret", ..]) => {
+            Some("this is a broker: only a pool, which stands in front of an upstream, has this".to_owned())
+        }
+        (_, ["leveret", ..]) => None,
+        (Some("proxy"), [what, ..]) => Some(format!(
+            "this is a pool, which has no {} of its own: ask the upstream (--url http://UPSTREAM:15672)",
+            what.replace('-', " ")
+        )),
+        (_, parts) => object(parts),
+    }
+}
+
+/// The object of a path that does not exist.
+fn object(parts: &[&str]) -> Option<String> {
+    Some(match parts {
+        ["queues", vhost, queue, ..] => format!("no queue '{queue}' in vhost '{vhost}'"),
+        ["exchanges", vhost, exchange, ..] => format!("no exchange '{exchange}' in vhost '{vhost}'"),
+        ["policies", vhost, policy] => format!("no policy '{policy}' in vhost '{vhost}'"),
+        ["operator-policies", vhost, policy] => format!("no operator policy '{policy}' in vhost '{vhost}'"),
+        ["permissions", vhost, user] | ["topic-permissions", vhost, user] => {
+            format!("no permissions of user '{user}' in vhost '{vhost}'")
+        }
+        ["vhost-limits", vhost, limit] => format!("no limit '{limit}' of vhost '{vhost}'"),
+        ["user-limits", user, limit] => format!("no limit '{limit}' of user '{user}'"),
+        ["users" | "user-limits", user, ..] | ["connections", "username", user] => {
+            format!("no user '{user}'")
+        }
+        ["connections", connection] => format!("no connection '{connection}'"),
+        [
+            "vhosts" | "queues" | "exchanges" | "bindings" | "consumers" | "policies" | "operator-policies"
+            | "vhost-limits" | "definitions",
+            vhost,
+            ..,
+        ] => format!("no vhost '{vhost}'"),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(path: &str, mode: Option<&str>) -> Option<String> {
+        explain(path, mode, &Endpoint::parse("http://here:15672").unwrap())
+    }
+
+    #[test]
+    fn the_object_is_named_as_a_broker_would() {
+        for (path, line) in [
+            ("/api/queues/%2F/a%20b/contents", "no queue 'a b' in vhost '/'"),
+            ("/api/queues/%2F/q?if-empty=true", "no queue 'q' in vhost '/'"),
+            ("/api/queues/nope?page=1&page_size=500", "no vhost 'nope'"),
+            ("/api/vhosts/nope/permissions", "no vhost 'nope'"),
+            ("/api/users/ann/permissions", "no user 'ann'"),
+            ("/api/permissions/%2F/ann", "no permissions of user 'ann' in vhost '/'"),
+            ("/api/connections/127.0.0.1%3A1", "no connection '127.0.0.1:1'"),
+        ] {
+            for mode in [None, Some("broker")] {
+                assert_eq!(explained(path, mode).as_deref(), Some(line), "{path}");
+            }
+        }
+        assert_eq!(explained("/api/extensions", Some("broker")), None);
+    }
+
+    #[test]
+    fn a_server_of_another_kind_says_where_to_ask() {
+        let pool = explained("/api/queues/%2F", Some("proxy")).unwrap();
+        assert!(
+            pool.starts_with("this is a pool, which has no queues of its own: ask the upstream"),
+            "{pool}"
+        );
+        let broker = explained("/api/leveret/leases", Some("broker")).unwrap();
+        assert!(broker.starts_with("this is a broker: only a pool"), "{broker}");
+        let rabbitmq = explained("/api/leveret/clients", None).unwrap();
+        assert_eq!(rabbitmq, "http://here:15672 is no Leveret, which alone has this command");
+    }
+}
