@@ -93,7 +93,7 @@ pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerId, ConsumerInfo, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Moving, Offer,
-    Queue, QueueCapacity, QueueProperties, Returned,
+    PublisherHold, Queue, QueueCapacity, QueueProperties, Returned,
 };
 pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};

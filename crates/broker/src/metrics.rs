@@ -78,6 +78,9 @@ counters! {
     /// Batches of publishes after which their client was not read until enough messages had left memory; each
     /// queue counts.
     paging_pauses,
+    /// Times that a publisher was held, for at most 50 ms, because the backlog of its queue grew though the queue's consumers
+    /// could take more.
+    publisher_holds,
     /// Failed reads and writes of messages that are paged; each is repeated within half a minute.
     paging_failures,
     /// Queues that exist, in all virtual hosts.

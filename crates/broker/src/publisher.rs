@@ -3,6 +3,7 @@
 mod traced;
 
 use std::hash::BuildHasher;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 use store::journal::Lsn;
 use sync::work;
 
+use crate::SessionId;
 use crate::error::BrokerError;
 use crate::firehose::{TracedConnection, Tracer};
 use crate::inspect::{Inspected, has_annotation, inspect};
@@ -18,7 +20,7 @@ use crate::message::{Body, Message, Traits};
 use crate::metrics::{FrontEnd, Published, SizesOfBatch};
 use crate::permissions::Grant;
 use crate::persistence::{LastStoring, StoredBatch};
-use crate::queue::{DeadLetter, Queue, Sender};
+use crate::queue::{DeadLetter, Load, Overdraft, PublisherHold, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -52,6 +54,9 @@ pub struct Flushed {
     /// The backlog of unwritten messages exceeds its limit: the session accepts no more publishes until
     /// [`VirtualHost::wait_for_room`] wakes it.
     pub full: bool,
+    /// A queue whose backlog grows though its consumers could take more, after a turn's messages for it: the session accepts no
+    /// more publishes until that [wakes it](PublisherHold::wait).
+    pub hold: Option<Box<PublisherHold>>,
     /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the
     /// session has to flush again in its next turn, before it processes anything more from its client.
     pub unfinished: bool,
@@ -85,6 +90,8 @@ pub struct Publisher {
     /// The route of the last message.
     route: Option<Arc<Route>>,
     flushed: Flushed,
+    /// Reset when it is held.
+    overdraft: Overdraft,
     /// The log position from which each queue has its message for good, since the last flush, if the caller
     /// needs it.
     shares: Option<Vec<Share>>,
@@ -96,6 +103,8 @@ pub struct Publisher {
     /// Sizes of messages that have not been counted yet; `None` if metrics do not tell sizes.
     sizes: Option<Box<SizesOfBatch>>,
     front_end: FrontEnd,
+    /// The number of its client's session, if there is one.
+    session: Option<NonZeroU64>,
     /// Its messages may have an annotation of the front end.
     annotates: bool,
     /// It is counted among the channels that have published.
@@ -114,6 +123,7 @@ pub struct Publisher {
 struct HandingOver {
     route: Arc<Route>,
     batch: Vec<Arc<Message>>,
+    load: Load,
     kept: StoredBatch,
     /// The index of the batch's first message among the publishes since the last flush.
     first: u64,
@@ -168,12 +178,14 @@ impl Publisher {
             handing_over: None,
             route: None,
             flushed: Flushed::default(),
+            overdraft: Overdraft::default(),
             shares: None,
             reply_queue: None,
             now: Timestamp::default(),
             through: Through::default(),
             sizes,
             front_end: FrontEnd::default(),
+            session: None,
             annotates: false,
             has_published: false,
             connection: None,
@@ -187,6 +199,13 @@ impl Publisher {
     #[must_use]
     pub fn of(mut self, front_end: FrontEnd) -> Self {
         self.front_end = front_end;
+        self
+    }
+
+    /// Sets the session whose client publishes: a queue that it consumes from does not hold it. Session 0 is nobody's.
+    #[must_use]
+    pub fn in_session(mut self, session: SessionId) -> Self {
+        self.session = NonZeroU64::new(session.0);
         self
     }
 
@@ -407,6 +426,9 @@ impl Publisher {
             }
         }
         let mut flushed = std::mem::take(&mut self.flushed);
+        if flushed.hold.is_some() {
+            self.overdraft = Overdraft::default();
+        }
         flushed.refused.sort_unstable();
         flushed.refused.dedup();
         flushed
@@ -507,7 +529,7 @@ impl Publisher {
         }
         let Some(route) = self.route.clone().filter(|_| !self.batch.is_empty()) else { return true };
         let batch = std::mem::take(&mut self.batch);
-        self.batch_bytes = 0;
+        let load = Load::of(batch.len(), std::mem::take(&mut self.batch_bytes) as u64);
         let count = batch.len() as u64;
         if !self.is_tracer {
             self.through.published += count;
@@ -519,7 +541,7 @@ impl Publisher {
         self.flushed.full |= kept.full;
         // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;
-        self.go_on(HandingOver { route, batch, kept, first, done: 0, letters: Vec::new() })
+        self.go_on(HandingOver { route, batch, load, kept, first, done: 0, letters: Vec::new() })
     }
 
     /// Hands the batch to one queue after the other, taking each queue's lock once, until all of them have it
@@ -553,7 +575,7 @@ impl Publisher {
 
     /// Hands the batch to the next queue of its route.
     fn hand_to_next(&mut self, handing: &mut HandingOver) {
-        let HandingOver { route, batch, kept, first, done, letters } = handing;
+        let HandingOver { route, batch, load, kept, first, done, letters } = handing;
         let at = *done;
         *done += 1;
         let queue = &route.queues[at];
@@ -561,7 +583,11 @@ impl Publisher {
         work::charge(ENQUEUE, batch.len());
         let refused = &mut self.flushed.refused;
         let refuse = |at: usize| refused.push(*first + at as u64);
-        let sender = if self.is_tracer { Sender::Tracer } else { Sender::Publisher };
+        let sender = if self.is_tracer {
+            Sender::Tracer
+        } else {
+            Sender::Publisher(self.session.map(|session| SessionId(session.get())))
+        };
         let appended = if at + 1 == route.queues.len() {
             queue.append(batch.drain(..), kept.at(at), self.now, sender, refuse)
         } else {
@@ -570,6 +596,11 @@ impl Publisher {
         note_share(&mut self.shares, queue, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);
         self.flushed.full |= appended.full;
+        if appended.holds
+            && let Some(added) = self.overdraft.add(*load)
+        {
+            self.flushed.hold = Some(Box::new(queue.hold(added)));
+        }
         if !appended.dead.is_empty() || appended.lined_up {
             letters.push((at, appended.dead));
         }

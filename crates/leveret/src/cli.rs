@@ -73,8 +73,9 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
 /// The argument that a command with the settings as its flags does not know.
 fn unexpected(error: &clap::Error) -> Option<&str> {
     let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else { return None };
+    // `Usage: leveret serve ...`; the program may have another name.
     let usage = usage.to_string();
-    if !["serve", "health", "config"].iter().any(|command| usage.contains(&format!("leveret {command}"))) {
+    if !matches!(usage.split_whitespace().nth(2), Some("serve" | "health" | "config")) {
         return None;
     }
     match error.get(ContextKind::InvalidArg) {

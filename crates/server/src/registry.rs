@@ -4,6 +4,7 @@
 //! session needs for more than a moment.
 
 mod bytes;
+mod flow;
 mod session;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use sync::{Mutex, Rank};
 use transport::{Outbox, Peer};
 
 use self::bytes::ByteRates;
+use self::flow::FlowMark;
 pub use self::session::ClientSession;
 use crate::amqp::deliveries::Deliveries;
 
@@ -47,6 +49,7 @@ pub struct OpenConnection {
     channels: Mutex<Vec<Arc<OpenChannel>>, { Rank::Leaf as u8 }>,
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
+    flow: FlowMark,
     asked_to_close: AtomicBool,
     close_reason: Mutex<Option<Box<str>>, { Rank::Leaf as u8 }>,
 }
@@ -100,7 +103,7 @@ pub(crate) struct OpenChannel {
     /// confirms are sent.
     pub(crate) unconfirmed: AtomicU64,
     /// Most channels either publish or consume.
-    publishing: OnceLock<Box<Publishing>>,
+    publishing: OnceLock<Box<ChannelPublishing>>,
 }
 
 /// The state of a channel at one moment.
@@ -122,6 +125,15 @@ pub struct ChannelStatus {
     pub unacknowledged: usize,
     /// Number of publishes in confirm mode whose confirm has not been sent yet.
     pub unconfirmed: u64,
+    /// Whether a queue holds its publisher, or has done so in the last second; false where no time was given.
+    pub is_in_flow: bool,
+}
+
+/// The part of a channel that only publishers need.
+#[derive(Default)]
+struct ChannelPublishing {
+    counts: Publishing,
+    flow: FlowMark,
 }
 
 /// A connection's entry in the registry, removed when dropped.
@@ -186,6 +198,7 @@ impl OpenConnection {
             channels: Mutex::default(),
             outbox: Arc::clone(opening.outbox),
             byte_rates: ByteRates::default(),
+            flow: FlowMark::default(),
             asked_to_close: AtomicBool::new(false),
             close_reason: Mutex::default(),
         })
@@ -291,13 +304,23 @@ impl OpenConnection {
     /// Like [`Self::channels`], with each channel's message counts as of `now`; `None` for a channel without any.
     pub fn channels_counted(&self, now: Timestamp) -> Vec<(ChannelStatus, Option<MessageCounts>)> {
         let channels = self.channels.lock().clone();
-        channels.iter().map(|channel| (channel.status(), channel.counts(now))).collect()
+        channels.iter().map(|channel| (channel.status_at(now), channel.counts(now))).collect()
     }
 
     /// Bytes per second received from and sent to the client since the previous call, if that was some seconds
     /// ago; zero at the first call.
     pub fn byte_rates(&self, now: Timestamp) -> (f64, f64) {
         self.byte_rates.look(self.received(), self.sent(), now)
+    }
+
+    /// A queue has held one of its publishers.
+    pub(crate) fn in_flow(&self, now: Timestamp) {
+        self.flow.set(now);
+    }
+
+    /// Whether a queue holds one of its publishers, or has done so in the last second.
+    pub fn is_in_flow(&self, now: Timestamp) -> bool {
+        self.flow.is_recent(now)
     }
 
     /// The number of its channels.
@@ -381,9 +404,14 @@ impl OpenChannel {
         self.number
     }
 
+    /// A queue has held its publisher.
+    pub(crate) fn in_flow(&self, now: Timestamp) {
+        self.publishing.get_or_init(Box::default).flow.set(now);
+    }
+
     /// The channel's counters for published messages.
     pub(crate) fn publishing(&self) -> &Publishing {
-        self.publishing.get_or_init(Box::default)
+        &self.publishing.get_or_init(Box::default).counts
     }
 
     fn counts(&self, now: Timestamp) -> Option<MessageCounts> {
@@ -392,8 +420,13 @@ impl OpenChannel {
             return None;
         }
         let mut counts = passed.unwrap_or_default();
-        publishing.into_iter().for_each(|publishing| publishing.add_to(&mut counts, now));
+        publishing.into_iter().for_each(|publishing| publishing.counts.add_to(&mut counts, now));
         Some(counts)
+    }
+
+    fn status_at(&self, now: Timestamp) -> ChannelStatus {
+        let is_in_flow = self.publishing.get().is_some_and(|publishing| publishing.flow.is_recent(now));
+        ChannelStatus { is_in_flow, ..self.status() }
     }
 
     fn status(&self) -> ChannelStatus {
@@ -407,6 +440,7 @@ impl OpenChannel {
             consumers,
             unacknowledged,
             unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
+            is_in_flow: false,
         }
     }
 }

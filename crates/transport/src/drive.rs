@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Sleep;
 
+use crate::activity::RegisteredWaker;
 use crate::blocking::run_blocking;
 use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
@@ -133,6 +134,7 @@ where
         eof: false,
         timer: None,
         busy_turn: None,
+        waker: RegisteredWaker::default(),
     };
     let ended = loop {
         match poll_fn(|cx| connection.poll(cx)).await {
@@ -221,6 +223,8 @@ struct Connection<'c, S, P> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Permit under which the connection runs while it has more to do than fits into one turn.
     busy_turn: Option<SemaphorePermit<'static>>,
+    /// The waker that the outbox, the stream and the timer have.
+    waker: RegisteredWaker,
 }
 
 impl<S, P> Connection<'_, S, P>
@@ -231,7 +235,17 @@ where
     /// Runs one turn.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         let turn = work::Turn::begin_for(self.outbox);
-        let step = self.poll_turn(cx);
+        let activity = self.outbox.activity();
+        activity.begin();
+        let mut waker = std::mem::take(&mut self.waker);
+        let step = self.poll_turn(&mut Context::from_waker(waker.of(cx, activity)));
+        self.waker = waker;
+        if step.is_pending() {
+            activity.rest();
+        } else {
+            activity.wait();
+        }
+        activity.set_paused(self.protocol.intent() == Intent::Pause);
         // A turn that ends early leaves what was deferred to other threads.
         drop(turn);
         self.busy_turn = None;
@@ -465,6 +479,8 @@ where
 /// The shortest time to the timer's next firing, so a protocol that leaves a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
+#[cfg(test)]
+mod busy;
 #[cfg(test)]
 mod reads;
 #[cfg(test)]

@@ -18,6 +18,7 @@
 //!
 //! Never add knowledge of any protocol here.
 
+mod activity;
 mod blocking;
 mod buffer;
 mod drive;

@@ -8,6 +8,7 @@ use std::task::{Context, Waker};
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::{AtomicWaker, Mutex, Rank, work};
 
+use crate::activity::Activity;
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
 
@@ -32,6 +33,8 @@ pub struct Outbox {
     starved: AtomicUsize,
     /// Backlog, in bytes, from which on [`Outbox::has_room`] returns false.
     limit: usize,
+    /// That of the connection's task.
+    activity: Arc<Activity>,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +58,18 @@ impl Outbox {
             nudged: AtomicBool::new(false),
             starved: AtomicUsize::new(0),
             limit,
+            activity: Arc::default(),
         }
+    }
+
+    pub(crate) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    /// If the connection's task has work to do, because it runs or waits for a thread, the number of times that it has rested
+    /// before, which wraps around. `None` if it waits for its peer or another task, or does not read. As of a moment ago.
+    pub fn busy_since_rest(&self) -> Option<u32> {
+        self.activity.busy_since_rest()
     }
 
     /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect; no

@@ -151,7 +151,8 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
     let (received, sent) = connection.byte_rates(call.now());
     let user_provided_name = info.client_properties.get("connection_name").cloned();
     let mut shown = json!({
-        "name": named.name, "node": call.api.process.node_name(), "state": "running", "type": "network",
+        "name": named.name, "node": call.api.process.node_name(), "state": state(connection.is_in_flow(call.now())),
+        "type": "network",
         "protocol": info.protocol, "user": connection.user(), "user_who_performed_action": connection.user(),
         "vhost": connection.vhost(), "host": info.host, "port": info.port, "peer_host": info.peer_host,
         "peer_port": info.peer_port, "auth_mechanism": info.mechanism, "channel_max": info.channel_max,
@@ -172,6 +173,11 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
         shown.insert("user_provided_name".to_owned(), name);
     }
     shown
+}
+
+/// RabbitMQ's name of a state.
+fn state(is_in_flow: bool) -> &'static str {
+    if is_in_flow { "flow" } else { "running" }
 }
 
 /// A channel, and the details of its connection.
@@ -209,7 +215,7 @@ fn show_channel(call: &Call, channel: &Channel) -> Value {
     put("name", json!(channel.name));
     put("number", json!(info.number));
     put("node", json!(call.api.process.node_name()));
-    put("state", json!("running"));
+    put("state", json!(state(info.is_in_flow)));
     put("user", json!(channel.user));
     put("user_who_performed_action", json!(channel.user));
     put("vhost", json!(channel.vhost));

@@ -126,6 +126,9 @@ pub trait ClientConnection: Send + Sync {
     /// All other facts about the connection.
     fn info(&self) -> ConnectionInfo;
 
+    /// Whether a queue holds one of its publishers, or has done so in the second before `now`.
+    fn is_in_flow(&self, now: Timestamp) -> bool;
+
     /// Its session, if it is MQTT's or STOMP's.
     fn session(&self) -> Option<SessionInfo>;
 
@@ -229,6 +232,8 @@ pub struct ChannelInfo {
     pub unacknowledged: u64,
     /// Number of publishes in confirm mode whose confirm has not been sent yet.
     pub unconfirmed: u64,
+    /// Whether a queue holds its publisher, or has done so in the last second.
+    pub is_in_flow: bool,
     /// Counts of its messages; `None` if there were none, or they are not counted.
     pub counts: Option<MessageCounts>,
 }

@@ -3,12 +3,15 @@
 //! There may be very many of them, even of one client, so nothing here iterates over all of them: an
 //! operation on one costs at most the logarithm of their number.
 
+mod looks;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use slab::Slab;
 
+use self::looks::Looks;
 use super::delivery::{Consumer, ConsumerId, ConsumerRoom};
 use crate::SessionId;
 
@@ -23,6 +26,10 @@ pub(super) struct Consumers {
     /// The number of exclusive consumers.
     exclusive: usize,
     single: Option<SingleActive>,
+    /// The slots of all, in any order and without gaps.
+    listed: Vec<u32>,
+    /// Set by the first look at them ([`Consumers::are_behind`]).
+    looks: Option<Box<Looks>>,
 }
 
 /// The consumer that may be served, and its successors, for a queue with `x-single-active-consumer`.
@@ -53,6 +60,10 @@ pub(super) struct ConsumerEntry {
     joined: u64,
     /// It accepts more deliveries.
     has_room: bool,
+    /// Its index in [`Consumers::listed`].
+    at: u32,
+    /// The answer of [`Consumer::busy_since_rest`] at the last look.
+    seen_busy: Option<u32>,
     /// Its neighbours, while it is in a ring.
     links: Option<Links>,
 }
@@ -73,7 +84,8 @@ impl ConsumerEntry {
         priority: i64,
     ) -> Self {
         let tag = tag.into();
-        Self { consumer, no_ack, session, tag, exclusive, priority, joined: 0, has_room: false, links: None }
+        let (joined, has_room, at, seen_busy, links) = (0, false, 0, None, None);
+        Self { consumer, no_ack, session, tag, exclusive, priority, joined, has_room, at, seen_busy, links }
     }
 
     /// Its id, distinguished by the lower half of its age from those of earlier consumers in the same slot.
@@ -128,8 +140,13 @@ impl Consumers {
         entry.joined = self.joined;
         self.joined += 1;
         self.exclusive += usize::from(entry.exclusive);
+        if let Some(looks) = &mut self.looks {
+            looks.joined(entry.session);
+        }
         let vacant = self.entries.vacant_entry();
         let slot = vacant.key() as u32;
+        entry.at = self.listed.len() as u32;
+        self.listed.push(slot);
         match &mut self.single {
             Some(single) if single.active.is_none() => single.active = Some(slot),
             Some(single) => _ = single.waiting.insert(entry.rank(slot)),
@@ -144,6 +161,13 @@ impl Consumers {
         self.delist(slot);
         let entry = self.entries.remove(slot as usize);
         self.exclusive -= usize::from(entry.exclusive);
+        if let Some(looks) = &mut self.looks {
+            looks.left(entry.session);
+        }
+        self.listed.swap_remove(entry.at as usize);
+        if let Some(&moved) = self.listed.get(entry.at as usize) {
+            self.entries[moved as usize].at = entry.at;
+        }
         if let Some(single) = &mut self.single {
             if single.active == Some(slot) {
                 // The waiting consumer with the highest priority that joined first is next.

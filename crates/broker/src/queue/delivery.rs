@@ -32,6 +32,13 @@ pub trait Consumer: Send + Sync {
     /// Called when the queue, and the consumer with it, has been deleted. Called once, without any lock held.
     fn cancelled(&self);
 
+    /// If its connection has work to do for which it waits for this server, and not for its client (input that has not been
+    /// read, deliveries that the socket would take), the number of times that it has rested before. Called with the queue's
+    /// lock held.
+    fn busy_since_rest(&self) -> Option<u32> {
+        None
+    }
+
     /// The number of its channel, for display. Called with the queue's lock held.
     fn channel(&self) -> u16 {
         0

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use sync::{MutexGuard, Rank};
 
 use super::consumers::ConsumerEntry;
+use super::credit::Load;
 use store::Waiter;
 use store::journal::Lsn;
 
@@ -13,6 +14,7 @@ use super::{
     ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue, Returned,
     StateGuard,
 };
+use crate::SessionId;
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
@@ -33,12 +35,47 @@ pub(crate) struct Appended {
     pub(crate) until: Option<Lsn>,
     /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
+    /// The backlog grows though consumers could take more: their publisher has used up its credit
+    /// ([`Overdraft`](super::Overdraft)).
+    pub(crate) holds: bool,
 }
+
+/// A queue that holds a publisher, to have its consumers catch up.
+#[derive(Debug, Clone)]
+pub struct PublisherHold {
+    queue: Arc<Queue>,
+    /// Load that the publisher has added since it was last held.
+    added: Load,
+}
+
+impl PublisherHold {
+    /// Wakes `waiter` when the publisher may go on, after 50 ms at the latest. Returns false, and wakes nobody, if it
+    /// may go on now.
+    pub fn wait(&self, waiter: &Arc<dyn Waiter>, now: Timestamp) -> bool {
+        let Self { queue, added } = self;
+        let mut state = queue.state.lock();
+        let backlog = (state.load(), state.ready.len());
+        let is_held = !state.deleted && state.credit.hold(backlog, *added, now, waiter);
+        queue.schedule(&mut state);
+        drop(state);
+        queue.metrics.publisher_holds.add(is_held.into());
+        is_held
+    }
+}
+
+impl PartialEq for PublisherHold {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.queue, &other.queue) && self.added == other.added
+    }
+}
+
+impl Eq for PublisherHold {}
 
 /// The sender of messages to a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
-    Publisher,
+    /// A client that publishes; its session, if it is known.
+    Publisher(Option<SessionId>),
     Tracer,
     /// A queue that has dropped a message.
     DeadLetters {
@@ -50,7 +87,7 @@ pub(crate) enum Sender {
 impl Sender {
     fn budget(self) -> Option<u32> {
         match self {
-            Self::Publisher | Self::Tracer => None,
+            Self::Publisher(_) | Self::Tracer => None,
             Self::DeadLetters { budget } => Some(budget),
         }
     }
@@ -238,9 +275,11 @@ impl Queue {
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
         let waiting = state.take_waiting();
+        let released = state.credit.release_all();
         self.look_at_paging(&mut state, Timestamp::default());
         drop(state);
         waiting.wake();
+        released.wake();
         (purged.len() as u64, self.settle_purged(&purged))
     }
 
@@ -297,7 +336,7 @@ impl Queue {
         // This has to precede any settlement of the messages.
         let until = keeping.and_then(Keeping::write);
         // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
-        effects.published = if sender == Sender::Publisher { taken + refusals } else { 0 };
+        effects.published = if matches!(sender, Sender::Publisher(_)) { taken + refusals } else { 0 };
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);
@@ -307,10 +346,19 @@ impl Queue {
         }
         state.drop_expired(now, &mut effects);
         let long = state.is_long();
+        let holds = match sender {
+            Sender::Publisher(session) => state.holds_publishers(session, now),
+            Sender::Tracer | Sender::DeadLetters { .. } => false,
+        };
         let (dead, lined_up) = self.conclude(state, effects, now);
         let full = long && self.paging.is_behind();
         self.metrics.paging_pauses.add(full.into());
-        Appended { dead, lined_up, until, full }
+        Appended { dead, lined_up, until, full, holds }
+    }
+
+    /// The hold of a publisher that has `added` messages for which it had no credit.
+    pub(crate) fn hold(self: &Arc<Self>, added: Load) -> PublisherHold {
+        PublisherHold { queue: Arc::clone(self), added }
     }
 
     /// Serves consumers, and completes the effects of that and `effects`. The lock is released now and then
@@ -359,6 +407,9 @@ impl Queue {
         now: Timestamp,
     ) -> (Vec<DeadLetter>, bool) {
         self.look_at_paging(&mut state, now);
+        // Messages that come back take nothing off the backlog, however often they are delivered.
+        let taken = effects.delivered.saturating_sub(effects.redelivered);
+        let released = state.released_publishers(taken, now);
         self.schedule(&mut state);
         effects.share_budget();
         if effects.published > 0 || effects.delivered > 0 {
@@ -379,6 +430,7 @@ impl Queue {
             }
         }
         drop(state);
+        released.wake();
         self.metrics.messages_delivered.add(delivered);
         self.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
         self.metrics.messages_redelivered.add(redelivered);

@@ -6,6 +6,7 @@
 //! that they leave in order.
 
 mod consumers;
+mod credit;
 mod delivery;
 mod flow;
 mod moving;
@@ -25,10 +26,12 @@ use arc_swap::ArcSwap;
 use store::StoredQueue;
 use sync::{Mutex, MutexGuard, Rank};
 
+pub(crate) use credit::{Load, Overdraft};
 pub(crate) use delivery::NEVER;
 pub use delivery::{
     Consumer, ConsumerId, ConsumerRoom, ConsumerSpec, Delivery, Fetched, Got, Offer, Returned,
 };
+pub use flow::PublisherHold;
 pub(crate) use flow::Sender;
 pub use moving::Moving;
 pub(crate) use ready::{Plan, Run};
@@ -398,10 +401,12 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.scheduled = None;
+        let released = state.credit.expire(now);
         let unused = state.consumers.is_empty() && !state.deleted;
         let lease = self.arguments.load().expires;
         if unused && lease.is_some_and(|lease| state.last_used.after(lease) <= now) {
             self.delete_locked(state);
+            released.wake();
             return 0;
         }
         state.retry_paging(now);
@@ -409,6 +414,7 @@ impl Queue {
         state.pump(now, &mut effects);
         let dropped = effects.dead.len();
         self.finish(state, effects, now);
+        released.wake();
         dropped
     }
 
@@ -420,7 +426,8 @@ impl Queue {
         // head that is being loaded is checked once it is in memory.
         let head = if state.ready.needs_load() { None } else { state.ready.next_expiry() };
         let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
-        let Some(due) = lease.into_iter().chain(head).chain(state.paging_retry()).min() else { return };
+        let due = lease.into_iter().chain(head).chain(state.paging_retry()).chain(state.credit.due()).min();
+        let Some(due) = due else { return };
         if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {
             self.deadlines.replace(state.scheduled, due, self.id, &self.this);
             state.scheduled = Some(due);
@@ -446,6 +453,7 @@ impl Queue {
         let consumers = std::mem::take(&mut state.consumers);
         self.has_consumers.store(false, Ordering::Release);
         let waiting = state.take_waiting();
+        let released = state.credit.release_all();
         self.look_at_paging(&mut state, Timestamp::default());
         if let Some(passed) = passed.last_read()
             && let Some(home) = self.home.upgrade()
@@ -454,6 +462,7 @@ impl Queue {
         }
         drop(state);
         waiting.wake();
+        released.wake();
         self.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
         messages.len() as u64

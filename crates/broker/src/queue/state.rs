@@ -5,10 +5,12 @@ use std::sync::Arc;
 use sync::work;
 
 use super::consumers::Consumers;
+use super::credit::{Load, PublisherCredit, Released};
 use super::delivery::{ConsumerRoom, Delivery, NEVER, Offer};
 use super::paging::PagingState;
 use super::ready::ReadyStore;
 use super::stored::StoredMessages;
+use crate::SessionId;
 use crate::arguments::{Overflow, QueueArguments};
 use crate::compatibility::DeliveryOrder;
 use crate::message::Message;
@@ -33,6 +35,8 @@ pub(super) struct QueueState {
     pub(super) stores: StoredMessages,
     pub(super) next_position: u64,
     pub(super) paging: PagingState,
+    /// Holds publishers while the backlog grows.
+    pub(super) credit: PublisherCredit,
     /// Set while a thread sends dead letters on: later letters, which have to wait for those.
     letters: Option<Vec<DeadLetter>>,
     /// Counters of messages that came and went.
@@ -119,9 +123,37 @@ impl QueueState {
             stores,
             next_position: 0,
             paging: PagingState::default(),
+            credit: PublisherCredit::default(),
             letters: None,
             passing: Passing::default(),
         }
+    }
+
+    /// The size of the backlog.
+    pub(super) fn load(&self) -> Load {
+        Load::of(self.ready.len(), self.ready.bytes())
+    }
+
+    /// Whether a publisher of this session has used up its credit: the backlog grows though consumers could take more.
+    pub(super) fn holds_publishers(&mut self, session: Option<SessionId>, now: Timestamp) -> bool {
+        let load = self.load();
+        let Self { credit, consumers, .. } = self;
+        // A session that consumes what it publishes would be held with its own acknowledgements.
+        !consumers.is_empty()
+            && credit.is_used_up(load, now, || consumers.are_behind(now))
+            && session.is_none_or(|session| !consumers.are_of(session))
+    }
+
+    /// The held publishers that may go on, after consumers have taken this number of messages.
+    #[inline]
+    pub(super) fn released_publishers(&mut self, taken: usize, now: Timestamp) -> Released {
+        if self.credit.is_unused() {
+            return Released::default();
+        }
+        if self.consumers.is_empty() {
+            return self.credit.release_all();
+        }
+        self.credit.released(self.load(), taken, now)
     }
 
     /// Adds a message at the end; with `spill` it may be on disk only. Returns its position and its expiry.

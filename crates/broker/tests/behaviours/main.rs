@@ -33,6 +33,7 @@ mod durable_messages;
 mod exclusive_queues;
 mod expiry;
 mod firehose;
+mod flow;
 mod kept;
 mod length_limits;
 mod managing;

@@ -225,3 +225,64 @@ fn the_timer_is_woken_for_an_earlier_deadline_than_the_one_it_waits_for() {
         assert_eq!(broker.next_deadline(), Some(NOW.after(1000)));
     });
 }
+
+/// A consumer whose connection always has something to do.
+struct Behind(OneByOne);
+
+impl Consumer for Behind {
+    fn accept(&self, offer: &mut Offer<'_>) -> ConsumerRoom {
+        self.0.accept(offer)
+    }
+
+    fn cancelled(&self) {}
+
+    fn busy_since_rest(&self) -> Option<u32> {
+        Some(0)
+    }
+}
+
+#[test]
+fn a_publisher_that_is_held_while_consumers_catch_up_is_woken() {
+    explore(2, || {
+        let World { vhost, mut publisher, .. } = world(None);
+        let queue = declare(&vhost, "q");
+        let consumer = Arc::new(Behind(OneByOne { inbox: Mutex::default(), came: Notify::new() }));
+        let arguments = RawTable::default();
+        let spec = ConsumerSpec {
+            consumer: consumer.clone(),
+            session: ME,
+            tag: "c",
+            no_ack: true,
+            exclusive: false,
+            arguments,
+        };
+        let id = queue.consume(spec).unwrap();
+        queue.resume(id, NOW);
+        // One is delivered, and three are one more than may wait (`queue::credit`). Of the consumer, it takes two looks.
+        let mut hold = None;
+        for at in 0..5 {
+            let publish =
+                Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
+            let now = NOW.after(2 * at);
+            publisher.publish(publish, now).unwrap();
+            hold = publisher.flush(now).hold;
+        }
+        let hold = hold.expect("the backlog has grown");
+        let held = thread::spawn(move || {
+            let woken = Arc::new(Notify::new());
+            let waiter: Arc<dyn Waiter> = Arc::new({
+                let woken = Arc::clone(&woken);
+                move || woken.notify()
+            });
+            if hold.wait(&waiter, NOW) {
+                woken.wait();
+            }
+        });
+        for _ in 0..5 {
+            consumer.0.wait();
+            queue.resume(id, NOW);
+        }
+        held.join().unwrap();
+        queue.cancel(id, NOW);
+    });
+}

@@ -27,6 +27,10 @@ impl ClientConnection for ManagementView {
         self.0.vhost()
     }
 
+    fn is_in_flow(&self, now: Timestamp) -> bool {
+        self.0.is_in_flow(now)
+    }
+
     fn info(&self) -> ConnectionInfo {
         let connection = &self.0;
         let negotiated = connection.negotiated();
@@ -98,6 +102,7 @@ fn channel((status, counts): &(ChannelStatus, Option<MessageCounts>)) -> Channel
         consumers: status.consumers as u64,
         unacknowledged: status.unacknowledged as u64,
         unconfirmed: status.unconfirmed,
+        is_in_flow: status.is_in_flow,
         counts: *counts,
     }
 }

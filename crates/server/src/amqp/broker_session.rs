@@ -26,7 +26,7 @@ use super::pending_answers::AnswersWaitingForDisk;
 use super::room::DiskRoom;
 use super::session::BackendSession;
 use crate::client::OutboxWaiter;
-use crate::registry::OpenConnection;
+use crate::registry::{OpenChannel, OpenConnection};
 use crate::server::Shared;
 
 /// A connection's session on the embedded broker.
@@ -97,10 +97,11 @@ impl ChannelContext {
         self.vhost.store()
     }
 
-    /// Called after a flush. Pauses publishing if there is no room.
-    pub(crate) fn handed_over(&self, flushed: &Flushed) {
-        if flushed.full {
-            self.room.pause(&self.vhost);
+    /// Called after a flush of a channel's publishes. Pauses publishing if there is no room, or if a queue holds the publisher.
+    pub(crate) fn handed_over(&self, flushed: &Flushed, channel: &OpenChannel) {
+        if self.room.after(flushed, &self.vhost, self.now) {
+            self.view.in_flow(self.now);
+            channel.in_flow(self.now);
         }
     }
 

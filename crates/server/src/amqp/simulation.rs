@@ -6,6 +6,7 @@ mod counting;
 mod disk;
 mod fairness;
 mod firehose;
+mod flow;
 mod incomplete;
 mod memory;
 mod paging;

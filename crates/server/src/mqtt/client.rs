@@ -131,7 +131,8 @@ impl MqttClient {
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
             nudge: Arc::new(OutboxWaiter(Arc::clone(outbox))),
-            publisher: native::publisher(authorised.vhost(), authorised.identity()),
+            publisher: native::publisher(authorised.vhost(), authorised.identity())
+                .in_session(SessionId(connection)),
             view: None,
             tracer: None,
             session_user: Some(authorised.identity().user().into()),
@@ -238,7 +239,7 @@ impl MqttClient {
         let then =
             if refused { Then::refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
         self.wait(then, DiskPoint { lsn: flushed.until, ticket: noted.max(ticket) });
-        self.handed_over(flushed.full);
+        self.handed_over(&flushed);
         Ok(())
     }
 
@@ -264,12 +265,14 @@ impl MqttClient {
                 }
             }
         }
-        self.handed_over(flushed.full);
+        self.handed_over(flushed);
     }
 
-    fn handed_over(&self, full: bool) {
-        if full {
-            self.room.pause(self.vhost());
+    fn handed_over(&self, flushed: &Flushed) {
+        if self.room.after(flushed, self.vhost(), self.now)
+            && let Some(view) = &self.view
+        {
+            view.in_flow(self.now);
         }
     }
 

@@ -172,4 +172,8 @@ impl Consumer for QueueConsumer {
         }
         self.inbox.outbox.nudge();
     }
+
+    fn busy_since_rest(&self) -> Option<u32> {
+        self.inbox.outbox.busy_since_rest()
+    }
 }

@@ -26,6 +26,10 @@ impl ClientConnection for Connected {
         ConnectionInfo::default()
     }
 
+    fn is_in_flow(&self, _: Timestamp) -> bool {
+        self.0.iter().any(|channel| channel.is_in_flow)
+    }
+
     fn session(&self) -> Option<SessionInfo> {
         None
     }
@@ -61,6 +65,21 @@ fn a_channel_shows_unacknowledged_deliveries_and_unconfirmed_publishes() {
         })
     };
     assert_eq!(shown, json!([of("client (1)", 2, 0), of("client (2)", 0, 3)]));
+}
+
+#[test]
+fn a_channel_whose_publisher_is_held_and_its_connection_are_in_flow() {
+    let held = ChannelInfo { number: 1, is_in_flow: true, ..ChannelInfo::default() };
+    let free = ChannelInfo { number: 2, ..ChannelInfo::default() };
+    let query = [("columns", "state")];
+    let states = |channels: &[ChannelInfo]| {
+        let (api, body) = (api(channels), json!({}));
+        let call = call(&api, &[], &query, &body);
+        (shown(connections::all(&call)), shown(connections::channels(&call)))
+    };
+    let (flow, running) = (json!({"state": "flow"}), json!({"state": "running"}));
+    assert_eq!(states(&[held, free]), (json!([flow]), json!([flow, running])));
+    assert_eq!(states(&[free]), (json!([running]), json!([running])));
 }
 
 #[test]

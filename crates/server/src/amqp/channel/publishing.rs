@@ -34,7 +34,8 @@ impl LazyPublisher {
     /// The publisher, created if necessary.
     pub(super) fn get(&mut self, context: &ChannelContext, channel: u16) -> &mut Publisher {
         self.0.get_or_insert_with(|| {
-            let mut publisher = context.vhost.publisher(context.authorised.identity());
+            let publisher = context.vhost.publisher(context.authorised.identity());
+            let mut publisher = publisher.in_session(context.session);
             publisher.set_connection(Arc::<OpenConnection>::clone(&context.view), channel);
             Box::new(publisher)
         })
@@ -186,7 +187,7 @@ impl Channel {
             self.show_unconfirmed();
             return false;
         }
-        context.handed_over(&flushed);
+        context.handed_over(&flushed, &self.view);
         self.count_published(context, flushed.count);
         let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode

@@ -122,7 +122,7 @@ impl Channel {
             }
         }
         let flushed = self.publisher.flush_all(context.now);
-        context.handed_over(&flushed);
+        context.handed_over(&flushed, &self.view);
         self.count_published(context, flushed.count);
         let settles = !transaction.settlements.is_empty();
         for (how, unsettled) in transaction.settlements {

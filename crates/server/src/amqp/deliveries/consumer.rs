@@ -72,6 +72,10 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
         self.prefetch
     }
 
+    fn busy_since_rest(&self) -> Option<u32> {
+        self.deliveries.connection.outbox.busy_since_rest()
+    }
+
     fn cancelled(&self) {
         let (deliveries, tag) = (Arc::clone(&self.deliveries), self.tag.clone());
         self.deliveries.connection.cancel(Cancelled { deliveries, key: self.key, tag });

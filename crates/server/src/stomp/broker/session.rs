@@ -119,7 +119,11 @@ impl BrokerStompSession {
             authorised,
         };
         Ok(Self {
-            publisher: context.vhost.publisher(context.authorised.identity()).of(FrontEnd::Stomp),
+            publisher: context
+                .vhost
+                .publisher(context.authorised.identity())
+                .of(FrontEnd::Stomp)
+                .in_session(session),
             context,
             unflushed: 0,
             refused: 0,
@@ -152,8 +156,11 @@ impl BrokerStompSession {
         self.unflushed = 0;
         self.refused += flushed.refused.len();
         self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
-        if flushed.full {
-            self.context.room.pause(&self.context.vhost);
+        let context = &self.context;
+        if context.room.after(flushed, &context.vhost, context.now)
+            && let Some(view) = &context.view
+        {
+            view.in_flow(context.now);
         }
     }
 

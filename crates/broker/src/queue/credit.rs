@@ -1,0 +1,329 @@
+//! Holds publishers while a queue's backlog grows though its consumers could take more: they wait for a turn of this
+//! server, which the publishers take from them.
+//!
+//! The backlog is the credit. It may grow by [`HIGH`], or by what consumers take in [`REACH`], above its lowest
+//! level. Then each publisher is held once it has added [`TURN`] more, and goes on when consumers have taken as
+//! much as it added, in order, or after [`MAX_PAUSE`] at the latest, since a held connection may publish to other
+//! queues, too. So a connection that does many things, one message at a time, is held as seldom as one that does
+//! nothing but publish. Where holding does not help, because consumers take little though nobody publishes,
+//! publishers are left alone for a second, then for two, and so on; the backlog of that time is worked off when
+//! it helps again.
+//!
+//! # Example
+//! Ten publishers fill a queue with 300,000 messages a second, and its consumers take 250,000, since the twenty
+//! connections have equal turns and a delivery costs more than a publish. 160 ms later 8,192 messages are ready,
+//! and each publisher is held at the end of its turn of 900. Consumers have the processor for themselves. When 4,096
+//! are ready the first publisher goes on, and for each 900 that are taken from then on one more, with a turn's
+//! messages: as many as the consumers take.
+//!
+//! No sockets, no clock and no lock: the queue calls it under its own lock, with its backlog and the time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use store::Waiter;
+
+use crate::time::Timestamp;
+
+/// The state of a queue whose backlog is, or was lately, above [`HIGH`]; nothing for all others.
+#[derive(Default)]
+pub(super) struct PublisherCredit(Option<Box<Episode>>);
+
+/// The size of a backlog: its messages or, if that is more, the KiB of their bodies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Load(u64);
+
+impl Load {
+    pub(crate) fn of(messages: usize, bytes: u64) -> Self {
+        Self((messages as u64).max(bytes >> 10))
+    }
+}
+
+/// How much a publisher has added to queues in which its credit is used up, since it was last held. Small, as each
+/// channel that publishes has one; more than it can count is far above [`TURN`].
+#[derive(Debug, Default)]
+pub(crate) struct Overdraft(u16);
+
+impl Overdraft {
+    /// Adds a batch; returns the sum if that is enough for the publisher to be held.
+    pub(crate) fn add(&mut self, batch: Load) -> Option<Load> {
+        self.0 = self.0.saturating_add(u16::try_from(batch.0).unwrap_or(u16::MAX));
+        let sum = u64::from(self.0);
+        (sum >= TURN).then_some(Load(sum))
+    }
+}
+
+/// From the first time that the backlog exceeds [`HIGH`] until it is short again.
+struct Episode {
+    /// The load above which the backlog may grow by [`HIGH`]: the lowest since it began, or since holding did not help. That
+    /// comes down to `floor` while holding helps.
+    lowest: u64,
+    /// The lowest load since it began.
+    floor: u64,
+    /// Set with the first publisher that is held, cleared when none is.
+    pause: Option<Pause>,
+    /// No publisher is held before this time.
+    left_alone_until: Timestamp,
+    /// Milliseconds of the last time that publishers were left alone; 0 once holding has helped.
+    left_alone_for: u64,
+    /// Since when `taken` counts.
+    since: Timestamp,
+    /// Messages that consumers have taken since.
+    taken: u64,
+    /// As many as they took in the last [`REACH`] milliseconds that were counted.
+    pace: u64,
+    /// The publishers that are held, in order.
+    waiting: VecDeque<HeldPublisher>,
+}
+
+struct HeldPublisher {
+    since: Timestamp,
+    /// As many messages as it added since it was last held, and is expected to add when it goes on.
+    added: u64,
+    waiter: Arc<dyn Waiter>,
+}
+
+/// A time during which at least one publisher is held.
+struct Pause {
+    /// When it began, or when it was last found to help.
+    since: Timestamp,
+    /// Messages that consumers have taken since.
+    taken: u64,
+    /// As many as show that holding helps.
+    helps_from: u64,
+    /// Those of them for which no publisher has gone on yet, since the backlog is short enough.
+    unpaid: u64,
+    /// Set while nothing is ready: more publishers go on a moment later.
+    empty_since: Option<Timestamp>,
+}
+
+/// Publishers to be woken once the queue's lock is released.
+#[must_use]
+#[derive(Default)]
+pub(super) struct Released(Vec<Arc<dyn Waiter>>);
+
+impl Released {
+    pub(super) fn wake(self) {
+        self.0.iter().for_each(|waiter| waiter.wake());
+    }
+}
+
+impl PublisherCredit {
+    /// Whether there is nothing to release.
+    #[inline]
+    pub(super) fn is_unused(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Called after messages were appended and consumers served: whether their publisher has used up its credit.
+    /// `are_behind` tells whether consumers wait for turns of this server.
+    #[inline]
+    pub(super) fn is_used_up(
+        &mut self,
+        load: Load,
+        now: Timestamp,
+        are_behind: impl FnOnce() -> bool,
+    ) -> bool {
+        if self.0.is_none() && load.0 <= HIGH {
+            return false;
+        }
+        self.look(load, now, are_behind)
+    }
+
+    #[cold]
+    fn look(&mut self, load: Load, now: Timestamp, are_behind: impl FnOnce() -> bool) -> bool {
+        // Of a queue that was long before, the messages that were there are nobody's fault.
+        let lowest = if load.0 < 2 * HIGH { 0 } else { load.0 };
+        let episode = self.0.get_or_insert_with(|| Box::new(Episode::new(lowest)));
+        if now < episode.left_alone_until {
+            return false;
+        }
+        episode.sink(load);
+        // Behind others that are held, after each turn, or it would have turn after turn while they wait.
+        let is_due = !episode.waiting.is_empty() && load.0 > 0;
+        (is_due || load.0 > episode.lowest.saturating_add(episode.high())) && are_behind()
+    }
+
+    /// Adds a publisher, which has `added` to it, to those that are held, unless the backlog has shrunk meanwhile; returns
+    /// whether it is held. It is woken by [`Self::released`] or [`Self::expire`].
+    pub(super) fn hold(
+        &mut self,
+        (load, messages): (Load, usize),
+        added: Load,
+        now: Timestamp,
+        waiter: &Arc<dyn Waiter>,
+    ) -> bool {
+        let Some(episode) = &mut self.0 else { return false };
+        let is_short = load.0 <= episode.lowest.saturating_add(episode.high() / 2);
+        if now < episode.left_alone_until || load.0 == 0 || (is_short && episode.waiting.is_empty()) {
+            return false;
+        }
+        let messages = |part: u64| (messages as u64 * part / load.0).max(1);
+        let helps_from = messages(HELPS);
+        episode.pause.get_or_insert(Pause { since: now, taken: 0, helps_from, unpaid: 0, empty_since: None });
+        let held = HeldPublisher { since: now, added: messages(added.0), waiter: Arc::clone(waiter) };
+        episode.waiting.push_back(held);
+        true
+    }
+
+    /// Called before the queue's lock is released: `taken` is the number of messages that consumers have taken since
+    /// the last call. Returns the publishers that may go on.
+    pub(super) fn released(&mut self, load: Load, taken: usize, now: Timestamp) -> Released {
+        let Some(episode) = &mut self.0 else { return Released::default() };
+        if now >= episode.left_alone_until {
+            episode.sink(load);
+        }
+        episode.count(taken as u64, now);
+        let low = episode.lowest.saturating_add(episode.high() / 2);
+        let Some(pause) = &mut episode.pause else {
+            if load.0 <= HIGH / 2 && now >= episode.left_alone_until.after(episode.left_alone_for) {
+                self.0 = None;
+            }
+            return Released::default();
+        };
+        pause.taken += taken as u64;
+        if pause.taken >= pause.helps_from {
+            episode.left_alone_for = 0;
+        }
+        pause.empty_since = (load.0 == 0).then_some(now);
+        if load.0 > low {
+            // The first goes on at once when it is not any more.
+            pause.unpaid = episode.waiting.front().map_or(0, |first| first.added);
+            return Released::default();
+        }
+        // Messages taken above that level have made no room for others.
+        pause.unpaid += (taken as u64).min(low - load.0);
+        let paid = |held: &&HeldPublisher| {
+            let rest = pause.unpaid.checked_sub(held.added);
+            pause.unpaid = rest.unwrap_or(pause.unpaid);
+            rest.is_some()
+        };
+        let paid = episode.waiting.iter().take_while(paid).count();
+        episode.release(if load.0 == 0 { paid.max(WITH_NONE) } else { paid })
+    }
+
+    /// The time at which [`Self::expire`] is to be called.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        let episode = self.0.as_ref()?;
+        let longest = episode.waiting.front()?.since.after(MAX_PAUSE);
+        let empty_since = episode.pause.as_ref().and_then(|pause| pause.empty_since);
+        Some(empty_since.map_or(longest, |since| longest.min(since.after(1))))
+    }
+
+    /// Releases publishers that have been held for long enough. If consumers have taken little meanwhile, they are the
+    /// limit, and nobody is held for a time.
+    pub(super) fn expire(&mut self, now: Timestamp) -> Released {
+        let Some(episode) = &mut self.0 else { return Released::default() };
+        let Some(pause) = &mut episode.pause else { return Released::default() };
+        if now >= pause.since.after(MAX_PAUSE) {
+            if pause.taken < pause.helps_from {
+                return episode.give_up(now);
+            }
+            episode.left_alone_for = 0;
+            (pause.since, pause.taken) = (now, 0);
+        }
+        let due = episode.waiting.iter().take_while(|held| held.since.after(MAX_PAUSE) <= now).count();
+        episode.release(due)
+    }
+
+    /// Releases all publishers: the queue has no consumers, or is gone.
+    pub(super) fn release_all(&mut self) -> Released {
+        self.0.take().map(|mut episode| episode.release(usize::MAX)).unwrap_or_default()
+    }
+}
+
+impl Episode {
+    fn new(lowest: u64) -> Self {
+        Self {
+            lowest,
+            floor: lowest,
+            pause: None,
+            left_alone_until: Timestamp(0),
+            left_alone_for: 0,
+            since: Timestamp(0),
+            taken: 0,
+            pace: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// The growth at which publishers are held; the first of them goes on at half of it, which is work for consumers until it
+    /// has been woken.
+    fn high(&self) -> u64 {
+        self.pace.clamp(HIGH, HIGHEST)
+    }
+
+    /// The backlog may grow from this load on.
+    fn sink(&mut self, load: Load) {
+        self.lowest = self.lowest.min(load.0);
+        self.floor = self.floor.min(load.0);
+    }
+
+    /// Counts messages that consumers have taken.
+    fn count(&mut self, taken: u64, now: Timestamp) {
+        self.taken += taken;
+        let elapsed = now.0.saturating_sub(self.since.0);
+        if elapsed >= REACH {
+            self.pace = self.taken * REACH / elapsed;
+            (self.since, self.taken) = (now, 0);
+            if self.left_alone_for == 0 {
+                self.lowest -= (self.lowest - self.floor).div_ceil(WORKED_OFF);
+            }
+        }
+    }
+
+    /// Removes the first publishers, at most `count`.
+    fn release(&mut self, count: usize) -> Released {
+        let next = self.waiting.len().min(count);
+        let released = self.waiting.drain(..next).map(|held| held.waiter).collect();
+        if self.waiting.is_empty() {
+            self.pause = None;
+        }
+        Released(released)
+    }
+
+    /// Removes all publishers, and leaves them alone for a time, since holding them does not help.
+    fn give_up(&mut self, now: Timestamp) -> Released {
+        self.left_alone_for = (2 * self.left_alone_for).clamp(LEFT_ALONE_FIRST, LEFT_ALONE_MOST);
+        self.left_alone_until = now.after(self.left_alone_for);
+        // The backlog of that time counts as one that was there before, until holding helps.
+        self.lowest = u64::MAX - HIGH;
+        self.release(usize::MAX)
+    }
+}
+
+/// Load that a publisher adds between two holds, beyond its credit: at least about as much as fits into its turn. In tests of
+/// all interleavings, one message.
+const TURN: u64 = if cfg!(feature = "loom") { 1 } else { 512 };
+
+/// Growth of the load at which publishers are held at the earliest: more than a publisher's turn. In tests of all
+/// interleavings, two messages.
+const HIGH: u64 = if cfg!(feature = "loom") { 2 } else { 8 * 1024 };
+
+/// The same for consumers that take very many.
+const HIGHEST: u64 = 4 * HIGH;
+
+/// Milliseconds of what consumers take by which a backlog may grow: long in comparison with the time that it takes to wake a
+/// publisher, and short for a message that waits.
+const REACH: u64 = 32;
+
+/// Publishers that go on at once, and in each millisecond, while nothing is ready.
+const WITH_NONE: usize = 4;
+
+/// The part of the backlog from the time when publishers were left alone that is worked off in each [`REACH`]: two thirds of
+/// it in a second.
+const WORKED_OFF: u64 = 32;
+
+/// Longest time in milliseconds for which a publisher is held.
+const MAX_PAUSE: u64 = 50;
+
+/// The load that consumers have to take off in [`MAX_PAUSE`] to show that holding publishers helps: 512 messages,
+/// 10,000 a second.
+const HELPS: u64 = 512;
+
+/// Shortest and longest time in milliseconds for which publishers are left alone after it did not help.
+const LEFT_ALONE_FIRST: u64 = 1_000;
+const LEFT_ALONE_MOST: u64 = 32_000;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

@@ -1,0 +1,374 @@
+//! A queue's credit in simulated time.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A publisher's connection.
+#[derive(Default)]
+struct Publisher {
+    /// Set while it is held; cleared when it is woken.
+    held: AtomicBool,
+    /// Messages published.
+    published: AtomicU64,
+}
+
+impl Waiter for Publisher {
+    fn wake(&self) {
+        assert!(self.held.swap(false, Ordering::Relaxed), "woken once");
+    }
+}
+
+/// A queue with publishers and consumers that take turns, without sockets: the turns are its clock.
+struct World {
+    credit: PublisherCredit,
+    ready: usize,
+    publishers: Vec<Arc<Publisher>>,
+    /// When each publisher was held last.
+    held_since: Vec<u64>,
+    overdrafts: Vec<Overdraft>,
+    /// Microseconds.
+    now: u64,
+    consumed: u64,
+    most_ready: usize,
+    /// The longest time that any publisher was held, in microseconds.
+    longest_pause: u64,
+    holds: u64,
+}
+
+impl World {
+    fn new(publishers: usize) -> Self {
+        Self {
+            credit: PublisherCredit::default(),
+            ready: 0,
+            publishers: (0..publishers).map(|_| Arc::default()).collect(),
+            held_since: vec![0; publishers],
+            overdrafts: (0..publishers).map(|_| Overdraft::default()).collect(),
+            now: 1_000_000,
+            consumed: 0,
+            most_ready: 0,
+            longest_pause: 0,
+            holds: 0,
+        }
+    }
+
+    fn millis(&self) -> Timestamp {
+        Timestamp(self.now / 1000)
+    }
+
+    fn load(&self) -> Load {
+        Load::of(self.ready, 0)
+    }
+
+    /// A publisher has a turn, unless it is held; returns whether it had one.
+    fn publish(&mut self, at: usize, count: usize, are_behind: bool) -> bool {
+        let publisher = Arc::clone(&self.publishers[at]);
+        if publisher.held.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.ready += count;
+        self.most_ready = self.most_ready.max(self.ready);
+        publisher.published.fetch_add(count as u64, Ordering::Relaxed);
+        let (load, now) = (self.load(), self.millis());
+        let is_used_up = self.credit.is_used_up(load, now, || are_behind);
+        self.credit.released(load, 0, now).wake();
+        let batch = Load::of(count, 0);
+        let Some(added) = is_used_up.then(|| self.overdrafts[at].add(batch)).flatten() else { return true };
+        self.overdrafts[at] = Overdraft::default();
+        let waiter: Arc<dyn Waiter> = Arc::<Publisher>::clone(&publisher);
+        publisher.held.store(true, Ordering::Relaxed);
+        if self.credit.hold((load, self.ready), added, now, &waiter) {
+            self.held_since[at] = self.now;
+            self.holds += 1;
+        } else {
+            publisher.held.store(false, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// A consumer takes messages, up to `most`.
+    fn consume(&mut self, most: usize) {
+        let taken = self.ready.min(most);
+        self.ready -= taken;
+        self.consumed += taken as u64;
+        self.credit.released(self.load(), taken, self.millis()).wake();
+    }
+
+    /// Time passes, and a timer that is due fires.
+    fn pass(&mut self, micros: u64) {
+        self.now += micros;
+        if self.credit.due().is_some_and(|due| due <= self.millis()) {
+            self.credit.expire(self.millis()).wake();
+            self.credit.released(self.load(), 0, self.millis()).wake();
+        }
+    }
+
+    fn published(&self) -> u64 {
+        self.publishers.iter().map(|publisher| publisher.published.load(Ordering::Relaxed)).sum()
+    }
+
+    fn held(&self) -> usize {
+        self.publishers.iter().filter(|publisher| publisher.held.load(Ordering::Relaxed)).count()
+    }
+}
+
+/// The growth at which the first publisher goes on where consumers take few.
+const LOW_LOAD: u64 = HIGH / 2;
+
+/// Messages of a publisher's turn and of a consumer's, which cost as much.
+const PUBLISHES: usize = 900;
+const DELIVERIES: usize = 600;
+/// Microseconds of a turn on two cores.
+const TURN_TIME: u64 = 250;
+
+/// A connection that is ready to run.
+enum Ready {
+    Publisher(usize),
+    Consumer,
+}
+
+/// All connections take turns for some seconds, first come, first served.
+fn saturate(publishers: usize, consumers: usize, seconds: u64, are_behind: bool) -> World {
+    let mut world = World::new(publishers);
+    let end = world.now + seconds * 1_000_000;
+    let mut ready: VecDeque<Ready> = (0..publishers).map(Ready::Publisher).collect();
+    ready.extend((0..consumers).map(|_| Ready::Consumer));
+    let mut held = vec![false; publishers];
+    while world.now < end {
+        for (at, held) in held.iter_mut().enumerate() {
+            if *held && !world.publishers[at].held.load(Ordering::Relaxed) {
+                *held = false;
+                world.longest_pause = world.longest_pause.max(world.now - world.held_since[at]);
+                ready.push_back(Ready::Publisher(at));
+            }
+        }
+        match ready.pop_front() {
+            Some(Ready::Publisher(at)) => {
+                world.publish(at, PUBLISHES, are_behind);
+                world.pass(TURN_TIME);
+                held[at] = world.publishers[at].held.load(Ordering::Relaxed);
+                if !held[at] {
+                    ready.push_back(Ready::Publisher(at));
+                }
+            }
+            Some(Ready::Consumer) => {
+                let is_idle = world.ready == 0;
+                world.consume(DELIVERIES);
+                // A consumer without deliveries rests until there are some, which takes little of others' time.
+                world.pass(if is_idle { 5 } else { TURN_TIME });
+                ready.push_back(Ready::Consumer);
+            }
+            None => world.pass(TURN_TIME),
+        }
+    }
+    world
+}
+
+#[test]
+fn what_is_published_is_what_consumers_take() {
+    for (publishers, consumers) in [(1, 1), (2, 2), (10, 10), (50, 10)] {
+        let [free, world] = [false, true].map(|are_behind| saturate(publishers, consumers, 5, are_behind));
+        // Otherwise there would be nothing to show.
+        assert!(free.consumed * 10 < free.published() * 7, "{publishers} publishers: {}", free.consumed);
+        assert!(world.consumed * 100 >= world.published() * 97, "{publishers} publishers");
+        assert!(world.most_ready < 100_000, "{publishers} publishers: {} ready", world.most_ready);
+        assert!(world.consumed >= free.consumed, "{publishers} publishers: {}", world.consumed);
+    }
+}
+
+#[test]
+fn publishers_have_equal_shares_and_none_is_held_for_long() {
+    for publishers in [20, 50] {
+        let world = saturate(publishers, 10, 5, true);
+        let shares = world.publishers.iter().map(|publisher| publisher.published.load(Ordering::Relaxed));
+        let (least, most) = (shares.clone().min().unwrap(), shares.max().unwrap());
+        assert!(most - least <= most / 4, "{publishers} publishers: {least} to {most}");
+        let bound = MAX_PAUSE * 1000 + 2 * TURN_TIME;
+        assert!(world.holds > 10 && world.longest_pause <= bound, "{} µs", world.longest_pause);
+    }
+}
+
+#[test]
+fn consumers_that_wait_for_their_clients_hold_nobody() {
+    let world = saturate(10, 1, 2, false);
+    assert_eq!((world.holds, world.held()), (0, 0));
+    assert!(world.most_ready > 100_000);
+}
+
+#[test]
+fn where_holding_does_not_help_publishers_are_left_alone() {
+    let mut world = World::new(10);
+    let (start, mut turns, mut paused) = (world.now, 0, 0);
+    while world.now < start + 60_000_000 {
+        for at in 0..10 {
+            let had_a_turn = world.publish(at, PUBLISHES, true);
+            turns += u64::from(had_a_turn);
+            paused += u64::from(!had_a_turn);
+        }
+        world.pass(2_500);
+        // 400 messages a second, by clients that cannot do more.
+        world.consume(1);
+    }
+    // After one second, two, four, eight, sixteen and so on.
+    assert!((10..=70).contains(&world.holds), "{} holds", world.holds);
+    assert!(paused * 50 < turns, "{paused} of {turns} turns");
+}
+
+#[test]
+fn a_publisher_is_held_for_50_ms_at_most_and_those_of_other_queues_not_at_all() {
+    let mut world = World::new(2);
+    world.publish(0, HIGH as usize + 1, true);
+    let since = world.millis();
+    assert_eq!((world.held(), world.credit.due()), (1, Some(since.after(50))));
+    world.pass(49_000);
+    assert_eq!(world.held(), 1);
+    world.pass(1_000);
+    assert_eq!((world.held(), world.credit.due()), (0, None));
+    let mut other = PublisherCredit::default();
+    assert!(!other.is_used_up(Load::of(HIGH as usize, 0), world.millis(), || true));
+}
+
+#[test]
+fn who_was_held_first_goes_on_first_and_more_as_the_backlog_shrinks() {
+    let mut world = World::new(3);
+    world.publish(0, HIGH as usize + 1, true);
+    world.publish(1, TURN as usize, true);
+    world.publish(2, 2 * TURN as usize, true);
+    assert_eq!(world.held(), 3);
+    let held = |world: &World| {
+        world.publishers.iter().map(|one| one.held.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    };
+    world.consume(world.ready - LOW_LOAD as usize - 1);
+    assert_eq!(held(&world), [true; 3]);
+    world.consume(1);
+    assert_eq!(held(&world), [false, true, true]);
+    // As much as it had added itself.
+    world.consume(TURN as usize - 1);
+    assert_eq!(held(&world), [false, true, true]);
+    world.consume(1);
+    assert_eq!(held(&world), [false, false, true]);
+    world.consume(2 * TURN as usize - 1);
+    assert_eq!(held(&world), [false, false, true]);
+    world.consume(1);
+    assert_eq!(held(&world), [false; 3]);
+    world.consume(world.ready);
+    assert!(world.credit.is_unused(), "nothing is left of it");
+}
+
+#[test]
+fn all_go_on_soon_when_nothing_is_ready_any_more() {
+    let mut world = World::new(20);
+    (0..20).for_each(|at| assert!(world.publish(at, HIGH as usize, true)));
+    let held = world.held();
+    assert!(held > 10);
+    world.consume(world.ready - 1);
+    assert_eq!(world.held(), held - 1);
+    world.consume(1);
+    assert_eq!(world.held(), held - 1 - WITH_NONE);
+    for _ in 0..held / WITH_NONE {
+        world.pass(1_000);
+    }
+    assert_eq!((world.held(), world.credit.due()), (0, None));
+}
+
+#[test]
+fn who_publishes_one_message_at_a_time_is_held_once_in_a_turns_messages() {
+    let mut world = World::new(1);
+    world.publish(0, 2 * HIGH as usize, false);
+    let mut published = 0;
+    for _ in 0..100_000 {
+        published += u64::from(world.publish(0, 1, true));
+        // The backlog does not shrink, since as much comes from elsewhere, so it is held for as long as possible.
+        world.ready += 2;
+        world.consume(2);
+        world.pass(100);
+    }
+    assert!((50..=published / TURN).contains(&world.holds), "{} holds of {published}", world.holds);
+}
+
+#[test]
+fn a_backlog_from_the_time_when_publishers_were_left_alone_is_worked_off() {
+    let mut world = World::new(10);
+    let end = world.now + 10_000_000;
+    // In the first 60 ms consumers take nothing, and in the next second less than is published.
+    while world.now < end {
+        let slow = world.now < 2_060_000;
+        (0..10).for_each(|at| _ = world.publish(at, PUBLISHES, true));
+        world.pass(30_000);
+        if world.now > 1_060_000 {
+            world.consume(if slow { 3_000 } else { 9_500 });
+        }
+    }
+    assert!(world.most_ready > 100_000, "it was left alone");
+    assert!(world.ready < 40_000, "{} ready", world.ready);
+}
+
+#[test]
+fn of_a_queue_that_was_long_before_only_growth_counts() {
+    let mut world = World::new(1);
+    world.ready = 1_000_000;
+    assert!(world.publish(0, 1, true) && world.publish(0, HIGH as usize, true));
+    assert_eq!(world.held(), 0);
+    world.consume(500_000);
+    world.publish(0, HIGH as usize, true);
+    assert_eq!(world.held(), 0);
+    world.publish(0, TURN as usize, true);
+    assert_eq!(world.held(), 1);
+}
+
+#[test]
+fn large_messages_count_by_their_bytes() {
+    assert_eq!(Load::of(10, 10 << 20), Load::of(10 << 10, 0));
+    let mut credit = PublisherCredit::default();
+    assert!(credit.is_used_up(Load::of(9, 9 << 20), Timestamp(1), || true));
+}
+
+#[test]
+fn all_go_on_when_the_queue_has_no_consumer_left() {
+    let mut world = World::new(2);
+    world.publish(0, HIGH as usize + 1, true);
+    world.publish(1, TURN as usize, true);
+    assert_eq!(world.held(), 2);
+    world.credit.release_all().wake();
+    assert!(world.held() == 0 && world.credit.is_unused() && world.credit.due().is_none());
+}
+
+proptest! {
+    #[test]
+    fn whoever_is_held_is_woken_once_and_in_time(steps in proptest::collection::vec((0u8..6, 0usize..4, 0usize..20_000), 1..300)) {
+        let mut world = World::new(4);
+        for (step, at, amount) in steps {
+            match step {
+                0..=2 => _ = world.publish(at, amount, step > 0),
+                3 => world.consume(amount),
+                4 => world.pass(amount as u64),
+                _ => world.pass(1_000 * amount as u64),
+            }
+            // There is a timer for as long as anybody is held, and it is not late.
+            prop_assert_eq!(world.held() > 0, world.credit.due().is_some());
+            prop_assert!(world.credit.due().is_none_or(|due| due <= world.millis().after(MAX_PAUSE)));
+        }
+    }
+}
+
+#[test]
+fn where_consumers_take_many_more_may_wait_for_them() {
+    let mut world = World::new(1);
+    // 20,000 in 10 ms, and the backlog stays as it is.
+    world.ready = HIGH as usize + 1;
+    for _ in 0..20 {
+        world.ready += 20_000;
+        world.publish(0, 0, false);
+        world.consume(20_000);
+        world.pass(10_000);
+    }
+    let first = world.ready;
+    world.ready += 3 * HIGH as usize;
+    world.publish(0, TURN as usize, true);
+    assert_eq!(world.held(), 0);
+    world.ready = first + 4 * HIGH as usize;
+    world.publish(0, TURN as usize, true);
+    assert_eq!(world.held(), 1);
+}
