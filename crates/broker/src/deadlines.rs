@@ -42,6 +42,7 @@ impl Deadlines {
         if new.0 < before
             && let Some(waker) = &self.waker
         {
+            sync::work::wakes_another();
             waker.wake();
         }
     }

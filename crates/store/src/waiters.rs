@@ -8,7 +8,7 @@ use sync::{Mutex, Rank};
 /// A task or thread that waits for an event: data on disk, room, or work.
 pub trait Waiter: Send + Sync {
     /// The event has happened. Called once for each wait, from the thread that has caused it, with no lock held but a
-    /// queue's: it may only wake a task or thread.
+    /// queue's or the journal's committer: it may only wake a task or thread.
     fn wake(&self);
 }
 

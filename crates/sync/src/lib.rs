@@ -19,6 +19,8 @@ mod rank;
 mod ranked;
 #[cfg(not(any(debug_assertions, feature = "loom")))]
 mod unchecked;
+#[cfg(not(feature = "loom"))]
+mod waker;
 pub mod work;
 
 #[cfg(feature = "loom")]
@@ -26,8 +28,6 @@ use explored as unranked;
 #[cfg(all(debug_assertions, not(feature = "loom")))]
 use parking_lot as unranked;
 
-#[cfg(not(feature = "loom"))]
-pub use atomic_waker::AtomicWaker;
 #[cfg(feature = "loom")]
 pub use explored::{AtomicWaker, explore, explore_timeouts};
 #[cfg(feature = "loom")]
@@ -37,6 +37,8 @@ pub use rank::Rank;
 pub use ranked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(not(any(debug_assertions, feature = "loom")))]
 pub use unchecked::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(not(feature = "loom"))]
+pub use waker::AtomicWaker;
 
 /// The atomic types of `std`, or loom's where a test explores interleavings.
 pub mod atomic {

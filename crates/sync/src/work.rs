@@ -105,12 +105,12 @@ pub fn is_turn_of<T>(owner: &T) -> bool {
     OWNER.with(Cell::get) == std::ptr::from_ref(owner).addr()
 }
 
-/// Notes that this thread wakes the task of another connection.
+/// Notes that this thread wakes another task, as [`AtomicWaker`](crate::AtomicWaker) does.
 pub fn wakes_another() {
     HAS_WOKEN.with(|woken| woken.set(true));
 }
 
-/// Whether another connection's task was woken in this turn, and may wait for this thread.
+/// Whether another task was woken in this turn, and may wait for this thread.
 pub fn has_woken_another() -> bool {
     HAS_WOKEN.with(Cell::get)
 }

@@ -42,7 +42,7 @@ static WATCHING: OnceLock<Option<Thread>> = OnceLock::new();
 pub(crate) fn run_blocking(work: &mut dyn FnMut()) {
     match Handle::try_current() {
         Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
-            // Whom this turn has woken may be in the place from which no other thread takes tasks.
+            // The task that a thread has woken last is in its LIFO slot, from which no other thread takes it.
             if work::has_woken_another() || !watch(runtime) {
                 block_in_place(work);
             } else {

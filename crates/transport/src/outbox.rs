@@ -99,7 +99,6 @@ impl Outbox {
         inner.scheduled |= wake;
         drop(inner);
         if wake {
-            work::wakes_another();
             self.waker.wake();
         }
         Some(result)
@@ -143,10 +142,9 @@ impl Outbox {
 
     /// Makes the connection's task call [`crate::Protocol::handle_nudge`] soon.
     pub fn nudge(&self) {
-        // A turn does not end while its own outbox is nudged. A task that woke itself would be polled once more for
+        // A turn looks again before it ends, or is followed by another. A task that woke itself would be polled once more for
         // nothing, and the runtime would wake another thread to share the work.
         if !self.nudged.swap(true, Ordering::AcqRel) && !work::is_turn_of(self) {
-            work::wakes_another();
             self.waker.wake();
         }
     }

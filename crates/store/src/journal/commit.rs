@@ -37,8 +37,7 @@ impl Hooks for () {
     }
 }
 
-/// Runs the rounds of a journal, one with each [`Committer::step`]. A journal has one; usually a thread owns it, see
-/// [`Committer::start`].
+/// Runs the rounds of a journal, one with each [`Committer::step`]. A journal has one; see [`Committer::start`].
 pub struct Committer {
     pub(super) journal: Arc<Journal>,
     writer: JournalWriter,
@@ -133,7 +132,10 @@ impl Committer {
         self.writer.write(group, from, |reached| {
             journal.durable.store(reached, Ordering::Release);
         })?;
-        journal.figures.count_sync(began.elapsed());
+        // A round for the sake of its hook has nothing to sync.
+        if from < group.end() {
+            journal.figures.count_sync(began.elapsed());
+        }
         journal.figures.rounds.fetch_add(1, Ordering::Relaxed);
         journal.figures.bytes.fetch_add(group.end() - before, Ordering::Relaxed);
         Ok(())

@@ -86,7 +86,7 @@ impl Journal {
         let alone = pending.latest_waiters.is_alone(waiter, Instant::now(), alone_for);
         let fast = self.figures.sync_time() < sync_below;
         let deferred = alone && fast && suits(pending) && work::defer(round);
-        pending.in_turn |= deferred;
+        pending.round_deferred |= deferred;
         deferred
     }
 
@@ -134,7 +134,7 @@ impl Deferred for RoundInTurn {
     fn run(&self, blocking: Option<Blocking<'_>>) {
         // Without it the threads have stopped.
         let Some(rounds) = self.rounds.upgrade() else { return };
-        let wanted = std::mem::take(&mut rounds.journal.pending.lock().in_turn);
+        let wanted = std::mem::take(&mut rounds.journal.pending.lock().round_deferred);
         if !wanted {
             rounds.journal.wake_committer();
         } else if !blocking.is_some_and(|blocking| rounds.try_in_turn(blocking)) {
@@ -143,10 +143,10 @@ impl Deferred for RoundInTurn {
     }
 }
 
-/// Whether a round is small, and nobody has asked the thread for it.
+/// Whether a round is small and begins no file, and nobody has asked the thread for it.
 fn suits(pending: &PendingRecords) -> bool {
     let nothing_under_way = !pending.demanded && !pending.stopping && pending.flight.is_none();
-    nothing_under_way && pending.waiting() <= SMALL_ROUND
+    nothing_under_way && pending.waiting() <= SMALL_ROUND && !pending.begins_extent()
 }
 
 /// Several syncs of the disks for which [`FAST_SYNC`] allows it.

@@ -442,7 +442,7 @@ impl Journal {
         }
     }
 
-    /// Wakes `waiter` whenever the log has begun another segment, from the writing thread and without locks.
+    /// Wakes `waiter` whenever the log has begun another segment, from the writing thread, as in [`Waiter::wake`].
     pub(crate) fn on_new_segment(&self, waiter: Arc<dyn Waiter>) {
         // There is only one subscriber.
         let _ = self.new_segment.set(waiter);

@@ -34,7 +34,7 @@ pub(super) struct PendingRecords {
     pub(super) asleep: bool,
     pub(super) stopping: bool,
     /// A session runs a round at the end of its turn.
-    pub(super) in_turn: bool,
+    pub(super) round_deferred: bool,
     /// Tells whether several wait for rounds.
     pub(super) latest_waiters: LatestWaiters,
     /// Publishers that found no room.
@@ -82,7 +82,7 @@ impl PendingRecords {
             demanded: false,
             asleep: false,
             stopping: false,
-            in_turn: false,
+            round_deferred: false,
             latest_waiters: LatestWaiters::default(),
             for_room: WaitList::default(),
         };
@@ -110,6 +110,11 @@ impl PendingRecords {
     /// Bytes waiting for a round.
     pub(super) fn waiting(&self) -> usize {
         self.buffer.len()
+    }
+
+    /// Whether what was gathered begins an extent, and so a file.
+    pub(super) fn begins_extent(&self) -> bool {
+        !self.cuts.is_empty()
     }
 
     /// Appends a message of `len` bytes with this checksum, and counts it as on its way to its queues.

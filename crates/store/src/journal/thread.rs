@@ -60,6 +60,8 @@ impl RunningJournal {
         for thread in [self.preparer.take(), self.committer.take()].into_iter().flatten() {
             drop(thread.join());
         }
+        // A session may be in the middle of a round.
+        drop(self.rounds.committer.lock());
     }
 }
 
@@ -93,7 +95,7 @@ impl RoundLoop {
         }
     }
 
-    /// Lets [`Self::run`] return after the present round. No further round begins in a turn.
+    /// Lets [`Self::run`] return after the present round. No session decides to run another.
     pub fn stop(&self) {
         self.journal.pending.lock().stopping = true;
         self.journal.work.notify_one();
