@@ -91,23 +91,22 @@ impl OneByOne {
     }
 }
 
+/// Adds a consumer, and lets it have what is there.
+fn consume(queue: &Arc<Queue>, consumer: Arc<dyn Consumer>, no_ack: bool) -> ConsumerId {
+    let arguments = RawTable::default();
+    let spec = ConsumerSpec { consumer, session: ME, tag: "c", no_ack, exclusive: false, arguments };
+    let id = queue.consume(spec).unwrap();
+    queue.resume(id, NOW);
+    id
+}
+
 #[test]
 fn a_consumer_resumed_while_messages_come_gets_them_all() {
     explore(2, || {
         let World { vhost, mut publisher, .. } = world(None);
         let queue = declare(&vhost, "q");
         let consumer = Arc::new(OneByOne { inbox: Mutex::default(), came: Notify::new() });
-        let arguments = RawTable::default();
-        let spec = ConsumerSpec {
-            consumer: consumer.clone(),
-            session: ME,
-            tag: "c",
-            no_ack: false,
-            exclusive: false,
-            arguments,
-        };
-        let id = queue.consume(spec).unwrap();
-        queue.resume(id, NOW);
+        let id = consume(&queue, consumer.clone(), false);
         let publishing = thread::spawn(move || {
             (0..2).for_each(|_| publish(&mut publisher, "", "q", None));
         });
@@ -247,17 +246,7 @@ fn a_publisher_that_is_held_while_consumers_catch_up_is_woken() {
         let World { vhost, mut publisher, .. } = world(None);
         let queue = declare(&vhost, "q");
         let consumer = Arc::new(Behind(OneByOne { inbox: Mutex::default(), came: Notify::new() }));
-        let arguments = RawTable::default();
-        let spec = ConsumerSpec {
-            consumer: consumer.clone(),
-            session: ME,
-            tag: "c",
-            no_ack: true,
-            exclusive: false,
-            arguments,
-        };
-        let id = queue.consume(spec).unwrap();
-        queue.resume(id, NOW);
+        let id = consume(&queue, consumer.clone(), true);
         // One is delivered, and three are one more than may wait (`queue::credit`). Of the consumer, it takes two looks.
         let mut hold = None;
         for at in 0..5 {

@@ -98,11 +98,9 @@ impl Journal {
 
     /// Wakes the committer's thread if it sleeps though there are records.
     fn wake_committer(&self) {
-        let mut pending = self.pending.lock();
+        let pending = self.pending.lock();
         if pending.asleep && !pending.is_empty() {
-            pending.asleep = false;
-            drop(pending);
-            self.work.notify_one();
+            self.rouse(pending);
         }
     }
 }

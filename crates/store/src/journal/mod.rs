@@ -462,11 +462,16 @@ impl Journal {
         let much = !pending.demanded && pending.waiting() >= EAGER_BYTES;
         if much || pending.asleep && !self.defer_waking() {
             pending.demanded |= much;
-            pending.asleep = false;
-            drop(pending);
-            self.work.notify_one();
+            self.rouse(pending);
         }
         lsn
+    }
+
+    /// Wakes the committer's thread.
+    fn rouse(&self, mut pending: PendingGuard<'_>) {
+        pending.asleep = false;
+        drop(pending);
+        self.work.notify_one();
     }
 
     /// The file with the record at `lsn`, and the LSN behind its last byte.
