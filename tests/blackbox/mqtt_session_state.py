@@ -396,8 +396,6 @@ def test_a_restart_of_rabbitmq_while_messages_are_under_way_loses_none(cluster):
             infos.append(client.client.publish("outage/a", b"%d" % number, 2))
             if number == count // 2:
                 infos[count // 4].wait_for_publish(PATIENCE)
-                # RabbitMQ 3.10 forgets a durable queue now and then that was declared just before it is killed.
-                cluster.rabbitmq.control("eval", "mnesia:sync_log().")
                 cluster.rabbitmq.end()
         cluster.rabbitmq.start()
         for info in infos:

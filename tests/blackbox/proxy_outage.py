@@ -105,8 +105,6 @@ def test_p7_a_broker_restart_is_not_an_outage_for_clients(tmp_path, how):
         with contextlib.closing(pika.BlockingConnection(pika.URLParameters(broker.uri))) as connection:
             for number in range(CONSUMERS):
                 connection.channel().queue_declare(queue_of(number), durable=True)
-        # RabbitMQ 3.10 answers a declaration before it is on disk.
-        broker.control("eval", "mnesia:sync_log().")
         with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as server:
             load = Load(server.uri)
             load.go_on(ENOUGH)
