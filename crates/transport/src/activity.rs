@@ -92,6 +92,9 @@ impl RegisteredWaker {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
     use super::*;
 
     #[test]
@@ -113,6 +116,19 @@ mod tests {
         assert_eq!(activity.busy_since_rest(), Some(1), "there is something new");
         activity.set_paused(true);
         assert!(is_idle(), "its peer is not read");
-        assert!(registered.of(&task, &activity).will_wake(&waker), "made once");
+    }
+
+    #[tokio::test]
+    async fn a_waker_is_made_once_for_a_task() {
+        // A spawned task: unlike other wakers, those of tokio have one table of functions, by which they are compared.
+        let made = tokio::spawn(poll_fn(|task| {
+            let (activity, mut registered) = (Arc::new(Activity::default()), RegisteredWaker::default());
+            for _ in 0..2 {
+                registered.of(task, &activity);
+            }
+            // One reference is ours.
+            Poll::Ready(Arc::strong_count(&activity) - 1)
+        }));
+        assert_eq!(made.await.unwrap(), 1);
     }
 }
