@@ -12,6 +12,7 @@ use crate::config::{
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
 use crate::man_pages::{Completions, ManPages};
+use crate::top::TopArguments;
 
 /// A pool in front of AMQP 0-9-1 brokers, or such a broker itself
 #[derive(Debug, Parser)]
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Look at a running server and change it, as rabbitmqctl does; or verify a data folder
     Ctl(Box<CtlArguments>),
+    /// Watch a server in the terminal: rates, queues, connections and upstreams
+    Top(Box<TopArguments>),
     /// Ask a server on this machine how it is; exit code 0 or 1
     Health(Box<HealthArguments>),
     /// Print the script that makes a shell complete the command line

@@ -32,6 +32,7 @@ mod signals;
 mod spool;
 mod status;
 mod tls;
+mod top;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => return benchmark(*arguments),
         Command::Config(command) => configuration(&command),
         Command::Ctl(arguments) => ctl::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Health(arguments) => {
             load(&arguments.flags).and_then(|effective| health::run(&arguments, &effective))
         }
@@ -91,11 +93,18 @@ impl Failure {
         Self::Run(error.to_string())
     }
 
+    fn into_line(self) -> String {
+        match self {
+            Self::Usage(line) | Self::Run(line) => line,
+        }
+    }
+
     fn report(self) -> ExitCode {
-        let (line, code) = match self {
-            Self::Usage(line) => (line, WRONG_USAGE),
-            Self::Run(line) => (line, FAILED),
+        let code = match self {
+            Self::Usage(_) => WRONG_USAGE,
+            Self::Run(_) => FAILED,
         };
+        let line = self.into_line();
         let _ = writeln!(io::stderr(), "leveret: {line}");
         ExitCode::from(code)
     }

@@ -17,7 +17,7 @@ use crate::http_client::{Ask, Endpoint, HttpClient};
 
 /// Which server, and as whom.
 #[derive(Debug, Args)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT or unix:/PATH. By default that of the server whose
     /// variables and file (LEVERET_CONFIG) are in effect here; without any, the one on this machine at port 15672, where a
     /// broker has it, or else at 15673, where a pool has it
@@ -52,7 +52,7 @@ pub(super) struct Connection {
 }
 
 /// Client of one server's API.
-pub(super) struct Api {
+pub(crate) struct Api {
     client: HttpClient,
     user: String,
 }
@@ -61,7 +61,7 @@ pub(super) struct Api {
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// `/api` followed by the parts, each encoded and preceded by a slash.
-pub(super) fn path(parts: &[&str]) -> String {
+pub(crate) fn path(parts: &[&str]) -> String {
     parts.iter().fold("/api".to_owned(), |path, part| {
         // A segment of only one or two dots would be resolved as a relative path.
         let encoded = match *part {
@@ -74,13 +74,13 @@ pub(super) fn path(parts: &[&str]) -> String {
 }
 
 /// Encodes all characters that have a special meaning in a path or query.
-pub(super) fn encode(part: &str) -> String {
+pub(crate) fn encode(part: &str) -> String {
     utf8_percent_encode(part, ENCODED).to_string()
 }
 
 impl Api {
     /// Determines the server and the password. Quiet, it says nothing about the server that it has found.
-    pub(super) fn new(connection: &Connection, is_quiet: bool) -> Result<Self, Failure> {
+    pub(crate) fn new(connection: &Connection, is_quiet: bool) -> Result<Self, Failure> {
         let endpoint = match &connection.url {
             Some(url) => Endpoint::parse(url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?,
             None => discovery::find(is_quiet)?,
@@ -104,7 +104,7 @@ impl Api {
     }
 
     /// Gets the resource; fails if it does not exist.
-    pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
+    pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
         match self.exchange(Ask { method: Method::GET, path, body: None, header: None })? {
             Reply::Done(value) => Ok(value),
             Reply::Missing(reason) => Err(self.missing(path, reason)),
@@ -112,7 +112,7 @@ impl Api {
     }
 
     /// Gets the resource, or `None` if it does not exist.
-    pub(super) fn found(&self, path: &str) -> Result<Option<Value>, Failure> {
+    pub(crate) fn found(&self, path: &str) -> Result<Option<Value>, Failure> {
         let answer = self.exchange(Ask { method: Method::GET, path, body: None, header: None })?;
         match answer {
             Reply::Missing(_) => Ok(None),
@@ -143,6 +143,11 @@ impl Api {
     /// Deletes the resource, with a reason for the server to pass on.
     pub(super) fn delete_because(&self, path: &str, reason: &str) -> Result<(), Failure> {
         self.send(Method::DELETE, path, None, Some(("x-reason", reason))).map(drop)
+    }
+
+    /// The server that the requests go to.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        self.client.endpoint()
     }
 
     /// The user that the requests are made as.

@@ -25,6 +25,9 @@ use clap::{Args, Subcommand};
 
 use crate::Failure;
 
+pub(crate) use api::{Api, Connection, encode, path};
+pub(crate) use output::{print, printable, size};
+
 /// The action, its target, and the form of the output.
 #[derive(Debug, Args)]
 pub(crate) struct CtlArguments {

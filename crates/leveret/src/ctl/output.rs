@@ -142,7 +142,7 @@ const SIZES: [&str; 8] =
     ["memory", "bytes", "recv_oct", "send_oct", "mem_used", "mem_limit", "disk_free", "disk_free_limit"];
 
 /// Formats a number of bytes with one decimal, in the largest unit in which it is at least 1.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let fits = |(_, unit): &&(&str, u64)| bytes >= *unit;
     match UNITS.iter().find(fits) {
         // Rounded down, so as not to show more free space than there is.
@@ -155,7 +155,7 @@ fn size(bytes: u64) -> String {
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 /// Prints to standard output. A reader that closes the pipe early, such as `head`, is not a failure.
-pub(super) fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -178,7 +178,7 @@ fn cell(value: &Value) -> String {
 
 /// Escapes control characters. Any user who may declare a queue chooses its name, which must not move the
 /// cursor or fake lines and columns.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut view = String::with_capacity(text.len());
     for sign in text.chars() {
         if sign.is_control() {
