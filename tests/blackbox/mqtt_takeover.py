@@ -1,6 +1,7 @@
 """A client identifier has one connection in a cluster: a client that connects to one Leveret in front of a RabbitMQ is closed at
 the other, and takes its session along."""
 
+import re
 from contextlib import closing
 
 import pika
@@ -178,9 +179,10 @@ def test_without_permission_for_the_exchange_a_takeover_is_local(cluster, versio
             with MqttClient(cluster.ports[1], "alone", version, **local):
                 assert second.gone.wait(PATIENCE)
             assert not first.gone.is_set()
+    warns = rf"{re.escape(WARNING)}.*{local['user']}"
     for server in cluster.servers:
-        lines = [line for line in server.child.log.read_text().splitlines() if WARNING in line and local["user"] in line]
-        assert len(lines) == 1
+        server.child.wait_line(warns)
+        assert len(re.findall(warns, server.child.output())) == 1
 
 
 def test_each_leveret_has_one_queue_for_a_user_however_many_clients(cluster):
