@@ -6,6 +6,7 @@ import pika
 import pytest
 
 from harness.management import leveret, path
+from harness.metrics import metric
 from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire
@@ -51,6 +52,20 @@ def test_clients_and_what_they_share_are_shown(pool):
         for connection in connections:
             connection.close()
     pool.eventually("leveret/clients", lambda clients: not clients)
+
+
+def test_the_channels_of_a_client_are_counted(pool):
+    churn = lambda: {name: count for name, count in pool.get("overview", user=None)["churn_rates"].items() if name in ("channel_created", "channel_closed")}
+    before = churn()
+    with pika.BlockingConnection(pika.URLParameters(pool.server.uri)) as connection:
+        channels = [connection.channel() for _ in range(3)]
+        pool.eventually("connections", lambda shown: [each["channels"] for each in shown] == [3])
+        channels[0].close()
+        pool.eventually("connections", lambda shown: [each["channels"] for each in shown] == [2])
+        assert pool.get("overview", user=None)["object_totals"]["channels"] == 2
+        assert metric(pool.server, "rabbitmq_channels") == 2
+    pool.eventually("overview", lambda shown: shown["object_totals"]["channels"] == 0)
+    assert {name: count - before[name] for name, count in churn().items()} == {"channel_created": 3, "channel_closed": 3}
 
 
 def test_a_client_is_closed(pool):

@@ -73,6 +73,11 @@ impl LoginError {
 }
 
 impl Backend {
+    /// Whether it is the broker in this process.
+    pub(crate) fn is_broker(&self) -> bool {
+        matches!(self, Self::Broker(_))
+    }
+
     /// Whether a verified client certificate can log a client in. An upstream would need the certificate itself
     /// and a proof of possession that only the client can make, so there it works only if the pool has other
     /// credentials for it.

@@ -136,6 +136,13 @@ impl ConnectionCore {
         }
     }
 
+    /// Shows operators how many channels the client has in front of an upstream.
+    pub(crate) fn has_upstream_channels(&self, count: usize) {
+        if let Some(registered) = &self.registered {
+            registered.connection().has_upstream_channels(count);
+        }
+    }
+
     /// Why an operator has asked for the connection to be closed. Returned once.
     pub(crate) fn take_close_reason(&self) -> Option<Box<str>> {
         self.registered.as_ref().and_then(|registered| registered.connection().take_close_reason())

@@ -47,6 +47,8 @@ pub struct OpenConnection {
     received: AtomicU64,
     /// Sorted by number. Most connections have one channel, for which a tree would take more memory.
     channels: Mutex<Vec<Arc<OpenChannel>>, { Rank::Leaf as u8 }>,
+    /// Channels in front of an upstream, of which no more is known here; 0 on the embedded broker.
+    upstream_channels: AtomicU16,
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
     flow: FlowMark,
@@ -196,6 +198,7 @@ impl OpenConnection {
             session: opening.session,
             received: AtomicU64::new(0),
             channels: Mutex::default(),
+            upstream_channels: AtomicU16::new(0),
             outbox: Arc::clone(opening.outbox),
             byte_rates: ByteRates::default(),
             flow: FlowMark::default(),
@@ -325,7 +328,13 @@ impl OpenConnection {
 
     /// The number of its channels.
     pub fn channel_count(&self) -> usize {
-        self.channels.lock().len()
+        self.channels.lock().len() + usize::from(self.upstream_channels.load(Ordering::Relaxed))
+    }
+
+    /// Sets the number of its channels in front of an upstream.
+    pub(crate) fn has_upstream_channels(&self, count: usize) {
+        // Channel numbers have 16 bits.
+        self.upstream_channels.store(u16::try_from(count).unwrap_or(u16::MAX), Ordering::Relaxed);
     }
 
     /// Asks the connection to close itself with 320 CONNECTION_FORCED and this text.

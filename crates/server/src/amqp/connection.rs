@@ -29,6 +29,8 @@ pub(crate) struct AmqpConnection {
     phase: AmqpPhase,
     /// Open or closing, once past the handshake.
     life: ConnectionLife,
+    /// Channels counted by `count_channels`; 0 before and after the session.
+    channels: usize,
     intent: Intent,
     heartbeat: Heartbeat,
     /// Bytes of the largest frame, once negotiated.
@@ -279,9 +281,9 @@ impl AmqpConnection {
                 Err(fault) => self.fail(fault, now),
             }
         }
+        self.count_channels();
         if let AmqpPhase::Open(session) = &mut self.phase {
             session.flush(now);
-            self.core.lease.keep_channels(session.channel_count());
             self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
         }
         self.leave_when_settled(now);
@@ -292,17 +294,22 @@ impl AmqpConnection {
     fn take_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         match self.life.frame(&frame)? {
             ConnectionStep::Channel => {
-                let AmqpPhase::Open(session) = &mut self.phase else { return Ok(0) };
-                if is_method(&frame, CHANNEL_OPEN) {
-                    self.core.lease.keep_channels(session.channel_count());
+                let opens_channel = is_method(&frame, CHANNEL_OPEN);
+                if opens_channel {
+                    // Those that were closed in this turn make room for it.
+                    self.count_channels();
                     self.core.lease.open_channel().map_err(|limit| {
                         Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()
                     })?;
                 }
+                let AmqpPhase::Open(session) = &mut self.phase else { return Ok(0) };
                 let publishes = u64::from(is_method(&frame, BASIC_PUBLISH));
                 let taken = session.handle_frame(frame, rest, now)?;
                 if let Some(record) = &mut self.core.record {
                     record.published += publishes + publishes_in(&rest[..taken], self.frame_max);
+                }
+                if opens_channel {
+                    self.count_channels();
                 }
                 return Ok(taken);
             }
@@ -359,6 +366,7 @@ impl AmqpConnection {
         self.asking = None;
         self.life.start_closing();
         self.phase = AmqpPhase::Closing;
+        self.count_channels();
         self.intent = Intent::Run;
         self.core.deadline = Some(now + CLOSE_TIMEOUT);
     }
@@ -391,9 +399,28 @@ impl AmqpConnection {
         }
     }
 
+    /// Counts the channels that have been opened or closed since the last call, for the limits and, in front of an upstream,
+    /// for operators: the broker's sessions count their own for them.
+    fn count_channels(&mut self) {
+        let open = match &self.phase {
+            AmqpPhase::Open(session) => session.channel_count(),
+            _ => 0,
+        };
+        self.core.lease.keep_channels(open);
+        let before = std::mem::replace(&mut self.channels, open);
+        if open == before || self.core.shared.backend.is_broker() {
+            return;
+        }
+        let metrics = &self.core.shared.metrics;
+        metrics.channels_opened.add(open.saturating_sub(before) as u64);
+        metrics.channels_closed.add(before.saturating_sub(open) as u64);
+        self.core.has_upstream_channels(open);
+    }
+
     fn finish(&mut self) {
         self.asking = None;
         self.phase = AmqpPhase::Over;
+        self.count_channels();
         self.intent = Intent::Finish;
         self.core.deadline = None;
     }
@@ -422,6 +449,7 @@ impl ProtocolState for AmqpConnection {
                 user: String::new(),
             })),
             life: ConnectionLife::default(),
+            channels: 0,
             intent: Intent::Run,
             heartbeat: Heartbeat::new(0, now),
             frame_max: 0,
@@ -504,8 +532,8 @@ impl ProtocolState for AmqpConnection {
         if let AmqpPhase::Open(session) = &mut self.phase {
             match session.handle_nudge(now) {
                 Ok(()) => {
-                    self.core.lease.keep_channels(session.channel_count());
                     self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
+                    self.count_channels();
                 }
                 Err(fault) => self.fail(fault, now),
             }
