@@ -64,7 +64,8 @@ impl ServedRelays {
         for protocol in PROTOCOLS.iter().filter(|protocol| has_all || protocol.front_end == of) {
             let paths = if has_all { protocol.paths_beside_amqp } else { protocol.paths };
             if let Some(relay) = self.upstream(protocol.front_end) {
-                routes.relays.extend(paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))));
+                let relayed = |path: &&'static str| (*path, protocol.front_end, Arc::clone(relay));
+                routes.upstream.extend(paths.iter().map(relayed));
             } else if config.upstream.is_empty() || protocol.is_pooled {
                 routes.protocols.extend(paths.iter().map(|path| (*path, protocol.front_end)));
             }

@@ -126,10 +126,7 @@ fn validate(
             let origins = (&relay.config().origins, "the relay's origins allow them");
             (origins, FrontEnd::default(), Some(Arc::clone(relay)))
         }
-        None if routes.serves(FrontEnd::Amqp) => {
-            return Err(UpgradeRefusal::new(Status::NotFound, "nothing here: AMQP is at / and /ws/amqp"));
-        }
-        None => return Err(UpgradeRefusal::new(Status::NotFound, "nothing here")),
+        None => return Err(UpgradeRefusal::new(Status::NotFound, routes.nothing_here())),
     };
     if !origins.allow(upgrade.origin) {
         let text = format!("origin not allowed; {setting}");
