@@ -138,6 +138,37 @@ impl Args for Flags {
     }
 }
 
+/// The flags of a server that runs, for a command that looks for it. Help shows only those that say where it is.
+#[derive(Debug)]
+pub(crate) struct FindingFlags(pub(crate) Flags);
+
+/// The settings that say where a server's HTTP is.
+const FINDING: [&str; 3] = ["http", "https", "upstream"];
+
+impl Args for FindingFlags {
+    fn augment_args(command: ClapCommand) -> ClapCommand {
+        Flags::augment_args(command).mut_args(|argument| {
+            let id = argument.get_id().as_str();
+            let is_hidden = !FINDING.contains(&id) && SETTINGS.iter().any(|setting| setting.key == id);
+            argument.hide(is_hidden)
+        })
+    }
+
+    fn augment_args_for_update(command: ClapCommand) -> ClapCommand {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for FindingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Flags::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
 /// The setting's meaning, followed by a line with the defaults and the variable.
 fn help(setting: &Setting) -> String {
     let mut lines: Vec<String> = setting.help.lines().map(|line| line.trim().to_owned()).collect();
@@ -216,6 +247,20 @@ mod tests {
         let help = CommandLine::try_parse_from(["leveret", "serve", "--help"]).unwrap_err().to_string();
         assert!(help.contains("--prometheus <ADDR>") && help.contains("--frame-max <N>"), "{help}");
         assert!(help.contains("[default: 131072] [env: LEVERET_FRAME_MAX]"), "{help}");
+    }
+
+    #[test]
+    fn health_shows_its_own_settings_and_takes_those_of_the_server() {
+        let help = CommandLine::try_parse_from(["leveret", "health", "--help"]).unwrap_err().to_string();
+        assert!(
+            help.contains("--ready") && help.contains("--config") && help.contains("--http <ADDR>"),
+            "{help}"
+        );
+        assert!(!help.contains("--frame-max") && help.lines().count() < 30, "{help}");
+        let parsed =
+            CommandLine::try_parse_from(["leveret", "health", "--frame-max", "4096", "--http", "off"]);
+        let Ok(CommandLine { command: Command::Health(arguments) }) = parsed else { panic!("{parsed:?}") };
+        assert_eq!(arguments.flags.0.values["frame_max"], ["4096"]);
     }
 
     #[test]

@@ -6,19 +6,23 @@ use clap::Args;
 use hyper::Method;
 use transport::tls::ClientTlsConfig;
 
-use crate::config::{Effective, Flags};
+use crate::cli::FindingFlags;
+use crate::config::Effective;
 use crate::http_client::{Ask, HttpClient};
 use crate::{Failure, local};
 
 /// How to ask.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "All other flags of `leveret serve` are accepted as well, so that the server's own can be given."
+)]
 pub(crate) struct HealthArguments {
     /// Ask whether clients should be sent to it (/readyz), instead of whether it is alive (/healthz)
     #[arg(long)]
     ready: bool,
     /// The settings of the server, of which `http` tells where it is, or `https` where that is off.
     #[command(flatten)]
-    pub(crate) flags: Flags,
+    pub(crate) flags: FindingFlags,
 }
 
 /// Longer than a live server ever takes, and shorter than the time-outs of the programs that run this command.

@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         Command::Ctl(arguments) => ctl::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Health(arguments) => {
-            load(&arguments.flags).and_then(|effective| health::run(&arguments, &effective))
+            load(&arguments.flags.0).and_then(|effective| health::run(&arguments, &effective))
         }
         Command::Completions(wanted) => man_pages::completions(&wanted),
         Command::Man(wanted) => man_pages::man(&wanted),
