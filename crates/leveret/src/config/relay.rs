@@ -13,6 +13,7 @@ use super::address::{ListenAddr, host_and_port, parse_port, unix_path, write_hos
 use super::choice::{HostName, OutboundHeader, Switch};
 use super::file;
 use super::origins::Origins;
+use super::suggestion::nearest;
 use super::value::{FilePath, Limit, Value, quoted, within};
 use super::value_error::ValueError;
 
@@ -153,7 +154,10 @@ impl RelayEntry {
             "max_connections" => self.max_connections = Limit::parse_all(texts)?,
             "max_connections_per_ip" => self.max_connections_per_ip = Limit::parse_all(texts)?,
             "text" => self.text = text_rule(&one(texts)?)?,
-            _ => return Err("unknown key of a relay".into()),
+            _ => {
+                let meant = nearest(key, RELAY_KEYS.iter().map(|known| known.key));
+                return Err(ValueError::UnknownKey { table: "relay", meant });
+            }
         }
         Ok(())
     }

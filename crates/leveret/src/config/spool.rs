@@ -5,6 +5,7 @@
 use server::SpoolRule;
 
 use super::file;
+use super::suggestion::nearest;
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
 
@@ -32,7 +33,8 @@ fn rule(text: &str) -> Result<SpoolRule, ValueError> {
     let mut expressions: [Option<String>; 3] = Default::default();
     for (key, value) in table {
         let Some(at) = KEYS.iter().position(|known| known == key) else {
-            return Err(ValueError::from("unknown key of a spool rule").in_key(key));
+            let meant = nearest(key, KEYS);
+            return Err(ValueError::UnknownKey { table: "spool rule", meant }.in_key(key));
         };
         match file::texts(value, false).map_err(|error| error.in_key(key))?.as_slice() {
             [one] => expressions[at] = Some(one.clone()),
@@ -98,7 +100,8 @@ mod tests {
     fn mistakes_are_named() {
         for (text, complaint) in [
             (r#"{ exchange = "(" }"#, "'(' is not a regular expression"),
-            (r#"{ queue = "q" }"#, "unknown key of a spool rule"),
+            (r#"{ queue = "q" }"#, "queue: unknown key of a spool rule"),
+            (r#"{ exchnge = "q" }"#, "exchnge: unknown key of a spool rule; did you mean exchange?"),
             ("5", "is not a table such as"),
         ] {
             let error = SpoolRules::parse(text).unwrap_err().to_string();

@@ -38,9 +38,16 @@ pub(crate) enum ValueError {
     /// The text is not a regular expression.
     #[error("{0}")]
     Pattern(String),
+    /// A table has no key of this name. The key that was probably meant, if one is near.
+    #[error("unknown key of a {table}{}", did_you_mean(*.meant))]
+    UnknownKey { table: &'static str, meant: Option<&'static str> },
     /// The mistake is in this key of a table.
     #[error("{key}: {source}")]
     Key { key: String, source: Box<Self> },
+}
+
+fn did_you_mean(key: Option<&str>) -> String {
+    key.map(|key| format!("; did you mean {key}?")).unwrap_or_default()
 }
 
 impl ValueError {
