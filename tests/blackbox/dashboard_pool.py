@@ -14,6 +14,7 @@ from harness.metrics import wait_until
 from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.patience import PATIENCE
+from harness.ports import free_ports
 from harness.stomp_client import Client, StompWire
 
 ENTER = "\ue007"
@@ -63,6 +64,19 @@ def test_sharing_and_savings_are_shown(tmp_path, targets, window):
         assert visit.overflow() == 0
         visit.window.become_desktop()
         stack.close()
+        server.stop()
+
+
+def test_an_upstream_that_does_not_answer_is_shown_with_the_cause(tmp_path, window):
+    [port] = free_ports(1)
+    with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{port}") as server:
+        visit = Visit(window, server).open()
+        visit.settle()
+        visit.wait("document.querySelector('#view .listeners')?.textContent.includes('down')")
+        shown = visit.text("#view .listeners")
+        assert f"127.0.0.1:{port}" in shown and "Connection refused" in shown
+        assert visit.text("#view .verdict") == "not reachable"
+        assert visit.violations() == [] and visit.window.complaints() == []
         server.stop()
 
 

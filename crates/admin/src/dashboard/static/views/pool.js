@@ -55,7 +55,7 @@ export function pool({ api, sampler }) {
   const refresh = async (signal) => {
     const { metrics, history } = sampler;
     const read = (name) => metrics.value(`leveret_upstream_${name}`);
-    health.update(metrics);
+    health.update(metrics, await api.get(["leveret", "upstreams"], {}, signal));
     for (const { key, update } of flows) update(history.series(key), rate);
     sharing.update(metrics);
     const [handshakes, avoided] = [read("handshakes_total"), read("handshakes_avoided_total")];
@@ -78,19 +78,12 @@ export function pool({ api, sampler }) {
   return { title: "Overview", element, refresh };
 }
 
-/** The addresses of the upstream: which answer, and how many connections each has. */
+/** The addresses of the upstream: which answer, why others do not, and how many connections each has. */
 function upstreamHealth() {
   const verdict = el("p", { class: "verdict" });
   const rows = el("ul", { class: "listeners" });
   let shown = "";
-  const update = (metrics) => {
-    // Missing for an address that has not been asked yet.
-    const answers = new Map(
-      metrics.samples("leveret_upstream_address_up").map(({ labels, value }) => [labels.address, value]),
-    );
-    const addresses = metrics.samples("leveret_upstream_address_connections").map(({ labels: { address }, value }) => {
-      return { address, answer: answers.get(address), open: value };
-    });
+  const update = (metrics, addresses) => {
     const isUp = metrics.value("leveret_upstream_up") === 1;
     const state = JSON.stringify([isUp, addresses]);
     if (state === shown) return;
@@ -101,8 +94,8 @@ function upstreamHealth() {
   return { element: section("Upstream", verdict, rows), update };
 }
 
-function upstreamRow({ address, answer, open }) {
-  const state = { 1: ["up", "good"], 0: ["down", "bad"] }[answer] ?? ["not asked yet"];
+function upstreamRow({ address, up, connections: open, cause }) {
+  const state = up === null ? ["not asked yet"] : up ? ["up", "good"] : ["down", "bad"];
   const connections = open === 1 ? "1 connection" : `${count(open)} connections`;
   return el(
     "li",
@@ -111,6 +104,7 @@ function upstreamRow({ address, answer, open }) {
     " ",
     el("span", { class: "address" }, address),
     ` ${connections}`,
+    cause ? ` (${cause})` : "",
   );
 }
 
