@@ -171,7 +171,7 @@ def test_keys_choose_what_is_seen(broker, screens):
         screen.shows(f"Ready {READY + 1}")
         screen.press("/ord\r")
         screen.shows_no("empty")
-        screen.shows("orders", "1 whose name contains 'ord'")
+        screen.shows("orders", "1 row whose name contains 'ord'")
         screen.press("/\x7f\x7f\x7f\r\t")
         screen.shows("AMQP 0-9-1", "received/s▼")
         screen.press("s")

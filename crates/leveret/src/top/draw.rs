@@ -124,7 +124,8 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, state: &Screen, snapshot: &Snaps
     let shown = snapshot.rows.len();
     let mut about = match snapshot.total > shown {
         true => format!("first {shown} of {}", snapshot.total),
-        false => format!("{shown}"),
+        false if shown == 1 => "1 row".to_owned(),
+        false => format!("{shown} rows"),
     };
     if !state.query.filter.is_empty() {
         about = format!("{about} whose name contains '{}'", state.query.filter);
