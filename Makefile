@@ -6,6 +6,8 @@ DENY_VERSION := 0.20.2
 DENY := .cache/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 COVERAGE_VERSION := 0.9.1
 COVERAGE := .cache/cargo-llvm-cov-$(COVERAGE_VERSION)/bin/cargo-llvm-cov
+MDBOOK_VERSION := 0.5.4
+MDBOOK := .cache/mdbook-$(MDBOOK_VERSION)/bin/mdbook
 MUTANTS_VERSION := 27.1.0
 MUTANTS := .cache/cargo-mutants-$(MUTANTS_VERSION)/bin/cargo-mutants
 
@@ -18,7 +20,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -184,6 +186,17 @@ screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png
 screenshot: export LEVERET_SCREENSHOTS := $(CURDIR)/docs/images
 screenshot: setup leveret
 	$(PYTEST) blackbox/browser_page.py blackbox/dashboard_looks.py -k pictured
+
+# The README's plot, from the table in docs/benchmarks.md.
+front-page:
+	python3 tests/front_page.py
+
+# The manual as a site with search, its links checked: target/site/book/index.html.
+docs: $(MDBOOK)
+	cd tests && python3 manual.py --mdbook ../$(MDBOOK)
+
+$(MDBOOK):
+	$(CARGO) install mdbook --quiet --locked --debug --config profile.dev.debug=0 --no-default-features --features search --version $(MDBOOK_VERSION) --root .cache/mdbook-$(MDBOOK_VERSION)
 
 # docs/benchmarks/routing, likewise.
 routing-study: setup leveret

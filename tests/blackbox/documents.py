@@ -1,0 +1,48 @@
+"""The documents lead nowhere wrong, the README's figures are those that were measured, and its example runs."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import front_page
+from harness.documents import ROOT, broken_links, documents
+from harness.instances import leveret
+from harness.patience import PATIENCE
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path):
+    assert broken_links(path) == []
+
+
+def test_the_manual_contains_every_document():
+    contents = (ROOT / "docs" / "SUMMARY.md").read_text()
+    named = {(ROOT / "docs" / name).resolve() for name in re.findall(r"\]\(([^)]+)\)", contents)}
+    missing = {path for path in documents() if path.name != "SUMMARY.md"} - named
+    assert missing == set()
+
+
+def test_the_plot_of_the_front_page_is_drawn_from_what_was_measured():
+    assert front_page.PICTURE.read_text() == front_page.drawn(), "make front-page draws it again"
+
+
+def test_the_figures_of_the_front_page_are_those_that_were_measured():
+    table = README.split("## How much it gives")[1].split("It is not free")[0]
+    figures = re.findall(r"[\d.,]+(?:/s| ms)(?= \|)", table)
+    assert len(figures) == 10
+    measured = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert [figure for figure in figures if figure not in measured] == []
+
+
+def test_the_example_of_the_front_page_runs(tmp_path):
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    with leveret(tmp_path) as server:
+        here = example.replace('ConnectionParameters("127.0.0.1")', f'ConnectionParameters("127.0.0.1", {server.port})')
+        assert here != example
+        done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, timeout=PATIENCE)
+        assert (done.stdout, done.stderr) == ("b'hello'\n", "")
+        server.stop()

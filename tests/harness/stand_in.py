@@ -1,0 +1,88 @@
+"""Commands of a page that no test may run as they are, such as systemctl: functions of the test answer in their place."""
+
+import concurrent.futures
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import traceback
+
+from harness.leveret import Leveret
+
+CALL = """
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect("\\0" + sys.argv[1])
+    connection.sendall(json.dumps(sys.argv[2:]).encode() + b"\\n")
+    problem = connection.makefile().read()
+sys.exit(problem or 0)
+"""
+
+# A child ends with the thread that has started it (PR_SET_PDEATHSIG): this one stays as long as the tests.
+WORKER = concurrent.futures.ThreadPoolExecutor(1)
+
+
+class StandIn:
+    """A command that a reader has, for the length of a `with`: `function` is called with its arguments, and an error of the
+    function is the command's."""
+
+    def __init__(self, reader, name, function):
+        self.function = function
+        self.socket = socket.socket(socket.AF_UNIX)
+        # An abstract name (unix(7)): the path of a test's folder is often longer than that of a socket may be.
+        address = f"leveret-tests-stand-in-{os.getpid()}-{self.socket.fileno()}"
+        self.socket.bind("\0" + address)
+        self.socket.listen()
+        call = shlex.join([sys.executable, "-c", CALL, address])
+        reader.command(name, f'exec {call} "$@"')
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        # close() alone would not wake the thread.
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        self.socket.close()
+
+    def _serve(self):
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rw") as stream:
+                try:
+                    WORKER.submit(self.function, *json.loads(stream.readline())).result()
+                except Exception:
+                    stream.write(traceback.format_exc())
+
+
+class Service:
+    """A server that `systemctl` starts and stops: `flags` are those of each start, `folder` has what the server prints."""
+
+    def __init__(self, folder, *flags):
+        self.folder, self.flags = folder, flags
+        self.program = None
+        self.server = None
+        self.starts = 0
+
+    def __call__(self, action, unit):
+        assert unit == "leveret" and action in ("start", "stop", "restart")
+        if action != "start":
+            self.server.stop()
+        if action != "stop":
+            self.starts += 1
+            self.server = Leveret(self.folder / f"run{self.starts}", *self.flags, program=self.program)
+        return self.server
+
+    def __enter__(self):
+        self("start", "leveret")
+        return self
+
+    def __exit__(self, *_):
+        self.server.child.kill()
