@@ -1,6 +1,6 @@
 """Whether the source keeps the rules of CONTRIBUTING.md that no compiler knows: unique type names, the field's words, sentences
 that have a subject, comments that say something, errors that are types, no `pub` without a user, file lengths, comment widths,
-and an ARCHITECTURE.md that names what exists. Prints each breach with its place; the exit code is 1 if there is one.
+short sentences in the documents of operators, and an ARCHITECTURE.md that names what exists. Prints each breach with its place; the exit code is 1 if there is one.
 
     python3 tests/tidy.py [FOLDER]
 """
@@ -9,6 +9,8 @@ import collections
 import re
 import sys
 from pathlib import Path
+
+from prose import long_sentences
 
 # A longer file holds more than one concern.
 MOST_LINES = 800
@@ -58,6 +60,8 @@ PUBLIC_VALUE = re.compile(r"^\s*pub\s+(?:(?:async|const|unsafe)\s+)*(?:fn|const|
 STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")
 WORD = re.compile(r"[A-Za-z][a-z]*")
 NAME = re.compile(r"[A-Za-z_]\w*")
+# Documents that are read in a hurry, beside the README and how-tos.
+SHORT_SENTENCES = ("operations.md", "benchmarks.md")
 # A path of the repository, or an item of a crate, as ARCHITECTURE.md writes them.
 NAMED_PATH = re.compile(r"`((?:crates|tests|docs|packaging)/[\w./-]+)`")
 NAMED_ITEM = re.compile(r"`([a-z_]+(?:::\w+)+)(?:\(\))?`")
@@ -89,6 +93,9 @@ def check(root):
     yield from unused_public(root, files, production)
     yield from homonyms(root, production)
     yield from names_of_architecture(root, files)
+    for path in [root / "README.md", *(root / "docs" / name for name in SHORT_SENTENCES), *sorted(root.glob("docs/how-to/*.md"))]:
+        if path.exists():
+            yield from long_sentences(path.relative_to(root), path.read_text())
 
 
 def lengths(place, text):

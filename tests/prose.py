@@ -1,0 +1,40 @@
+"""The length of sentences in documents that people read in a hurry."""
+
+import re
+
+MOST_WORDS = 30
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+# A command that stands between paragraphs, indented.
+COMMAND = re.compile(r"^ {4,}(?:make|leveret|LEVERET_\w+=\S+|cargo|tests?/|\\|--)\b.*$", re.MULTILINE)
+CODE = re.compile(r"`[^`]*`")
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
+END = re.compile(r"(?<=[.!?])\)?\s+(?=[^a-z\s])")
+
+
+def long_sentences(place, text):
+    """Sentences above the limit. A row of a table is a sentence for each of its cells."""
+    for number, paragraph in paragraphs(text):
+        for sentence in END.split(LINK.sub(r"\1", CODE.sub("code", paragraph))):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if len(words) > MOST_WORDS:
+                yield f"{place}:{number}: a sentence of {len(words)} words; {MOST_WORDS} are the most: {' '.join(words)[:60]}"
+
+
+def paragraphs(text):
+    """Each paragraph, item and cell, with the line that it begins in."""
+    # Lines are kept for their numbers.
+    blank = lambda found: "\n" * found.group().count("\n")
+    begin, lines = 0, []
+    for number, line in enumerate([*COMMAND.sub(blank, FENCED.sub(blank, text)).split("\n"), ""], 1):
+        if line.startswith("|"):
+            yield from ((number, cell) for cell in line.strip("|").split("|"))
+        elif line.strip() and not line.startswith("#"):
+            if ITEM.match(line) and lines:
+                yield begin, " ".join(lines)
+                begin, lines = 0, []
+            begin, lines = begin or number, [*lines, line.strip()]
+            continue
+        if lines:
+            yield begin, " ".join(lines)
+            begin, lines = 0, []
