@@ -159,8 +159,12 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
             application.send(QUEUE, range(10, 60))
             # Publishers are blocked as soon as the disk has failed: perhaps before all of them are here. pika waits for each confirm.
             wait_until(lambda: 1 <= waiting(server) <= (1 if language == "pika" else 50))
+            # Operators see it as they see a broker's.
+            failing = lambda: metric(server, 'leveret_store_failing{cause="full"}')
+            wait_until(lambda: failing() == 1)
             disk.mend()
             application.confirmed()
+            assert failing() == 0
             server.kill()
     with spooling(tmp_path, link.url, *flags, data=disk.folder / "data", env=disk.environment) as server:
         assert waiting(server) == 50

@@ -81,11 +81,12 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let listeners = ClientListeners::bind(&config).await?;
     let relay_listeners = relays.listen(&config).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
+    let spool_levels = spool.as_ref().map(|spool| Arc::clone(spool.levels()));
     let status = Arc::new(Status::new(
         server.clone(),
         backend.clone(),
         listeners.websocket_ports(),
-        levels.clone(),
+        levels.clone().or_else(|| spool_levels.clone()),
         tls.server.clone(),
     ));
     let http_listeners = HttpListeners::bind(&config, &tls).await?;
@@ -101,7 +102,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         server: server.clone(),
         backend: backend.clone(),
         levels,
-        spool_levels: spool.as_ref().map(|spool| Arc::clone(spool.levels())),
+        spool_levels,
         notifier: notifier.clone(),
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));

@@ -12,7 +12,7 @@ mod store;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use ::broker::Compatibility;
+use ::broker::{Compatibility, Store};
 use ::proxy::{AddressState, Pool};
 use ::server::{Backend, Server};
 use admin::{Api, MetricsWriter, Readiness, Source, WantedMetrics, WebSocketPorts};
@@ -25,7 +25,7 @@ pub(crate) struct Status {
     server: Server,
     backend: Backend,
     websocket_ports: WebSocketPorts,
-    /// Alarm levels of the embedded broker.
+    /// Alarm levels of the embedded broker, or of the spool.
     levels: Option<Arc<Levels>>,
     /// TLS of listeners, for the expiry of certificates.
     tls: Option<Arc<ServerTls>>,
@@ -74,14 +74,23 @@ impl Status {
                     broker::write_sizes(embedded.metrics(), out);
                 }
                 broker::write_confirms(self.server.metrics(), embedded.metrics(), out);
-                if let Some(kept) = embedded.store() {
-                    store::write(kept, out);
-                }
             }
             Backend::Upstream(pool) => pool::write(&self.server, pool, out),
         }
+        if let Some(store) = self.store() {
+            store::write(store, out);
+        }
         if let Some(levels) = &self.levels {
-            alarms::write(levels, self.server.alarms(), out);
+            let alarms = self.server.spool().map_or(self.server.alarms(), |spool| spool.alarms());
+            alarms::write(levels, alarms, out);
+        }
+    }
+
+    /// The store on this disk: that of the embedded broker, or of the spool.
+    fn store(&self) -> Option<&Store> {
+        match &self.backend {
+            Backend::Broker(broker) => broker.store().map(|store| &**store),
+            Backend::Upstream(_) => self.server.spool()?.store().map(|store| &**store),
         }
     }
 
@@ -102,11 +111,10 @@ impl Source for Status {
             Backend::Upstream(pool) if !pool.is_reachable() => {
                 Readiness::NotReady { reason: "upstream unreachable".to_owned(), details: causes(pool) }
             }
-            Backend::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
+            Backend::Broker(_) | Backend::Upstream(_) => match self.store().and_then(store::impairment) {
                 Some(impairment) => Readiness::Impaired(impairment),
                 None => Readiness::Ready,
             },
-            Backend::Upstream(_) => Readiness::Ready,
         }
     }
 

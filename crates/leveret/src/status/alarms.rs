@@ -1,4 +1,4 @@
-//! The alarms of the embedded broker, and the levels that raise them.
+//! The alarms of the embedded broker or the spool, and the levels that raise them.
 
 use admin::{Detail, Families, MetricKind, MetricsWriter};
 use server::{Alarms, Resource};

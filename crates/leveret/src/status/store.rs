@@ -1,4 +1,4 @@
-//! Metrics of the embedded broker's store, and whether its disk fails.
+//! Metrics of the store of the embedded broker or the spool, and whether its disk fails.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;

@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use amqp::Fault;
-use broker::Broker;
+use broker::{Broker, Store};
 use parking_lot::Mutex;
 use proxy::Pool;
 use tokio::runtime::Handle;
@@ -174,6 +174,11 @@ impl Spool {
     /// The alarms that block its publishers.
     pub fn alarms(&self) -> &Arc<Alarms> {
         self.local.alarms()
+    }
+
+    /// The store of its local queues; `None` if these are in memory alone.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.local.store()
     }
 
     /// Connections whose publishers wait because a limit of the spool is exceeded.
