@@ -16,7 +16,7 @@ use crate::mailbox::new_name;
 use crate::study::arguments::{Common, CommonArguments, Defaults};
 use crate::study::crew::{Done, Shift, work};
 use crate::study::meter::{Idle, Meter};
-use crate::study::report::{Compared, Parameter, StudyReport};
+use crate::study::report::{Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::systems::{SystemArguments, Systems};
 use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
@@ -108,7 +108,6 @@ pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Err
     let outline = Outline {
         name: "churn",
         title: "Opened and closed",
-        compared: Compared::Systems,
         parameters: vec![Parameter::new("seconds a round", plan.common.time.as_secs_f64())],
         cells: &cells,
         systems: &plan.systems,

@@ -22,7 +22,7 @@ use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
 use crate::study::companion::Companion;
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
-use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::report::{Axis, Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::systems::parse_systems;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
@@ -265,7 +265,6 @@ fn measure(plan: &ProxyPlan, places: &mut [FarBroker<'_>], watch: Watch<'_>) -> 
     let outline = Outline {
         name: "proxy",
         title: "A connection for each message, to a broker far away",
-        compared: Compared::Systems,
         parameters: parameters(plan, &servers),
         cells: &cells,
         systems: &systems,

@@ -23,7 +23,7 @@ use crate::stream::{self, Workload};
 use crate::study::companion::Companion;
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
-use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::report::{Axis, Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
 use arguments::Near;
@@ -50,7 +50,6 @@ pub(crate) fn run(plan: &PublishPlan, watch: Watch<'_>) -> Result<StudyReport, E
     let outline = Outline {
         name: "publish",
         title: "Ways of publishing",
-        compared: Compared::Scenarios,
         parameters: vec![
             Parameter::new("body", format!("{} bytes", plan.body.len())),
             Parameter::new("messages", if plan.persistent { "persistent" } else { "transient" }),

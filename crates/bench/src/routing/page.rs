@@ -16,6 +16,7 @@ pub(crate) fn section(report: &RoutingReport) -> Section {
         charts: plots(report).into_iter().map(|plot| plot.chart()).collect(),
         tables: table::tables(report),
         notes: report.notes.clone(),
+        comparison: None,
         verdicts: report.expectations.clone(),
     }
 }
@@ -75,7 +76,7 @@ impl Plot<'_> {
             y_label: format!("time {}", self.figure.unit()),
             metric: Metric::Latency(LatencyPoint::Mean),
             panels: self.systems.iter().map(panel).collect(),
-            bounds: None,
+            published: Vec::new(),
             logarithmic: true,
         }
     }

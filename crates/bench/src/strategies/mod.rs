@@ -18,7 +18,7 @@ use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
 use crate::process;
 use crate::study::meter::{Idle, Meter};
-use crate::study::report::{Compared, Parameter, StudyReport};
+use crate::study::report::{Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
 pub(crate) use arguments::{StrategiesArguments, StrategiesPlan, Strategy};
@@ -30,7 +30,6 @@ pub(crate) fn run(plan: &StrategiesPlan, watch: Watch<'_>) -> Result<StudyReport
     let outline = Outline {
         name: "strategies",
         title: "One connection, many, or a pool of channels",
-        compared: Compared::Scenarios,
         parameters: vec![
             Parameter::new("messages of each worker", plan.messages),
             Parameter::new("body", format!("{} bytes", plan.body.len())),

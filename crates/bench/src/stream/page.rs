@@ -4,6 +4,7 @@ use super::table;
 use crate::metric::{Fate, LatencyPoint, Metric};
 use crate::report::{StreamReport, StreamSystem};
 use crate::study::chart::{Chart, ChartLine, Panel, colour};
+use crate::study::published::{self, Published, of_chart};
 use crate::study::report::{Axis, CellReport, Measured};
 use crate::study::section::Section;
 
@@ -21,7 +22,11 @@ pub(crate) fn section(report: &StreamReport) -> Section {
         facts: std::iter::once(workload).chain(report.systems.iter().map(system)).collect(),
         charts: charts.into_iter().flatten().collect(),
         tables: vec![table::figures(report), table::fates(report)],
-        notes: report.notes.clone(),
+        notes: match published_rate(report).is_empty() {
+            true => report.notes.clone(),
+            false => report.notes.iter().cloned().chain(published::notes("stream")).collect(),
+        },
+        comparison: None,
         verdicts: report.expectations.clone(),
     }
 }
@@ -47,9 +52,17 @@ fn over_time(report: &StreamReport) -> Option<Chart> {
             title: "rate over the measured time".into(),
             lines: report.systems.iter().enumerate().map(line).collect(),
         }],
-        bounds: None,
+        published: published_rate(report),
         logarithmic: false,
     })
+}
+
+/// The rates that others have published, which are those of one producer and one consumer.
+fn published_rate(report: &StreamReport) -> Vec<Published> {
+    match (report.workload.producers, report.workload.consumers) {
+        (1, 1) => of_chart("stream", "stream", Metric::Rate),
+        _ => Vec::new(),
+    }
 }
 
 /// A distribution by its percentiles; `None` if none was measured.
@@ -74,7 +87,7 @@ fn distribution(
         y_label: "time".into(),
         metric: Metric::Latency(LatencyPoint::P50),
         panels: vec![Panel { title: format!("{title}: percentiles"), lines }],
-        bounds: None,
+        published: Vec::new(),
         logarithmic: false,
     })
 }

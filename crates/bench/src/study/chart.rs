@@ -5,7 +5,8 @@ use std::ops::Range;
 use plotters::style::{Color, HSLColor, RGBColor};
 
 use super::grid::name_of;
-use super::report::{Axis, Compared, StudyReport};
+use super::published::{Published, of_chart};
+use super::report::{Axis, StudyReport};
 use crate::metric::{LatencyPoint, Metric};
 
 /// Panels side by side on the same axes. On the x axis are named positions: 0, 1, 5, 10, 50 and 100 ms stand at equal
@@ -17,8 +18,8 @@ pub(crate) struct Chart {
     pub(crate) y_label: String,
     pub(crate) metric: Metric,
     pub(crate) panels: Vec<Panel>,
-    /// The least value above zero and the largest that the scale must cover, for charts that stand side by side.
-    pub(crate) bounds: Option<(f64, f64)>,
+    /// Figures of others, as dotted lines.
+    pub(crate) published: Vec<Published>,
     /// Whether the scale is logarithmic even if the values are close together, so that slopes show growth.
     pub(crate) logarithmic: bool,
 }
@@ -37,33 +38,15 @@ pub(crate) struct ChartLine {
     pub(crate) points: Vec<(usize, f64, Range<f64>)>,
 }
 
-/// The charts of a report, in order.
+/// The charts of a report, in order: one for each metric and scenario, with a line for each system.
 pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
     let mut charts = Vec::new();
     for axis in report.axes() {
         let mut scenarios: Vec<&str> =
             report.cells.iter().filter(|c| c.axis == axis).map(|c| &*c.scenario).collect();
         distinct(&mut scenarios);
-        let systems: Vec<&str> = report.systems.iter().map(|system| system.name.as_str()).collect();
-        let (charted, lines) = match report.compared {
-            Compared::Systems => (&scenarios, &systems),
-            Compared::Scenarios => (&systems, &scenarios),
-        };
         for metric in report.metrics(axis).into_iter().filter(|metric| is_charted(axis, *metric)) {
-            let first = charts.len();
-            for one in charted {
-                let name = |line: &str| match report.compared {
-                    Compared::Systems => (one.to_string(), line.to_owned()),
-                    Compared::Scenarios => (line.to_owned(), one.to_string()),
-                };
-                charts.extend(chart(report, axis, metric, one, lines, &name));
-            }
-            if report.compared == Compared::Scenarios {
-                // Systems are compared across these charts, so they share a scale.
-                let all = charts[first..].iter().filter_map(Chart::extremes);
-                let bounds = all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-                charts[first..].iter_mut().for_each(|chart| chart.bounds = bounds);
-            }
+            charts.extend(scenarios.iter().filter_map(|scenario| chart(report, axis, metric, scenario)));
         }
     }
     charts
@@ -98,25 +81,17 @@ fn scale_of(metric: Metric) -> f64 {
 /// A value on the axis, the median, the minimum and the maximum.
 type Measure = (f64, f64, Range<f64>);
 
-/// One chart; `None` if nothing was measured for it. `name` returns scenario and system of a line.
-fn chart(
-    report: &StudyReport,
-    axis: Axis,
-    metric: Metric,
-    title: &str,
-    lines: &[&str],
-    name: &dyn Fn(&str) -> (String, String),
-) -> Option<Chart> {
+/// One chart; `None` if nothing was measured for it.
+fn chart(report: &StudyReport, axis: Axis, metric: Metric, scenario: &str) -> Option<Chart> {
     let mut places: Vec<f64> = Vec::new();
     let mut drawn: Vec<(usize, &str, Vec<Measure>)> = Vec::new();
     let scale = scale_of(metric);
-    // A line has its colour by its index among all lines of the report, so that it has the same one in all charts.
-    for (number, line) in lines.iter().enumerate() {
-        let (scenario, system) = name(line);
+    // A line has its colour by its index among all systems of the report, so that it has the same one in all charts.
+    for (number, system) in report.systems.iter().enumerate() {
         let cells = report
             .cells
             .iter()
-            .filter(|cell| cell.axis == axis && cell.scenario == scenario && cell.system == system);
+            .filter(|cell| cell.axis == axis && cell.scenario == scenario && cell.system == system.name);
         let points: Vec<Measure> = cells
             .filter_map(|cell| {
                 cell.summary(metric).map(|s| (cell.at, scale * s.median, scale * s.min..scale * s.max))
@@ -124,7 +99,7 @@ fn chart(
             .collect();
         places.extend(points.iter().map(|(at, ..)| *at));
         if !points.is_empty() {
-            drawn.push((number, line, points));
+            drawn.push((number, &system.name, points));
         }
     }
     places.sort_by(f64::total_cmp);
@@ -140,8 +115,8 @@ fn chart(
         x_label: axis.label().to_owned(),
         y_label: unit_of(metric).to_owned(),
         metric,
-        panels: vec![Panel { title: format!("{title}: {}", name_of(metric)), lines: lines.collect() }],
-        bounds: None,
+        panels: vec![Panel { title: format!("{scenario}: {}", name_of(metric)), lines: lines.collect() }],
+        published: of_chart(&report.study, scenario, metric),
         logarithmic: false,
     })
 }
@@ -171,9 +146,13 @@ impl Chart {
         self.panels.iter().flat_map(|panel| &panel.lines)
     }
 
-    /// The least value above zero, and the largest.
+    /// The least value above zero, and the largest, those of others included; `None` if nothing was measured.
     pub(super) fn extremes(&self) -> Option<(f64, f64)> {
-        let values = self.lines().flat_map(|line| line.points.iter().map(|(_, middle, _)| *middle));
+        let values = || self.lines().flat_map(|line| line.points.iter().map(|(_, middle, _)| *middle));
+        if !values().any(|value| value > 0.0) {
+            return None;
+        }
+        let values = values().chain(self.published.iter().map(|published| published.value));
         let positive = values.filter(|value| *value > 0.0).map(|value| (value, value));
         positive.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
     }
@@ -206,17 +185,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systems_share_a_chart_for_each_scenario_or_the_other_way_round() {
-        let mut report = report();
-        let titles = |report: &StudyReport| {
-            charts(report).into_iter().flat_map(|c| c.panels).map(|panel| panel.title).collect::<Vec<_>>()
-        };
+    fn systems_share_a_chart_for_each_scenario_and_metric() {
+        let report = report();
+        let titles: Vec<String> =
+            charts(&report).into_iter().flat_map(|c| c.panels).map(|panel| panel.title).collect();
         let expected =
             ["publish: rate", "publish & confirm: rate", "publish: time p99", "publish & confirm: time p99"];
-        assert_eq!(titles(&report), expected);
-        report.compared = Compared::Scenarios;
-        assert_eq!(titles(&report)[..2], ["direct: rate", "proxy: rate"]);
+        assert_eq!(titles, expected);
         let lines: Vec<_> = charts(&report)[0].lines().map(|line| line.name.clone()).collect();
-        assert_eq!(lines, ["publish", "publish & confirm"]);
+        assert_eq!(lines, ["direct", "proxy"]);
     }
 }

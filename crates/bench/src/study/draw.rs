@@ -10,6 +10,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::chart::{Chart, ChartLine, Panel};
+use super::page::escaped;
 use crate::metric::{Metric, grouped};
 
 const FONT: &str = "sans-serif";
@@ -43,8 +44,9 @@ impl Chart {
     /// Draws the chart for a page, which has [`STYLE`]; draws nothing if no value is above zero.
     pub(crate) fn svg(&self) -> Result<String, DrawError> {
         let mut out = String::new();
-        self.draw(&mut out)?;
-        Ok(shortened(&out))
+        let marks = self.draw(&mut out)?;
+        let titles: String = marks.iter().map(Mark::title).collect();
+        Ok(shortened(&out).replacen("</svg>", &format!("{titles}</svg>"), 1))
     }
 
     /// Draws the chart as a separate file, with its style sheet.
@@ -58,8 +60,10 @@ impl Chart {
         ends.fold(high, f64::max).min(high * MOST_FOR_WHISKERS)
     }
 
-    fn draw(&self, out: &mut String) -> Result<(), DrawError> {
-        let Some((low, high)) = self.extremes().map(|own| self.bounds.unwrap_or(own)) else { return Ok(()) };
+    /// Draws it; returns its marks.
+    fn draw(&self, out: &mut String) -> Result<Vec<Mark>, DrawError> {
+        let Some((low, high)) = self.extremes() else { return Ok(Vec::new()) };
+        let mut marks = Vec::new();
         let legend = Legend::of(self);
         let size = (PANEL.0 * self.panels.len() as u32, PANEL.1 + legend.height());
         let root = SVGBackend::with_string(out, size).into_drawing_area();
@@ -68,16 +72,24 @@ impl Chart {
         let x = -0.4..self.places.len() as f64 - 0.6;
         for (area, panel) in panels.split_evenly((1, self.panels.len())).iter().zip(&self.panels) {
             if self.logarithmic || high / low > LOGARITHMIC_FROM {
-                self.draw_panel(area, panel, x.clone(), decades(low, high).log_scale())?;
+                self.draw_panel(area, panel, x.clone(), decades(low, high).log_scale(), &mut marks)?;
             } else {
-                self.draw_panel(area, panel, x.clone(), 0.0..self.highest(high) * 1.08)?;
+                self.draw_panel(area, panel, x.clone(), 0.0..self.highest(high) * 1.08, &mut marks)?;
             }
         }
         legend.draw(&below)?;
-        root.present()
+        root.present()?;
+        Ok(marks)
     }
 
-    fn draw_panel<Y>(&self, area: &Area<'_>, panel: &Panel, x: Range<f64>, y: Y) -> Result<(), DrawError>
+    fn draw_panel<Y>(
+        &self,
+        area: &Area<'_>,
+        panel: &Panel,
+        x_range: Range<f64>,
+        y: Y,
+        marks: &mut Vec<Mark>,
+    ) -> Result<(), DrawError>
     where
         Y: AsRangedCoord<Value = f64>,
         Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -87,7 +99,7 @@ impl Chart {
             .margin(8)
             .x_label_area_size(40)
             .y_label_area_size(72)
-            .build_cartesian_2d(x, y)?;
+            .build_cartesian_2d(x_range.clone(), y)?;
         let least = chart.as_coord_spec().y_spec().range().start;
         chart
             .configure_mesh()
@@ -101,6 +113,13 @@ impl Chart {
             .axis_desc_style((FONT, 13).into_font().color(&INK))
             .y_label_formatter(&|value| self.show(*value))
             .draw()?;
+        let ends = (x_range.start, x_range.end);
+        for published in &self.published {
+            let dots = [(ends.0, published.value), (ends.1, published.value)];
+            chart.draw_series(DashedLineSeries::new(dots, 2, 4, INK.stroke_width(1)))?;
+            let small = (FONT, 11).into_font().color(&INK).pos(Pos::new(HPos::Right, VPos::Bottom));
+            chart.draw_series([Text::new(published.label, (ends.1, published.value), small)])?;
+        }
         for line in &panel.lines {
             let style = line.colour.stroke_width(2);
             // Zero cannot be shown on a logarithmic scale.
@@ -112,10 +131,24 @@ impl Chart {
                     [(*place as f64, spread.start.max(least)), (*place as f64, spread.end.max(least))];
                 chart.draw_series([PathElement::new(whisker, line.colour.stroke_width(1))])?;
             }
+            marks.extend(drawn().map(|(place, middle, spread)| Mark {
+                at: chart.backend_coord(&(*place as f64, *middle)),
+                text: self.describe(line, *place, *middle, spread),
+            }));
             chart.draw_series(middles.iter().map(|&at| Circle::new(at, 3, style.filled())))?;
             chart.draw_series(LineSeries::new(middles, style))?;
         }
         self.draw_places(area, &chart)
+    }
+
+    /// The words that a mark shows when it is pointed at: `broker, 50: 408/s (400/s to 412/s)`.
+    fn describe(&self, line: &ChartLine, place: usize, middle: f64, spread: &Range<f64>) -> String {
+        let place = self.places.get(place).map_or("", String::as_str);
+        let range = match spread.start < spread.end {
+            true => format!(" ({} to {})", self.show(spread.start), self.show(spread.end)),
+            false => String::new(),
+        };
+        format!("{}, {place}: {}{range}", line.name, self.show(middle))
     }
 
     /// The names of the places below the axis; of many, each second, third and so on.
@@ -155,36 +188,57 @@ impl Chart {
     }
 }
 
-/// The lines of all panels, each once, in rows of as many as fit.
+/// A mark of a line, in pixels of the drawing, and the words that it shows when it is pointed at.
+struct Mark {
+    at: (i32, i32),
+    text: String,
+}
+
+impl Mark {
+    /// An invisible area around it, with its words.
+    fn title(&self) -> String {
+        let ((x, y), text) = (self.at, escaped(&self.text));
+        let (left, top, size) = (x - MARK_REACH, y - MARK_REACH, 2 * MARK_REACH);
+        format!(
+            "<rect x=\"{left}\" y=\"{top}\" width=\"{size}\" height=\"{size}\" fill-opacity=\"0\"><title>{text}</title></rect>\n"
+        )
+    }
+}
+
+/// The lines of all panels, each once, in a row, or in several if they do not fit into one.
 struct Legend<'c> {
-    lines: Vec<&'c ChartLine>,
-    columns: usize,
-    column_width: i32,
+    /// Each with its place: pixels from the left, and row.
+    lines: Vec<(&'c ChartLine, i32, u32)>,
+    rows: u32,
 }
 
 impl<'c> Legend<'c> {
     fn of(chart: &'c Chart) -> Self {
-        let mut lines: Vec<&ChartLine> = Vec::new();
+        let right = (PANEL.0 * chart.panels.len() as u32) as i32;
+        let (mut x, mut row) = (LEGEND_LEFT, 0);
+        let mut lines: Vec<(&ChartLine, i32, u32)> = Vec::new();
         for line in chart.lines() {
-            if !lines.iter().any(|known| known.name == line.name) {
-                lines.push(line);
+            if lines.iter().any(|(known, ..)| known.name == line.name) {
+                continue;
             }
+            let width = LEGEND_TEXT + text_width(&line.name) + 2 * LETTER;
+            if x > LEGEND_LEFT && x + width > right {
+                (x, row) = (LEGEND_LEFT, row + 1);
+            }
+            lines.push((line, x, row));
+            x += width;
         }
-        let widest = lines.iter().map(|line| text_width(&line.name)).max().unwrap_or_default();
-        let column_width = LEGEND_TEXT + widest + 2 * LETTER;
-        let room = (PANEL.0 * chart.panels.len() as u32) as i32 - LEGEND_LEFT;
-        Self { lines, columns: (room / column_width).max(1) as usize, column_width }
+        Self { lines, rows: row + 1 }
     }
 
     fn height(&self) -> u32 {
-        LEGEND_ROW * self.lines.len().div_ceil(self.columns) as u32
+        LEGEND_ROW * self.rows
     }
 
     fn draw(&self, area: &Area<'_>) -> Result<(), DrawError> {
-        for (number, line) in self.lines.iter().enumerate() {
-            let x = LEGEND_LEFT + (number % self.columns) as i32 * self.column_width;
-            let y = (number / self.columns) as i32 * LEGEND_ROW as i32;
-            area.draw(&PathElement::new([(x, y + 6), (x + 28, y + 6)], line.colour.stroke_width(3)))?;
+        for (line, x, row) in &self.lines {
+            let y = (row * LEGEND_ROW) as i32;
+            area.draw(&PathElement::new([(*x, y + 6), (x + 28, y + 6)], line.colour.stroke_width(3)))?;
             let text = (FONT, 12).into_font().color(&INK);
             area.draw(&Text::new(line.name.clone(), (x + LEGEND_TEXT, y), text))?;
         }
@@ -211,6 +265,8 @@ const LEGEND_ROW: u32 = 18;
 /// Pixels to the left of the legend, and from an entry's beginning to its text.
 const LEGEND_LEFT: i32 = 80;
 const LEGEND_TEXT: i32 = 36;
+/// Pixels around a mark within which it is pointed at.
+const MARK_REACH: i32 = 8;
 /// A single bad round must not flatten all the others: whiskers longer than this, in largest medians, are cut.
 const MOST_FOR_WHISKERS: f64 = 1.5;
 /// The scale is logarithmic if the largest value is more than this many times the least one.
@@ -220,6 +276,7 @@ const LOGARITHMIC_FROM: f64 = 20.0;
 mod tests {
     use super::super::chart::charts;
     use super::super::grid::tests::report;
+    use super::super::published::of_chart;
     use super::*;
     use crate::metric::LatencyPoint;
 
@@ -233,6 +290,33 @@ mod tests {
             assert!(svg.contains(text), "{text}: {svg}");
         }
         assert!(charts[1].svg().unwrap().contains("publish &amp; confirm"), "what is not SVG is escaped");
+    }
+
+    #[test]
+    fn a_mark_shows_its_figures_when_it_is_pointed_at() {
+        let svg = charts(&report())[0].svg().unwrap();
+        assert!(svg.contains("<title>proxy, 50: 300 (270 to 330)</title>"), "{svg}");
+        assert_eq!(svg.matches("<title>").count(), 4);
+    }
+
+    #[test]
+    fn published_figures_are_dotted_and_named() {
+        let mut chart = charts(&report()).remove(0);
+        chart.published = of_chart("stream", "stream", Metric::Rate);
+        let svg = chart.svg().unwrap();
+        assert!(svg.contains("LavinMQ, published") && svg.contains("1,000,000"), "{svg}");
+        chart.panels[0].lines.clear();
+        assert_eq!(chart.svg().unwrap(), "", "nothing was measured");
+    }
+
+    #[test]
+    fn a_legend_is_one_row_if_it_fits() {
+        let mut chart = charts(&report()).remove(0);
+        assert_eq!(Legend::of(&chart).rows, 1);
+        for line in &mut chart.panels[0].lines {
+            line.name = format!("{} {}", line.name, "x".repeat(40));
+        }
+        assert_eq!(Legend::of(&chart).rows, 2);
     }
 
     #[test]

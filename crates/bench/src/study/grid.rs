@@ -100,7 +100,7 @@ pub(crate) fn name_of(metric: Metric) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::report::{Compared, Measured, Parameter, SystemAbout};
+    use super::super::report::{Measured, Parameter, SystemAbout};
     use super::*;
     use crate::machine::Machine;
     use crate::metric::{Fate, LatencyPoint};
@@ -129,7 +129,6 @@ pub(crate) mod tests {
         StudyReport {
             study: "proxy".into(),
             title: "A connection for each message".into(),
-            compared: Compared::Systems,
             machine: Machine::describe(),
             parameters: vec![Parameter::new("body", "16 bytes")],
             systems: vec![about("direct"), about("proxy")],

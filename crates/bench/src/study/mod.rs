@@ -9,6 +9,7 @@ pub(crate) mod arguments;
 pub(crate) mod chart;
 pub(crate) mod companion;
 pub(crate) mod compare;
+pub(crate) mod comparison;
 pub(crate) mod crew;
 pub(crate) mod draw;
 pub(crate) mod expect;
@@ -16,6 +17,7 @@ pub(crate) mod files;
 pub(crate) mod grid;
 pub(crate) mod meter;
 pub(crate) mod page;
+pub(crate) mod published;
 pub(crate) mod report;
 pub(crate) mod results;
 pub(crate) mod section;
@@ -27,7 +29,7 @@ use crate::mailbox::Mailbox;
 use crate::metric::Metric;
 use crate::study::systems::System;
 use arguments::Common;
-use report::{Axis, CellReport, Compared, Measured, Parameter, StudyReport, SystemAbout};
+use report::{Axis, CellReport, Measured, Parameter, StudyReport, SystemAbout};
 
 /// One measurement of a study, made on each system.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +68,6 @@ pub(crate) struct Sample {
 pub(crate) struct Outline<'s> {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    pub(crate) compared: Compared,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) cells: &'s [Cell],
     pub(crate) systems: &'s [System],
@@ -84,7 +85,7 @@ pub(crate) fn run(
     about: impl Fn(&System) -> Result<String, Error>,
     mut measure: impl FnMut(&Cell, usize) -> Result<Sample, Error>,
 ) -> Result<StudyReport, Error> {
-    let Outline { name, title, compared, mut parameters, cells, systems } = outline;
+    let Outline { name, title, mut parameters, cells, systems } = outline;
     common.check_cells(cells, systems)?;
     parameters.push(Parameter::new("rounds", common.rounds));
     let describe = |system: &System| {
@@ -94,7 +95,6 @@ pub(crate) fn run(
     let mut report = StudyReport {
         study: name.into(),
         title: title.into(),
-        compared,
         parameters,
         ..StudyReport::of_cells(
             Machine::describe(),
@@ -204,14 +204,8 @@ mod tests {
             Cell { scenario: "loud", axis: Axis::Workers, at: 2.0 },
         ];
         let systems = systems();
-        let outline = Outline {
-            name: "test",
-            title: "A test",
-            compared: Compared::Systems,
-            parameters: vec![],
-            cells: &cells,
-            systems: &systems,
-        };
+        let outline =
+            Outline { name: "test", title: "A test", parameters: vec![], cells: &cells, systems: &systems };
         let common =
             common(&["--rounds", "3", "--expect", "loud@2: ratio(new/old)>=10", "--expect", "rate>5"]);
         let (mut order, mut view) = (Vec::new(), Vec::new());

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::chart::Chart;
+use super::comparison::SystemComparison;
 use super::draw::{self, DrawError};
 use super::grid::Grid;
 use super::section::Section;
@@ -52,15 +53,65 @@ impl Page {
         section: Section,
     ) -> Result<(), DrawError> {
         if let Some((name, title)) = heading {
-            let _ = writeln!(self.body, "<h2 id=\"{name}\">{}</h2>", escaped(title));
+            let _ = writeln!(
+                self.body,
+                "<details open id=\"{name}\"><summary><h2>{}</h2></summary>",
+                escaped(title)
+            );
+        }
+        if let Some(SystemComparison { sentences, ratios, .. }) = &section.comparison {
+            let _ = writeln!(self.body, "<p class=v>{}</p>", escaped(&sentences.join(" ")));
+            self.table(ratios);
         }
         self.machine(&section.machine);
-        self.list(section.facts);
         self.list(section.verdicts.iter().map(Verdict::to_string));
-        self.list(section.notes);
         self.plots(&section.charts)?;
-        section.tables.iter().for_each(|grid| self.table(grid));
+        self.list(section.notes);
+        self.fold("Parameters and systems", |page| page.list(section.facts));
+        self.fold("All figures", |page| section.tables.iter().for_each(|grid| page.table(grid)));
+        if heading.is_some() {
+            self.body += "</details>\n";
+        }
         Ok(())
+    }
+
+    /// Opens a page of several studies: a row for each, with the ratio of each system to the first one of that study.
+    pub(crate) fn overview<'s>(&mut self, studies: impl Iterator<Item = (&'s str, &'s Section)>) {
+        let compared: Vec<(&str, &SystemComparison)> =
+            studies.filter_map(|(title, section)| Some((title, section.comparison.as_ref()?))).collect();
+        let mut systems: Vec<&str> = Vec::new();
+        for (name, _) in compared.iter().flat_map(|(_, comparison)| &comparison.overall) {
+            if !systems.contains(&name.as_str()) {
+                systems.push(name);
+            }
+        }
+        if systems.is_empty() {
+            return;
+        }
+        let mut grid = Grid::new(&["study"]);
+        grid.caption =
+            Some("How many times as good as the system named first in each study, on geometric average");
+        grid.header.extend(systems.iter().map(|&name| name.to_owned()));
+        for (title, comparison) in &compared {
+            let ratio = |system: &&str| {
+                let found = comparison.overall.iter().find(|(name, _)| name == system);
+                found.map_or("-".to_owned(), |(_, ratios)| ratios.show())
+            };
+            grid.rows.push(std::iter::once((*title).to_owned()).chain(systems.iter().map(ratio)).collect());
+        }
+        for (title, comparison) in &compared {
+            // The factors are what a reader wants first; the other sentences stand in the sections.
+            let factors = comparison.sentences.get(1).map_or("", String::as_str);
+            let _ = writeln!(self.body, "<p class=v><b>{}.</b> {}</p>", escaped(title), escaped(factors));
+        }
+        self.table(&grid);
+    }
+
+    /// Adds a part that is folded until it is opened.
+    fn fold(&mut self, title: &str, content: impl FnOnce(&mut Self)) {
+        let _ = writeln!(self.body, "<details><summary>{}</summary>", escaped(title));
+        content(self);
+        self.body += "</details>\n";
     }
 
     fn list(&mut self, items: impl IntoIterator<Item = String>) {
@@ -113,7 +164,8 @@ pub(crate) fn escaped(text: &str) -> String {
 const STYLE: &str = "\
 :root{color-scheme:light dark}\
 body{font:15px/1.45 sans-serif;max-width:1480px;margin:2em auto;padding:0 1em;color:#222223;background:#fefefe}\
-h1{font-size:1.5em}h2{font-size:1.25em;margin-top:2em}a{color:inherit}\
+h1{font-size:1.5em}h2{font-size:1.25em;display:inline-block;margin:1em 0 .4em}a{color:inherit}\
+summary{cursor:pointer}.v{font-size:1.1em;max-width:60em}\
 .t{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;font-size:13px}\
 caption{text-align:left;white-space:nowrap}th,td{padding:.2em .6em;border-bottom:1px solid #ddddde;text-align:left;white-space:nowrap}\
 td+td,th+th{text-align:right;font-variant-numeric:tabular-nums}\
@@ -124,6 +176,7 @@ td+td,th+th{text-align:right;font-variant-numeric:tabular-nums}\
 
 #[cfg(test)]
 mod tests {
+    use super::super::comparison::compare;
     use super::super::grid::tests::report;
     use super::super::section::section;
     use super::*;
@@ -131,10 +184,18 @@ mod tests {
     #[test]
     fn a_page_holds_everything_and_asks_for_nothing() {
         let mut page = Page::new("A <study>");
-        page.section(None, section(&report())).unwrap();
+        let report = report();
+        let comparison = compare(&report.cells, &["direct", "proxy"]);
+        page.section(None, Section { comparison, ..section(&report) }).unwrap();
         let html = page.finish();
         assert_eq!(html.matches("<svg").count(), 4);
-        assert_eq!(html.matches("<table").count(), 1);
+        assert_eq!(html.matches("<table").count(), 2);
+        let (verdict, figures) =
+            (html.find("Best of all in 4 measurements").unwrap(), html.find("All figures").unwrap());
+        assert!(
+            verdict < html.find("<svg").unwrap() && html.find("<svg").unwrap() < figures,
+            "the verdict comes first"
+        );
         for text in
             ["A &lt;study&gt;", "Fake &lt;1&gt;", "Mind &lt;this&gt;.", "publish &amp; confirm", "153.00"]
         {

@@ -14,8 +14,6 @@ pub(crate) struct StudyReport {
     pub(crate) study: String,
     /// The heading of the report.
     pub(crate) title: String,
-    /// The things that its plots compare.
-    pub(crate) compared: Compared,
     /// The machine that it ran on.
     pub(crate) machine: Machine,
     /// The parameters common to all cells.
@@ -28,16 +26,6 @@ pub(crate) struct StudyReport {
     pub(crate) notes: Vec<String>,
     /// The outcomes of the expectations.
     pub(crate) expectations: Vec<Verdict>,
-}
-
-/// The things that a plot compares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Compared {
-    /// All systems, in one plot for each scenario.
-    Systems,
-    /// All scenarios, in one plot for each system.
-    Scenarios,
 }
 
 /// A setting that characterises the measurement.
@@ -157,7 +145,6 @@ impl StudyReport {
         Self {
             study: String::new(),
             title: String::new(),
-            compared: Compared::Systems,
             machine,
             parameters: Vec::new(),
             systems,

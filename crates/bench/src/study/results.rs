@@ -6,6 +6,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::arguments::OutputArguments;
+use super::comparison::compare;
 use super::files::{self, make_folder, write, write_report};
 use super::page::Page;
 use super::report::{CellReport, StudyReport};
@@ -50,11 +51,25 @@ impl Results {
 
     /// The results as they are shown.
     fn section(&self) -> Section {
-        match self {
+        let section = match self {
             Self::Cells(report) => section::section(report),
             Self::Stream(report) => stream::page::section(report),
             Self::Routing(report) => routing::page::section(report),
             Self::WebSockets(report) => websockets::page::section(report),
+        };
+        Section { comparison: compare(&self.cells(), &self.systems()), ..section }
+    }
+
+    /// The names of the systems; the first is the one that the others are compared with.
+    fn systems(&self) -> Vec<&str> {
+        match self {
+            Self::Cells(report) => report.systems.iter().map(|system| system.name.as_str()).collect(),
+            Self::Stream(report) => report.systems.iter().map(|system| system.name.as_str()).collect(),
+            Self::Routing(report) => report.systems.iter().map(|system| system.name.as_str()).collect(),
+            Self::WebSockets(report) => {
+                let first = report.systems.iter().filter(|system| system.round == 1);
+                first.map(|system| system.name.as_str()).collect()
+            }
         }
     }
 
@@ -132,6 +147,7 @@ fn write_all(
         }
         let sections: Vec<Section> = studies.iter().map(Results::section).collect();
         if let (false, Some(first)) = (alone, sections.first()) {
+            page.overview(studies.iter().map(Results::title).zip(&sections));
             page.machine(&first.machine);
         }
         for (study, section) in studies.iter().zip(sections) {

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use super::chart::{Chart, charts};
+use super::comparison::SystemComparison;
 use super::grid::{Grid, of_axis};
+use super::published;
 use super::report::{StudyReport, SystemAbout};
 use crate::expect::Verdict;
 use crate::machine::Machine;
@@ -19,6 +21,8 @@ pub(crate) struct Section {
     pub(crate) charts: Vec<Chart>,
     pub(crate) tables: Vec<Grid>,
     pub(crate) notes: Vec<String>,
+    /// How its systems compare; `None` for a single one.
+    pub(crate) comparison: Option<SystemComparison>,
     pub(crate) verdicts: Vec<Verdict>,
 }
 
@@ -27,6 +31,9 @@ impl fmt::Display for Section {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.machine)?;
         self.facts.iter().try_for_each(|fact| writeln!(f, "{fact}"))?;
+        if let Some(comparison) = &self.comparison {
+            comparison.sentences.iter().try_for_each(|sentence| writeln!(f, "{sentence}"))?;
+        }
         self.tables.iter().try_for_each(|table| writeln!(f, "\n{table}"))?;
         if !self.notes.is_empty() || !self.verdicts.is_empty() {
             writeln!(f)?;
@@ -43,7 +50,8 @@ pub(crate) fn section(report: &StudyReport) -> Section {
         facts: facts(report.parameters_text(), &report.systems),
         charts: charts(report),
         tables: report.axes().into_iter().map(|axis| of_axis(report, axis)).collect(),
-        notes: report.notes.clone(),
+        notes: report.notes.iter().cloned().chain(published::notes(&report.study)).collect(),
+        comparison: None,
         verdicts: report.expectations.clone(),
     }
 }

@@ -16,12 +16,16 @@ use crate::usage::{as_seconds, check, seconds};
 /// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WebSocketsArguments {
-    /// A system under test, its protocol, and process ids to sample; repeat for several, which take turns
+    /// The system under test, as protocol+ws://host:port/path; the protocol is amqp, mqtt or stomp
     #[arg(
-        long = "system",
-        value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]",
-        default_value = "default=amqp+ws://127.0.0.1:15670/ws/amqp"
+        long,
+        value_name = "URI",
+        conflicts_with = "systems",
+        default_value = "amqp+ws://127.0.0.1:15670/ws/amqp"
     )]
+    pub(crate) uri: String,
+    /// A system under test with a name, and process ids to sample; repeat for several, which take turns
+    #[arg(long = "system", value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]")]
     pub(crate) systems: Vec<String>,
     /// Numbers of connections to measure at, ascending [default: 5000,15000,20000]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
@@ -123,8 +127,12 @@ impl WebSocketsArguments {
     /// # Errors
     /// A description of the problem, for the command line.
     pub(crate) fn plan(&self) -> Result<WebSocketsPlan, Error> {
+        let named = match self.systems.as_slice() {
+            [] => vec![format!("default={}", self.uri)],
+            systems => systems.to_vec(),
+        };
         let systems: Vec<WebSocketTarget> =
-            self.systems.iter().map(|text| WebSocketTarget::parse(text)).collect::<Result<_, _>>()?;
+            named.iter().map(|text| WebSocketTarget::parse(text)).collect::<Result<_, _>>()?;
         let (usual, hold): (&[u32], _) = if self.quick { (&[50, 100], 2.0) } else { (&USUAL, 60.0) };
         let connections = if self.connections.is_empty() { usual.to_vec() } else { self.connections.clone() };
         check(connections.is_sorted_by(|one, next| one < next), "--connections must ascend")?;

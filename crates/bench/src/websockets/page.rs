@@ -33,6 +33,7 @@ pub(crate) fn section(report: &WebSocketsReport) -> Section {
         charts: charts(&as_study(report)),
         tables,
         notes: report.notes.iter().cloned().chain(reported).collect(),
+        comparison: None,
         verdicts: report.expectations.clone(),
     }
 }
