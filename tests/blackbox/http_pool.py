@@ -1,6 +1,8 @@
 """In front of an upstream the API shows clients, upstream connections, leases and limits, to this machine only."""
 
 import signal
+import socket
+import struct
 
 import pika
 import pytest
@@ -66,6 +68,17 @@ def test_the_channels_of_a_client_are_counted(pool):
         assert metric(pool.server, "rabbitmq_channels") == 2
     pool.eventually("overview", lambda shown: shown["object_totals"]["channels"] == 0)
     assert {name: count - before[name] for name, count in churn().items()} == {"channel_created": 3, "channel_closed": 3}
+
+
+def test_the_channels_of_a_client_whose_socket_fails_are_counted_no_more(pool):
+    with Wire(pool.server.port) as client:
+        client.handshake()
+        for number in (1, 2):
+            client.open_channel(number)
+        pool.eventually("connections", lambda shown: [each["channels"] for each in shown] == [2])
+        # A reset in place of an end.
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pool.eventually("overview", lambda shown: shown["object_totals"] == {"channels": 0, "connections": 0})
 
 
 def test_a_client_is_closed(pool):

@@ -137,9 +137,9 @@ impl ConnectionCore {
     }
 
     /// Shows operators how many channels the client has in front of an upstream.
-    pub(crate) fn has_upstream_channels(&self, count: usize) {
+    pub(crate) fn set_upstream_channels(&self, count: usize) {
         if let Some(registered) = &self.registered {
-            registered.connection().has_upstream_channels(count);
+            registered.connection().set_upstream_channels(count);
         }
     }
 

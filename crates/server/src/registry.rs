@@ -332,7 +332,7 @@ impl OpenConnection {
     }
 
     /// Sets the number of its channels in front of an upstream.
-    pub(crate) fn has_upstream_channels(&self, count: usize) {
+    pub(crate) fn set_upstream_channels(&self, count: usize) {
         // Channel numbers have 16 bits.
         self.upstream_channels.store(u16::try_from(count).unwrap_or(u16::MAX), Ordering::Relaxed);
     }

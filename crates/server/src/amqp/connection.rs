@@ -414,7 +414,7 @@ impl AmqpConnection {
         let metrics = &self.core.shared.metrics;
         metrics.channels_opened.add(open.saturating_sub(before) as u64);
         metrics.channels_closed.add(before.saturating_sub(open) as u64);
-        self.core.has_upstream_channels(open);
+        self.core.set_upstream_channels(open);
     }
 
     fn finish(&mut self) {
@@ -603,6 +603,8 @@ impl ProtocolState for AmqpConnection {
         if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
             session.end(now);
         }
+        // A connection whose socket has failed gets no further.
+        self.count_channels();
     }
 }
 
