@@ -77,14 +77,14 @@ def row(lines, name):
 @pytest.mark.parametrize("kind", ["broker", "rabbitmq"])
 def test_it_prints_the_queues_the_longest_first(request, kind):
     server = request.getfixturevalue(kind)
+    counts = f"Ready {READY}   Unacked 0   Connections 1"
     with filled(server.uri):
-        # RabbitMQ counts some time later.
-        wait_until(lambda: row(once(server.http), "orders")[4:6] == [str(READY), "0"])
+        # RabbitMQ counts some time later, queues and all of it apart.
+        wait_until(lambda: row(lines := once(server.http), "orders")[4:6] == [str(READY), "0"] and counts in "\n".join(lines))
         lines = once(server.http)
     assert lines[0].startswith(f"{server.http}  {'Leveret' if kind == 'broker' else 'RabbitMQ'} ")
     text = "\n".join(lines)
     assert text.index("orders") < text.index("empty")
-    assert f"Ready {READY}   Unacked 0   Connections 1" in text
     assert "Memory " in text and "Disk free " in text
 
 
@@ -101,6 +101,8 @@ class Screen:
     """The program in a terminal, as a person sees it."""
 
     def __init__(self, *arguments):
+        # One thread feeds the screen, another looks at it.
+        self.lock = threading.Lock()
         self.screen = pyte.Screen(COLUMNS, LINES)
         self.stream = pyte.ByteStream(self.screen)
         self.terminal, inside = pty.openpty()
@@ -108,24 +110,33 @@ class Screen:
         self.modes = termios.tcgetattr(inside)
         environment = clean_environment(TERM="xterm-256color")
         argv = [binary(), "top", "--interval", "0.1", *arguments]
+        # Ended with the tests, even should they be killed.
+        argv = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
         self.child = subprocess.Popen(argv, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True)
         self.inside = inside
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
     def read(self):
+        before = b""
         with contextlib.suppress(OSError):
             while data := os.read(self.terminal, 65536):
-                # It asks where the cursor is.
-                if b"\x1b[6n" in data:
+                # It may ask where the cursor is.
+                if (asked := b"\x1b[6n") in (seen := before + data):
                     os.write(self.terminal, b"\x1b[1;1R")
-                self.stream.feed(data)
+                    seen = seen.rpartition(asked)[2]
+                before = seen[1 - len(asked) :]
+                with self.lock:
+                    self.stream.feed(data)
 
     def resize(self, lines, columns):
+        with self.lock:
+            self.screen.resize(lines, columns)
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def text(self):
-        return "\n".join(self.screen.display)
+        with self.lock:
+            return "\n".join(self.screen.display)
 
     def shows(self, *words):
         wait_until(lambda: all(word in self.text() for word in words))
@@ -171,7 +182,7 @@ def test_keys_choose_what_is_seen(broker, screens):
         screen.shows(f"Ready {READY + 1}")
         screen.press("/ord\r")
         screen.shows_no("empty")
-        screen.shows("orders", "1 row whose name contains 'ord'")
+        screen.shows("orders", "1 row with 'ord'")
         screen.press("/\x7f\x7f\x7f\r\t")
         screen.shows("AMQP 0-9-1", "received/s▼")
         screen.press("s")
@@ -182,7 +193,9 @@ def test_keys_choose_what_is_seen(broker, screens):
         screen.shows("memory limit")
         screen.press("p")
         screen.shows("paused")
+        # What is asked for meanwhile is shown as it is at that time.
         screen.press("1")
+        screen.shows("paused", "orders", "ready▼")
         screen.press("p")
         screen.shows("every 0.1 s", "orders")
         screen.press("q")
@@ -192,11 +205,18 @@ def test_keys_choose_what_is_seen(broker, screens):
 def test_ctrl_c_ends_it_and_a_terminal_may_change_its_size(broker, screens):
     screen = screens("--url", broker.http)
     screen.shows("Publish", "arrows scroll")
-    screen.screen.resize(20, 60)
     screen.resize(20, 60)
     os.kill(screen.child.pid, signal.SIGWINCH)
-    wait_until(lambda: "q quit" in screen.screen.display[19])
+    wait_until(lambda: "q quit" in screen.text().splitlines()[19])
     screen.press("\x03")
+    screen.ends()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_the_terminal_as_it_was(broker, screens, number):
+    screen = screens("--url", broker.http)
+    screen.shows("Publish", "arrows scroll")
+    os.kill(screen.child.pid, number)
     screen.ends()
 
 
@@ -208,6 +228,7 @@ def test_the_pools_tables_are_those_of_a_pool(pool, screens):
         screen.shows("address▲", "yes")
         screen.press("3")
         screen.shows("clients", "channels▼")
+        wait_until(lambda: re.search(r"guest +/ +1 +[1-9]", screen.text()))
         screen.press("4")
         screen.shows("forward/s")
         screen.press("q")

@@ -48,7 +48,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &Screen) {
         }
     }
     let bottom = match &state.typed {
-        Some(typed) => format!("name contains: {typed}_   Enter apply   Esc cancel"),
+        Some(typed) => format!("rows with: {typed}_   Enter apply   Esc cancel"),
         None => KEYS.to_owned(),
     };
     frame.render_widget(Paragraph::new(bottom).style(Style::new().add_modifier(Modifier::DIM)), keys);
@@ -127,8 +127,11 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, state: &Screen, snapshot: &Snaps
         false if shown == 1 => "1 row".to_owned(),
         false => format!("{shown} rows"),
     };
-    if !state.query.filter.is_empty() {
-        about = format!("{about} whose name contains '{}'", state.query.filter);
+    if !snapshot.query.filter.is_empty() {
+        about = format!("{about} with '{}'", snapshot.query.filter);
+    }
+    if snapshot.query.table != state.query.table {
+        about = "waiting for an answer".to_owned();
     }
     let block = Block::new().borders(Borders::TOP).title(about).title_alignment(Alignment::Right);
     let tabs = Tabs::new(names).select(state.query.table).block(block);
@@ -142,8 +145,10 @@ fn draw_rows(
     table: &'static TableKind,
     snapshot: &Snapshot,
 ) {
-    let sorted_by = state.query.sorted_by(table);
-    let mark = if state.query.is_descending(table) { "▼" } else { "▲" };
+    // That of the rows, which may not be the latest one yet.
+    let query = &snapshot.query;
+    let sorted_by = query.sorted_by(table);
+    let mark = if query.is_descending(table) { "▼" } else { "▲" };
     let heading = |(index, column): (usize, &super::tables::TableColumn)| match index == sorted_by {
         true => format!("{}{mark}", column.heading),
         false => column.heading.to_owned(),
@@ -153,9 +158,9 @@ fn draw_rows(
     let texts: Vec<Vec<String>> =
         visible.map(|row| table.columns.iter().map(|column| column.show(row)).collect()).collect();
     let width = |(index, heading): (usize, &String)| {
-        let of_rows = texts.iter().map(|row| row[index].chars().count()).max().unwrap_or(0);
+        let of_rows = texts.iter().map(|row| Span::raw(&row[index]).width()).max().unwrap_or(0);
         let most = if table.columns[index].unit.is_number() { usize::MAX } else { TEXT_MAX };
-        Constraint::Length(of_rows.min(most).max(heading.chars().count()) as u16)
+        Constraint::Length(of_rows.min(most).max(Span::raw(heading).width()) as u16)
     };
     let widths: Vec<Constraint> = headings.iter().enumerate().map(width).collect();
     let row = |texts: &[String]| {

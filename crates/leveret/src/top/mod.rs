@@ -6,9 +6,11 @@ mod screen;
 mod snapshot;
 mod tables;
 
+use std::future::poll_fn;
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,9 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
+use ratatui::text::Span;
+use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Failure;
 use crate::config::ValueError;
@@ -41,10 +46,12 @@ pub(crate) struct TopArguments {
 /// The time between two questions is at least this many times what the last answer took, so that watching a busy server
 /// does not become its work.
 const PAUSES: u32 = 4;
+/// But not more, unless the interval is.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds of the interval, in seconds; the message of a wrong one names them.
 const SHORTEST: f64 = 0.1;
 const LONGEST: f64 = 3600.0;
-/// Columns for `--once`, as wide as the widest table.
+/// Columns for `--once`, wide enough for tables whose names are not long.
 const ONCE_WIDTH: u16 = 160;
 /// Lines for it: those of a page of rows, and what is above them.
 const ONCE_HEIGHT: u16 = 260;
@@ -58,6 +65,8 @@ enum Input {
     /// The terminal has another size.
     Resized,
     Sample(Box<Result<Snapshot, Failure>>),
+    /// The process is asked to end.
+    Stopped,
     /// The terminal cannot be read any more.
     End(io::Error),
 }
@@ -101,6 +110,8 @@ fn watch(api: Api, mut state: Screen) -> Result<(), Failure> {
     let requests = Arc::new(Requests { latest: Mutex::new(first), changed: Condvar::new() });
     let (interval, requested, samples) = (state.interval, Arc::clone(&requests), inputs.clone());
     thread::spawn(move || sample(&api, interval, &requested, &samples));
+    let signals = inputs.clone();
+    thread::spawn(move || wait_for_signals(&signals));
     let mut terminal = ratatui::try_init().map_err(Failure::run)?;
     // It ends with the process: reading a terminal cannot be interrupted.
     thread::spawn(move || read_terminal(&inputs));
@@ -117,6 +128,7 @@ fn watch(api: Api, mut state: Screen) -> Result<(), Failure> {
                 state.handle_sample(*sample);
                 Reaction::Draw
             }
+            Input::Stopped => Reaction::Quit,
             Input::End(error) => break Err(Failure::run(error)),
         };
         match reaction {
@@ -135,10 +147,12 @@ fn sample(api: &Api, interval: Duration, requests: &Requests, samples: &SyncSend
     loop {
         let began = Instant::now();
         let sample = Snapshot::take(api, &query);
+        let is_answered = sample.is_ok();
         if samples.send(Input::Sample(Box::new(sample))).is_err() {
             return;
         }
-        query = requests.next(interval.max(began.elapsed() * PAUSES));
+        let pause = if is_answered { began.elapsed() * PAUSES } else { Duration::ZERO };
+        query = requests.next(pause.min(LONGEST_PAUSE).max(interval));
     }
 }
 
@@ -148,15 +162,35 @@ impl Requests {
         self.changed.notify_one();
     }
 
-    /// Waits until there is a new request, or the pause is over, and samples are wanted; returns the query.
+    /// Waits until there is a new request, or the pause is over and the user has not paused; returns the query.
     fn next(&self, pause: Duration) -> Query {
         let mut latest = self.latest.lock();
         if !latest.is_new {
             self.changed.wait_for(&mut latest, pause);
         }
-        self.changed.wait_while(&mut latest, |request| request.is_paused);
+        self.changed.wait_while(&mut latest, |request| request.is_paused && !request.is_new);
         latest.is_new = false;
         latest.query.clone()
+    }
+}
+
+/// Waits for a signal that ends the process, so that the terminal is left as it was.
+fn wait_for_signals(inputs: &SyncSender<Input>) {
+    let Ok(runtime) = runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let wait = async {
+        let mut signals = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()]
+            .into_iter()
+            .map(signal)
+            .collect::<io::Result<Vec<_>>>()?;
+        poll_fn(|task| match signals.iter_mut().any(|signal| signal.poll_recv(task).is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+        io::Result::Ok(())
+    };
+    if runtime.block_on(wait).is_ok() {
+        let _ = inputs.send(Input::Stopped);
     }
 }
 
@@ -191,7 +225,13 @@ fn print_once(state: &Screen) -> Result<(), Failure> {
 /// The lines of a screen, without the spaces at their ends.
 fn lines(buffer: &Buffer) -> Vec<String> {
     let line = |cells: &[ratatui::buffer::Cell]| {
-        cells.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned()
+        let (mut line, mut at) = (String::new(), 0);
+        while let Some(cell) = cells.get(at) {
+            line.push_str(cell.symbol());
+            // A wide character covers the cell behind it.
+            at += Span::raw(cell.symbol()).width().max(1);
+        }
+        line.trim_end().to_owned()
     };
     buffer.content().chunks(usize::from(buffer.area().width)).map(line).collect()
 }

@@ -17,7 +17,7 @@ pub(super) struct Query {
     pub(super) sort: Option<usize>,
     /// Whether the order is turned round.
     pub(super) reverse: bool,
-    /// Part of the names to show; empty for all.
+    /// A part of the name, or where the server does not filter, of any text of the row; in any case. Empty for all rows.
     pub(super) filter: String,
 }
 
@@ -148,9 +148,9 @@ impl Snapshot {
             _ => Vec::new(),
         };
         if counted.is_none() {
-            rows.retain(|row| {
-                table.columns.iter().any(|column| column.show(row).contains(&self.query.filter))
-            });
+            let filter = self.query.filter.to_lowercase();
+            let texts = || table.columns.iter().filter(|column| !column.unit.is_number());
+            rows.retain(|row| texts().any(|column| column.show(row).to_lowercase().contains(&filter)));
             let column = &table.columns[self.query.sorted_by(table)];
             rows.sort_by(|one, other| column.compare(one, other));
             if self.query.is_descending(table) {
@@ -326,7 +326,7 @@ mod tests {
     fn other_rows_are_sorted_and_filtered_here() {
         let connections = ServerKind::Pool.tables()[2];
         let mut snapshot = Snapshot::of(ServerKind::Pool, &Value::Null, &Value::Null, &Value::Null);
-        snapshot.query.filter = "ann".to_owned();
+        snapshot.query.filter = "Ann".to_owned();
         snapshot.list(
             connections,
             json!([

@@ -44,6 +44,7 @@ pub(super) struct TableColumn {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Text,
+    /// A number, or a list whose elements are counted.
     Count,
     /// Events per second.
     Rate,
@@ -72,7 +73,6 @@ const QUEUES: TableKind = TableKind {
         column("deliver/s", "message_stats.deliver_get_details.rate", Unit::Rate),
         column("ack/s", "message_stats.ack_details.rate", Unit::Rate),
         column("consumers", "consumers", Unit::Count),
-        column("memory", "memory", Unit::Bytes),
     ],
     sort: 4,
 };
@@ -205,7 +205,7 @@ impl Unit {
             (Self::Text, Value::String(text)) => printable(text),
             (Self::Text, Value::Bool(true)) => "yes".to_owned(),
             (Self::Text, Value::Bool(false)) => "no".to_owned(),
-            (Self::Count, value) => value.as_u64().map(grouped).unwrap_or_default(),
+            (Self::Count, value) => number(value).map(|count| grouped(whole(count))).unwrap_or_default(),
             (Self::Rate, value) => value.as_f64().map(rate).unwrap_or_default(),
             (Self::Bytes, value) => value.as_u64().map(size).unwrap_or_default(),
             (Self::ByteRate, value) => value.as_f64().map(|rate| size(whole(rate))).unwrap_or_default(),
@@ -233,12 +233,17 @@ impl TableColumn {
     /// The order of two rows by this column, from the smallest.
     pub(super) fn compare(&self, one: &Value, other: &Value) -> Ordering {
         if self.unit.is_number() {
-            let number = |row| self.value(row).as_f64().unwrap_or(0.0);
-            number(one).total_cmp(&number(other))
+            let value = |row| number(self.value(row)).unwrap_or(0.0);
+            value(one).total_cmp(&value(other))
         } else {
             self.show(one).cmp(&self.show(other))
         }
     }
+}
+
+/// The number that a value is, or the number of elements that it has.
+fn number(value: &Value) -> Option<f64> {
+    value.as_array().map(|all| all.len() as f64).or_else(|| value.as_f64())
 }
 
 /// Formats a rate: whole from 10 a second on, with one decimal below.
@@ -305,6 +310,9 @@ mod tests {
         let busy = json!({"message_stats": {"publish_details": {"rate": 0.5}}});
         assert_eq!(rate.compare(&busy, &json!({})), Ordering::Greater);
         assert_eq!(rate.show(&busy), "0.5");
+        let clients = &UPSTREAM_CONNECTIONS.columns[4];
+        let [none, two] = [json!({"clients": []}), json!({"clients": [7, 9]})];
+        assert_eq!((clients.show(&two).as_str(), clients.compare(&none, &two)), ("2", Ordering::Less));
     }
 
     #[test]
