@@ -148,9 +148,17 @@ def test_nobody_there_is_told_in_one_line():
     assert str(port) in error and "refused" in error.lower()
 
 
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["list_queues", "--page"], ["add_user"]])
+@pytest.mark.parametrize("arguments", [["dance"], ["list_queues", "--page"], ["add_user"]])
 def test_a_command_line_that_is_wrong_has_exit_code_2(arguments):
     assert run("ctl", *arguments)[0] == 2
+
+
+def test_a_command_that_was_nearly_typed_is_named(server):
+    code, _, error = run("ctl", "list_quues")
+    assert code == 2 and "unrecognized subcommand 'list_quues'" in error and "'list_queues'" in error
+    assert "--help lists those that there are" in run("ctl", "dance")[2]
+    # No command at all asks for the state.
+    assert Ctl(server.http)().splitlines()[0].split() == ["product", "Leveret"]
 
 
 def test_a_unix_socket_is_spoken_to(tmp_path):

@@ -119,8 +119,13 @@ def test_definitions_and_a_first_user_go_together(tmp_path):
     with leveret(tmp_path / "both", "--definitions", str(file), env=env) as server:
         assert may_log_in(server, "ann", SECRET)
         server.stop()
-    with leveret(tmp_path / "neither", "--definitions", str(file)) as server:
+    data = ("--data-dir", str(tmp_path / "neither"))
+    with leveret(tmp_path / "first", *data, "--definitions", str(file)) as server:
         server.child.wait_line("WARN.*nobody can log in: no user has both a password and permissions")
+        server.stop()
+    # As the warning says, a first user helps, later as well.
+    with leveret(tmp_path / "second", *data, env=env) as server:
+        assert may_log_in(server, "ann", SECRET)
         server.stop()
 
 

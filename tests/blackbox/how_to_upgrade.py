@@ -10,7 +10,7 @@ import pytest
 
 from harness.amqp import connect
 from harness.how_to import HowTo
-from harness.leveret import binary, run
+from harness.leveret import OPTIONAL_LISTENERS, binary, run
 from harness.ports import free_ports
 from harness.reader import Reader
 from harness.stand_in import Service, StandIn
@@ -141,7 +141,7 @@ def test_a_folder_of_a_later_format_is_refused_unharmed_and_the_copy_brings_the_
     segments = {segment: data for segment in journal.iterdir() if (data := segment.read_bytes()).startswith(b"lvrtjrnl")}
     for segment, data in segments.items():
         segment.write_bytes(of_a_later_version(data))
-    code, _, error = run("serve", "--data-dir", host.data, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    code, _, error = run("serve", "--data-dir", host.data, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *(word for name in OPTIONAL_LISTENERS for word in (name, "off")))
     assert code == 1 and f"version {UNKNOWN_VERSION}" in error and ".segment" in error, error
     assert {segment: segment.read_bytes() for segment in segments} == {
         segment: of_a_later_version(data) for segment, data in segments.items()
@@ -154,10 +154,11 @@ def test_a_folder_of_a_later_format_is_refused_unharmed_and_the_copy_brings_the_
     assert [take(service.server), take(service.server)] == [b"before the upgrade", None]
     # The version that knows the format finds all of it where the old one was refused.
     service("stop", "leveret")
+    [aside] = host.data.parent.glob(f"{host.data.name}.new-*")
     for segment, data in segments.items():
-        (host.data.with_suffix(".new") / segment.relative_to(host.data)).write_bytes(data)
+        (aside / segment.relative_to(host.data)).write_bytes(data)
     host.data.rename(host.data.with_suffix(".old"))
-    host.data.with_suffix(".new").rename(host.data)
+    aside.rename(host.data)
     service("start", "leveret")
     assert [take(service.server), take(service.server)] == [b"before the upgrade", b"of the meantime"]
 

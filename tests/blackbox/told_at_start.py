@@ -59,6 +59,23 @@ def test_a_taken_port_comes_with_what_to_do(tmp_path):
     assert "another process has it (`ss -ltnp` shows which)" in error and f"--upstream amqp://{address}" in error
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_data_folder_that_cannot_be_used_comes_with_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "roots").mkdir(mode=0o700)
+    arguments = ["serve", "--amqp", "127.0.0.1:0", *OTHERS, "--data-dir"]
+    with leveret(tmp_path / "first", "--data-dir", tmp_path / "data") as server:
+        error = run(*arguments, tmp_path / "data")[2]
+        assert f"in use by process {server.pid}: stop that one, or give this one a folder of its own with --data-dir" in error
+        server.stop()
+    assert "it has to be a folder" in run(*arguments, tmp_path / "file")[2]
+    tmp_path.chmod(0o755)
+    argv = ["setpriv", "--reuid=65534", "--clear-groups", binary(), *arguments, tmp_path / "roots"]
+    child = Child(argv, tmp_path / "leveret.log", env=clean_environment())
+    assert child.wait() == 1
+    assert "the user that runs Leveret has to own the folder" in child.output(), child.output()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up a capability")
 def test_a_privileged_port_comes_with_what_to_do(tmp_path):
     argv = ["setpriv", "--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service", binary()]

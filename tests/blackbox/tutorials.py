@@ -35,7 +35,7 @@ def test_a_first_broker_keeps_its_messages_when_it_is_killed(reader):
     page = HowTo("broker", TUTORIALS)
     [amqp] = free_ports(1)
     # A name that no other process of this machine has in its command line.
-    own = {"5672": amqp, "data-dir data": f"data-dir data-{os.getpid()}"}
+    own = {"5672": amqp, "data-dir data": f"data-dir data-{os.getpid()}-of-tests"}
     made, serve = page.block("sh").splitlines()
     reader.run(made)
     # The rest happens in the folder that the reader is in now.

@@ -86,9 +86,10 @@ class RabbitMq:
         if wait:
             self.server.wait_line(READY, START_SECONDS)
 
-    def end(self, how=signal.SIGKILL):
-        """Ends the server, the Erlang machine itself, by a signal. What it has declared by now is kept."""
-        if how == signal.SIGKILL:
+    def end(self, how=signal.SIGKILL, is_synced=True):
+        """Ends the server, the Erlang machine itself, by a signal. What it has declared by now is kept if `is_synced`, for which it
+        has to answer."""
+        if how == signal.SIGKILL and is_synced:
             # RabbitMQ 3.10 answers a declaration before it is on disk, and forgets one now and then when it is killed soon after.
             self.control("eval", "mnesia:sync_log().")
         self.server.send(how)

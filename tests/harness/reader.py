@@ -1,6 +1,5 @@
 """A reader of a page of docs/how-to: a folder with the page's files, in which its commands run as they stand there."""
 
-import contextlib
 import os
 import shlex
 import signal
@@ -32,10 +31,10 @@ class Reader:
 
     def __exit__(self, *_):
         for child in self.children:
-            # Its own processes, such as those of a worker, are in its group.
-            with contextlib.suppress(ProcessLookupError):
+            # Its own processes, such as those of a worker, are in its group; that of one that was waited for may be another's by now.
+            if child.running():
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+                child.wait()
 
     def command(self, name, script):
         """A command that the reader has, as a shell script."""

@@ -11,6 +11,7 @@ use crate::config::{
 };
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
+use crate::local;
 use crate::man_pages::{Completions, ManPages};
 use crate::top::TopArguments;
 
@@ -66,9 +67,11 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
     let mut line = first.strip_prefix("error: ").unwrap_or(first).to_owned();
     if let Some(hint) = unexpected(error).and_then(hint) {
         line.push_str(&hint);
-    } else if let Some(tip) = lines.find_map(|line| line.trim().strip_prefix("tip: a similar")) {
-        line.push_str(", a similar");
+    } else if let Some(tip) = lines.find_map(|line| line.trim().strip_prefix("tip: ")) {
+        line.push_str(", ");
         line.push_str(tip);
+    } else if error.kind() == ErrorKind::InvalidSubcommand {
+        line.push_str("; --help lists those that there are");
     }
     mask_credentials(&line)
 }
@@ -142,14 +145,11 @@ impl Args for Flags {
 #[derive(Debug)]
 pub(crate) struct FindingFlags(pub(crate) Flags);
 
-/// The settings that say where a server's HTTP is.
-const FINDING: [&str; 3] = ["http", "https", "upstream"];
-
 impl Args for FindingFlags {
     fn augment_args(command: ClapCommand) -> ClapCommand {
         Flags::augment_args(command).mut_args(|argument| {
             let id = argument.get_id().as_str();
-            let is_hidden = !FINDING.contains(&id) && SETTINGS.iter().any(|setting| setting.key == id);
+            let is_hidden = !local::KEYS.contains(&id) && SETTINGS.iter().any(|setting| setting.key == id);
             argument.hide(is_hidden)
         })
     }

@@ -1,12 +1,13 @@
 //! The data folder: its lock and its contents.
 
 use std::error::Error;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use broker::{Broker, Timestamp};
 use store::disk::RealDisk;
-use store::{FolderLock, Recovered, Rounds, RunningStore, Store, StoreSettings};
+use store::{FolderLock, LockError, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
 use crate::config::{Config, SettingError};
 use crate::definitions::{self, Before};
@@ -104,9 +105,29 @@ struct Opened {
     recovered: Recovered,
 }
 
+/// The error of a folder that cannot be opened, with a remedy.
+fn unusable(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!(
+                "{error}; the user that runs Leveret has to own the folder, or give another one with --data-dir"
+            )
+        }
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+            format!("{error}; it has to be a folder, or one that can be made")
+        }
+        _ => error.to_string(),
+    }
+}
+
 fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn Error + Send + Sync>> {
-    let disk = RealDisk::new(path)?;
-    let lock = FolderLock::take(path)?;
+    let disk = RealDisk::new(path).map_err(|error| unusable(&error))?;
+    let lock = FolderLock::take(path).map_err(|error| match error {
+        LockError::Taken { .. } => {
+            format!("{error}: stop that one, or give this one a folder of its own with --data-dir")
+        }
+        LockError::Io(error) => unusable(&error),
+    })?;
     let settings = StoreSettings { weigh: broker::body_bytes, ..StoreSettings::default() };
     let (store, rounds, recovered) =
         Store::open(Arc::new(disk), settings).map_err(|error| match error.is_damage() {

@@ -97,7 +97,10 @@ pub(crate) fn start_with(
     let is_user_made = match before {
         Before::Nothing => file.is_none() || password.is_some(),
         Before::Defaults => password.is_some() || file.is_none() && vhost != ROOT,
-        Before::Definitions | Before::Others => false,
+        // Definitions without users leave nobody who could make one.
+        Before::Definitions | Before::Others => {
+            password.is_some() && broker.definitions_of(Section::Users, &[]).is_empty()
+        }
     };
     if is_user_made {
         let first = Definitions::first(user, password.as_deref().unwrap_or(GUEST), vhost);

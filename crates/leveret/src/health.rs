@@ -9,7 +9,7 @@ use transport::tls::ClientTlsConfig;
 use crate::cli::FindingFlags;
 use crate::config::Effective;
 use crate::http_client::{Ask, HttpClient};
-use crate::{Failure, local};
+use crate::{Failure, ctl, local};
 
 /// How to ask.
 #[derive(Debug, Args)]
@@ -30,7 +30,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Probes the server. The exit code follows from the result.
 pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
-    let endpoint = local::endpoint(&effective.config).map_err(Failure::usage)?;
+    let is_told = local::KEYS.iter().any(|key| effective.is_set(key));
+    let endpoint = match if is_told { None } else { ctl::leveret() } {
+        Some(endpoint) => endpoint,
+        None => local::endpoint(&effective.config).map_err(Failure::usage)?,
+    };
     let client = HttpClient::new(endpoint, BELIEVING, TIMEOUT).map_err(Failure::run)?;
     let path = if arguments.ready { "/readyz" } else { "/healthz" };
     let ask = Ask { method: Method::GET, path, body: None, header: None };

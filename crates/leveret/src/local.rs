@@ -3,6 +3,9 @@
 use crate::config::{Config, ListenAddr, ValueError};
 use crate::http_client::Endpoint;
 
+/// The settings that say where the HTTP of a server is.
+pub(crate) const KEYS: [&str; 3] = ["http", "https", "upstream"];
+
 /// The endpoint of `http`, or of `https` where that is off.
 ///
 /// # Errors

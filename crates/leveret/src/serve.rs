@@ -303,7 +303,9 @@ fn log_upstreams(pool: &Pool) {
         tracing::info!(address = state.address, product, "upstream answers");
     }
     if !pool.is_reachable() {
-        tracing::warn!("no upstream answers: clients are closed until one does");
+        tracing::warn!(
+            "no upstream answers: clients are closed until one does; is the broker running, and is --upstream its AMQP port?"
+        );
     }
 }
 

@@ -49,6 +49,12 @@ pub(super) enum Who {
     Administrator,
 }
 
+/// Tells operators, and them alone, why somebody is not let in. The address is unknown over a Unix socket.
+fn log_refusal(user: &str, peer: Caller, why: &str) {
+    let peer = peer.ip.map_or_else(|| "unix".to_owned(), |ip| ip.to_string());
+    tracing::warn!(peer, user, why, "HTTP login refused");
+}
+
 impl User {
     /// Validates the header Authorization.
     pub(super) fn log_in(broker: &Broker, headers: &HeaderMap, peer: Caller) -> Result<Self, ApiError> {
@@ -62,7 +68,7 @@ impl User {
         let identity = validated.map_err(|why| match why {
             LoginRefused::TooManyAttempts => ApiError::too_many_attempts(),
             why => {
-                tracing::warn!(user = name, %why, "HTTP login refused");
+                log_refusal(&name, peer, &why.to_string());
                 refused()
             }
         })?;
@@ -75,6 +81,7 @@ impl User {
             administrator,
         };
         if !level.policymaker && !level.monitoring && !has("management") {
+            log_refusal(identity.user(), peer, "none of its tags allows the management API");
             return Err(ApiError::not_authorised("Not management user"));
         }
         Ok(Self { identity: Some(identity), tags, level })

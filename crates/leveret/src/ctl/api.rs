@@ -194,7 +194,8 @@ impl Api {
                 Err(Failure::Run(format!("user '{}' is refused: {why}", self.user)))
             }
             404 => Ok(Reply::Missing(format!("{path}: {}", reason(404, value.as_ref())))),
-            status => Err(Failure::Run(format!("{path}: {}", reason(status, value.as_ref())))),
+            // The request is what the user has asked for, in other words.
+            status => Err(Failure::Run(reason(status, value.as_ref()))),
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
         }
     };
     match config::load(&Flags::default(), &Environment::of_process()) {
-        Ok(effective) if ["http", "https", "upstream"].iter().any(|key| effective.is_set(key)) => {
+        Ok(effective) if local::KEYS.iter().any(|key| effective.is_set(key)) => {
             return local::endpoint(&effective.config)
                 .map_err(|error| Failure::Usage(format!("{error}; --url tells where the server is")));
         }
@@ -52,6 +52,11 @@ pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
     }
 }
 
+/// The Leveret at one of the usual ports, if there is one.
+pub(crate) fn leveret() -> Option<Endpoint> {
+    USUAL_PORTS.map(at_loopback).into_iter().find(|endpoint| answer(endpoint) == Some(Found::Leveret))
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Leveret,
@@ -64,7 +69,7 @@ fn answer(endpoint: &Endpoint) -> Option<Found> {
     let client = HttpClient::new(endpoint.clone(), files, TIMEOUT).ok()?;
     // Needs no login.
     let answer = client.ask(Ask { method: Method::GET, path: "/healthz", body: None, header: None }).ok()?;
-    let is_leveret = answer.status == 200 && answer.server.as_deref() == Some("Leveret");
+    let is_leveret = answer.server.as_deref() == Some("Leveret");
     Some(if is_leveret { Found::Leveret } else { Found::Other })
 }
 

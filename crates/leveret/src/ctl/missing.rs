@@ -20,6 +20,7 @@ pub(super) fn explain(path: &str, mode: Option<&str>, server: &Endpoint) -> Opti
             Some("this is a broker: only a pool, which stands in front of an upstream, has this".to_owned())
         }
         (_, ["leveret", ..]) => None,
+        (Some("proxy"), ["connections", _] | ["connections", "username", _]) => object(&parts),
         (Some("proxy"), [what, ..]) => Some(format!(
             "this is a pool, which has no {} of its own: ask the upstream (--url http://UPSTREAM:15672)",
             what.replace('-', " ")

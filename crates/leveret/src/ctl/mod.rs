@@ -26,6 +26,7 @@ use clap::{Args, Subcommand};
 use crate::Failure;
 
 pub(crate) use api::{Api, Connection, encode, path};
+pub(crate) use discovery::leveret;
 pub(crate) use output::{print, printable, size};
 
 /// The action, its target, and the form of the output.
@@ -35,8 +36,9 @@ pub(crate) struct CtlArguments {
     connection: api::Connection,
     #[command(flatten)]
     output: output::Output,
+    /// `status` if there is none.
     #[command(subcommand)]
-    command: CtlCommand,
+    command: Option<CtlCommand>,
 }
 
 /// Actions by hand. The topics have no names of their own on the command line, but for those that say `store`.
@@ -76,6 +78,9 @@ struct Vhost {
 pub(crate) fn run(arguments: &CtlArguments) -> Result<(), Failure> {
     let CtlArguments { connection, output, command } = arguments;
     let api = || api::Api::new(connection, output.is_quiet());
+    let Some(command) = command else {
+        return status::run(&status::StatusCommand::Status, &api()?, output);
+    };
     match command {
         CtlCommand::Store(command) => store::run(command),
         CtlCommand::Status(command) => status::run(command, &api()?, output),

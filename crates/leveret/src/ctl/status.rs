@@ -43,7 +43,8 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     facts.extend([
         ("product", reported("/product_name")),
         ("version", reported("/product_version")),
-        ("rabbitmq_version", reported("/rabbitmq_version")),
+        // A pool follows the release of its upstream, which this is not.
+        ("rabbitmq_version", if is_pool { Value::Null } else { reported("/rabbitmq_version") }),
         ("cluster_name", reported("/cluster_name")),
         ("node", reported("/node")),
         ("uptime_ms", used("uptime")),
@@ -79,6 +80,7 @@ fn pool_facts(upstreams: &Value, leases: &Value) -> Vec<(&'static str, Value)> {
     for upstream in upstreams.as_array().into_iter().flatten() {
         let text = |key: &str| upstream[key].as_str().unwrap_or_default();
         let state = match upstream["up"].as_bool() {
+            Some(true) if upstream["connections"] == 1 => "up, 1 connection".to_owned(),
             Some(true) => format!("up, {} connections", upstream["connections"]),
             Some(false) => format!("down: {}", text("cause")),
             None => text("cause").to_owned(),
