@@ -4,6 +4,7 @@ import pika
 import pika.exceptions
 import pytest
 
+from harness.ctl import Ctl
 from harness.definitions import permission, user
 from harness.instances import leveret
 from harness.management import Management
@@ -63,4 +64,15 @@ def test_the_warning_of_a_refused_login_has_a_limited_part_of_the_name(tmp_path)
         port = int(server.child.wait_line(r"^stomp +listening on stomp://[^\s/]+:(\d+)").group(1))
         assert StompWire(port).connect(login="n" * 10_000)[0] == "ERROR"
         server.child.wait_line('WARN.*login refused.*user="n{255}" why=')
+        # Others are named in full, and so is the virtual host that they may not open.
+        assert StompWire(port).connect(host="nowhere")[0] == "ERROR"
+        server.child.wait_line('WARN.*login refused.*user="guest" why="vhost nowhere not found"')
         server.stop()
+
+
+def test_http_tells_the_address_and_a_missing_tag(server):
+    ctl = Ctl(server.http, "ann", "hunter2")
+    assert "user 'ann' is refused" in ctl.fails("status")
+    server.child.wait_line('WARN.*HTTP login refused peer="127.0.0.1" user="ann" why="wrong password"')
+    assert "Not management user" in Ctl(server.http, "ann", "ann").fails("status")
+    server.child.wait_line('HTTP login refused peer="127.0.0.1" user="ann" why="none of its tags allows the management API"')

@@ -47,6 +47,9 @@ def test_a_key_and_a_value_of_the_file_are_put_right(tmp_path):
     file.write_text("amqp = 0.0.0.0:5672\n")
     error = run("serve", "--config", file)[2]
     assert error.startswith(f"leveret: {file}:1: not valid TOML: ") and error.endswith('; text needs quotes: amqp = "..."\n')
+    for line, form in [("amqp = [::1]:5672", 'amqp = "..."'), ("amqp = [127.0.0.1:5672]", 'amqp = ["..."]')]:
+        file.write_text(line)
+        assert run("serve", "--config", file)[2].endswith(f"; text needs quotes: {form}\n")
 
 
 def test_a_taken_port_comes_with_what_to_do(tmp_path):

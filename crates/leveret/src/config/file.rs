@@ -42,8 +42,8 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         // Only the message: the error's `Display` quotes the line, including any secret in it.
         let line = error.span().map_or(1, |span| line_of(span.start));
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
-        let hint = unquoted_key(text.lines().nth(line - 1).unwrap_or_default());
-        let hint = hint.map(|key| format!("; text needs quotes: {key} = \"...\"")).unwrap_or_default();
+        let hint = quoted_form(text.lines().nth(line - 1).unwrap_or_default());
+        let hint = hint.map(|form| format!("; text needs quotes: {form}")).unwrap_or_default();
         ConfigError::new(format!("{}:{line}", path.display()), format!("not valid TOML: {message}{hint}"))
     })?;
 
@@ -68,15 +68,25 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
     Ok(given)
 }
 
-/// The key of a line whose value is text without quotes, such as `amqp = 0.0.0.0:5672`.
-fn unquoted_key(line: &str) -> Option<&'static str> {
+/// The form that a line should have whose value is text without quotes, such as `amqp = 0.0.0.0:5672`.
+fn quoted_form(line: &str) -> Option<String> {
     let (key, value) = line.split_once('=')?;
     let setting = SETTINGS.iter().find(|setting| setting.key == key.trim())?;
     let value = value.split('#').next().unwrap_or_default().trim();
-    let is_other = value.starts_with(['"', '\'', '[', '{'])
-        || value.parse::<f64>().is_ok()
-        || matches!(value, "" | "true" | "false");
-    (!is_other).then_some(setting.key)
+    let is_text = |value: &str| {
+        let is_other = value.starts_with(['"', '\'', '{'])
+            || value.parse::<f64>().is_ok()
+            || matches!(value, "" | "true" | "false");
+        !is_other
+    };
+    // An IPv6 address begins like a list, and does not end like one.
+    match value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(list) => {
+            let has_text = list.split(',').any(|element| is_text(element.trim()));
+            has_text.then(|| format!("{} = [\"...\"]", setting.key))
+        }
+        None => is_text(value).then(|| format!("{} = \"...\"", setting.key)),
+    }
 }
 
 /// Converts a value of the file to the texts that flags would have.

@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use transport::tls::{CertificateFiles, ClientTlsConfig};
 
-use super::{discovery, missing, secret};
+use super::{discovery, missing, secret, variables};
 use crate::Failure;
 use crate::http_client::{Ask, Endpoint, HttpClient};
 
@@ -81,6 +81,7 @@ pub(crate) fn encode(part: &str) -> String {
 impl Api {
     /// Determines the server and the password. Quiet, it says nothing about the server that it has found.
     pub(crate) fn new(connection: &Connection, is_quiet: bool) -> Result<Self, Failure> {
+        variables::check()?;
         let endpoint = match &connection.url {
             Some(url) => Endpoint::parse(url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?,
             None => discovery::find(is_quiet)?,

@@ -20,6 +20,7 @@ mod spool;
 mod status;
 mod store;
 mod users;
+mod variables;
 
 use clap::{Args, Subcommand};
 

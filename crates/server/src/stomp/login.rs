@@ -130,7 +130,10 @@ fn enter_broker(
     })?;
     take_limits(core, user)?;
     let authorised = broker.authorised(&identity, vhost).map_err(|error| match error {
-        BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => vhost_denied(vhost),
+        BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
+            core.login_refused(user, &error.to_string());
+            vhost_denied(vhost)
+        }
         // A limit of the user or the virtual host was reached.
         error => bad_connect(error.to_string()),
     })?;
