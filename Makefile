@@ -145,7 +145,7 @@ crash:
 	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
 # For MINUTES, what looks for rare faults, with seeds that are new or that begin at SOAK_SEED; the report is target/soak/report.md.
-# PARTS are by commas: fuzz,crash,differential,openapi,hostile,cluster.
+# PARTS are by commas: fuzz,crash,spool,differential,openapi,hostile,cluster.
 MINUTES ?= 60
 soak: setup leveret
 	cd tests && ../.cache/venv/bin/python soak.py --minutes $(MINUTES) $(if $(PARTS),--parts $(PARTS)) $(if $(SOAK_SEED),--seed $(SOAK_SEED))

@@ -1,5 +1,5 @@
-"""What looks for rare faults, with new seeds, for a time: parsers, random programs, made-up requests, power failures, hostile clients
-and a cluster that loses its nodes. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
+"""What looks for rare faults, with new seeds, for a time: parsers, random programs, made-up requests, power failures, spools that are
+killed, hostile clients and a cluster that loses its nodes. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
 
     make soak [MINUTES=60] [PARTS=crash,cluster] [SOAK_SEED=7]
 """
@@ -24,6 +24,8 @@ from harness.releases import RELEASES
 FOLDER = ROOT / "target" / "soak"
 # What a batch does: less than a minute's work on two cores; hostile clients and the cluster take minutes.
 CRASH_SEEDS = 2000
+SPOOL_SEEDS = 50
+SPOOL_KILLS = 2
 PROGRAMS, TIMED = 300, 60
 HOSTILE_CLIENTS = 3000
 EXAMPLES = 15
@@ -68,12 +70,29 @@ class Outcome:
     left_out: str | None = None
 
 
+STORE = ["--package", "store", "--test", "store_crash", "--test", "journal_crash"]
+SPOOL = ["--package", "server", "--lib"]
+
+
 def crash(seed):
-    names = ["--package", "store", "--test", "store_crash", "--test", "journal_crash"]
-    argv = ["cargo", "test", "--release", *names, "--locked", "--quiet", "--", "--nocapture"]
-    for first in itertools.count(seed, CRASH_SEEDS):
-        settings = {"LEVERET_CRASH_FIRST": str(first), "LEVERET_CRASH_SEEDS": str(CRASH_SEEDS)}
-        yield Batch(argv, shell(argv, settings), f"{first} to {first + CRASH_SEEDS - 1}", settings)
+    return simulated(STORE, [], seed, CRASH_SEEDS)
+
+
+def spool(seed):
+    """On disks that are simulated, and, as `make spool` does it, killed for real."""
+    argv = [sys.executable, "-m", "pytest", "-x", "-rP", "blackbox/spool_kills.py"]
+    environment = {"LEVERET_SPOOL_ROUNDS": str(SPOOL_KILLS)}
+    for batch in simulated(SPOOL, ["spool::tests::crashes"], seed, SPOOL_SEEDS):
+        yield batch
+        yield Batch(argv, f"make spool KILLS={SPOOL_KILLS}", environment=environment, folder=ROOT / "tests")
+
+
+def simulated(tests, filters, seed, seeds):
+    """Power failures, kills and failing disks, which a test simulates for each seed."""
+    argv = ["cargo", "test", "--release", *tests, "--locked", "--quiet", "--", "--nocapture", *filters]
+    for first in itertools.count(seed, seeds):
+        settings = {"LEVERET_CRASH_FIRST": str(first), "LEVERET_CRASH_SEEDS": str(seeds)}
+        yield Batch(argv, shell(argv, settings), f"{first} to {first + seeds - 1}", settings)
 
 
 def differential(seed):
@@ -131,10 +150,11 @@ def without_fuzzer():
 
 def parts():
     fuzzers = [[*FUZZ, "build", "--fuzz-dir", f"crates/{crate}/fuzz"] for crate in sorted({crate for crate, _ in fuzz_targets()})]
-    store = ["cargo", "test", "--release", "--package", "store", "--test", "store_crash", "--test", "journal_crash"]
+    built = lambda tests: ["cargo", "test", "--release", *tests, "--no-run", "--locked", "--quiet"]
     return [
         Part("fuzz", fuzzers, fuzz, without_fuzzer),
-        Part("crash", [[*store, "--no-run", "--locked", "--quiet"]], crash),
+        Part("crash", [built(STORE)], crash),
+        Part("spool", [built(SPOOL)], spool),
         Part("differential", [["cargo", "build", "--release", "--locked", "--quiet", "--package", "differential"]], differential),
         Part("openapi", [], openapi),
         Part("hostile", [], lambda _: scenarios("hostile", "blackbox/hostile_clients.py", {"HOSTILE": HOSTILE_CLIENTS})),

@@ -115,7 +115,7 @@ def test_every_part_begins_where_its_seed_says_and_goes_on():
             [(batch.again, batch.seeds) for batch in itertools.islice(part.batches(seed), 3)] for seed in (5, 5, 50_000)
         )
         assert first == again
-        assert (first != later) == (part.name in ("fuzz", "crash", "differential", "openapi"))
+        assert (first != later) == (part.name in ("fuzz", "crash", "spool", "differential", "openapi"))
 
 
 def test_every_parser_is_fuzzed():
