@@ -4,9 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
+from prose import CODE, FENCED
+
 ROOT = Path(__file__).resolve().parents[2]
-FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
-CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
