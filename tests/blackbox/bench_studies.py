@@ -237,6 +237,10 @@ def nodes(port):
         return answer.read().decode()
 
 
+# A study's part of a page, which can be folded.
+SECTION = r'<details open id="(\w+)">'
+
+
 def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
     with leveret(tmp_path / "both", "--data-dir", "off", "--ws", "127.0.0.1:0") as server:
         web = f"web=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"
@@ -248,10 +252,12 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
     assert code == 0, out + error
     page = (tmp_path / "all" / "report.html").read_text()
     parts = ["proxy", "strategies", "stream", "routing", "websockets"]
-    for part, title in zip(parts, re.findall(r'<h2 id="(\w+)">', page), strict=True):
+    for part, title in zip(parts, re.findall(SECTION, page), strict=True):
         assert part == title
-        [section] = re.findall(rf'<h2 id="{part}">.*?(?=<h2|</body>)', page, re.S)
+        [section] = re.findall(rf'<details open id="{part}">.*?(?=<details open|</body>)', page, re.S)
         assert "<svg" in section and "<table" in section, part
+    # The study that has several systems comes with its verdict, before everything else.
+    assert page.index("Compared with direct, leveret reaches") < page.index("<svg")
     studies = json.loads((tmp_path / "all" / "results.json").read_text())["studies"]
     assert len(studies) == len(parts)
     # All of it compares with itself.
@@ -259,7 +265,7 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
     code, out, error = run("bench", "compare", results, results, "--output", tmp_path / "twice")
     assert code == 0, out + error
     page = (tmp_path / "twice" / "report.html").read_text()
-    assert re.findall(r'<h2 id="(\w+)">', page) == parts and "A:it" in page and "B:web" in page
+    assert re.findall(SECTION, page) == parts and "A:it" in page and "B:web" in page
     assert len(json.loads((tmp_path / "twice" / "results.json").read_text())["studies"]) == len(parts)
     with (tmp_path / "all" / "results.csv").open() as lines:
         assert {row["study"] for row in csv.DictReader(lines)} == set(parts)
