@@ -9,7 +9,7 @@ use crate::stats::Summary;
 #[derive(Debug)]
 pub(crate) struct SystemComparison {
     /// Which is best, by how much, and how far the figures can be relied on.
-    pub(crate) sentences: Vec<String>,
+    pub(crate) sentences: [String; 3],
     /// A row for each scenario, a column for each system.
     pub(crate) ratios: Grid,
     /// The ratio of each system but the first over everything that was measured.
@@ -23,6 +23,13 @@ pub(crate) struct Ratios {
     pub(crate) mean: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
+}
+
+impl SystemComparison {
+    /// The sentence that says by how much the systems differ.
+    pub(crate) fn factors(&self) -> &str {
+        &self.sentences[1]
+    }
 }
 
 /// The figures by which systems are compared, the first one that was measured: memory is that of connections, whose
@@ -90,7 +97,7 @@ pub(crate) fn compare(cells: &[CellReport], systems: &[&str]) -> Option<SystemCo
             std::iter::once((*scenario).to_owned()).chain(others.iter().map(show)).collect()
         })
         .collect();
-    let sentences = vec![
+    let sentences = [
         best(cells, systems, metric, better),
         factors(base, &overall, words),
         precision(cells.iter().filter_map(|cell| cell.summary(metric))),

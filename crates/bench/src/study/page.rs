@@ -101,8 +101,8 @@ impl Page {
         }
         for (title, comparison) in &compared {
             // The factors are what a reader wants first; the other sentences stand in the sections.
-            let factors = comparison.sentences.get(1).map_or("", String::as_str);
-            let _ = writeln!(self.body, "<p class=v><b>{}.</b> {}</p>", escaped(title), escaped(factors));
+            let factors = escaped(comparison.factors());
+            let _ = writeln!(self.body, "<p class=v><b>{}.</b> {factors}</p>", escaped(title));
         }
         self.table(&grid);
     }
