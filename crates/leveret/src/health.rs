@@ -30,11 +30,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Probes the server. The exit code follows from the result.
 pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
-    let is_told = local::KEYS.iter().any(|key| effective.is_set(key));
-    let endpoint = match if is_told { None } else { ctl::leveret() } {
-        Some(endpoint) => endpoint,
-        None => local::endpoint(&effective.config).map_err(Failure::usage)?,
-    };
+    let found = if local::is_told(effective) { None } else { ctl::leveret() };
+    let endpoint = found.map_or_else(|| local::endpoint(&effective.config), Ok).map_err(Failure::usage)?;
     let client = HttpClient::new(endpoint, BELIEVING, TIMEOUT).map_err(Failure::run)?;
     let path = if arguments.ready { "/readyz" } else { "/healthz" };
     let ask = Ask { method: Method::GET, path, body: None, header: None };

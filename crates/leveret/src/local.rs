@@ -1,10 +1,15 @@
 //! Where the HTTP of a server on this machine is, by its settings.
 
-use crate::config::{Config, ListenAddr, ValueError};
+use crate::config::{Config, Effective, ListenAddr, ValueError};
 use crate::http_client::Endpoint;
 
 /// The settings that say where the HTTP of a server is.
 pub(crate) const KEYS: [&str; 3] = ["http", "https", "upstream"];
+
+/// Whether a flag, a variable or the file says where it is; otherwise it is at one of the usual ports.
+pub(crate) fn is_told(effective: &Effective) -> bool {
+    KEYS.iter().any(|key| effective.is_set(key))
+}
 
 /// The endpoint of `http`, or of `https` where that is off.
 ///

@@ -7,7 +7,7 @@ use toml::{Spanned, Value};
 
 use super::layers::{ConfigError, Given, Origin};
 use super::settings::SETTINGS;
-use super::suggestion::setting_meant;
+use super::suggestion::{did_you_mean, setting_meant};
 use super::value_error::ValueError;
 
 /// Far above any real configuration; a device or a log given by mistake must not fill the memory.
@@ -53,10 +53,8 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let key = key.into_inner();
         let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
         let known = SETTINGS.iter().find(|setting| setting.key == key);
-        let known = known.ok_or_else(|| match setting_meant(&key) {
-            Some(meant) => fault(&format!("unknown key; did you mean {meant}?")),
-            None => fault("unknown key"),
-        })?;
+        let unknown = || fault(&format!("unknown key{}", did_you_mean(setting_meant(&key))));
+        let known = known.ok_or_else(unknown)?;
         let texts = texts(&value, known.tables).map_err(|error| fault(&error.to_string()))?;
         given.push(Given { key: known.key, texts, origin: Origin::File { path: path.to_owned(), line } });
     }

@@ -32,7 +32,7 @@ pub(crate) use relay::{RelayEntry, RelayUrl};
 pub(crate) use setting_error::SettingError;
 pub(crate) use settings::{Config, SETTINGS, Setting, flag};
 pub(crate) use spool::Unsuitable;
-pub(crate) use suggestion::{nearest, setting_meant};
+pub(crate) use suggestion::{did_you_mean, nearest, setting_meant};
 pub(crate) use value::{ByteSize, Limit};
 pub(crate) use value_error::ValueError;
 pub(crate) use watermark::Watermark;

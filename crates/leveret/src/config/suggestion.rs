@@ -17,6 +17,11 @@ pub(crate) fn nearest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) 
     (distance <= known.len() / 3).then_some(known)
 }
 
+/// The end of a message about an unknown name: `; did you mean amqp?`, or nothing if none is near.
+pub(crate) fn did_you_mean(meant: Option<&str>) -> String {
+    meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default()
+}
+
 /// Names that other servers have for a setting, by its key.
 const USUAL: [(&str, &[&str]); 8] = [
     (

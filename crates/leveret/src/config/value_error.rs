@@ -2,6 +2,8 @@
 
 use websocket::handshake::NotOrigin;
 
+use super::suggestion::did_you_mean;
+
 /// A mistake in a value. Its text completes a line that begins with the name of the setting.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub(crate) enum ValueError {
@@ -44,10 +46,6 @@ pub(crate) enum ValueError {
     /// The mistake is in this key of a table.
     #[error("{key}: {source}")]
     Key { key: String, source: Box<Self> },
-}
-
-fn did_you_mean(key: Option<&str>) -> String {
-    key.map(|key| format!("; did you mean {key}?")).unwrap_or_default()
 }
 
 impl ValueError {

@@ -26,7 +26,7 @@ pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
         }
     };
     match config::load(&Flags::default(), &Environment::of_process()) {
-        Ok(effective) if local::KEYS.iter().any(|key| effective.is_set(key)) => {
+        Ok(effective) if local::is_told(&effective) => {
             return local::endpoint(&effective.config)
                 .map_err(|error| Failure::Usage(format!("{error}; --url tells where the server is")));
         }

@@ -4,7 +4,7 @@ use std::env;
 
 use super::secret;
 use crate::Failure;
-use crate::config::nearest;
+use crate::config::{did_you_mean, nearest};
 
 /// Precedes each of them.
 const PREFIX: &str = "LEVERET_CTL_";
@@ -32,8 +32,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
     if !name.starts_with(PREFIX) || KNOWN.contains(&name) {
         return Ok(());
     }
-    let meant = nearest(name, KNOWN).map(|meant| format!("; did you mean {meant}?"));
-    Err(Failure::Usage(format!("{name}: unknown variable{}", meant.unwrap_or_default())))
+    Err(Failure::Usage(format!("{name}: unknown variable{}", did_you_mean(nearest(name, KNOWN)))))
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ fn watch(api: Api, mut state: Screen) -> Result<(), Failure> {
         if let Err(error) = terminal.draw(|frame| draw::draw(frame, &state)) {
             break Err(Failure::run(error));
         }
-        // Both threads hold a sender for as long as they run.
+        // The threads hold a sender for as long as they run.
         let Ok(input) = received.recv() else { break Ok(()) };
         let reaction = match input {
             Input::Key(key) => state.handle_key(key),
