@@ -1,17 +1,13 @@
 """docs/how-to/celery.md: tasks run and answer through either server, and after a restart with the same worker."""
 
-import pytest
-
 from harness.frameworks import CELERY, PYTHON
 from harness.how_to import HowTo
 from harness.ports import free_ports
-from harness.reader import Reader, Shop
+from harness.reader import Reader, shop
 
 
-@pytest.fixture(params=["pool", "broker"])
-def shop(request, targets):
-    with Shop(targets, request.param) as shop:
-        yield shop
+# Fixtures of these tests.
+__all__ = ["shop"]
 
 
 def test_a_worker_runs_tasks_and_survives_a_restart(tmp_path, shop):

@@ -6,7 +6,7 @@ from harness.ctl import Ctl
 from harness.drivers import TESTS
 from harness.how_to import HowTo
 from harness.ports import free_ports
-from harness.reader import FIRST_USER, FULL, Reader, Shop
+from harness.reader import FIRST_USER, FULL, Reader, shop
 
 
 @pytest.fixture
@@ -17,10 +17,8 @@ def reader(tmp_path):
         yield reader
 
 
-@pytest.fixture(params=["pool", "broker"])
-def shop(request, targets):
-    with Shop(targets, request.param) as shop:
-        yield shop
+# Fixtures of these tests.
+__all__ = ["shop"]
 
 
 def test_node_publishes_and_consumes(reader, shop):

@@ -1,18 +1,14 @@
 """docs/how-to/spring.md: an application of Spring AMQP has its confirms, and its listener goes on after a restart."""
 
-import pytest
-
 from harness.amqp import connect
 from harness.drivers import CACHE
 from harness.how_to import HowTo
 from harness.ports import free_ports
-from harness.reader import Reader, Shop
+from harness.reader import Reader, shop
 
 
-@pytest.fixture(params=["pool", "broker"])
-def shop(request, targets):
-    with Shop(targets, request.param) as shop:
-        yield shop
+# Fixtures of these tests.
+__all__ = ["shop"]
 
 
 def test_spring_publishes_and_listens(tmp_path, shop):

@@ -114,8 +114,16 @@ class Screen:
         argv = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
         self.child = subprocess.Popen(argv, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True)
         self.inside = inside
-        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.problem = None
+        self.reader = threading.Thread(target=self.follow, daemon=True)
         self.reader.start()
+
+    def follow(self):
+        """A screen that could not be followed any more must not look like a program that hangs."""
+        try:
+            self.read()
+        except Exception as problem:
+            self.problem = problem
 
     def read(self):
         before = b""
@@ -135,14 +143,26 @@ class Screen:
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def text(self):
+        assert self.problem is None, self.problem
         with self.lock:
             return "\n".join(self.screen.display)
 
     def shows(self, *words):
-        wait_until(lambda: all(word in self.text() for word in words))
+        with self.seen():
+            wait_until(lambda: all(word in self.text() for word in words))
 
     def shows_no(self, word):
-        wait_until(lambda: word not in self.text())
+        with self.seen():
+            wait_until(lambda: word not in self.text())
+
+    @contextlib.contextmanager
+    def seen(self):
+        """Prints the screen if what is awaited in it does not come."""
+        try:
+            yield
+        except AssertionError:
+            print(self.text(), self.child.poll())
+            raise
 
     def press(self, keys):
         os.write(self.terminal, keys.encode())
@@ -207,7 +227,8 @@ def test_ctrl_c_ends_it_and_a_terminal_may_change_its_size(broker, screens):
     screen.shows("Publish", "arrows scroll")
     screen.resize(20, 60)
     os.kill(screen.child.pid, signal.SIGWINCH)
-    wait_until(lambda: "q quit" in screen.text().splitlines()[19])
+    with screen.seen():
+        wait_until(lambda: "q quit" in screen.text().splitlines()[19])
     screen.press("\x03")
     screen.ends()
 

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import types
 
+import pytest
+
 from harness.amqp import connect
 from harness.child import Child, clean_environment
 from harness.leveret import Leveret, binary
@@ -130,3 +132,10 @@ class Shop:
     def at(server):
         """A server as the shop's user reaches it."""
         return types.SimpleNamespace(uri=f"amqp://shop:shop@{server.address}")
+
+
+@pytest.fixture(params=["pool", "broker"])
+def shop(request, targets):
+    """In front of a RabbitMQ, and with Leveret as the broker."""
+    with Shop(targets, request.param) as shop:
+        yield shop
