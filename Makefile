@@ -20,24 +20,34 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test static test prepared compiled progress quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test static test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
 # The workspace as it is linted and unit tested: without jemalloc, whose C takes a minute to build; the release build has it.
 WORKSPACE := --workspace --no-default-features --features leveret/bench --locked --quiet
+# No example in the documentation is code to run.
+UNIT := $(CARGO) test $(WORKSPACE) --lib --bins --tests
 
 # What is fetched waits for the network, scenarios wait mostly for each other, and a build has only one crate to compile at times: what
-# computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it.
+# computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it. What has failed keeps nothing else
+# from running, so that one run tells everything.
 test:
-	$(MAKE) --jobs=2 --output-sync=target setup leveret progress compiled unit loom differential
+	$(MAKE) --jobs=2 --keep-going --output-sync=target setup leveret progress computed
 
 compiled:
-	$(CARGO) test $(WORKSPACE) --lib --bins --tests --no-run
+	$(UNIT) --no-run
 
-# The scenarios' output as it comes, that of the others when each has ended. What they need is there by then.
+# Scenarios' output as it comes, that of the others when each has ended. What they need is there by then.
 progress: setup leveret
 	@$(MAKE) --output-sync=none READY=yes scenarios
+
+computed: compiled setup leveret
+	@failed=; \
+	for part in unit loom differential; do \
+	  $(MAKE) READY=yes $$part || failed="$$failed $$part"; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 # While a change is being written: lints, unit tests of the crates that differ from BASE, and CLIENT's scenarios on the broker and the
 # pool, with the debug build, which also asserts the order of locks.
@@ -50,14 +60,13 @@ quick: setup
 setup:
 	tests/setup.sh
 
-# No example in the documentation is code to run.
 unit:
-	$(CARGO) test $(WORKSPACE) --lib --bins --tests
+	$(UNIT) --no-fail-fast
 
 # What many threads run through at once, in every order in which they can meet (crate sync). With --workspace, dependencies have the
 # features that they have in the unit tests, and are not built again.
 loom:
-	$(CARGO) test --workspace --features store/loom,transport/loom,broker/loom,server/loom --test interleavings --locked --quiet
+	$(CARGO) test --workspace --features store/loom,transport/loom,broker/loom,server/loom --test interleavings --locked --quiet --no-fail-fast
 
 leveret:
 	$(CARGO) build --release --locked --quiet --package leveret
@@ -73,12 +82,14 @@ scenarios: $(if $(READY),,setup leveret)
 # make differential PROGRAMS=100000 SEED=7 RELEASES=4. A failing program is printed as lines of JSON; in a file:
 # make differential RELEASES=4 ARGS="--replay file".
 RELEASES ?= 3.10 4
-differential: setup leveret
+differential: $(if $(READY),,setup leveret)
 	$(CARGO) build --release --locked --quiet --package differential
+	failed=; \
 	for release in $(RELEASES); do \
 	  .cache/venv/bin/python tests/differential/run.py --release $$release --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS) \
-	    || exit 1; \
-	done
+	    || failed=yes; \
+	done; \
+	[ -z "$$failed" ]
 
 # A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn; then, with
 # a thousand MQTT sessions at two Leverets, each of these as well.
