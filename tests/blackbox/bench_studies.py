@@ -137,11 +137,16 @@ def test_streams_go_over_tls(tmp_path):
         assert code == 1 and "certificate" in error, error
 
 
-def test_a_system_is_watched_by_process_name_and_by_its_own_metrics(broker, tmp_path):
-    with leveret(tmp_path / "told", "--data-dir", "off") as server:
+def test_a_system_is_watched_by_process_name_and_by_its_own_metrics(tmp_path):
+    # A name that no other process has: other tests start and end Leverets meanwhile.
+    program = tmp_path / f"it-{os.getpid()}"
+    program.symlink_to(binary())
+    with (
+        leveret(tmp_path / "told", "--data-dir", "off") as server,
+        leveret(tmp_path / "named", "--data-dir", "off", program=program) as other,
+    ):
         told = f"told={server.uri},prometheus={server.http}/metrics"
-        program = Path(f"/proc/{broker.pid}/comm").read_text().strip()
-        name = f"named={broker.uri},process={program}"
+        name = f"named={other.uri},process={program.name}"
         report = study("churn", *SHORT, "--system", told, "--system", name, "--kind", "channel", "--workers", "1")
     for system in ("told", "named"):
         assert figure(report, "channel", 1, system, "rss")["median"] > 1_000_000

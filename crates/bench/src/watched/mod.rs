@@ -27,9 +27,11 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// CPU time used since `before`, in seconds.
+    /// CPU time used since `before`, in seconds; `None` also if there is less of it now, because a process has ended or a
+    /// broker was started again.
     pub(crate) fn cpu_since(&self, before: &Self) -> Option<f64> {
-        self.cpu_seconds.zip(before.cpu_seconds).map(|(now, before)| now - before)
+        let used = self.cpu_seconds.zip(before.cpu_seconds).map(|(now, before)| now - before);
+        used.filter(|seconds| *seconds >= 0.0)
     }
 }
 
@@ -148,6 +150,14 @@ mod tests {
         assert_eq!((watched.pids, rest), (vec![1, own], "amqp://u:p,w=x@h/v"));
         let (watched, rest) = Watched::take_from("amqp://h").unwrap();
         assert!(watched.is_empty() && rest == "amqp://h" && watched.usage() == Usage::default());
+    }
+
+    #[test]
+    fn a_process_that_ends_takes_no_time_back() {
+        let at = |seconds| Usage { cpu_seconds: Some(seconds), rss_bytes: None };
+        assert_eq!(at(2.5).cpu_since(&at(1.0)), Some(1.5));
+        assert_eq!(at(1.0).cpu_since(&at(2.5)), None);
+        assert_eq!(at(1.0).cpu_since(&Usage::default()), None);
     }
 
     #[test]
