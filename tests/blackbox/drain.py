@@ -1,12 +1,17 @@
 """Shutting down tells the clients, waits for them within a bound, and ends well."""
 
+import select
 import signal
+import struct
 
 import pytest
 
+from harness.health import wait_for_status
 from harness.instances import leveret
+from harness.metrics import metric
+from harness.patience import PATIENCE
 from harness.ports import free_ports
-from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Closed, Wire, close_of
+from harness.wire import CHANNEL_OPEN, CHANNEL_OPEN_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Closed, Wire, close_of, short_string
 
 SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'")
 
@@ -85,6 +90,38 @@ def test_a_client_that_answers_late_ends_the_drain(tmp_path):
         assert server.child.running()
         late.send_method(0, CONNECTION_CLOSE_OK)
         assert server.child.wait() == 0
+
+
+def test_clients_are_served_while_load_balancers_are_told(tmp_path):
+    with leveret(tmp_path, "--drain-delay", "1h") as server:
+        before = Wire(server.port).handshake()
+        server.child.send(signal.SIGTERM)
+        wait_for_status(server.http + "/readyz", 503)
+        assert metric(server, "leveret_draining") == 1
+        # Who has not been told yet gets in, and who is in stays.
+        assert lets_in(server.port)
+        before.open_channel()
+        server.child.send(signal.SIGTERM)
+        assert server.child.wait() == 1
+
+
+def test_clients_leave_one_after_the_other(tmp_path):
+    with leveret(tmp_path, "--drain-spread", "5m") as server:
+        # A hundred take turns of three seconds.
+        wires = [Wire(server.port).handshake() for _ in range(100)]
+        server.child.send(signal.SIGTERM)
+        sockets = {wire.socket: wire for wire in wires}
+        told = [sockets[ready] for ready in select.select(sockets, [], [], PATIENCE)[0]]
+        assert told[0].connection_error() == SHUTDOWN
+        assert not lets_in(server.port)
+        assert any(is_served(wire) for wire in wires if wire not in told)
+
+
+def is_served(wire):
+    """Whether it has not been told to leave."""
+    wire.send_method(1, CHANNEL_OPEN, short_string(""))
+    _, channel, payload = wire.read_frame()
+    return (channel, payload[:4]) == (1, struct.pack(">HH", *CHANNEL_OPEN_OK))
 
 
 def lets_in(port):

@@ -10,7 +10,6 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::listen::bind_http;
 use crate::serve::ServeError;
-use crate::signals::Signalled;
 use crate::status::Status;
 use crate::tls::Tls;
 
@@ -53,8 +52,12 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Starts accepting. A signal ends this at once, so that a successor can bind the addresses.
-    pub(crate) fn serve(listeners: HttpListeners, status: &Arc<Status>, mut signalled: Signalled) -> Self {
+    /// Starts accepting. The end of `release` ends this at once, so that a successor can bind the addresses.
+    pub(crate) fn serve(
+        listeners: HttpListeners,
+        status: &Arc<Status>,
+        release: impl Future<Output = ()> + Send + 'static,
+    ) -> Self {
         let source = || Arc::clone(status) as Arc<dyn Source>;
         let may_end = watch::Sender::new(());
         let HttpListeners { http, https, prometheus } = listeners;
@@ -72,10 +75,10 @@ impl Http {
             // Shutdown does not wait for scrapes.
             tokio::spawn(admin::serve_metrics(listener, source(), end()));
         }
-        let by_signal = may_end.clone();
+        let released = may_end.clone();
         tokio::spawn(async move {
-            signalled.wait().await;
-            by_signal.send_replace(());
+            release.await;
+            released.send_replace(());
         });
         Self { may_end, tasks }
     }

@@ -21,7 +21,7 @@ struct ServiceManager {
     patience: Option<Duration>,
 }
 
-/// Time allowed after `drain_timeout`: more than is needed to respond to the last probes and to write and sync
+/// Time allowed after a drain: more than is needed to respond to the last probes and to write and sync
 /// the remaining changes.
 const ENDING: Duration = Duration::from_secs(30);
 
@@ -60,9 +60,9 @@ impl Notifier {
         ));
     }
 
-    /// Reports that the drain has begun and may take `drain_timeout`.
-    pub(crate) fn stopping(&self, drain_timeout: Duration) {
-        let most = drain_timeout.saturating_add(ENDING).as_micros();
+    /// Reports that the drain has begun and may take as long as `drain`.
+    pub(crate) fn stopping(&self, drain: Duration) {
+        let most = drain.saturating_add(ENDING).as_micros();
         self.notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
     }
 

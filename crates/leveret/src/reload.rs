@@ -33,6 +33,24 @@ pub(crate) struct Reloader {
     pub(crate) notifier: Notifier,
 }
 
+/// How long the steps of a drain take at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DrainTimes {
+    /// Clients are served and accepted as before.
+    pub(crate) delay: Duration,
+    /// Clients are asked to leave, one after the other.
+    pub(crate) spread: Duration,
+    /// The last clients leave.
+    pub(crate) timeout: Duration,
+}
+
+impl DrainTimes {
+    /// All steps together.
+    pub(crate) fn total(&self) -> Duration {
+        self.delay.saturating_add(self.spread).saturating_add(self.timeout)
+    }
+}
+
 impl Reloader {
     /// Reloads on every request.
     pub(crate) async fn serve(self: Arc<Self>, requests: ReloadRequests) {
@@ -44,9 +62,11 @@ impl Reloader {
         }
     }
 
-    /// The `drain_timeout` now in effect.
-    pub(crate) fn drain_timeout(&self) -> Duration {
-        self.effective.lock().config.drain_timeout
+    /// The times of a drain now in effect.
+    pub(crate) fn drain_times(&self) -> DrainTimes {
+        let effective = self.effective.lock();
+        let Config { drain_delay, drain_spread, drain_timeout, .. } = effective.config;
+        DrainTimes { delay: drain_delay, spread: drain_spread, timeout: drain_timeout }
     }
 
     fn reload(&self) {

@@ -31,8 +31,8 @@ use crate::mqtt::mqtt_config;
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::ServedRelays;
-use crate::reload::Reloader;
-use crate::signals::{self, Caught, Drainer};
+use crate::reload::{DrainTimes, Reloader};
+use crate::signals::{self, Caught, Drainer, Signalled};
 use crate::spool::SpoolFolder;
 use crate::status::Status;
 use crate::tls::Tls;
@@ -107,15 +107,16 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
-    let http = Http::serve(http_listeners, &status, signalled);
+    let http = Http::serve(http_listeners, &status, release_of_addresses(signalled, &reloader));
     notifier.ready();
     tokio::spawn(notifier.clone().stay_alive());
 
     drain.wait().await;
-    let drain_timeout = reloader.drain_timeout();
-    notifier.stopping(drain_timeout);
+    let times = reloader.drain_times();
+    notifier.stopping(times.total());
     status.start_draining();
-    end_sessions(&server, spool.as_ref(), &backend, drain_timeout).await;
+    tokio::time::sleep(times.delay).await;
+    end_sessions(&server, spool.as_ref(), &backend, times).await;
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
     http.end().await;
@@ -128,20 +129,29 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     Ok(())
 }
 
+/// Waits until a signal has requested the drain, and until its delay is over: a successor may then bind the addresses. A
+/// drain that was requested over HTTP is watched there to the end.
+fn release_of_addresses(
+    mut signalled: Signalled,
+    reloader: &Arc<Reloader>,
+) -> impl Future<Output = ()> + Send + 'static {
+    let reloader = Arc::clone(reloader);
+    async move {
+        signalled.wait().await;
+        tokio::time::sleep(reloader.drain_times().delay).await;
+    }
+}
+
 /// Time for the closes of the upstream connections when sessions have used up `drain_timeout`.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// Lets sessions end by themselves for as long as `drain_timeout`, then cuts them. A spool, and the upstream connections behind
-/// it, have what is left of that time, but at least a moment: the brokers expect a close.
-async fn end_sessions(
-    server: &Server,
-    spool: Option<&SpoolFolder>,
-    backend: &Backend,
-    drain_timeout: Duration,
-) {
-    let end = Instant::now() + drain_timeout;
+/// Lets sessions end by themselves for as long as `drain_spread` and `drain_timeout`, then cuts them. A spool, and the
+/// upstream connections behind it, have what is left of that time, but at least a moment: the brokers expect a close.
+async fn end_sessions(server: &Server, spool: Option<&SpoolFolder>, backend: &Backend, times: DrainTimes) {
+    let drain_timeout = times.timeout;
+    let end = Instant::now() + times.spread + drain_timeout;
     let rest = || end.saturating_duration_since(Instant::now()).max(CLOSE_TIME.min(drain_timeout));
-    let left = server.drain(drain_timeout).await;
+    let left = server.drain(times.spread, drain_timeout).await;
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout exceeded: closing the remaining connections");
     }

@@ -158,6 +158,11 @@ impl ConnectionCore {
         self.outbox.backlog() >= self.shared.config.outbox_limit
     }
 
+    /// Whether the server drains and it is time for this client to leave.
+    pub(crate) fn must_leave(&self) -> bool {
+        self.shared.must_leave(self.id)
+    }
+
     /// Until when a client keeps its connection while the server drains, if its requests are not answered before.
     pub(crate) fn settle_deadline(&mut self, now: Instant) -> Instant {
         *self.deadline.get_or_insert(now + SETTLE_TIMEOUT)

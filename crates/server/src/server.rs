@@ -1,8 +1,10 @@
 //! Accepts connections and drains them.
 
+mod drain;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use transport::{Ended, Outbox, Peer, Stream, drive};
 
+use self::drain::Departures;
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::incomplete::Incomplete;
@@ -102,9 +105,10 @@ pub(crate) struct Shared {
     counter: Arc<ConnectionCounter>,
     pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
-    draining: AtomicBool,
-    /// The outboxes of all connections, to nudge them when the server drains.
-    connections: Mutex<Slab<Arc<Outbox>>, { Rank::Leaf as u8 }>,
+    /// Set when the drain begins.
+    departures: OnceLock<Departures>,
+    /// The numbers and outboxes of all connections, to nudge them when the server drains.
+    connections: Mutex<Slab<(u64, Arc<Outbox>)>, { Rank::Leaf as u8 }>,
     /// The tasks that accept connections; each ends and releases its socket when the drain begins.
     accepting: Mutex<Vec<JoinHandle<()>>, { Rank::Leaf as u8 }>,
     /// Notified when the last connection has ended.
@@ -132,10 +136,6 @@ impl Shared {
         let _ = self.mqtt.set(backend);
     }
 
-    pub(crate) fn start_draining(&self) {
-        self.draining.store(true, Ordering::Release);
-    }
-
     pub(crate) fn offer(&self) -> Arc<ServerOffer> {
         Arc::clone(&self.offer.lock().plain)
     }
@@ -143,10 +143,6 @@ impl Shared {
     /// The offer for clients with a verified certificate, if such a certificate is a login here.
     pub(crate) fn offer_with_external(&self) -> Option<Arc<ServerOffer>> {
         self.backend.takes_external().then(|| Arc::clone(&self.offer.lock().with_external))
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
     }
 }
 
@@ -196,7 +192,7 @@ impl Server {
             mqtt: OnceLock::new(),
             spool: OnceLock::new(),
             next_id: AtomicU64::new(1),
-            draining: AtomicBool::new(false),
+            departures: OnceLock::new(),
             connections: Mutex::default(),
             accepting: Mutex::default(),
             emptied: Notify::new(),
@@ -376,40 +372,6 @@ impl Server {
     pub(crate) fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
-
-    /// Stops accepting, closes every client with 320 CONNECTION_FORCED, and waits at most `timeout` until they
-    /// have gone. Returns the number of connections left.
-    pub async fn drain(&self, timeout: Duration) -> usize {
-        self.shared.start_draining();
-        self.shared.subscriptions.drain();
-        if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
-            hub.drain();
-        }
-        self.shared.emptied.notify_waiters();
-        let outboxes: Vec<_> =
-            self.shared.connections.lock().iter().map(|(_, outbox)| outbox.clone()).collect();
-        outboxes.iter().for_each(|outbox| outbox.nudge());
-        let accepting = std::mem::take(&mut *self.shared.accepting.lock());
-        let all_gone = async {
-            for task in accepting {
-                // A task that panicked has released its socket, too.
-                let _ = task.await;
-            }
-            loop {
-                let emptied = self.shared.emptied.notified();
-                if self.shared.connections.lock().is_empty() {
-                    break;
-                }
-                emptied.await;
-            }
-            if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
-                hub.finished().await;
-            }
-        };
-        // Elapsed or not, the count below is the result.
-        let _ = tokio::time::timeout(timeout, all_gone).await;
-        self.shared.connections.lock().len()
-    }
 }
 
 impl Shared {
@@ -442,16 +404,6 @@ impl Shared {
         match record {
             Some(record) => record.closed(sent, reason),
             None => tracing::info!(connection = id, %peer, reason, "connection closed"),
-        }
-    }
-
-    pub(crate) async fn drain_begun(&self) {
-        loop {
-            let changed = self.emptied.notified();
-            if self.is_draining() {
-                return;
-            }
-            changed.await;
         }
     }
 }
@@ -592,7 +544,7 @@ pub(crate) fn run<P: ProtocolState>(
 ) -> impl Future<Output = ()> + Send + 'static {
     let Newcomer { id, peer, .. } = newcomer;
     let (mut connection, outbox) = newcomer.into_client::<P>(&shared);
-    let listed = Listed::new(&shared, &outbox);
+    let listed = Listed::new(&shared, id, &outbox);
     async move {
         let config = &shared.config;
         let ended =
@@ -620,8 +572,9 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    pub(crate) fn new(shared: &Arc<Shared>, outbox: &Arc<Outbox>) -> Self {
-        let key = shared.connections.lock().insert(Arc::clone(outbox));
+    /// `id` is the connection's number.
+    pub(crate) fn new(shared: &Arc<Shared>, id: u64, outbox: &Arc<Outbox>) -> Self {
+        let key = shared.connections.lock().insert((id, Arc::clone(outbox)));
         if shared.is_draining() {
             // The drain may have walked the list before this connection was in it.
             outbox.nudge();

@@ -617,7 +617,15 @@ settings! {
         /// PRECONDITION_FAILED.
         consumer_timeout: Duration = "30m", from "1s" to "10000h";
 
-        /// How long shutting down waits for clients to take their last bytes and close.
+        /// How long a server that is to shut down serves on while `/readyz` says that it will: time for load balancers to send
+        /// new clients elsewhere.
+        drain_delay: Duration = "0s", from "0s" to "1h", applied live;
+
+        /// The time over which clients are then asked to leave, each at a moment of its own, so that they do not all connect
+        /// elsewhere at once. Nobody is accepted any more.
+        drain_spread: Duration = "0s", from "0s" to "1h", applied live;
+
+        /// How long shutting down waits for clients to take their last bytes and close, from the last one's moment on.
         drain_timeout: Duration = "10s", from "0s" to "1h", applied live;
 
         /// How long of that it waits for a client that has nothing under way, and only its connection to close.

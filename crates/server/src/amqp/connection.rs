@@ -374,7 +374,7 @@ impl AmqpConnection {
     /// While the server drains: closes an open client once its publishes are confirmed or the time limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let AmqpPhase::Open(session) = &self.phase else { return };
-        if !self.core.shared.is_draining() {
+        if !self.core.must_leave() {
             return;
         }
         let deadline = self.core.settle_deadline(now);

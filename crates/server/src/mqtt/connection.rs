@@ -287,7 +287,7 @@ impl MqttConnection {
     /// limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let MqttPhase::Open(client) = &self.phase else { return };
-        if !self.core.shared.is_draining() {
+        if !self.core.must_leave() {
             return;
         }
         let deadline = self.core.settle_deadline(now);

@@ -48,7 +48,7 @@ pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: St
     let record = shared.record(&newcomer);
     let Newcomer { id, peer, lease, .. } = newcomer;
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
+    let _listed = Listed::new(&shared, id, &Arc::new(Outbox::new(0)));
     let _place = lease;
     let listener = client.addresses().map(|(local, _)| local);
     let connecting = Box::pin(connect(&relay.config, peer, listener));
@@ -65,7 +65,7 @@ pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: St
     };
     let mut pair = Pair::new(client, upstream, shared.config.write_timeout);
     let reason = {
-        let mut drained = pin!(shared.drain_begun());
+        let mut drained = pin!(shared.departure_of(id));
         poll_fn(|cx| match drained.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(PlainRelayEnd::Drain),
             Poll::Pending => pair.poll(cx),

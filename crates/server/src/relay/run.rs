@@ -32,7 +32,7 @@ pub(crate) async fn run(
 ) {
     let Newcomer { id, peer, lease, .. } = newcomer;
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
+    let _listed = Listed::new(&shared, id, &Arc::new(Outbox::new(0)));
     let _place = lease;
     let name = relay.config.name.as_str();
     let _relay_place = match relay.counter.enter(peer.ip()) {
@@ -65,7 +65,7 @@ pub(crate) async fn run(
     let text = relay.config.text;
     let mut pump = Pump::new(client, upstream, text, ping_interval, shared.config.write_timeout);
     pump.deflate(deflate);
-    let reason = run_pump(&shared, &mut pump).await;
+    let reason = run_pump(&shared, id, &mut pump).await;
     let (received, sent) = pump.moved;
     shared.metrics.bytes_received.add(received);
     tracing::info!(connection = id, %peer, relay = name, %reason, received, sent, "connection closed");
@@ -75,8 +75,8 @@ pub(crate) async fn run(
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
 }
 
-async fn run_pump(shared: &Shared, pump: &mut Pump<Stream, Stream>) -> RelayEnd {
-    let mut drained = pin!(shared.drain_begun());
+async fn run_pump(shared: &Shared, id: u64, pump: &mut Pump<Stream, Stream>) -> RelayEnd {
+    let mut drained = pin!(shared.departure_of(id));
     let mut draining = false;
     poll_fn(|cx| {
         if !draining && drained.as_mut().poll(cx).is_ready() {

@@ -216,6 +216,9 @@ impl StompConnection {
             self.core.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             return self.over(now);
         };
+        if !self.core.must_leave() {
+            return;
+        }
         let is_settled = session.is_settled();
         let deadline = self.core.settle_deadline(now);
         if is_settled || deadline <= now {

@@ -80,7 +80,7 @@ where
     let now = std::time::Instant::now();
     let mut protocol =
         WebSocket::new(connection, Arc::clone(&outbox), limit, ping_interval, now).with_deflate(deflate);
-    let listed = Listed::new(&shared, &outbox);
+    let listed = Listed::new(&shared, id, &outbox);
     async move {
         let sent = send(&mut stream, &answer).await;
         drop(answer);

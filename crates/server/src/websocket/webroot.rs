@@ -140,7 +140,7 @@ pub(super) async fn serve(
     file: FileRequest,
 ) {
     // Never appended to: it represents the connection in the list that a drain waits for.
-    let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
+    let _listed = Listed::new(&shared, newcomer.id, &Arc::new(Outbox::new(0)));
     let asked = file.request.uri().path().to_owned();
     let Some(webroot) = config.routes.webroot.clone() else { return };
     let Ok(_transfer) = webroot.transfers.try_acquire() else {

@@ -1,0 +1,173 @@
+//! When each client is asked to leave while the server drains: all at once, or spread over time, so that a fleet of clients
+//! does not connect elsewhere in one moment.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Server, Shared};
+use crate::mqtt::MqttBackend;
+
+impl Server {
+    /// Stops accepting, closes every client with 320 CONNECTION_FORCED at a time of its own within `spread`, and then waits at
+    /// most `timeout` until they have gone. Returns the number of connections left.
+    pub async fn drain(&self, spread: Duration, timeout: Duration) -> usize {
+        let departures = self.shared.start_draining(spread);
+        // Accepting ends, and so do connections that have not logged in.
+        self.shared.emptied.notify_waiters();
+        self.shared.nudge_all();
+        self.shared.see_off(departures).await;
+        // Once the last client is on its way: those before share subscriptions and sessions as ever.
+        self.shared.subscriptions.drain();
+        if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
+            hub.drain();
+        }
+        let accepting = std::mem::take(&mut *self.shared.accepting.lock());
+        let all_gone = async {
+            for task in accepting {
+                // A task that panicked has released its socket, too.
+                let _ = task.await;
+            }
+            self.shared.emptied().await;
+            if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
+                hub.finished().await;
+            }
+        };
+        // Elapsed or not, the count below is the result.
+        let _ = tokio::time::timeout(timeout, all_gone).await;
+        self.shared.connections.lock().len()
+    }
+}
+
+impl Shared {
+    /// Begins the drain, if it has not begun: clients are asked to leave within `spread` from now on.
+    pub(crate) fn start_draining(&self, spread: Duration) -> Departures {
+        *self.departures.get_or_init(|| Departures::new(Instant::now(), spread))
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.departures.get().is_some()
+    }
+
+    /// Whether the server drains and it is time for the connection with this number to leave. Reads the clock, as the time of a
+    /// task's turn may be before that of the nudge which it follows.
+    pub(crate) fn must_leave(&self, connection: u64) -> bool {
+        self.departures.get().is_some_and(|departures| departures.time_of(connection) <= Instant::now())
+    }
+
+    /// Wakes the task of every connection.
+    fn nudge_all(&self) {
+        let outboxes: Vec<_> =
+            self.connections.lock().iter().map(|(_, (_, outbox))| Arc::clone(outbox)).collect();
+        outboxes.iter().for_each(|outbox| outbox.nudge());
+    }
+
+    /// Nudges each connection when it is to leave; returns when all have been, or none is left.
+    async fn see_off(&self, departures: Departures) {
+        let mut leaving: Vec<_> = self
+            .connections
+            .lock()
+            .iter()
+            .map(|(_, (id, outbox))| (departures.time_of(*id), Arc::clone(outbox)))
+            .collect();
+        leaving.sort_unstable_by_key(|(time, _)| *time);
+        let leave = async {
+            for (time, outbox) in leaving {
+                tokio::time::sleep_until(time.into()).await;
+                outbox.nudge();
+            }
+            tokio::time::sleep_until(departures.end().into()).await;
+        };
+        tokio::select! {
+            () = leave => {}
+            () = self.emptied() => {}
+        }
+        // And those that were being accepted at the beginning.
+        self.nudge_all();
+    }
+
+    /// Waits until no connection is left.
+    async fn emptied(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.connections.lock().is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    /// Waits until the server drains and the connection with this number is to leave.
+    pub(crate) async fn departure_of(&self, connection: u64) {
+        self.drain_begun().await;
+        if let Some(departures) = self.departures.get() {
+            tokio::time::sleep_until(departures.time_of(connection).into()).await;
+        }
+    }
+
+    pub(crate) async fn drain_begun(&self) {
+        loop {
+            let changed = self.emptied.notified();
+            if self.is_draining() {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// 2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly however many there are (Knuth, The Art of
+/// Computer Programming, vol. 3, section 6.4).
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The times at which clients are asked to leave.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Departures {
+    begun: Instant,
+    /// The last client leaves this long after the first.
+    spread: Duration,
+}
+
+impl Departures {
+    pub(crate) fn new(begun: Instant, spread: Duration) -> Self {
+        Self { begun, spread }
+    }
+
+    /// When the connection with this number is asked to leave: evenly over the whole time, whatever numbers there are.
+    pub(crate) fn time_of(&self, connection: u64) -> Instant {
+        let share = u32::try_from(connection.wrapping_mul(GOLDEN) >> 32).unwrap_or(u32::MAX);
+        self.begun + self.spread.mul_f64(f64::from(share) / f64::from(u32::MAX))
+    }
+
+    /// When the last client is asked to leave.
+    pub(crate) fn end(&self) -> Instant {
+        self.begun + self.spread
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_leave_evenly_whatever_their_numbers() {
+        let (begun, spread) = (Instant::now(), Duration::from_secs(10));
+        let departures = Departures::new(begun, spread);
+        for numbers in [1..1001_u64, 7_000_000..7_001_000] {
+            let mut by_second = [0; 10];
+            for number in numbers {
+                let time = departures.time_of(number);
+                assert!(time >= begun && time <= departures.end());
+                let second = usize::try_from((time - begun).as_secs()).unwrap();
+                by_second[second] += 1;
+            }
+            assert!(by_second.iter().all(|clients| (95..=105).contains(clients)), "{by_second:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_spread_all_leave_at_once() {
+        let begun = Instant::now();
+        let departures = Departures::new(begun, Duration::ZERO);
+        assert!([0, 1, u64::MAX].iter().all(|number| departures.time_of(*number) == begun));
+    }
+}
