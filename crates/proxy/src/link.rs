@@ -1,5 +1,6 @@
 //! The upstream connections' view of a client.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -36,6 +37,9 @@ pub(crate) struct ClientLink {
     pub(crate) kept: Arc<ReplayBuffer>,
     /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Declarer>,
+    /// The node of a cluster that the client is at, as it would be with a connection of its own: the others learn of what is
+    /// declared there a moment later, until when a message that is published to them finds no queue.
+    home: Mutex<Option<SocketAddr>, { Rank::Leaf as u8 }>,
     /// Whether `events` may be non-empty.
     has_events: AtomicBool,
     events: Mutex<Events, { Rank::UpstreamClient as u8 }>,
@@ -107,9 +111,20 @@ impl ClientLink {
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
             declarer: None,
+            home: Mutex::default(),
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
         }
+    }
+
+    /// The node that the client is at, if it uses a connection.
+    pub(crate) fn home(&self) -> Option<SocketAddr> {
+        *self.home.lock()
+    }
+
+    /// Called when the client uses a connection to this node, and none to the one before.
+    pub(crate) fn set_home(&self, node: SocketAddr) {
+        *self.home.lock() = Some(node);
     }
 
     /// Has the client's declarations remembered.

@@ -12,6 +12,7 @@ mod unverified;
 mod verification;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -33,6 +34,7 @@ use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
 #[cfg(test)]
 pub(crate) use self::placement::OPENING_MAX;
+pub(crate) use self::placement::Sought;
 pub use self::verification::VerifiedLogin;
 use crate::auth_gate::AuthGate;
 use crate::client_properties::ClientProperties;
@@ -629,8 +631,24 @@ impl Pool {
         credentials: &Credentials,
         announced: &ClientProperties,
     ) -> Result<HalfOpen, Refusal> {
+        Box::pin(self.begin_near(None, permit, credentials, announced)).await
+    }
+
+    /// The same, at the node `near` if that answers.
+    async fn begin_near(
+        self: &Arc<Self>,
+        near: Option<SocketAddr>,
+        permit: ConnectionPermit,
+        credentials: &Credentials,
+        announced: &ClientProperties,
+    ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
-        for endpoint in self.endpoints_in_order().await {
+        let mut endpoints = self.endpoints_in_order().await;
+        if let Some(node) = near.filter(|node| self.endpoints.is_up(*node)) {
+            // Stable: the others stay in their order behind it.
+            endpoints.sort_by_key(|endpoint| endpoint.socket != node);
+        }
+        for endpoint in endpoints {
             add(&self.counters.handshakes, 1);
             match Box::pin(Begun::login(&endpoint, credentials, announced, &self.config)).await {
                 Ok(begun) => {

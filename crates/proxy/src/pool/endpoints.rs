@@ -296,6 +296,11 @@ impl Endpoints {
         }
     }
 
+    /// Whether a node is in use, or nothing is known against it.
+    pub(super) fn is_up(&self, node: SocketAddr) -> bool {
+        self.known.lock().iter().any(|known| known.endpoint.socket == node && !known.down)
+    }
+
     /// A connection is open there.
     pub(super) fn opened(&self, endpoint: &Endpoint) {
         self.with(endpoint, |known| known.connections += 1);

@@ -1,6 +1,7 @@
 //! Selection of the connection that a client is placed on, and of the number of connections.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,37 +21,43 @@ impl Pool {
     /// opened for later clients.
     ///
     /// With `patience`, once the brokers have many channels to open, only a resting channel will do: see
-    /// [`OPENING_MAX`].
+    /// [`OPENING_MAX`]. At another node than is sought there is none while a connection to that node can be opened.
     pub(crate) fn find_shared(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        confirm: bool,
-        role: Role,
+        sought: Sought,
         patience: bool,
     ) -> Option<Arc<Upstream>> {
-        let (mut best, mut rested, mut shared, mut opening) = (None, None, 0, 0);
+        let node = sought.near.filter(|node| self.endpoints.is_up(*node));
+        let (mut near, mut far) = (Least::default(), Least::default());
+        let (mut shared, mut opening) = (0, 0);
         self.each(credentials, virtual_host, |upstream| {
-            let Some(found) = upstream.shared(confirm, role) else { return };
+            let Some(found) = upstream.shared(sought.confirm, sought.role) else { return };
             shared += 1;
             opening += found.opening;
             if let Some(load) = found.load {
-                keep_least(&mut best, load, upstream);
-                if found.rests {
-                    keep_least(&mut rested, load, upstream);
-                }
+                let is_near = node.is_none_or(|node| upstream.endpoint.socket == node);
+                let least = if is_near { &mut near } else { &mut far };
+                least.add(load, found.rests, upstream);
             }
         });
-        let (_, upstream) = if patience && opening >= OPENING_MAX { rested? } else { best? };
+        let only_rested = patience && opening >= OPENING_MAX;
+        let may_grow = shared < self.config.max_shared_connections;
+        let upstream = match near.into_least(only_rested) {
+            Some(upstream) => upstream,
+            None if may_grow => return None,
+            None => far.into_least(only_rested)?,
+        };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
-        if shared < self.config.max_shared_connections && is_busy {
-            self.grow(credentials, virtual_host, role);
+        if may_grow && is_busy {
+            self.grow(credentials, virtual_host, sought.role);
         }
         Some(upstream)
     }
 
-    /// Takes an unused connection as the client's own. With `keep_warm` the newest one with room is left to
-    /// others, so that the warm path stays warm (P6).
+    /// Takes an unused connection as the client's own, at the node that it is at while that is up. With `keep_warm` the newest
+    /// one with room is left to others, so that the warm path stays warm (P6).
     pub(crate) fn find_own(
         &self,
         credentials: &Credentials,
@@ -60,10 +67,12 @@ impl Pool {
     ) -> Option<Arc<Upstream>> {
         let mut warm = !keep_warm;
         let mut found = None;
+        let node = link.home().filter(|node| self.endpoints.is_up(*node));
         self.each(credentials, virtual_host, |upstream| {
+            let is_near = node.is_none_or(|node| upstream.endpoint.socket == node);
             if !warm {
                 warm = upstream.is_shared().1;
-            } else if found.is_none() && upstream.try_own(link) {
+            } else if found.is_none() && is_near && upstream.try_own(link) {
                 found = Some(upstream.clone());
             }
         });
@@ -125,7 +134,10 @@ impl Pool {
             Some(announced) => {
                 self.own_connection(credentials, virtual_host, announced, link.clone()).await?
             }
-            None => self.shared_connection(credentials, virtual_host, false, role).await?,
+            None => {
+                let sought = Sought { confirm: false, role, near: link.home() };
+                self.shared_connection(credentials, virtual_host, sought).await?
+            }
         };
         if self.topologies().is_torn(virtual_host, link.declarer_id()) {
             if announced.is_some() {
@@ -141,13 +153,13 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        confirm: bool,
-        role: Role,
+        sought: Sought,
     ) -> Result<Arc<Upstream>, Refusal> {
-        if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, confirm, role).await {
+        if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, sought).await {
             return Ok(upstream);
         }
-        let found = || self.find_shared(credentials, virtual_host, confirm, role, false);
+        let role = sought.role;
+        let found = || self.find_shared(credentials, virtual_host, sought, false);
         // Many clients may arrive at once and find none: the connection that the first one opens serves them
         // all, if it is ready soon.
         let turn = self.opening.turn(credentials, virtual_host, role);
@@ -165,7 +177,8 @@ impl Pool {
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        let begun = self.begin(permit, credentials, &ClientProperties::SHARED).await?;
+        let opening = self.begin_near(sought.near, permit, credentials, &ClientProperties::SHARED);
+        let begun = Box::pin(opening).await?;
         let opened = self.finish(begun, credentials, virtual_host, None, Some(role)).await;
         drop(turn);
         opened
@@ -177,15 +190,14 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        confirm: bool,
-        role: Role,
+        sought: Sought,
     ) -> Option<Arc<Upstream>> {
         let end = Instant::now() + self.config.opening_patience;
         loop {
             let mut busiest = None::<(usize, Arc<Upstream>)>;
             self.each(credentials, virtual_host, |upstream| {
                 // Channels on other clients' own connections are irrelevant here.
-                let opening = upstream.shared(confirm, role).map_or(0, |shared| shared.opening);
+                let opening = upstream.shared(sought.confirm, sought.role).map_or(0, |shared| shared.opening);
                 if opening > busiest.as_ref().map_or(0, |(most, _)| *most) {
                     busiest = Some((opening, upstream.clone()));
                 }
@@ -193,7 +205,7 @@ impl Pool {
             let (_, busiest) = busiest?;
             let mut news = std::pin::pin!(busiest.news());
             news.as_mut().enable();
-            if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm, role, true) {
+            if let Some(upstream) = self.find_shared(credentials, virtual_host, sought, true) {
                 return Some(upstream);
             }
             // The notification may concern another connection, or have woken a waiter that no longer needed it.
@@ -222,7 +234,7 @@ impl Pool {
             // The client is gone; leave the permit to others.
             return Err(Refusal::unreachable("client is gone"));
         }
-        let begun = self.begin(permit, credentials, announced).await?;
+        let begun = Box::pin(self.begin_near(owner.home(), permit, credentials, announced)).await?;
         self.finish(begun, credentials, virtual_host, Some(owner), None).await
     }
 
@@ -286,6 +298,37 @@ impl Opening {
         let mut hasher = DefaultHasher::new();
         (&credentials.username, virtual_host, role == Role::Publishing).hash(&mut hasher);
         &self.0[(hasher.finish() % self.0.len() as u64) as usize]
+    }
+}
+
+/// The shared connection that a client's channel is to be on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sought {
+    /// Whether the channel is in confirm mode.
+    pub(crate) confirm: bool,
+    pub(crate) role: Role,
+    /// The node that the client is at: [`ClientLink::home`].
+    pub(crate) near: Option<SocketAddr>,
+}
+
+/// The connections with the least load: of all, and of those on which a channel rests.
+#[derive(Default)]
+struct Least {
+    of_all: Option<(usize, Arc<Upstream>)>,
+    rested: Option<(usize, Arc<Upstream>)>,
+}
+
+impl Least {
+    fn add(&mut self, load: usize, rests: bool, upstream: &Arc<Upstream>) {
+        keep_least(&mut self.of_all, load, upstream);
+        if rests {
+            keep_least(&mut self.rested, load, upstream);
+        }
+    }
+
+    fn into_least(self, only_rested: bool) -> Option<Arc<Upstream>> {
+        let least = if only_rested { self.rested } else { self.of_all };
+        least.map(|(_, upstream)| upstream)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{Life, ProxySession};
 use crate::frames::put_frame;
 use crate::link::Event;
 use crate::metrics::add;
+use crate::pool::Sought;
 use crate::pool::background::remind;
 use crate::refusal::Refusal;
 use crate::upstream::{Placed, Role, Upstream};
@@ -188,7 +189,8 @@ impl ProxySession {
         }
         let confirm = publishing.is_confirming();
         let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
-        let found = self.pool.find_shared(credentials, virtual_host, confirm, Role::Publishing, true);
+        let sought = Sought { confirm, role: Role::Publishing, near: self.link.home() };
+        let found = self.pool.find_shared(credentials, virtual_host, sought, true);
         if found.is_some() {
             return false;
         }
@@ -228,7 +230,8 @@ impl ProxySession {
         } else if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link, true)
         } else {
-            self.pool.find_shared(&self.credentials, &self.virtual_host, confirm, role, true)
+            let sought = Sought { confirm, role, near: self.link.home() };
+            self.pool.find_shared(&self.credentials, &self.virtual_host, sought, true)
         };
         if let Some(upstream) = found
             && self.attach(&upstream)
@@ -250,6 +253,11 @@ impl ProxySession {
         }
         let attached = upstream.attach(&self.link);
         if attached {
+            let is_at =
+                |node| self.attached.iter().any(|other| other.endpoint.socket == node && other.is_open());
+            if !self.link.home().is_some_and(is_at) {
+                self.link.set_home(upstream.endpoint.socket);
+            }
             self.attached.push(upstream.clone());
         }
         attached

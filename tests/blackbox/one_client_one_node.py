@@ -1,0 +1,47 @@
+"""A client of the pool is at one node of a cluster, as it would be by itself: what it has declared is there for what it publishes
+and consumes. The nodes of a cluster tell each other of a queue a moment after the client has been told; here they never do."""
+
+import contextlib
+
+import pika
+import pytest
+
+from harness.instances import leveret
+from harness.patience import PATIENCE
+
+
+@pytest.fixture
+def pool(tmp_path):
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(leveret(tmp_path / f"node{number}", "--data-dir", "off")) for number in range(3)]
+        upstreams = [word for node in nodes for word in ("--upstream", f"amqp://{node.address}")]
+        yield stack.enter_context(leveret(tmp_path / "pool", *upstreams))
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_what_a_client_declares_is_there_for_what_it_publishes_and_consumes(pool, round):
+    with contextlib.ExitStack() as stack:
+        for number in range(12):
+            # They stay, so that connections to all nodes are shared and busy.
+            connection = stack.enter_context(pika.BlockingConnection(pika.URLParameters(pool.uri)))
+            channel = connection.channel()
+            channel.confirm_delivery()
+            queue = f"of-{round}-{number}"
+            channel.queue_declare(queue)
+            # Returned as unroutable, pika raises.
+            channel.basic_publish("", queue, b"first", mandatory=True)
+            other = connection.channel()
+            other.confirm_delivery()
+            other.basic_publish("", queue, b"second", mandatory=True)
+            assert take(other, queue, auto_ack=False) == b"first"
+            # Without acknowledgements it has an upstream connection of its own.
+            assert take(connection.channel(), queue, auto_ack=True) == b"second"
+
+
+def take(channel, queue, auto_ack):
+    channel.basic_qos(prefetch_count=1)
+    for method, _, body in channel.consume(queue, auto_ack=auto_ack, inactivity_timeout=PATIENCE):
+        if not auto_ack:
+            channel.basic_ack(method.delivery_tag)
+        channel.cancel()
+        return body
