@@ -133,6 +133,7 @@ def test_who_may_change(both):
 # Routes of CHANGES and of the test of connections, as far as RabbitMQ has them.
 OWN = {
     ("POST", "leveret/drain"),
+    ("POST", "leveret/upgrade"),
     ("DELETE", "leveret/spool/parked"),
     *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
 }
@@ -182,8 +183,9 @@ def asked_of_a_connection(management, method, by_name):
 
 def test_nobody_drains_the_server_but_administrators(both):
     ours, _ = both
-    statuses = [ours.status("POST", "leveret/drain", user=f"m_{tag}:x") for tag in TAGS if tag != "administrator"]
-    assert statuses == [401] * (len(TAGS) - 1)
+    others = [f"m_{tag}:x" for tag in TAGS if tag != "administrator"]
+    statuses = [ours.status("POST", f"leveret/{action}", user=user) for action in ("drain", "upgrade") for user in others]
+    assert statuses == [401] * 2 * (len(TAGS) - 1)
 
 
 def test_a_message_without_permission_is_refused_as_by_rabbitmq(both):

@@ -22,7 +22,7 @@ def forget_ended():
 class Child:
     """`logs` is a folder in which it keeps logs of its own, beside what it prints."""
 
-    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None):
+    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None, pass_fds=()):
         self.log = log
         self.logs = logs
         self.lines = []
@@ -40,6 +40,7 @@ class Child:
             errors="replace",
             # A Ctrl-C is for the tests, which then stop their children in order.
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

@@ -5,6 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use transport::{Inherited, Listener};
 
 use super::*;
 use crate::{MetricsWriter, Readiness, WantedMetrics, WebSocketPorts};
@@ -39,6 +40,11 @@ impl Source for Told {
     }
 }
 
+/// A listener on a free port of 127.0.0.1.
+pub(super) async fn bound_listener() -> AdminListener {
+    Listener::bind_tcp(&[("127.0.0.1", 0)], &Inherited::default()).await.unwrap().into()
+}
+
 /// A server on a free port, and the sender that shuts it down.
 pub(super) struct Server {
     port: u16,
@@ -49,11 +55,11 @@ pub(super) struct Server {
 
 impl Server {
     async fn start(limits: Limits, padding: usize) -> Self {
-        Self::start_on(AdminListener::tcp(&[("127.0.0.1", 0)]).await.unwrap(), limits, padding).await
+        Self::start_on(bound_listener().await, limits, padding).await
     }
 
     pub(super) async fn start_on(listener: AdminListener, limits: Limits, padding: usize) -> Self {
-        let port = listener.local_addresses()[0].port();
+        let port = listener.listener().local_addresses()[0].port();
         let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding });
         let (shutdown, told) = oneshot::channel();
         let told = async {
@@ -310,7 +316,8 @@ async fn shutting_down_does_not_wait_for_a_client_that_stays() {
 async fn a_unix_socket_answers_as_well() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("http.sock");
-    let listener = AdminListener::unix(&path).await.unwrap();
+    let listener = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
+    let listener = AdminListener::from(listener);
     let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding: 0 });
     let (shutdown, told) = oneshot::channel::<()>();
     let server = tokio::spawn(serve(listener, source, async {

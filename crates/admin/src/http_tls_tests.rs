@@ -8,7 +8,7 @@ use transport::tls::{
     CertificateFiles, ClientCertificates, ClientTls, ClientTlsConfig, LoginFrom, ServerTls, ServerTlsConfig,
 };
 
-use super::tests::{PATIENT, Server};
+use super::tests::{PATIENT, Server, bound_listener};
 use super::*;
 
 /// A certificate for localhost, and the TLS configuration of both ends that trust it.
@@ -34,8 +34,7 @@ impl Ends {
     }
 
     async fn start(&self, limits: Limits, strict: Duration) -> Server {
-        let listener =
-            AdminListener::tcp(&[("127.0.0.1", 0)]).await.unwrap().over_tls(Arc::clone(&self.server), strict);
+        let listener = bound_listener().await.over_tls(Arc::clone(&self.server), strict);
         Server::start_on(listener, limits, 0).await
     }
 

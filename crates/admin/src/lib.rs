@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 pub use api::{
     Api, CertificateFile, ChannelInfo, ClientConnection, ConnectionInfo, Counters, DetachedSession,
-    ListenerInfo, NodeInfo, Process as ApiProcess, SessionInfo, TlsListener,
+    ListenerInfo, NoUpgrade, NodeInfo, Process as ApiProcess, SessionInfo, TlsListener,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

@@ -127,11 +127,13 @@ impl Args for Flags {
             .help(format!("The configuration file, TOML [env: {FILE_VARIABLE}]"));
         let settings = SETTINGS.iter().filter(|setting| !setting.is_secret).map(|setting| {
             let action = if setting.repeated { ArgAction::Append } else { ArgAction::Set };
-            text_argument(setting.key)
-                .value_name(setting.kind)
-                .help_heading(setting.group)
-                .help(help(setting))
-                .action(action)
+            let argument = text_argument(setting.key);
+            // The one switch that is on only for a command: it may stand without a value.
+            let argument = match setting.key {
+                "take_over" => argument.num_args(0..=1).default_missing_value("on"),
+                _ => argument,
+            };
+            argument.value_name(setting.kind).help_heading(setting.group).help(help(setting)).action(action)
         });
         command.arg(config).args(settings)
     }

@@ -6,9 +6,10 @@ use admin::{AdminListener, Source};
 use server::ListenerKind;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use transport::{Inherited, Listener};
 
 use crate::config::Config;
-use crate::listen::bind_http;
+use crate::listen::bind;
 use crate::serve::ServeError;
 use crate::status::Status;
 use crate::tls::Tls;
@@ -26,17 +27,26 @@ impl HttpListeners {
     /// # Errors
     ///
     /// A listener cannot be bound; the first such failure is returned.
-    pub(crate) async fn bind(config: &Config, tls: &Tls) -> Result<Self, ServeError> {
-        let http = bind_http(listener("http", "http", "http"), &config.http).await?;
-        let https = bind_http(listener("https", "https", "https"), &config.https).await?;
+    pub(crate) async fn bind(config: &Config, tls: &Tls, inherited: &Inherited) -> Result<Self, ServeError> {
+        let bound =
+            async |setting, scheme, rabbitmq_name, address| -> Result<Option<AdminListener>, ServeError> {
+                let listener = bind(listener(setting, scheme, rabbitmq_name), address, inherited).await?;
+                Ok(listener.map(AdminListener::from))
+            };
+        let http = bound("http", "http", "http", &config.http).await?;
+        let https = bound("https", "https", "https", &config.https).await?;
         let https = https.zip(tls.server.clone());
-        let prometheus = listener("prometheus", "http", "http/prometheus");
-        let prometheus = bind_http(prometheus, &config.prometheus).await?;
         Ok(Self {
             http,
             https: https.map(|(listener, tls)| listener.over_tls(tls, config.https_strict)),
-            prometheus,
+            prometheus: bound("prometheus", "http", "http/prometheus", &config.prometheus).await?,
         })
+    }
+
+    /// The sockets of all.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        let Self { http, https, prometheus } = self;
+        http.iter().chain(https).chain(prometheus).map(AdminListener::listener)
     }
 }
 

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use admin::WebSocketPorts;
 use broker::FrontEnd;
-use server::{Listener, ListenerKind, PROTOCOLS, Preface, Server};
+use server::{ListenerKind, PROTOCOLS, Preface, Server};
+use transport::{Inherited, Listener};
 
 use crate::announce::{Announced, announce};
 use crate::config::{Config, ListenAddr};
@@ -22,11 +23,11 @@ impl ClientListeners {
     /// # Errors
     ///
     /// A listener cannot be bound, or is the upstream; the first such failure is returned.
-    pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
+    pub(crate) async fn bind(config: &Config, inherited: &Inherited) -> Result<Self, ServeError> {
         let mut bound = Vec::new();
         for protocol in &PROTOCOLS {
             for kind in &protocol.listeners {
-                if let Some(listener) = bind(*kind, config.listen_address(kind.setting)).await? {
+                if let Some(listener) = bind(*kind, config.listen_address(kind.setting), inherited).await? {
                     bound.push((protocol.front_end, *kind, listener));
                 }
             }
@@ -38,11 +39,15 @@ impl ClientListeners {
 
     /// The bound TCP addresses, with the settings of their listeners.
     fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
-        let tcp = self.0.iter().filter_map(|(_, kind, listener)| match listener {
-            Listener::Tcp(listeners) => Some((kind.setting, listeners.local_addresses())),
-            Listener::Unix(..) => None,
-        });
-        tcp.flat_map(|(key, addresses)| addresses.map(move |address| (key, address))).collect()
+        let of_each = self.0.iter().map(|(_, kind, listener)| (kind.setting, listener.local_addresses()));
+        of_each
+            .flat_map(|(key, addresses)| addresses.into_iter().map(move |address| (key, address)))
+            .collect()
+    }
+
+    /// The sockets of all.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.0.iter().map(|(.., listener)| listener)
     }
 
     /// The ports on which the page in the browser may connect.
@@ -51,10 +56,7 @@ impl ClientListeners {
             let (.., listener) = self.0.iter().find(|(protocol, kind, _)| {
                 *protocol == FrontEnd::Amqp && kind.websocket && kind.tls == tls
             })?;
-            match listener {
-                Listener::Tcp(listeners) => listeners.local_addresses().next().map(|address| address.port()),
-                Listener::Unix(..) => None,
-            }
+            listener.local_addresses().first().map(SocketAddr::port)
         };
         WebSocketPorts { ws: port(false), wss: port(true) }
     }
@@ -79,47 +81,25 @@ impl ClientListeners {
 /// # Errors
 ///
 /// It cannot be bound.
-pub(crate) async fn bind(kind: ListenerKind, address: &ListenAddr) -> Result<Option<Listener>, ServeError> {
-    let bound = match address {
-        ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => Listener::bind_tcp(&address.places()).await,
-        ListenAddr::Unix(path) => Listener::bind_unix(path).await,
-    };
-    let listener =
-        bound.map_err(|error| ServeError::Listen { key: kind.setting, address: address.clone(), error })?;
-    match &listener {
-        Listener::Tcp(listeners) => announce_all(kind, listeners.local_addresses()),
-        Listener::Unix(..) => announce(Announced { kind, url: address.to_string() }),
-    }
-    Ok(Some(listener))
-}
-
-/// The same as `bind` for an HTTP listener.
-///
-/// # Errors
-///
-/// It cannot be bound.
-pub(crate) async fn bind_http(
+pub(crate) async fn bind(
     kind: ListenerKind,
     address: &ListenAddr,
-) -> Result<Option<admin::AdminListener>, ServeError> {
+    inherited: &Inherited,
+) -> Result<Option<Listener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => admin::AdminListener::tcp(&address.places()).await,
-        ListenAddr::Unix(path) => admin::AdminListener::unix(path).await,
+        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => {
+            Listener::bind_tcp(&address.places(), inherited).await
+        }
+        ListenAddr::Unix(path) => Listener::bind_unix(path, inherited).await,
     };
     let listener =
         bound.map_err(|error| ServeError::Listen { key: kind.setting, address: address.clone(), error })?;
     if let ListenAddr::Unix(_) = address {
         announce(Announced { kind, url: address.to_string() });
     }
-    announce_all(kind, listener.local_addresses());
-    Ok(Some(listener))
-}
-
-/// Announces each address on a line of its own.
-fn announce_all(kind: ListenerKind, bound: impl IntoIterator<Item = SocketAddr>) {
-    for address in bound {
+    for address in listener.local_addresses() {
         announce(Announced { kind, url: format!("{}://{address}", kind.scheme) });
     }
+    Ok(Some(listener))
 }

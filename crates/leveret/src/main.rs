@@ -5,6 +5,7 @@
 
 mod alarms;
 mod announce;
+mod bound;
 mod cli;
 mod config;
 mod ctl;
@@ -28,9 +29,11 @@ mod pagers;
 mod relays;
 mod reload;
 mod serve;
+mod service_sockets;
 mod signals;
 mod spool;
 mod status;
+mod takeover;
 mod tls;
 mod top;
 
@@ -133,6 +136,7 @@ fn load(flags: &Flags) -> Result<Effective, Failure> {
 fn serve(flags: Flags) -> Result<(), Failure> {
     let effective = load(&flags)?;
     let log = logs::start(&effective.config);
+    let inherited = service_sockets::inherit();
     let busy = effective.config.worker_threads.count();
     transport::limit_busy_turns(busy);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -142,7 +146,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
     runtime.spawn(log.clone().keep_reporting());
-    let result = runtime.block_on(serve::run(flags, effective, log.clone()));
+    let result = runtime.block_on(serve::run(flags, effective, log.clone(), inherited));
     log.report_repeats();
     // Tasks that are still running have exceeded their time limit and are not waited for.
     runtime.shutdown_background();

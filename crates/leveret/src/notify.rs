@@ -2,12 +2,15 @@
 //! environment. Without one, nothing is sent.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
-use std::os::linux::net::SocketAddrExt as _;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
 
 /// The service manager, if there is one. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -16,7 +19,7 @@ pub(crate) struct Notifier(Option<Arc<ServiceManager>>);
 #[derive(Debug)]
 struct ServiceManager {
     socket: UnixDatagram,
-    address: SocketAddr,
+    address: SocketAddrUnix,
     /// Time without a watchdog message after which it ends the service.
     patience: Option<Duration>,
 }
@@ -24,6 +27,9 @@ struct ServiceManager {
 /// Time allowed after a drain: more than is needed to respond to the last probes and to write and sync
 /// the remaining changes.
 const ENDING: Duration = Duration::from_secs(30);
+
+/// Sockets in one message: more than a configuration of listeners has; SCM_MAX_FD of Linux is 253 (unix(7)).
+const MAX_SOCKETS: usize = 64;
 
 impl Notifier {
     /// Connects to the service manager named in the environment.
@@ -66,9 +72,23 @@ impl Notifier {
         self.notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
     }
 
-    /// Sends watchdog messages for as long as it is polled, if the manager expects them. Runs as a task among
-    /// those that serve clients, so that the messages stop when no task makes progress.
-    pub(crate) async fn stay_alive(self) {
+    /// Reports that another process is the service's main process from now on.
+    pub(crate) fn hand_over(&self, process: i32) {
+        self.notify(&format!("MAINPID={process}\nSTATUS=Draining behind the process that has taken over"));
+    }
+
+    /// Leaves listening sockets with the manager, which gives them to the next start of the service if it is to keep any
+    /// (`FileDescriptorStoreMax`): clients that connect meanwhile wait for it. Those it has already are not kept twice.
+    pub(crate) fn keep(&self, sockets: &[BorrowedFd<'_>]) {
+        for some in sockets.chunks(MAX_SOCKETS) {
+            self.send("FDSTORE=1\nFDNAME=listener", some);
+        }
+    }
+
+    /// Reports that the server is ready, then sends watchdog messages for as long as it is polled, if the manager expects
+    /// them. Runs as a task among those that serve clients, so that the messages stop when no task makes progress.
+    pub(crate) async fn serve(self) {
+        self.ready();
         let Some(patience) = self.0.as_ref().and_then(|manager| manager.patience) else { return };
         // Half the time-out, as sd_watchdog_enabled(3) recommends.
         let mut ticks = tokio::time::interval(patience / 2);
@@ -79,19 +99,30 @@ impl Notifier {
     }
 
     fn notify(&self, state: &str) {
+        self.send(state, &[]);
+    }
+
+    fn send(&self, state: &str, sockets: &[BorrowedFd<'_>]) {
         let Some(manager) = &self.0 else { return };
-        if let Err(error) = manager.socket.send_to_addr(state.as_bytes(), &manager.address) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fits = sockets.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(sockets));
+        debug_assert!(fits, "more sockets than there is space for");
+        let state_bytes = [IoSlice::new(state.as_bytes())];
+        let (socket, address) = (&manager.socket, &manager.address);
+        if let Err(error) = sendmsg_addr(socket, address, &state_bytes, &mut ancillary, SendFlags::NOSIGNAL) {
             tracing::warn!(%error, state, "failed to notify the service manager");
         }
     }
 }
 
 /// A path, or a name in the abstract namespace, written with a leading `@`.
-fn address(name: &OsStr) -> io::Result<SocketAddr> {
-    match name.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(name),
-    }
+fn address(name: &OsStr) -> io::Result<SocketAddrUnix> {
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name),
+        None => SocketAddrUnix::new(name.as_bytes()),
+    };
+    Ok(address?)
 }
 
 /// `WATCHDOG_USEC`, if it is meant for this process (`WATCHDOG_PID`).
@@ -103,6 +134,10 @@ fn patience(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<Duration> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::SocketAddr;
+
     use super::*;
 
     fn notifier(variables: &[(&str, &str)]) -> io::Result<Notifier> {
@@ -129,6 +164,11 @@ mod tests {
         assert!(heard(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
         notifier.stopping(Duration::from_secs(10));
         assert!(heard(&socket).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000\n"));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        notifier.keep(&[listener.as_fd()]);
+        assert_eq!(heard(&socket), "FDSTORE=1\nFDNAME=listener");
+        notifier.hand_over(17);
+        assert!(heard(&socket).starts_with("MAINPID=17\n"));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use broker::FrontEnd;
 use proxy_protocol::ProxyVersion;
 use server::{
-    ClientProtocol, ConnectionLimits, Listener, ListenerKind, PROTOCOLS, Preface, Relay, RelayConfig,
-    RelayUpstream, Routes, Server, WebSocketConfig, Webroot,
+    ClientProtocol, ConnectionLimits, ListenerKind, PROTOCOLS, Preface, Relay, RelayConfig, RelayUpstream,
+    Routes, Server, WebSocketConfig, Webroot,
 };
 use transport::tls::ClientTls;
+use transport::{Inherited, Listener};
 
 use crate::config::{Config, OutboundHeader, RelayEntry, RelayUrl};
 use crate::listen::bind;
@@ -83,10 +84,15 @@ impl ServedRelays {
     /// # Errors
     ///
     /// A listener cannot be bound; the first such failure is returned.
-    pub(crate) async fn listen(&self, config: &Config) -> Result<Vec<RelayListener>, ServeError> {
+    pub(crate) async fn listen(
+        &self,
+        config: &Config,
+        inherited: &Inherited,
+    ) -> Result<Vec<RelayListener>, ServeError> {
         let mut listeners = Vec::new();
         for (entry, relay) in config.relay.0.iter().zip(&self.relays) {
-            let Some(listener) = bind(relay_listener(entry.tls.0), &entry.listen).await? else { continue };
+            let kind = relay_listener(entry.tls.0);
+            let Some(listener) = bind(kind, &entry.listen, inherited).await? else { continue };
             listeners.push(RelayListener { listener, relay: Arc::clone(relay), tls: entry.tls.0 });
         }
         Ok(listeners)
@@ -107,7 +113,7 @@ impl ServedRelays {
 
 /// The bound listener of a relay.
 pub(crate) struct RelayListener {
-    listener: Listener,
+    pub(crate) listener: Listener,
     relay: Arc<Relay>,
     tls: bool,
 }

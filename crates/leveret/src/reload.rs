@@ -12,7 +12,8 @@ use crate::alarms::Levels;
 use crate::config::{Config, Effective, Environment, Flags};
 use crate::logs::LogLevel;
 use crate::notify::Notifier;
-use crate::signals::ReloadRequests;
+use crate::signals::{ActionRequests, DrainReason};
+use crate::takeover::Upgrades;
 use crate::tls::Tls;
 use crate::{config, identities, serve};
 
@@ -31,6 +32,7 @@ pub(crate) struct Reloader {
     /// Alarm levels of the spool.
     pub(crate) spool_levels: Option<Arc<Levels>>,
     pub(crate) notifier: Notifier,
+    pub(crate) upgrades: Arc<Upgrades>,
 }
 
 /// How long the steps of a drain take at most.
@@ -53,7 +55,7 @@ impl DrainTimes {
 
 impl Reloader {
     /// Reloads on every request.
-    pub(crate) async fn serve(self: Arc<Self>, requests: ReloadRequests) {
+    pub(crate) async fn serve(self: Arc<Self>, requests: ActionRequests) {
         loop {
             requests.next().await;
             let this = Arc::clone(&self);
@@ -62,11 +64,17 @@ impl Reloader {
         }
     }
 
-    /// The times of a drain now in effect.
-    pub(crate) fn drain_times(&self) -> DrainTimes {
+    /// The times now in effect of a drain for this reason. Behind a successor nobody has to be sent elsewhere first, and one
+    /// that waits makes all clients wait.
+    pub(crate) fn drain_times(&self, reason: DrainReason) -> DrainTimes {
         let effective = self.effective.lock();
         let Config { drain_delay, drain_spread, drain_timeout, .. } = effective.config;
-        DrainTimes { delay: drain_delay, spread: drain_spread, timeout: drain_timeout }
+        let (delay, spread) = match reason {
+            DrainReason::Asked => (drain_delay, drain_spread),
+            DrainReason::TakenOver { at_once: false } => (Duration::ZERO, drain_spread),
+            DrainReason::TakenOver { at_once: true } => (Duration::ZERO, Duration::ZERO),
+        };
+        DrainTimes { delay, spread, timeout: drain_timeout }
     }
 
     fn reload(&self) {
@@ -77,6 +85,7 @@ impl Reloader {
             access_log.reopen();
         }
         self.notifier.ready();
+        self.upgrades.start_if_replaced();
     }
 
     /// Reads all layers again. If there is a mistake in any of them, no setting changes.

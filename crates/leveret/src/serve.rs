@@ -14,17 +14,18 @@ use server::{
     TrustedProxies, WebSocketConfig,
 };
 use tokio::sync::Notify;
+use transport::Inherited;
 
 use crate::alarms::{self, Sampler};
+use crate::bound::BoundListeners;
 use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, SettingError,
     VerifyClient, flag,
 };
 use crate::data_folder::{self, DataFolder};
 use crate::descriptors;
-use crate::http::{Http, HttpListeners};
+use crate::http::Http;
 use crate::identities;
-use crate::listen::ClientListeners;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::mqtt::mqtt_config;
@@ -32,9 +33,10 @@ use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::ServedRelays;
 use crate::reload::{DrainTimes, Reloader};
-use crate::signals::{self, Caught, Drainer, Signalled};
+use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
 use crate::spool::SpoolFolder;
 use crate::status::Status;
+use crate::takeover::{Offer, Predecessor, Upgrades};
 use crate::tls::Tls;
 
 /// Interval of the checks whether the upstream is reachable.
@@ -48,10 +50,16 @@ const IDLE_PROBE_CHECKS: u32 = 15;
 /// # Errors
 ///
 /// Something could not start; the message begins with the key of the setting at fault.
-pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Result<(), ServeError> {
+pub(crate) async fn run(
+    flags: Flags,
+    effective: Effective,
+    log: LogLevel,
+    inherited: Inherited,
+) -> Result<(), ServeError> {
     let config = effective.config.clone();
     // Before any announcement, since its reader may send a signal at once.
-    let Caught { mut drain, signalled, drainer, reload } = signals::catch().map_err(ServeError::Signals)?;
+    let caught = signals::catch().map_err(ServeError::Signals)?;
+    let Caught { mut drain, addresses_wanted, drainer, reload, upgrade } = caught;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
     warn_of_ignored(&effective);
@@ -62,36 +70,32 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
 
     let relays = ServedRelays::new(&config, &tls)?;
 
+    let predecessor = Predecessor::approach(&config, &inherited).await.map_err(ServeError::TakeOver)?;
+    let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
+
     let clock = Clock::start();
     let (backend, data_folder) = open_backend(&config, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
-    let server_config = server_config(&config, access_log.as_deref());
-    let server = Server::new(server_config, backend.clone(), clock, env!("CARGO_PKG_VERSION"));
-    server.start_mqtt(mqtt_config(&config)).map_err(ServeError::MqttSessions)?;
-    if let Backend::Upstream(pool) = &backend {
-        watch_upstream(Arc::clone(pool), server.clone());
-        tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
-    }
+    let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolFolder::open(&config, &backend, clock)?;
-    if let Some(spool) = &spool {
-        server.set_spool(Arc::clone(spool.spool()));
-    }
+    spool.iter().for_each(|spool| server.set_spool(Arc::clone(spool.spool())));
     let sampler = start_sampler(&config, &server, &backend)?;
-    // All addresses are bound before any client is served, so that a start either serves all of them or fails.
-    let listeners = ClientListeners::bind(&config).await?;
-    let relay_listeners = relays.listen(&config).await?;
+    let listeners = BoundListeners::bind(&config, &relays, &tls, &inherited).await?;
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
     let spool_levels = spool.as_ref().map(|spool| Arc::clone(spool.levels()));
     let status = Arc::new(Status::new(
         server.clone(),
         backend.clone(),
-        listeners.websocket_ports(),
+        listeners.clients.websocket_ports(),
         levels.clone().or_else(|| spool_levels.clone()),
         tls.server.clone(),
     ));
-    let http_listeners = HttpListeners::bind(&config, &tls).await?;
-    listeners.serve(&server, &config, &relays, &tls);
-    relays.serve(relay_listeners, &server, &config, &tls);
+    notifier.keep(&listeners.descriptors());
+    let BoundListeners { clients, relays: of_relays, http, sockets } = listeners;
+    clients.serve(&server, &config, &relays, &tls);
+    relays.serve(of_relays, &server, &config, &tls);
+    offer.open(sockets);
+    let upgrades = Upgrades::serve_of_process(&offer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
         flags,
@@ -104,18 +108,23 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         levels,
         spool_levels,
         notifier: notifier.clone(),
+        upgrades,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
-    let http = Http::serve(http_listeners, &status, release_of_addresses(signalled, &reloader));
-    notifier.ready();
-    tokio::spawn(notifier.clone().stay_alive());
+    let http = Http::serve(http, &status, release_of_addresses(addresses_wanted, &drain, &reloader));
+    take_over(predecessor, &reloader.backend).await?;
+    tokio::spawn(notifier.clone().serve());
 
-    drain.wait().await;
-    let times = reloader.drain_times();
-    notifier.stopping(times.total());
+    let reason = drain.wait().await;
+    let times = reloader.drain_times(reason);
+    if reason == DrainReason::Asked {
+        // A successor is the service already.
+        notifier.stopping(times.total());
+    }
     status.start_draining();
     tokio::time::sleep(times.delay).await;
+    offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
 
     // HTTP ends last, so that a client that has requested the drain over HTTP can watch it.
@@ -129,16 +138,45 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     Ok(())
 }
 
-/// Waits until a signal has requested the drain, and until its delay is over: a successor may then bind the addresses. A
-/// drain that was requested over HTTP is watched there to the end.
+/// Creates the server, and starts what it knows of its backend.
+fn create_server(
+    config: &Config,
+    backend: &Backend,
+    clock: Clock,
+    access_log: Option<&AccessLogWriter>,
+) -> Result<Server, ServeError> {
+    let version = env!("CARGO_PKG_VERSION");
+    let server = Server::new(server_config(config, access_log), backend.clone(), clock, version);
+    server.start_mqtt(mqtt_config(config)).map_err(ServeError::MqttSessions)?;
+    if let Backend::Upstream(pool) = backend {
+        watch_upstream(Arc::clone(pool), server.clone());
+        tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
+    }
+    Ok(server)
+}
+
+/// Asks the predecessor, if there is one, to go, now that this process serves; not if that cannot reach its upstream.
+async fn take_over(predecessor: Option<Predecessor>, backend: &Backend) -> Result<(), ServeError> {
+    let Some(predecessor) = predecessor else { return Ok(()) };
+    if let Backend::Upstream(pool) = backend
+        && !pool.check().await
+    {
+        return Err(ServeError::NotReady);
+    }
+    predecessor.dismiss().map_err(ServeError::TakeOver)
+}
+
+/// Waits until a signal or a successor has requested the drain, and until its delay is over: another process may then bind
+/// the addresses. A drain that was requested over HTTP is watched there to the end.
 fn release_of_addresses(
-    mut signalled: Signalled,
+    mut wanted: AddressesWanted,
+    drain: &DrainRequest,
     reloader: &Arc<Reloader>,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let reloader = Arc::clone(reloader);
+    let (mut drain, reloader) = (drain.clone(), Arc::clone(reloader));
     async move {
-        signalled.wait().await;
-        tokio::time::sleep(reloader.drain_times().delay).await;
+        wanted.wait().await;
+        tokio::time::sleep(reloader.drain_times(drain.wait().await).delay).await;
     }
 }
 
@@ -183,6 +221,7 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
             environment: Box::new(move || of_environment.effective.lock().to_json()),
             certificates: reloader.tls.server.clone(),
             drainer,
+            upgrades: Arc::clone(&reloader.upgrades),
         },
     );
     let embedded = match &reloader.backend {
@@ -530,6 +569,12 @@ pub(crate) enum ServeError {
     /// The folder of the spool has something else.
     #[error("data_dir: {0}")]
     Spool(#[source] server::SpoolError),
+    /// The place of the process before this one cannot be taken, or offered to another.
+    #[error("take_over: {0}")]
+    TakeOver(#[source] io::Error),
+    /// The upstream does not answer this process, and may answer the one before it.
+    #[error("take_over: no upstream answers; the process that runs goes on")]
+    NotReady,
     /// The stored sessions of MQTT clients cannot be read.
     #[error(transparent)]
     MqttSessions(MqttRestoreError),

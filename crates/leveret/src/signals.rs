@@ -1,6 +1,6 @@
 //! Signals: the first SIGTERM or SIGINT requests a drain, the second ends the process at once; SIGHUP requests
-//! that files are read again. A drain can also be requested from within the process, which does not count as a
-//! signal: a later SIGTERM or SIGINT is then still the first.
+//! that files are read again, SIGUSR2 an upgrade. A drain can also be requested from within the process, which does not
+//! count as a signal: a later SIGTERM or SIGINT is then still the first.
 
 use std::io;
 use std::sync::Arc;
@@ -11,40 +11,66 @@ use tokio::sync::{Notify, watch};
 /// The exit code of a process that a second signal ends before its drain is complete.
 const LEFT_AT_ONCE: i32 = 1;
 
+/// Why the process drains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DrainReason {
+    /// A signal, or an operator.
+    Asked,
+    /// A successor has taken over, which waits for the end if it is to be `at_once`.
+    TakenOver { at_once: bool },
+}
+
 /// Whether a drain has been requested. Clones see the same request.
 #[derive(Debug, Clone)]
-pub(crate) struct DrainRequest(watch::Receiver<bool>);
+pub(crate) struct DrainRequest(watch::Receiver<Option<DrainReason>>);
 
-/// Whether a signal has requested the drain: if so, a successor may be waiting for the process's addresses.
+/// Whether a signal, or a successor, has requested the drain: if so, another process may be waiting for the addresses.
 #[derive(Debug)]
-pub(crate) struct Signalled(watch::Receiver<bool>);
+pub(crate) struct AddressesWanted(watch::Receiver<bool>);
 
-impl Signalled {
-    /// Waits until a signal requests the drain; returns at once if one already has.
+impl AddressesWanted {
+    /// Waits for such a request; returns at once if there has been one.
     pub(crate) async fn wait(&mut self) {
-        if self.0.wait_for(|signalled| *signalled).await.is_err() {
+        if self.0.wait_for(|wanted| *wanted).await.is_err() {
             // The task that watches the signals is gone, so none will arrive.
             std::future::pending().await
         }
     }
 }
 
-/// Requests a drain from within the process.
+/// Requests a drain from within the process. The first request counts.
 #[derive(Debug, Clone)]
-pub(crate) struct Drainer(Arc<watch::Sender<bool>>);
+pub(crate) struct Drainer {
+    reason: Arc<watch::Sender<Option<DrainReason>>>,
+    addresses_wanted: Arc<watch::Sender<bool>>,
+}
 
 impl Drainer {
-    /// Requests the drain; further calls have no effect.
+    /// Requests the drain for an operator.
     pub(crate) fn ask(&self) {
-        self.0.send_replace(true);
+        self.drain_for(DrainReason::Asked);
+    }
+
+    /// Requests the drain for a successor, which waits for the end if it is to be `at_once`.
+    pub(crate) fn hand_over(&self, at_once: bool) {
+        self.drain_for(DrainReason::TakenOver { at_once });
+        self.addresses_wanted.send_replace(true);
+    }
+
+    fn drain_for(&self, reason: DrainReason) {
+        self.reason.send_if_modified(|first| {
+            let is_first = first.is_none();
+            first.get_or_insert(reason);
+            is_first
+        });
     }
 }
 
-/// Requests to read files again; several in quick succession count as one.
+/// Requests for something that a signal asks for; several in quick succession count as one.
 #[derive(Debug)]
-pub(crate) struct ReloadRequests(Arc<Notify>);
+pub(crate) struct ActionRequests(Arc<Notify>);
 
-impl ReloadRequests {
+impl ActionRequests {
     /// Waits for the next request.
     pub(crate) async fn next(&self) {
         self.0.notified().await;
@@ -57,40 +83,43 @@ impl ReloadRequests {
 ///
 /// A handler could not be installed.
 pub(crate) fn catch() -> io::Result<Caught> {
-    let reload = Arc::new(Notify::new());
-    let (signal_sender, signalled) = watch::channel(false);
+    let (reload, upgrade) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (addresses_sender, addresses_wanted) = watch::channel(false);
+    let (request, requested) = watch::channel(None);
+    let drainer = Drainer { reason: Arc::new(request), addresses_wanted: Arc::new(addresses_sender) };
     let signals = Signals {
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
         hang_up: signal(SignalKind::hangup())?,
+        upgrade_asked: signal(SignalKind::user_defined2())?,
         reload: Arc::clone(&reload),
-        signalled: signal_sender,
+        upgrade: Arc::clone(&upgrade),
     };
-    let (request, requested) = watch::channel(false);
-    let drainer = Drainer(Arc::new(request));
     tokio::spawn(signals.watch(drainer.clone()));
     Ok(Caught {
         drain: DrainRequest(requested),
-        signalled: Signalled(signalled),
+        addresses_wanted: AddressesWanted(addresses_wanted),
         drainer,
-        reload: ReloadRequests(reload),
+        reload: ActionRequests(reload),
+        upgrade: ActionRequests(upgrade),
     })
 }
 
 /// The effects of the signals.
 pub(crate) struct Caught {
     pub(crate) drain: DrainRequest,
-    pub(crate) signalled: Signalled,
+    pub(crate) addresses_wanted: AddressesWanted,
     pub(crate) drainer: Drainer,
-    pub(crate) reload: ReloadRequests,
+    pub(crate) reload: ActionRequests,
+    pub(crate) upgrade: ActionRequests,
 }
 
 impl DrainRequest {
-    /// Waits until a drain is requested; returns at once if it already has been.
-    pub(crate) async fn wait(&mut self) {
+    /// Waits until a drain is requested, and returns why; at once if it already has been.
+    pub(crate) async fn wait(&mut self) -> DrainReason {
         // An error means that the task that watches the signals is gone. None can then arrive, and draining is
         // the safe response.
-        let _ = self.0.wait_for(|requested| *requested).await;
+        self.0.wait_for(Option::is_some).await.ok().and_then(|reason| *reason).unwrap_or(DrainReason::Asked)
     }
 }
 
@@ -98,28 +127,30 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    upgrade_asked: Signal,
     reload: Arc<Notify>,
-    signalled: watch::Sender<bool>,
+    upgrade: Arc<Notify>,
 }
 
 impl Signals {
     async fn watch(mut self, drainer: Drainer) {
         let name = self.next().await;
         tracing::info!(signal = name, "shutting down; a second signal exits immediately");
-        self.signalled.send_replace(true);
         drainer.ask();
+        drainer.addresses_wanted.send_replace(true);
         let name = self.next().await;
         tracing::warn!(signal = name, "exiting immediately");
         std::process::exit(LEFT_AT_ONCE);
     }
 
-    /// Waits for the next signal that requests the process to end, and forwards SIGHUP in the meantime.
+    /// Waits for the next signal that requests the process to end, and forwards SIGHUP and SIGUSR2 in the meantime.
     async fn next(&mut self) -> &'static str {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 _ = self.hang_up.recv() => self.reload.notify_one(),
+                _ = self.upgrade_asked.recv() => self.upgrade.notify_one(),
             }
         }
     }

@@ -26,7 +26,6 @@ mod amqp;
 mod backend;
 mod client;
 mod limits;
-mod listener;
 mod metrics;
 mod mqtt;
 mod network;
@@ -50,7 +49,6 @@ pub use backend::{Backend, Clock};
 pub use limits::{
     ConnectionCounter, ConnectionLease, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Scopes,
 };
-pub use listener::{Listener, SocketFile};
 pub use metrics::{Confirms, Counter, ServerMetrics};
 pub use mqtt::{
     DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts,

@@ -17,7 +17,7 @@ use slab::Slab;
 use sync::{Mutex, Rank};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use transport::{Ended, Outbox, Peer, Stream, drive};
+use transport::{Ended, Listener, Outbox, Peer, Stream, drive};
 
 use self::drain::Departures;
 use crate::access::{AccessLog, AccessRecord, Transport};
@@ -26,7 +26,6 @@ use crate::amqp::incomplete::Incomplete;
 use crate::backend::{Backend, Clock};
 use crate::client::{ClientConnection, ProtocolState};
 use crate::limits::{ConnectionCounter, ConnectionLease, Exceeded, InUse, LimitReached, Limits};
-use crate::listener::Listener;
 use crate::metrics::ServerMetrics;
 use crate::mqtt::{
     self, DetachedMqttSession, GroupStatus, MqttBackend, MqttConfig, MqttRestoreError, MqttUpstreamTotals,

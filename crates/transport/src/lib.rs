@@ -1,7 +1,8 @@
 //! Byte streams and their buffers, on which every connection of Leveret, to a client or to an upstream, is built.
 //!
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
-//! - [`TcpListeners`]: several TCP listening sockets behind one `accept`.
+//! - [`Listener`]: where connections come in; [`TcpListeners`]: several TCP listening sockets behind one `accept`.
+//! - [`Inherited`]: listening sockets that the process was given when it started.
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing small pieces.
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
@@ -22,7 +23,9 @@ mod activity;
 mod blocking;
 mod buffer;
 mod drive;
+mod inherited;
 mod inner;
+mod listener;
 mod listeners;
 mod outbox;
 mod paced;
@@ -33,7 +36,9 @@ mod turn;
 
 pub use buffer::OutBuf;
 pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger, now};
+pub use inherited::Inherited;
 pub use inner::InnerOutbox;
+pub use listener::{Listener, SharedSockets, SocketFile};
 pub use listeners::TcpListeners;
 pub use outbox::Outbox;
 pub use paced::Paced;

@@ -3,10 +3,13 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use crate::Inherited;
 
 /// Connections that the kernel completes ahead of us; a burst of a few thousand clients must not be refused.
 const BACKLOG: u32 = 4096;
@@ -26,15 +29,15 @@ pub struct TcpListeners {
 impl TcpListeners {
     /// Listens on each of these hosts and ports, on every address of the host that this machine has; `localhost` is
     /// 127.0.0.1 and `[::1]` (RFC 6761, 6.3). With port 0 the system chooses one, the same for all addresses of that
-    /// host.
+    /// host. Sockets with these addresses among those `inherited` are used as they are.
     ///
     /// # Errors
     /// A host has no address that can be bound, or one that is in use or not allowed.
-    pub async fn bind(places: &[(&str, u16)]) -> io::Result<Self> {
+    pub async fn bind(places: &[(&str, u16)], inherited: &Inherited) -> io::Result<Self> {
         let mut sockets = Vec::new();
         for (host, port) in places {
             let addresses = addresses_of(host, *port).await?;
-            sockets.extend(bind_all(&addresses)?);
+            sockets.extend(bind_all(&addresses, inherited)?);
         }
         Ok(Self { sockets, next: AtomicUsize::new(0) })
     }
@@ -42,6 +45,11 @@ impl TcpListeners {
     /// The addresses that were bound, in order.
     pub fn local_addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.sockets.iter().filter_map(|socket| socket.local_addr().ok())
+    }
+
+    /// The sockets once more.
+    pub(crate) fn share(&self) -> io::Result<Vec<OwnedFd>> {
+        self.sockets.iter().map(|socket| socket.as_fd().try_clone_to_owned()).collect()
     }
 
     /// Waits for the next connection to any of them.
@@ -87,10 +95,10 @@ async fn addresses_of(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Binds the addresses of one host.
-fn bind_all(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+fn bind_all(addresses: &[SocketAddr], inherited: &Inherited) -> io::Result<Vec<TcpListener>> {
     let mut attempt = 1;
     loop {
-        match bind_once(addresses) {
+        match bind_once(addresses, inherited) {
             Err(error)
                 if error.kind() == io::ErrorKind::AddrInUse && addresses.len() > 1 && attempt < ATTEMPTS =>
             {
@@ -105,7 +113,7 @@ fn bind_all(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
     }
 }
 
-fn bind_once(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+fn bind_once(addresses: &[SocketAddr], inherited: &Inherited) -> io::Result<Vec<TcpListener>> {
     let mut sockets: Vec<TcpListener> = Vec::new();
     let mut missing = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in addresses {
@@ -113,7 +121,7 @@ fn bind_once(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
         if let Some(first) = sockets.first() {
             address.set_port(first.local_addr()?.port());
         }
-        match bind(address) {
+        match bind(address, inherited) {
             Ok(socket) => sockets.push(socket),
             // A name may have addresses of other machines, and this machine may not support IPv6.
             Err(error) if is_not_here(&error) => missing = error,
@@ -131,7 +139,12 @@ fn is_not_here(error: &io::Error) -> bool {
 /// "Address family not supported by protocol" (errno(3)), on Linux.
 const EAFNOSUPPORT: i32 = 97;
 
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr, inherited: &Inherited) -> io::Result<TcpListener> {
+    if let Some(socket) = inherited.take_tcp(address) {
+        // As many as we would let wait, whoever has bound it.
+        socket2::SockRef::from(&socket).listen(i32::try_from(BACKLOG).unwrap_or(i32::MAX))?;
+        return TcpListener::from_std(socket);
+    }
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
@@ -152,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn localhost_is_both_loopback_addresses_on_one_port() {
-        let listeners = TcpListeners::bind(&[("localhost", 0)]).await.unwrap();
+        let listeners = TcpListeners::bind(&[("localhost", 0)], &Inherited::default()).await.unwrap();
         let addresses: Vec<_> = listeners.local_addresses().collect();
         assert_eq!(addresses.len(), if has_ipv6() { 2 } else { 1 });
         assert!(addresses.iter().all(|address| address.ip().is_loopback() && address.port() != 0));
@@ -161,7 +174,8 @@ mod tests {
 
     #[tokio::test]
     async fn connections_come_from_every_socket_in_turn() {
-        let listeners = TcpListeners::bind(&[("127.0.0.1", 0), ("127.0.0.1", 0)]).await.unwrap();
+        let listeners =
+            TcpListeners::bind(&[("127.0.0.1", 0), ("127.0.0.1", 0)], &Inherited::default()).await.unwrap();
         let addresses: Vec<_> = listeners.local_addresses().collect();
         let mut clients = Vec::new();
         for address in [addresses[0], addresses[0], addresses[1]] {
@@ -178,13 +192,15 @@ mod tests {
     async fn an_address_in_use_is_an_error_even_beside_one_that_is_free() {
         let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = holder.local_addr().unwrap().port();
-        let error = TcpListeners::bind(&[("127.0.0.1", 0), ("127.0.0.1", taken)]).await.unwrap_err();
+        let error = TcpListeners::bind(&[("127.0.0.1", 0), ("127.0.0.1", taken)], &Inherited::default())
+            .await
+            .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 
     #[tokio::test]
     async fn a_host_without_an_address_of_this_machine_is_an_error() {
         // TEST-NET-1 (RFC 5737).
-        assert!(TcpListeners::bind(&[("192.0.2.1", 0)]).await.is_err());
+        assert!(TcpListeners::bind(&[("192.0.2.1", 0)], &Inherited::default()).await.is_err());
     }
 }

@@ -128,6 +128,17 @@ pub(super) fn drain(call: &Call) -> ApiAnswer {
     Ok(Reply::no_content())
 }
 
+/// `POST /api/leveret/upgrade`: responds once the successor has been started.
+pub(super) fn upgrade(call: &Call) -> ApiAnswer {
+    tracing::info!(user = call.user.name(), "asked over HTTP for an upgrade");
+    call.api.process.upgrade().map(Reply::json).map_err(|error| ApiError::bad_request(error.to_string()))
+}
+
+/// `GET /api/leveret/upgrade`.
+pub(super) fn upgrade_status(call: &Call) -> ApiAnswer {
+    Ok(Reply::json(call.api.process.upgrade_status()))
+}
+
 /// Replies with objects that are sorted by the member that is their name.
 pub(super) fn objects(call: &Call, objects: Vec<Value>, name: &str) -> ApiAnswer {
     let items: Vec<_> = objects

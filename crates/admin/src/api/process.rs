@@ -107,7 +107,23 @@ pub trait Process: Send + Sync + 'static {
 
     /// Shuts down in order, as SIGTERM does. Returns at once.
     fn drain(&self);
+
+    /// Starts a successor from the program on the disk, which takes this process's place. Returns at once, with
+    /// [`Process::upgrade_status`].
+    ///
+    /// # Errors
+    ///
+    /// Why there cannot be one.
+    fn upgrade(&self) -> Result<Value, NoUpgrade>;
+
+    /// This process, its version, and what has become of the last upgrade, as an object.
+    fn upgrade_status(&self) -> Value;
 }
+
+/// Why no successor is started, in words for operators.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoUpgrade(pub Box<dyn std::error::Error + Send + Sync>);
 
 /// A client's open connection.
 pub trait ClientConnection: Send + Sync {

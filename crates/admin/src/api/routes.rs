@@ -463,6 +463,10 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
     anywhere("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down in order, as SIGTERM does")]),
+    anywhere("leveret/upgrade", &[
+        get(Administrator, leveret::upgrade_status, "This process, and what has become of the last upgrade"),
+        bare(Administrator, leveret::upgrade, "Start the program on the disk, which takes this process's place"),
+    ]),
 ];
 
 #[cfg(test)]

@@ -617,6 +617,10 @@ settings! {
         /// PRECONDITION_FAILED.
         consumer_timeout: Duration = "30m", from "1s" to "10000h";
 
+        /// Whether to take the place of the process that runs with these listeners, if there is one: it hands over its
+        /// listening sockets, so that nobody is refused, and shuts down. It is known by its user and its first address.
+        take_over: Switch = "off";
+
         /// How long a server that is to shut down serves on while `/readyz` says that it will: time for load balancers to send
         /// new clients elsewhere.
         drain_delay: Duration = "0s", from "0s" to "1h", applied live;

@@ -19,6 +19,7 @@ mod secret;
 mod spool;
 mod status;
 mod store;
+mod upgrade;
 mod users;
 mod variables;
 

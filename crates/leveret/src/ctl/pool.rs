@@ -1,5 +1,5 @@
-//! Commands for features that RabbitMQ lacks: clients of the pool, its upstreams and savings, limits, and the
-//! drain.
+//! Commands for features that RabbitMQ lacks: clients of the pool, its upstreams and savings, limits, the drain and the
+//! upgrade.
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -8,6 +8,7 @@ use super::api::{Api, path};
 use super::list::Everywhere;
 use super::output::Output;
 use super::spool::{self, SpoolCommand};
+use super::upgrade;
 use crate::Failure;
 
 /// Questions to a Leveret, and actions on it.
@@ -44,6 +45,8 @@ pub(super) enum PoolCommand {
     Environment(Everywhere),
     /// Shut the server down in order, as SIGTERM does
     Drain,
+    /// Start the program that is on the server's disk now; it takes over without refusing anybody
+    Upgrade,
 }
 
 /// A list of what one shared queue has.
@@ -102,6 +105,7 @@ pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(
             api.post(&path(&["leveret", "drain"]), Vec::new())?;
             output.done("the server drains")
         }
+        PoolCommand::Upgrade => upgrade::run(api, output),
     }
 }
 

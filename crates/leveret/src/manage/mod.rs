@@ -7,7 +7,9 @@ mod pool;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admin::{ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NodeInfo, TlsListener};
+use admin::{
+    ApiProcess, ClientConnection, Counters, DetachedSession, ListenerInfo, NoUpgrade, NodeInfo, TlsListener,
+};
 use broker::Timestamp;
 use serde_json::{Map, Value, json};
 use server::{
@@ -18,6 +20,7 @@ use transport::tls::ServerTls;
 use crate::alarms::Levels;
 use crate::announce::announced;
 use crate::signals::Drainer;
+use crate::takeover::Upgrades;
 use connection::ManagementView;
 pub(crate) use pool::PoolLimits;
 
@@ -45,6 +48,7 @@ pub(crate) struct Hooks {
     pub(crate) certificates: Option<Arc<ServerTls>>,
     /// Requests the drain of the process.
     pub(crate) drainer: Drainer,
+    pub(crate) upgrades: Arc<Upgrades>,
 }
 
 /// Listeners over TLS, with the certificates and authorities now in use.
@@ -267,6 +271,14 @@ impl ApiProcess for Manager {
 
     fn drain(&self) {
         self.hooks.drainer.ask();
+    }
+
+    fn upgrade(&self) -> Result<Value, NoUpgrade> {
+        self.hooks.upgrades.start().map(|_| self.upgrade_status()).map_err(|error| NoUpgrade(error.into()))
+    }
+
+    fn upgrade_status(&self) -> Value {
+        self.hooks.upgrades.status()
     }
 }
 

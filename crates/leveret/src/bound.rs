@@ -1,0 +1,54 @@
+//! All listeners of the process, bound.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use transport::{Inherited, Listener, SharedSockets};
+
+use crate::config::Config;
+use crate::http::HttpListeners;
+use crate::listen::ClientListeners;
+use crate::relays::{RelayListener, ServedRelays};
+use crate::serve::ServeError;
+use crate::tls::Tls;
+
+/// The bound listeners, and their sockets once more for another process.
+pub(crate) struct BoundListeners {
+    pub(crate) clients: ClientListeners,
+    pub(crate) relays: Vec<RelayListener>,
+    pub(crate) http: HttpListeners,
+    pub(crate) sockets: Vec<SharedSockets>,
+}
+
+impl BoundListeners {
+    /// Binds and announces all of them, before any client is served, so that a start either serves all of them or fails.
+    /// Sockets that were `inherited` are used, and closed if no listener has their address.
+    ///
+    /// # Errors
+    ///
+    /// One cannot be bound; the first such failure is returned.
+    pub(crate) async fn bind(
+        config: &Config,
+        relays: &ServedRelays,
+        tls: &Tls,
+        inherited: &Inherited,
+    ) -> Result<Self, ServeError> {
+        let clients = ClientListeners::bind(config, inherited).await?;
+        let relays = relays.listen(config, inherited).await?;
+        let http = HttpListeners::bind(config, tls, inherited).await?;
+        let of_relays = relays.iter().map(|relay| &relay.listener);
+        let all = clients.listeners().chain(of_relays).chain(http.listeners());
+        let sockets = all.map(Listener::share).collect::<Result<_, _>>().map_err(ServeError::TakeOver)?;
+        for address in inherited.close_rest() {
+            tracing::warn!(
+                address,
+                "closing a socket that this process was given: no listener has its address"
+            );
+        }
+        Ok(Self { clients, relays, http, sockets })
+    }
+
+    /// The sockets of all.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.sockets.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect()
+    }
+}

@@ -1,0 +1,153 @@
+//! The messages between a process and its successor.
+
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The first message of a successor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) version: String,
+}
+
+/// The predecessor's answer, with its listening sockets.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    pub(super) version: String,
+    /// How many sockets come with it.
+    pub(super) sockets: usize,
+}
+
+/// The successor's request to end.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Leave {
+    /// The successor waits for the end, and so do its clients: they are all asked to leave at once.
+    pub(super) at_once: bool,
+}
+
+/// Bytes of a message: more than any has.
+const MAX_MESSAGE: usize = 4096;
+
+/// Sockets in one message: SCM_MAX_FD of Linux (unix(7)), which no configuration of listeners gets near.
+pub(super) const MAX_SOCKETS: usize = 253;
+
+/// Sends a message.
+pub(super) fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    stream.write_all(&line_of(message)?)
+}
+
+fn line_of(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Receives a message that comes without sockets; `None` at the end of the connection.
+pub(super) fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    loop {
+        let mut byte = [0];
+        if stream.read(&mut byte)? == 0 {
+            return if line.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        }
+        if byte == *b"\n" {
+            return Ok(Some(serde_json::from_slice(&line)?));
+        }
+        line.extend(byte);
+        check_length(&line)?;
+    }
+}
+
+/// Sends a message with sockets.
+pub(super) fn send_with_sockets(
+    stream: &mut UnixStream,
+    message: &impl Serialize,
+    sockets: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let line = line_of(message)?;
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !sockets.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(sockets)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} are too many sockets", sockets.len()),
+        ));
+    }
+    let sent = sendmsg(&*stream, &[IoSlice::new(&line)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    // The sockets went with the first byte.
+    stream.write_all(&line[sent..])
+}
+
+/// Receives a message and the sockets that come with it.
+pub(super) fn receive_with_sockets<T: DeserializeOwned>(
+    stream: &UnixStream,
+) -> io::Result<(T, Vec<OwnedFd>)> {
+    let (mut line, mut sockets) = (Vec::new(), Vec::new());
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
+    while line.last() != Some(&b'\n') {
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; MAX_MESSAGE];
+        let received = recvmsg(
+            stream.as_fd(),
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                sockets.extend(received);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        line.extend_from_slice(&bytes[..received.bytes]);
+        check_length(&line)?;
+    }
+    Ok((serde_json::from_slice(&line)?, sockets))
+}
+
+fn check_length(line: &[u8]) -> io::Result<()> {
+    if line.len() > MAX_MESSAGE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message without an end"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_arrive_with_their_message_and_not_with_the_next() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        let listeners: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let sockets: Vec<_> = listeners.iter().map(|listener| listener.as_fd()).collect();
+        let welcome = Welcome { version: "1".into(), sockets: sockets.len() };
+        send_with_sockets(&mut one, &welcome, &sockets).unwrap();
+        send(&mut one, &Leave { at_once: true }).unwrap();
+        let (received, sockets): (Welcome, _) = receive_with_sockets(&other).unwrap();
+        let address = |socket| std::net::TcpListener::from(socket).local_addr().unwrap();
+        let addresses: Vec<_> = sockets.into_iter().map(address).collect();
+        let bound: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        assert_eq!((received.sockets, addresses), (3, bound));
+        assert!(receive::<Leave>(&mut other).unwrap().unwrap().at_once);
+        drop(one);
+        assert!(receive::<Leave>(&mut other).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_message_without_an_end_is_refused() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        one.write_all(&[b'x'; MAX_MESSAGE + 1]).unwrap();
+        assert_eq!(receive::<Hello>(&mut other).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

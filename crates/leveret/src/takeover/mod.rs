@@ -1,0 +1,63 @@
+//! A new process takes the place of a running one, for which no client is refused: it is given the listening sockets.
+//!
+//! The running process (the predecessor) listens at a Unix socket in the abstract namespace, which is named after the user and
+//! the first address of its listeners ([`socket_name`]). A successor with the same configuration connects there:
+//!
+//! | successor | predecessor |
+//! |---|---|
+//! | [`Hello`]: its version | checks that it is the same user, or root |
+//! | | [`Welcome`]: its version, and its listening sockets as ancillary data |
+//! | takes those sockets whose addresses its configuration has | |
+//! | [`Leave`]: once it serves; at once if it needs the data folder | gives up the sockets and drains |
+//! | waits for the end of the connection if it needs the data folder | ends |
+//!
+//! Each message is a line of JSON. A successor that ends before `Leave` changes nothing.
+
+mod messages;
+mod offer;
+mod predecessor;
+mod upgrade;
+
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::Duration;
+
+pub(crate) use offer::Offer;
+pub(crate) use predecessor::Predecessor;
+pub(crate) use upgrade::Upgrades;
+
+use crate::config::{Config, ListenAddr};
+
+/// How long the other process may take for a message, in which it does nothing that takes time.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+
+/// Where a process with this configuration can be asked for its place; `None` if it has no listener with a fixed address.
+fn socket_name(config: &Config) -> Option<SocketAddr> {
+    let fixed = |address: &&ListenAddr| match address {
+        ListenAddr::Off => false,
+        ListenAddr::Unix(_) => true,
+        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => {
+            address.places().iter().all(|(_, port)| *port != 0)
+        }
+    };
+    let (key, address) = config.of_type::<ListenAddr>().find(|(_, address)| fixed(address))?;
+    let user = rustix::process::geteuid().as_raw();
+    // The kernel takes 107 bytes; a long path is told apart by its end.
+    let full = format!("leveret-takeover/{user}/{key}/{address}");
+    let name = full.get(full.len().saturating_sub(MAX_NAME)..)?;
+    SocketAddr::from_abstract_name(name).ok()
+}
+
+/// Bytes of an abstract name (unix(7)).
+const MAX_NAME: usize = 107;
+
+/// Checks that the process at the other end has the rights of this one: anybody may use the abstract namespace.
+fn check_peer(stream: &UnixStream) -> io::Result<rustix::process::Pid> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    if peer.uid == rustix::process::geteuid() || peer.uid.is_root() {
+        Ok(peer.pid)
+    } else {
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {} is another", peer.uid.as_raw())))
+    }
+}

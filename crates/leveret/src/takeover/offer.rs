@@ -1,0 +1,173 @@
+//! The predecessor's part.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use transport::SharedSockets;
+
+use super::messages::{Hello, Leave, Welcome, receive, send_with_sockets};
+use super::{ANSWER_TIME, check_peer, socket_name};
+use crate::config::Config;
+use crate::notify::Notifier;
+use crate::signals::Drainer;
+
+/// Pause before another attempt to listen where the predecessor still does.
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long these attempts are made before it is logged that they are in vain so far.
+const BIND_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The offer of this process's place to a successor.
+#[derive(Debug, Clone)]
+pub(crate) struct Offer(Arc<Offered>);
+
+#[derive(Debug)]
+struct Offered {
+    place: Mutex<Place>,
+    /// Notified when the place is on offer or no longer is.
+    changed: Condvar,
+    /// The connection to the successor, whose end tells it that this process has ended.
+    successor: Mutex<Option<UnixStream>>,
+    drainer: Drainer,
+    notifier: Notifier,
+    /// Whether a successor can find this process.
+    is_found: bool,
+}
+
+/// The place of this process, as a successor finds it.
+#[derive(Debug, Clone)]
+enum Place {
+    /// It waits: this process does not serve yet.
+    Starting,
+    Open(Arc<Vec<SharedSockets>>),
+    /// Nothing: this process shuts down.
+    Withdrawn,
+}
+
+impl Offer {
+    /// Starts to wait for a successor, before anybody can know that this process is there. Without a listener that has a fixed
+    /// address nobody can find it.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn start(config: &Config, drainer: &Drainer, notifier: &Notifier) -> io::Result<Self> {
+        let name = socket_name(config);
+        let offer = Self(Arc::new(Offered {
+            place: Mutex::new(Place::Starting),
+            changed: Condvar::new(),
+            successor: Mutex::default(),
+            drainer: drainer.clone(),
+            notifier: notifier.clone(),
+            is_found: name.is_some(),
+        }));
+        if let Some(name) = name {
+            let listener = UnixListener::bind_addr(&name);
+            let waiting = offer.clone();
+            thread::Builder::new().name("takeover".into()).spawn(move || waiting.wait_at(listener, &name))?;
+        }
+        Ok(offer)
+    }
+
+    /// Called when this process serves from these sockets.
+    pub(crate) fn open(&self, sockets: Vec<SharedSockets>) {
+        self.set(Place::Open(Arc::new(sockets)));
+    }
+
+    /// Whether a successor can find this process.
+    pub(crate) fn is_found(&self) -> bool {
+        self.0.is_found
+    }
+
+    /// Closes the sockets that are held for a successor, so that no other process holds them while this one drains; one that
+    /// has come has them already.
+    pub(crate) fn withdraw(&self) {
+        self.set(Place::Withdrawn);
+    }
+
+    fn set(&self, place: Place) {
+        *self.0.place.lock() = place;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits for a successor that makes its request to end.
+    fn wait_at(&self, bound: io::Result<UnixListener>, name: &SocketAddr) {
+        let listener = match bound.or_else(|_| listen(name)) {
+            Ok(listener) => listener,
+            Err(error) => return tracing::warn!(%error, "no successor can find this process"),
+        };
+        for stream in listener.incoming().flatten() {
+            match self.serve(stream) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "a successor was turned away"),
+            }
+        }
+    }
+
+    /// Serves a successor; returns whether it has taken this process's place.
+    fn serve(&self, mut stream: UnixStream) -> io::Result<bool> {
+        let pid = check_peer(&stream)?;
+        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        stream.set_write_timeout(Some(ANSWER_TIME))?;
+        let Some(Hello { version }) = receive(&mut stream)? else { return Ok(false) };
+        let Some(shared) = self.sockets() else { return Ok(false) };
+        welcome(&mut stream, &shared)?;
+        let process = pid.as_raw_nonzero();
+        tracing::info!(process, version, "a successor starts");
+        stream.set_read_timeout(None)?;
+        let Some(Leave { at_once }) = receive(&mut stream)? else {
+            tracing::warn!(process, "the successor has ended before it served; this process goes on");
+            return Ok(false);
+        };
+        shared.iter().for_each(SharedSockets::hand_over);
+        drop(shared);
+        tracing::info!(process, version, "a successor takes over; shutting down");
+        self.0.notifier.hand_over(process.get());
+        *self.0.successor.lock() = Some(stream);
+        self.0.drainer.hand_over(at_once);
+        Ok(true)
+    }
+
+    /// The sockets, once this process serves; `None` if it shuts down.
+    fn sockets(&self) -> Option<Arc<Vec<SharedSockets>>> {
+        let mut place = self.0.place.lock();
+        loop {
+            match &*place {
+                Place::Starting => self.0.changed.wait(&mut place),
+                Place::Open(sockets) => return Some(Arc::clone(sockets)),
+                Place::Withdrawn => return None,
+            }
+        }
+    }
+}
+
+fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> {
+    let sockets: Vec<_> =
+        shared.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect();
+    let welcome = Welcome { version: env!("CARGO_PKG_VERSION").to_owned(), sockets: sockets.len() };
+    send_with_sockets(stream, &welcome, &sockets)
+}
+
+/// Listens where a predecessor still does so, until it has left.
+fn listen(name: &SocketAddr) -> io::Result<UnixListener> {
+    let mut patience = Some(Instant::now() + BIND_PATIENCE);
+    loop {
+        match UnixListener::bind_addr(name) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if patience.is_some_and(|end| Instant::now() > end) {
+                    tracing::warn!(
+                        "another process waits for the successor of this configuration: take_over finds that one"
+                    );
+                    patience = None;
+                }
+                thread::sleep(BIND_PAUSE);
+            }
+            bound => return bound,
+        }
+    }
+}

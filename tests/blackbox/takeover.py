@@ -1,0 +1,289 @@
+"""A new process takes the place of a running one, and no client is refused at any moment."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pika
+import pytest
+
+from harness.child import Child, clean_environment
+from harness.ctl import Ctl
+from harness.instances import leveret
+from harness.leveret import OPTIONAL_LISTENERS, binary
+from harness.machine import Manager
+from harness.metrics import wait_until
+from harness.patience import PATIENCE
+from harness.ports import free_ports
+from harness.wire import Wire
+
+
+@contextlib.contextmanager
+def knocking(port):
+    """Clients that connect, log in, and leave, one after the other, for the length of a `with`; what went wrong for them."""
+    over, troubles, served = threading.Event(), [], []
+
+    def knock():
+        while not over.is_set():
+            try:
+                with Wire(port) as wire:
+                    wire.handshake()
+                served.append(1)
+            except Exception as trouble:  # noqa: BLE001: whatever a client meets
+                troubles.append(repr(trouble))
+
+    clients = [threading.Thread(target=knock) for _ in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        yield served, troubles
+    finally:
+        over.set()
+        for client in clients:
+            client.join(PATIENCE)
+
+
+def refusals(troubles):
+    return [trouble for trouble in troubles if "Refused" in trouble]
+
+
+def flags(amqp, http, *more):
+    return "--amqp", f"127.0.0.1:{amqp}", "--http", f"127.0.0.1:{http}", *more
+
+
+def goes_on(served):
+    """Whether somebody is served from now on."""
+    count = len(served)
+    wait_until(lambda: len(served) > count + 4)
+
+
+def test_a_second_start_takes_over_from_a_pool(tmp_path, targets):
+    amqp, http = free_ports(2)
+    all_flags = flags(amqp, http, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}")
+    with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as (served, troubles):
+        goes_on(served)
+        client = pika.BlockingConnection(pika.URLParameters(old.uri))
+        with leveret(tmp_path / "new", *all_flags, "--take-over") as new:
+            # The clients of the old process are told to come again.
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+                client.sleep(PATIENCE)
+            assert told.value.reply_code == 320
+            assert old.child.wait() == 0
+            goes_on(served)
+            with pika.BlockingConnection(pika.URLParameters(new.uri)) as again:
+                again.channel()
+            assert refusals(troubles) == []
+            new.stop()
+
+
+def test_what_a_broker_has_confirmed_is_there_when_another_has_taken_over(tmp_path):
+    amqp, http = free_ports(2)
+    all_flags = flags(amqp, http, "--data-dir", str(tmp_path / "data"))
+    with leveret(tmp_path / "old", *all_flags) as old, knocking(amqp) as (served, troubles):
+        with pika.BlockingConnection(pika.URLParameters(old.uri)) as client:
+            channel = client.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("kept", durable=True)
+            for number in range(100):
+                channel.basic_publish("", "kept", str(number), pika.BasicProperties(delivery_mode=2))
+        with leveret(tmp_path / "new", *all_flags, "--take-over") as new:
+            assert old.child.wait() == 0
+            goes_on(served)
+            with pika.BlockingConnection(pika.URLParameters(new.uri)) as client:
+                channel = client.channel()
+                kept = [channel.basic_get("kept", auto_ack=True)[2] for _ in range(100)]
+            assert kept == [str(number).encode() for number in range(100)]
+            assert refusals(troubles) == []
+            new.stop()
+
+
+def test_a_unix_socket_changes_hands_as_well(tmp_path):
+    path = tmp_path / "amqp.sock"
+    all_flags = ["--http", "off", "--data-dir", "off", "--log", "info"]
+    with leveret(tmp_path / "old", *all_flags, amqp=f"unix:{path}", wait=False) as old:
+        old.child.wait_line("^amqp +listening")
+        with leveret(tmp_path / "new", *all_flags, "--take-over", amqp=f"unix:{path}", wait=False) as new:
+            assert old.child.wait() == 0
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(PATIENCE)
+                client.connect(str(path))
+                client.sendall(b"AMQP\0\0\x09\x01")
+                assert client.recv(1)
+            new.stop()
+    assert not path.exists()
+
+
+def test_without_a_process_to_take_over_from_it_just_starts(tmp_path):
+    [amqp] = free_ports(1)
+    with leveret(tmp_path, "--take-over", "--data-dir", "off", amqp=f"127.0.0.1:{amqp}") as server:
+        server.child.wait_line("take_over: no process runs with these listeners")
+        with Wire(amqp) as wire:
+            wire.handshake()
+        server.stop()
+
+
+def test_another_address_needs_no_predecessor(tmp_path):
+    """Processes with other listeners are not in each other's way."""
+    with leveret(tmp_path / "one", "--data-dir", "off") as one, leveret(tmp_path / "two", "--take-over", "--data-dir", "off"):
+        one.check()
+
+
+# Asks as a successor does.
+STRANGER = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as stranger:
+    stranger.connect("\\0" + sys.argv[1])
+    try:
+        stranger.sendall(b'{"version":"1"}\\n')
+        print(stranger.recv(1) or "nothing")
+    except ConnectionError:
+        print("nothing")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, who may become another user")
+def test_another_user_gets_nothing(tmp_path):
+    amqp, http = free_ports(2)
+    with leveret(tmp_path / "old", *flags(amqp, http, "--data-dir", "off")) as old:
+        argv = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", STRANGER, f"leveret-takeover/0/amqp/127.0.0.1:{amqp}"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
+        assert (done.returncode, done.stdout) == (0, "nothing\n"), done.stderr
+        old.child.wait_line("a successor was turned away.*user 65534 is another")
+        old.stop()
+
+
+@contextlib.contextmanager
+def replaceable(tmp_path, *more):
+    """A server whose program is a file of its own, so that another can take its place on the disk; and clients of it."""
+    program = tmp_path / "leveret"
+    shutil.copy(binary(), program)
+    amqp, http = free_ports(2)
+    with leveret(tmp_path / "server", *flags(amqp, http, *more), program=program) as server:
+        try:
+            with knocking(amqp) as (served, troubles):
+                goes_on(served)
+                yield server, program, served, troubles
+        finally:
+            # The successor is no child of the tests, which would end with them.
+            for pid in running(program):
+                os.kill(pid, signal.SIGKILL)
+
+
+def running(program):
+    """The processes of a program."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/exe"):
+        with contextlib.suppress(OSError):
+            if path.readlink() == program:
+                found.append(int(path.parent.name))
+    return found
+
+
+def replace(program):
+    """Another file, as package managers write it: the running one stays as it is."""
+    shutil.copy(program, program.with_suffix(".new"))
+    program.with_suffix(".new").replace(program)
+
+
+def ends(server):
+    """Whether the process ends well. Its output goes on, for it is its successor's as well."""
+    return server.child.process.wait(PATIENCE) == 0
+
+
+def test_ctl_upgrades_to_the_program_on_the_disk(tmp_path):
+    with replaceable(tmp_path, "--data-dir", str(tmp_path / "data")) as (server, program, served, troubles):
+        replace(program)
+        told = Ctl(server.http)("upgrade")
+        [after] = running(program)
+        assert f"process {after} with version" in told and f"has taken over from process {server.pid}" in told
+        assert ends(server)
+        goes_on(served)
+        assert refusals(troubles) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGHUP])
+def test_a_signal_upgrades_as_well(tmp_path, number):
+    with replaceable(tmp_path, "--data-dir", "off") as (server, program, served, troubles):
+        replace(program)
+        server.child.send(number)
+        assert ends(server)
+        goes_on(served)
+        assert refusals(troubles) == [] and len(running(program)) == 1
+
+
+def test_a_successor_that_cannot_start_changes_nothing(tmp_path):
+    with replaceable(tmp_path, "--data-dir", "off") as (server, program, served, troubles):
+        other = program.with_suffix(".new")
+        other.write_text("#!/bin/sh\nexit 3\n")
+        other.chmod(0o755)
+        other.replace(program)
+        told = Ctl(server.http).fails("upgrade")
+        assert "the successor has ended, and the server goes on: exit status: 3" in told
+        goes_on(served)
+        assert troubles == []
+        server.stop()
+
+
+def test_a_reload_of_the_same_program_is_no_upgrade(tmp_path):
+    with replaceable(tmp_path, "--data-dir", "off") as (server, program, served, troubles):
+        server.child.send(signal.SIGHUP)
+        server.child.wait_line("SIGHUP: no setting changed")
+        goes_on(served)
+        assert troubles == [] and running(program) == [server.pid]
+        server.stop()
+
+
+def test_sockets_of_a_service_manager_are_used(tmp_path):
+    [http] = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        port = kept.getsockname()[1]
+        # A client that comes before the service does waits for it.
+        early = Wire(port)
+        server = activated(tmp_path / "leveret.log", kept, *flags(port, http))
+        try:
+            early.handshake().close()
+            server.kill()
+            # So does one that comes while it is away.
+            late = Wire(port)
+            server = activated(tmp_path / "again.log", kept, *flags(port, http))
+            late.handshake().close()
+        finally:
+            server.kill()
+
+
+def test_a_socket_that_no_listener_has_is_closed(tmp_path):
+    amqp, http = free_ports(2)
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        server = activated(tmp_path / "leveret.log", kept, *flags(amqp, http))
+        try:
+            address = "127.0.0.1:{}".format(kept.getsockname()[1])
+            server.wait_line(f"no listener has its address.*{address}")
+        finally:
+            server.kill()
+
+
+def test_the_service_manager_hears_of_sockets_to_keep_and_of_its_new_main_process(tmp_path):
+    with Manager(tmp_path / "notify") as manager:
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with leveret(tmp_path / "old", "--data-dir", "off", *flags(*free_ports(2)), env=told) as old:
+            assert manager.wait("FDSTORE")["FDNAME"] == "listener"
+            manager.wait("READY")
+            addresses = flags(old.port, old.http.rpartition(":")[2])
+            with leveret(tmp_path / "new", "--data-dir", "off", *addresses, "--take-over") as new:
+                assert manager.wait("MAINPID")["MAINPID"] == str(new.pid)
+                assert old.child.wait() == 0
+                new.stop()
+
+
+def activated(log, kept, *addresses):
+    """A server that is given a socket as sd_listen_fds(3) describes."""
+    passing = f'exec 3<&{kept.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
+    quiet = [word for name in OPTIONAL_LISTENERS for word in (name, "off")]
+    argv = ["bash", "-c", passing, "bash", binary(), "serve", "--data-dir", "off", *quiet, *addresses]
+    return Child(argv, log, env=clean_environment(), pass_fds=[kept.fileno()])
