@@ -8,7 +8,7 @@ use std::io;
 use amqp::frame::{HEADER_LEN, MIN_FRAME_MAX, PROTOCOL_HEADER, write_method};
 use amqp::handshake::{HANDSHAKE_FRAME_MAX, LOCALE};
 use amqp::method::connection;
-use amqp::{Credentials, Fault, FieldTable, Frame, FrameKind, Method, RawTable, ReplyCode};
+use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, RawTable, ReplyCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use transport::Stream;
 
@@ -45,9 +45,13 @@ impl Begun {
         let login = async {
             let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
             let server_properties = start(&mut stream, &mut input, credentials, announced).await?;
-            // A broker with authentication_failure_close reports the reason; others just close.
+            // A broker with authentication_failure_close refuses in words: a close without any is an outage there (S7). Others
+            // just close.
+            let explains = Capabilities::from_properties(&server_properties).authentication_failure_close;
             let closed = |refusal| match refusal {
-                Trouble::Closed => Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())),
+                Trouble::Closed if !explains => {
+                    Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text()))
+                }
                 other => other,
             };
             let tune = match receive(&mut stream, &mut input).await.map_err(closed)? {

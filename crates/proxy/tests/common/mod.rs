@@ -98,6 +98,10 @@ pub(crate) struct Manners {
     pub(crate) channel_max: u16,
     /// Logins that are left without a reply, until the value changes.
     pub(crate) stalled: watch::Sender<Stalled>,
+    /// The capabilities that it announces.
+    pub(crate) capabilities: Capabilities,
+    /// Whether logins end with a close without a word, as they do when the link is cut at that moment.
+    pub(crate) cuts_logins: AtomicBool,
     /// The next client is greeted once this is sent; later ones are greeted at once.
     pub(crate) greeting_waits_for: Mutex<Option<oneshot::Receiver<()>>>,
     /// Clients that were greeted, whether they logged in or not.
@@ -125,6 +129,8 @@ impl Default for Manners {
             frame_max: 131_072,
             channel_max: 100,
             stalled: watch::Sender::new(Stalled::Nobodys),
+            capabilities: Capabilities::default(),
+            cuts_logins: AtomicBool::new(false),
             greeting_waits_for: Mutex::new(None),
             greetings: AtomicUsize::new(0),
             logins: AtomicUsize::new(0),
@@ -415,7 +421,9 @@ pub(crate) async fn handshake(
 ) -> Option<FieldTable> {
     let mut header = [0; 8];
     stream.read_exact(&mut header).await.ok()?;
-    let (mut out, properties) = (Vec::new(), FieldTable::new().encode());
+    let (mut out, mut properties) = (Vec::new(), FieldTable::new());
+    manners.capabilities.add_to(&mut properties);
+    let properties = properties.encode();
     let start = connection::Start {
         version_major: 0,
         version_minor: 9,
@@ -441,6 +449,9 @@ pub(crate) async fn handshake(
         Stalled::All => false,
     };
     manners.stalled.subscribe().wait_for(is_answered).await.ok()?;
+    if manners.cuts_logins.load(Ordering::SeqCst) {
+        return None;
+    }
     if !is_right {
         refuse(stream, 403, "ACCESS_REFUSED - Login was refused. See the log.", (0, 0)).await;
         return None;

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use proxy::Pool;
+use amqp::Capabilities;
+use proxy::{Pool, Refusal};
 use tokio::sync::oneshot;
 
-use crate::common::{Broker, Client, Manners, all_is_quiet, soon, until};
+use crate::common::{Broker, Client, Manners, all_is_quiet, login, soon, until};
 
 #[tokio::test(start_paused = true)]
 async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
@@ -79,6 +80,30 @@ async fn an_upstream_is_only_probed_while_no_connection_to_it_is_open() {
     let before = greetings();
     assert!(soon("an answer", pool.check()).await);
     assert!(greetings() > before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn s7_a_link_that_is_cut_in_the_middle_of_a_login_refuses_nobody() {
+    let capabilities = Capabilities { authentication_failure_close: true, ..Capabilities::default() };
+    let broker = Broker::start(Manners { capabilities, ..Manners::default() });
+    broker.manners.cuts_logins.store(true, Ordering::SeqCst);
+    let pool = Pool::new(broker.config());
+    let coming = tokio::spawn({
+        let pool = pool.clone();
+        async move { login(&pool, "user", "right").await.map(drop) }
+    });
+    until("a login that is cut", || broker.logins() > 0).await;
+    broker.manners.cuts_logins.store(false, Ordering::SeqCst);
+    soon("the login", coming).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_cannot_refuse_in_words_refuses_by_a_close() {
+    let broker = Broker::start(Manners::default());
+    broker.manners.cuts_logins.store(true, Ordering::SeqCst);
+    let pool = Pool::new(broker.config());
+    let refusal = login(&pool, "user", "right").await.map(drop).unwrap_err();
+    assert!(matches!(refusal, Refusal::Login(_)), "{refusal:?}");
 }
 
 #[tokio::test(start_paused = true)]
