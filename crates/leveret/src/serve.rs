@@ -25,6 +25,7 @@ use crate::descriptors;
 use crate::http::{Http, HttpListeners};
 use crate::identities;
 use crate::listen::ClientListeners;
+use crate::logins::Logins;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::mqtt::mqtt_config;
@@ -63,7 +64,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let relays = ServedRelays::new(&config, &tls)?;
 
     let clock = Clock::start();
-    let (backend, data_folder) = open_backend(&config, &tls, clock)?;
+    let (backend, data_folder, logins) = open_backend(&config, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server_config = server_config(&config, access_log.as_deref());
     let server = Server::new(server_config, backend.clone(), clock, env!("CARGO_PKG_VERSION"));
@@ -104,6 +105,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         levels,
         spool_levels,
         notifier: notifier.clone(),
+        logins,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
@@ -246,16 +248,18 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
 }
 
-/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder.
+/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder and the authorities that it asks
+/// about logins.
 fn open_backend(
     config: &Config,
     tls: &Tls,
     clock: Clock,
-) -> Result<(Backend, Option<DataFolder>), ServeError> {
+) -> Result<(Backend, Option<DataFolder>, Logins), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
+        let logins = Logins::set_up(&broker, config).map_err(ServeError::Setting)?;
         log_mode(config);
-        return Ok((Backend::Broker(broker), folder));
+        return Ok((Backend::Broker(broker), folder, logins));
     }
     log_mode(config);
     let identities = match &config.upstream_external.0 {
@@ -264,7 +268,7 @@ fn open_backend(
     };
     let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
     let backend = Backend::Upstream(Pool::new(pool_config));
-    Ok((backend, None))
+    Ok((backend, None, Logins::default()))
 }
 
 /// Logs what this process is, in one line.
