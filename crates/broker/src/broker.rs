@@ -17,7 +17,10 @@ use crate::metrics::Metrics;
 use crate::paging::Paging;
 use crate::permissions::AuthorisedSession;
 use crate::time::Timestamp;
-use crate::users::{Attempts, Identity, LoginRefused, MAX_NAME, UserSpec, Users};
+use crate::users::{
+    Account, Attempts, AuthBackends, Identity, LoginAnswer, LoginAttempt, LoginRefused, MAX_NAME, UserSpec,
+    Users,
+};
 use crate::vhost::VirtualHost;
 
 /// Configuration with which a broker starts.
@@ -68,6 +71,8 @@ pub struct Broker {
     /// Where durable things are stored, if anywhere.
     store: OnceLock<Arc<Store>>,
     vhost_watcher: OnceLock<VhostWatcher>,
+    /// The authorities that are asked about logins; without them, the broker's own list of users is.
+    auth_backends: OnceLock<Arc<dyn AuthBackends>>,
 }
 
 /// Called with the name of a virtual host that has been deleted.
@@ -88,6 +93,7 @@ impl Broker {
             compatibility: config.compatibility,
             store: OnceLock::new(),
             vhost_watcher: OnceLock::new(),
+            auth_backends: OnceLock::new(),
         });
         if config.defaults {
             broker.add_defaults();
@@ -113,6 +119,31 @@ impl Broker {
         self.users.authenticate(user, password, peer_is_loopback)
     }
 
+    /// From now on `backends` are asked about logins. They can be set once.
+    pub fn set_auth_backends(&self, backends: Arc<dyn AuthBackends>) {
+        let _ = self.auth_backends.set(backends);
+    }
+
+    /// Checks a client's login with the configured backends, in their order.
+    pub fn log_in(self: &Arc<Self>, attempt: LoginAttempt) -> LoginAnswer {
+        match self.auth_backends.get() {
+            Some(backends) => backends.log_in(self, attempt),
+            None => {
+                let LoginAttempt { user, secret, from, is_loopback, now } = &attempt;
+                LoginAnswer::Now(self.authenticate_from(user, secret, *from, *is_loopback, *now))
+            }
+        }
+    }
+
+    /// Checks a new secret of a user who has logged in. Any is accepted for a user of the broker's own list: only
+    /// credentials that expire are renewed (RabbitMQ's `rabbit_auth_backend_internal:state_can_expire/0`).
+    pub fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer {
+        match self.auth_backends.get().filter(|_| identity.is_external()) {
+            Some(backends) => backends.renew(identity, secret),
+            None => LoginAnswer::Now(Ok(identity.clone())),
+        }
+    }
+
     /// Checks a client's login and limits guessing: after 30 different wrong passwords for a user from one
     /// address within a minute, further logins are refused unchecked until the minute is over. `from` is
     /// `None` on a Unix socket.
@@ -127,19 +158,37 @@ impl Broker {
         peer_is_loopback: bool,
         now: Instant,
     ) -> Result<Identity, LoginRefused> {
+        self.may_attempt(user, from, now)?;
+        let validated = self.authenticate(user, password, peer_is_loopback);
+        if validated.is_err() {
+            self.attempts.failed(canonical(from), user, password, now);
+        }
+        validated
+    }
+
+    /// Limits guessing as [`Broker::authenticate_from`] does, for authorities that check secrets themselves.
+    ///
+    /// # Errors
+    /// Too many attempts have failed.
+    pub fn check_attempt(&self, attempt: &LoginAttempt) -> Result<(), LoginRefused> {
+        self.may_attempt(&attempt.user, attempt.from, attempt.now)
+    }
+
+    /// Counts an attempt that [`Broker::check_attempt`] has allowed, and that has failed.
+    pub fn note_failed_attempt(&self, attempt: &LoginAttempt) {
+        self.attempts.failed(canonical(attempt.from), &attempt.user, &attempt.secret, attempt.now);
+    }
+
+    fn may_attempt(&self, user: &str, from: Option<IpAddr>, now: Instant) -> Result<(), LoginRefused> {
         if user.len() > MAX_NAME {
             // No user has such a name. It is not remembered, since it may be as long as a frame.
             return Err(LoginRefused::UnknownUser);
         }
-        let from = from.map(|ip| ip.to_canonical());
-        if !self.attempts.may_try(from, user, now) {
-            return Err(LoginRefused::TooManyAttempts);
+        if self.attempts.may_try(canonical(from), user, now) {
+            Ok(())
+        } else {
+            Err(LoginRefused::TooManyAttempts)
         }
-        let validated = self.authenticate(user, password, peer_is_loopback);
-        if validated.is_err() {
-            self.attempts.failed(from, user, password, now);
-        }
-        validated
     }
 
     /// Logs in a user whose identity was verified elsewhere, such as by a TLS client certificate.
@@ -151,6 +200,9 @@ impl Broker {
         user: &str,
         peer_is_loopback: bool,
     ) -> Result<Identity, LoginRefused> {
+        if self.auth_backends.get().is_some_and(|backends| !backends.takes_own_users()) {
+            return Err(LoginRefused::UnknownUser);
+        }
         self.users.authenticate_external(user, peer_is_loopback)
     }
 
@@ -162,6 +214,19 @@ impl Broker {
     /// The tags of a user; `None` if there is no such user.
     pub fn tags_of(&self, user: &str) -> Option<Vec<String>> {
         self.users.account(user).map(|account| account.tags())
+    }
+
+    /// The tags of a user who has logged in; empty if it has been deleted.
+    pub fn tags(&self, identity: &Identity) -> Vec<String> {
+        self.account(identity).map(|account| account.tags()).unwrap_or_default()
+    }
+
+    /// The account of a user who has logged in.
+    fn account(&self, identity: &Identity) -> Option<Arc<Account>> {
+        match identity.external() {
+            Some(external) => Some(external.account.clone()),
+            None => self.users.account(identity.user()),
+        }
     }
 
     pub(crate) fn remove_account(&self, user: &str) {
@@ -215,15 +280,14 @@ impl Broker {
     /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ checks first.
     pub fn authorised(&self, identity: &Identity, vhost: &str) -> Result<AuthorisedSession, BrokerError> {
         let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
-        let account = self.users.account(identity.user());
-        let account = account.ok_or_else(|| refused(identity, vhost))?;
+        let account = self.account(identity).ok_or_else(|| refused(identity, vhost))?;
         let authorised = AuthorisedSession::take(found, identity.clone(), account)?;
         self.check_open(identity, authorised.vhost())?;
         Ok(authorised)
     }
 
     fn check_open(&self, identity: &Identity, vhost: &VirtualHost) -> Result<(), BrokerError> {
-        if vhost.may_open(identity.user()) { Ok(()) } else { Err(refused(identity, vhost.name())) }
+        if vhost.may_open(identity) { Ok(()) } else { Err(refused(identity, vhost.name())) }
     }
 
     /// The virtual host of this name.
@@ -292,6 +356,11 @@ impl Broker {
             }
         }
     }
+}
+
+/// An IPv4 address that came as an IPv6 one is the same client.
+fn canonical(from: Option<IpAddr>) -> Option<IpAddr> {
+    from.map(|ip| ip.to_canonical())
 }
 
 fn refused(identity: &Identity, vhost: &str) -> BrokerError {

@@ -87,7 +87,9 @@ pub use message::{ANNOTATION, Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{FrontEnd, MESSAGE_SIZES, MessageSizes, Metrics, Published, SharedCounter};
 pub use names::generated_name;
 pub use paging::PagingStatus;
-pub use permissions::{AuthorisedSession, Pattern, PatternError, Permissions, TopicPermissions};
+pub use permissions::{
+    AuthorisedSession, Pattern, PatternError, Permissions, TopicPermissions, literal_in_scope,
+};
 pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition, PolicyError};
 pub use publisher::{Flushed, Publish, Publisher, Share};
@@ -99,7 +101,10 @@ pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name, with_reply_queue};
 pub use routing::{ExchangeKind, TopicIndex};
 pub use time::Timestamp;
-pub use users::{Identity, LoginRefused, PasswordHash, UserLimits, UserSpec};
+pub use users::{
+    AuthBackends, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, PendingAnswer,
+    TokenRights, UserLimits, UserSpec,
+};
 pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};
 
 /// Identifies a connection, as the owner of exclusive queues. The caller numbers its connections and never

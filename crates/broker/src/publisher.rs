@@ -271,7 +271,7 @@ impl Publisher {
     pub fn publish(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
         self.now = now;
         let generation = self.vhost.generation();
-        let fresh = self.routes.is_fresh(generation);
+        let fresh = self.routes.is_fresh(generation, self.grant.renewals());
         let known = match &self.route {
             _ if !fresh => Known::Nothing,
             Some(route) if route.leads(publish.exchange, publish.routing_key, None) => {
@@ -656,7 +656,9 @@ struct RouteCache {
     /// Keyed by exchange, key and headers.
     by_headers: HashTable<Arc<Route>>,
     /// Number of queues in all cached routes.
-    destinations: usize,
+    destinations: u32,
+    /// [`Grant::renewals`] at the time of the last publish.
+    renewals: u32,
     generation: u64,
     hasher: RandomState,
 }
@@ -666,7 +668,10 @@ impl RouteCache {
     ///
     /// The new generation is adopted with the first route that is found in it: a refused publish finds none, and must
     /// leave the last route invalid.
-    fn is_fresh(&mut self, generation: u64) -> bool {
+    fn is_fresh(&mut self, generation: u64, renewals: u32) -> bool {
+        if std::mem::replace(&mut self.renewals, renewals) != renewals {
+            self.generation = NO_GENERATION;
+        }
         let fresh = self.generation == generation;
         if !fresh {
             self.clear();
@@ -698,7 +703,8 @@ impl RouteCache {
         if !room {
             self.clear();
         }
-        self.destinations += route.queues.len();
+        let destinations = u32::try_from(route.queues.len()).unwrap_or(u32::MAX);
+        self.destinations = self.destinations.saturating_add(destinations);
         let Self { routes, by_headers, hasher, .. } = self;
         let hash = |route: &Arc<Route>| hasher.hash_one((&*route.exchange, &*route.key));
         let same = |other: &Arc<Route>| other.key == route.key && other.exchange == route.exchange;
@@ -718,6 +724,9 @@ impl RouteCache {
         self.destinations = 0;
     }
 }
+
+/// Precedes the first generation of every virtual host.
+const NO_GENERATION: u64 = 0;
 
 /// Most messages that wait for the end of a batch of input, so that deliveries start early and the memory
 /// that they take is bounded.
@@ -747,7 +756,7 @@ const BODY_BYTE: u32 = 150;
 const MAX_ROUTES: usize = 1024;
 
 /// Queues in the routes that one channel caches, at 8 bytes each.
-const MAX_DESTINATIONS: usize = 1 << 16;
+const MAX_DESTINATIONS: u32 = 1 << 16;
 
 /// Bytes of headers up to which a route by headers is cached. Longer headers rarely recur.
 const MAX_HEADERS: usize = 1024;

@@ -19,6 +19,7 @@ mod http_client;
 mod identities;
 mod listen;
 mod local;
+mod logins;
 mod logs;
 mod man_pages;
 mod manage;

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
 
+use crate::signals::DrainReason;
+
 /// The service manager, if there is one. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Notifier(Option<Arc<ServiceManager>>);
@@ -66,8 +68,11 @@ impl Notifier {
         ));
     }
 
-    /// Reports that the drain has begun and may take as long as `drain`.
-    pub(crate) fn stopping(&self, drain: Duration) {
+    /// Reports that the drain has begun and may take as long as `drain`; not behind a successor, which is the service already.
+    pub(crate) fn stopping(&self, reason: DrainReason, drain: Duration) {
+        if reason != DrainReason::Asked {
+            return;
+        }
         let most = drain.saturating_add(ENDING).as_micros();
         self.notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
     }
@@ -162,7 +167,7 @@ mod tests {
         assert!(heard(&socket).starts_with("READY=1\n"));
         notifier.reloading();
         assert!(heard(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
-        notifier.stopping(Duration::from_secs(10));
+        notifier.stopping(DrainReason::Asked, Duration::from_secs(10));
         assert!(heard(&socket).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000\n"));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         notifier.keep(&[listener.as_fd()]);

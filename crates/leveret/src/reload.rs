@@ -10,6 +10,7 @@ use server::{AccessLogWriter, Backend, Server};
 
 use crate::alarms::Levels;
 use crate::config::{Config, Effective, Environment, Flags};
+use crate::logins::Logins;
 use crate::logs::LogLevel;
 use crate::notify::Notifier;
 use crate::signals::{ActionRequests, DrainReason};
@@ -33,6 +34,7 @@ pub(crate) struct Reloader {
     pub(crate) spool_levels: Option<Arc<Levels>>,
     pub(crate) notifier: Notifier,
     pub(crate) upgrades: Arc<Upgrades>,
+    pub(crate) logins: Logins,
 }
 
 /// How long the steps of a drain take at most.
@@ -81,6 +83,7 @@ impl Reloader {
         self.notifier.reloading();
         self.read_settings();
         self.tls.reload();
+        self.logins.reload();
         if let Some(access_log) = &self.access_log {
             access_log.reopen();
         }

@@ -26,6 +26,7 @@ use crate::data_folder::{self, DataFolder};
 use crate::descriptors;
 use crate::http::Http;
 use crate::identities;
+use crate::logins::Logins;
 use crate::logs::LogLevel;
 use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::mqtt::mqtt_config;
@@ -33,7 +34,7 @@ use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::ServedRelays;
 use crate::reload::{DrainTimes, Reloader};
-use crate::signals::{self, AddressesWanted, Caught, DrainReason, DrainRequest, Drainer};
+use crate::signals::{self, AddressesWanted, Caught, DrainRequest, Drainer};
 use crate::spool::SpoolFolder;
 use crate::status::Status;
 use crate::takeover::{Offer, Predecessor, Upgrades};
@@ -74,7 +75,7 @@ pub(crate) async fn run(
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
     let clock = Clock::start();
-    let (backend, data_folder) = open_backend(&config, &tls, clock)?;
+    let (backend, data_folder, logins) = open_backend(&config, &tls, clock)?;
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = SpoolFolder::open(&config, &backend, clock)?;
@@ -109,6 +110,7 @@ pub(crate) async fn run(
         spool_levels,
         notifier: notifier.clone(),
         upgrades,
+        logins,
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
@@ -118,10 +120,7 @@ pub(crate) async fn run(
 
     let reason = drain.wait().await;
     let times = reloader.drain_times(reason);
-    if reason == DrainReason::Asked {
-        // A successor is the service already.
-        notifier.stopping(times.total());
-    }
+    notifier.stopping(reason, times.total());
     status.start_draining();
     tokio::time::sleep(times.delay).await;
     offer.withdraw();
@@ -285,16 +284,18 @@ pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
     Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
 }
 
-/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder.
+/// Starts the backend: the pool to the upstream, or the embedded broker with its data folder and the authorities that it asks
+/// about logins.
 fn open_backend(
     config: &Config,
     tls: &Tls,
     clock: Clock,
-) -> Result<(Backend, Option<DataFolder>), ServeError> {
+) -> Result<(Backend, Option<DataFolder>, Logins), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
+        let logins = Logins::set_up(&broker, config).map_err(ServeError::Setting)?;
         log_mode(config);
-        return Ok((Backend::Broker(broker), folder));
+        return Ok((Backend::Broker(broker), folder, logins));
     }
     log_mode(config);
     let identities = match &config.upstream_external.0 {
@@ -303,7 +304,7 @@ fn open_backend(
     };
     let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
     let backend = Backend::Upstream(Pool::new(pool_config));
-    Ok((backend, None))
+    Ok((backend, None, Logins::default()))
 }
 
 /// Logs what this process is, in one line.

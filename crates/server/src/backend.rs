@@ -6,7 +6,7 @@ use std::time::Instant;
 use amqp::error::{Fault, ReplyCode};
 use amqp::handshake::OpenRequest;
 use amqp::sasl::{Credentials, Mechanism};
-use broker::{Broker, Compatibility, Identity, SessionId};
+use broker::{Broker, Compatibility, Identity, LoginAnswer, LoginAttempt, LoginRefused, SessionId};
 use transport::{Outbox, Peer};
 
 use crate::amqp::broker_session::BrokerSession;
@@ -138,22 +138,27 @@ impl Backend {
         if credentials.authorize_as.as_deref().is_some_and(|other| other != credentials.username) {
             return Some(Err(refused(mechanism, "a password for another user's session")));
         }
-        let (ip, loopback) = (client.peer.ip(), client.peer.is_loopback());
-        let (user, secret) = (&credentials.username, credentials.secret.expose());
-        let validated = broker.authenticate_from(user, secret, ip, loopback, Instant::now());
-        Some(validated.map(BackendLogin::Broker).map_err(|why| refused(mechanism, why)))
+        match broker.log_in(attempt_of(credentials, client.peer)) {
+            LoginAnswer::Now(validated) => Some(of_broker(mechanism, validated)),
+            // Nothing has been asked yet: that is for `Self::login`, which waits.
+            LoginAnswer::Later(_) => None,
+        }
     }
 
-    /// Checks credentials by asking the upstream.
+    /// Checks credentials by asking the upstream, or whom the embedded broker has to ask.
     pub(crate) async fn login(
         &self,
         credentials: Credentials,
         client: LoginRequest,
     ) -> Result<BackendLogin, LoginError> {
         match self {
-            Self::Broker(_) => self.login_at_once(&credentials, client).unwrap_or_else(|| {
-                Err(LoginError::Failed(Fault::new(ReplyCode::InternalError, "login could not be judged")))
-            }),
+            Self::Broker(broker) => {
+                let validated = match broker.log_in(attempt_of(&credentials, client.peer)) {
+                    LoginAnswer::Now(validated) => validated,
+                    LoginAnswer::Later(answer) => answer.await,
+                };
+                of_broker(credentials.mechanism, validated)
+            }
             Self::Upstream(pool) => {
                 let asked = pool.authenticate(credentials, info_of(client)).await;
                 asked.map(BackendLogin::Upstream).map_err(LoginError::from)
@@ -178,16 +183,15 @@ impl Backend {
         Ok(Box::new(session))
     }
 
-    /// Returns why an open connection is to be closed: its virtual host or its user has been deleted.
-    pub(crate) fn missing(&self, connection: &OpenConnection) -> Option<String> {
+    /// Returns why an open connection is to be closed: its virtual host or its user has been deleted. A user whom another
+    /// authority has let in is not in the broker's list.
+    pub(crate) fn missing(&self, connection: &OpenConnection, user_is_external: bool) -> Option<String> {
         let Self::Broker(broker) = self else { return None };
         if broker.vhost(connection.vhost()).is_none() {
             return Some(format!("vhost '{}' is down", connection.vhost()));
         }
-        broker
-            .tags_of(connection.user())
-            .is_none()
-            .then(|| format!("user '{}' is deleted", connection.user()))
+        let is_deleted = !user_is_external && !broker.has_user(connection.user());
+        is_deleted.then(|| format!("user '{}' is deleted", connection.user()))
     }
 
     /// Opens a virtual host of the upstream.
@@ -230,6 +234,24 @@ fn login_external(
 ) -> Result<BackendLogin, LoginError> {
     let validated = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
     validated.map(BackendLogin::Broker).map_err(|why| refused(credentials.mechanism, why))
+}
+
+/// A login with a name and a secret, as the broker checks it.
+pub(crate) fn attempt_of(credentials: &Credentials, peer: Peer) -> LoginAttempt {
+    LoginAttempt {
+        user: credentials.username.clone(),
+        secret: credentials.secret.expose().to_vec(),
+        from: peer.ip(),
+        is_loopback: peer.is_loopback(),
+        now: Instant::now(),
+    }
+}
+
+fn of_broker(
+    mechanism: Mechanism,
+    validated: Result<Identity, LoginRefused>,
+) -> Result<BackendLogin, LoginError> {
+    validated.map(BackendLogin::Broker).map_err(|why| refused(mechanism, why))
 }
 
 fn refused(mechanism: Mechanism, why: impl ToString) -> LoginError {

@@ -54,6 +54,8 @@ pub(crate) struct ConnectionCore {
     pub(crate) lease: ConnectionLease,
     /// The user name of the client's verified certificate.
     pub(crate) external: Option<Arc<str>>,
+    /// Another authority than the broker's own list has let the user in. Set by the login.
+    pub(crate) user_is_external: bool,
     /// Where the connection came from and to.
     pub(crate) arrival: Arrival,
     /// Deadline of the login, or of the end of the connection.
@@ -79,6 +81,7 @@ impl ConnectionCore {
             outbox: Arc::clone(outbox),
             lease,
             external,
+            user_is_external: false,
             arrival: Arrival { peer, local, tls: transport.tls, websocket: transport.websocket },
             deadline: Some(since + shared.config.handshake_timeout),
             rested_until: None,
@@ -131,7 +134,7 @@ impl ConnectionCore {
             }
         }
         self.registered = Some(self.shared.registry.register(Arc::clone(&view)));
-        if let Some(reason) = self.shared.backend.missing(&view) {
+        if let Some(reason) = self.shared.backend.missing(&view, self.user_is_external) {
             view.close(&reason);
         }
     }

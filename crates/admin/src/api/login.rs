@@ -1,11 +1,12 @@
 //! Login, and the rights of the user (RabbitMQ, "Management Plugin", access and permissions).
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use broker::{Broker, Compatibility, Identity, LoginRefused, VirtualHost};
+use broker::{Broker, Compatibility, Identity, LoginAnswer, LoginAttempt, LoginRefused, VirtualHost};
 
 use super::error::ApiError;
 use super::request::Caller;
@@ -57,14 +58,28 @@ fn log_refusal(user: &str, peer: Caller, why: &str) {
 
 impl User {
     /// Validates the header Authorization.
-    pub(super) fn log_in(broker: &Broker, headers: &HeaderMap, peer: Caller) -> Result<Self, ApiError> {
+    pub(super) async fn log_in(
+        broker: &Arc<Broker>,
+        headers: &HeaderMap,
+        peer: Caller,
+    ) -> Result<Self, ApiError> {
         let refused = || ApiError::login_failed(broker.compatibility());
         let (name, password) = credentials(headers).ok_or_else(refused)?;
         if name.len() > MAX_NAME {
             // No user has such a name. It is not logged, since it may be as long as a request's head.
             return Err(refused());
         }
-        let validated = broker.authenticate_from(&name, &password, peer.ip, peer.is_local, Instant::now());
+        let attempt = LoginAttempt {
+            user: name.clone(),
+            secret: password,
+            from: peer.ip,
+            is_loopback: peer.is_local,
+            now: Instant::now(),
+        };
+        let validated = match broker.log_in(attempt) {
+            LoginAnswer::Now(validated) => validated,
+            LoginAnswer::Later(answer) => answer.await,
+        };
         let identity = validated.map_err(|why| match why {
             LoginRefused::TooManyAttempts => ApiError::too_many_attempts(),
             why => {
@@ -72,7 +87,12 @@ impl User {
                 refused()
             }
         })?;
-        let tags = broker.tags_of(identity.user()).unwrap_or_default();
+        Self::of(broker, identity, peer)
+    }
+
+    /// A user whose login was accepted, and whose tags have to allow the API.
+    pub(super) fn of(broker: &Broker, identity: Identity, peer: Caller) -> Result<Self, ApiError> {
+        let tags = broker.tags(&identity);
         let has = |tag: &str| tags.iter().any(|own| own == tag);
         let administrator = has("administrator");
         let level = Level {
@@ -168,10 +188,13 @@ const MAX_NAME: usize = 255;
 
 const NOT_MEMBER: &str = "User not authorised to access virtual host";
 
-/// User and password from the scheme `Basic` (RFC 7617).
+/// User and password from the scheme `Basic` (RFC 7617), or a token from `Bearer` (RFC 6750), which names its user.
 fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some((String::new(), encoded.trim().as_bytes().to_vec()));
+    }
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
@@ -201,25 +224,34 @@ mod tests {
         assert_eq!(parsed(&value), Some(("me".to_owned(), b"a:b".to_vec())));
     }
 
-    #[test]
-    fn a_name_that_nobody_can_have_is_refused_however_often() {
+    /// The status of the last of many attempts with different passwords.
+    async fn last_of_many(length: usize) -> StatusCode {
         let broker = Broker::new(BrokerConfig::default());
-        let tried = |length: usize, password: u32| {
+        let here = Caller { ip: None, is_local: true };
+        let mut last = StatusCode::OK;
+        for password in 0..50 {
             let credentials = STANDARD.encode(format!("{}:{password}", "n".repeat(length)));
             let value = HeaderValue::from_str(&format!("Basic {credentials}")).unwrap();
             let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
-            let here = Caller { ip: None, is_local: true };
-            User::log_in(&broker, &headers, here).unwrap_err().into_response().status()
-        };
-        let last =
-            |length| (0..50).map(|password| tried(length, password)).fold(None, |_, outcome| Some(outcome));
-        assert_eq!(last(MAX_NAME + 1), Some(StatusCode::UNAUTHORIZED));
-        assert_eq!(last(MAX_NAME), Some(StatusCode::TOO_MANY_REQUESTS));
+            last = User::log_in(&broker, &headers, here).await.unwrap_err().into_response().status();
+        }
+        last
+    }
+
+    #[tokio::test]
+    async fn a_name_that_nobody_can_have_is_refused_however_often() {
+        assert_eq!(last_of_many(MAX_NAME + 1).await, StatusCode::UNAUTHORIZED);
+        assert_eq!(last_of_many(MAX_NAME).await, StatusCode::TOO_MANY_REQUESTS);
     }
 
     #[test]
-    fn anything_but_basic_is_no_login() {
-        for value in ["Bearer x", "Basic", "Basic !!!", "Basic bm9jb2xvbg=="] {
+    fn a_token_names_its_user() {
+        assert_eq!(parsed("Bearer a.b.c"), Some((String::new(), b"a.b.c".to_vec())));
+    }
+
+    #[test]
+    fn anything_but_basic_and_bearer_is_no_login() {
+        for value in ["Digest x", "Bearer", "Basic", "Basic !!!", "Basic bm9jb2xvbg=="] {
             assert_eq!(parsed(value), None, "{value}");
         }
     }

@@ -69,7 +69,7 @@ pub(super) fn publish(call: &Call) -> ApiAnswer {
 
 /// Creates the publisher of a request.
 pub(super) fn publisher(authorised: &AuthorisedSession) -> Publisher {
-    let mut publisher = authorised.vhost().publisher(authorised.identity());
+    let mut publisher = authorised.publisher();
     publisher.set_connection(Arc::new(Request), 1);
     publisher
 }

@@ -54,7 +54,7 @@ async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
 /// Middleware for routes outside the API: lets a request pass if its user may see everything in the API.
 pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    let user = log_in(&api, &head, Who::Monitoring);
+    let user = log_in(&api, &head, Who::Monitoring).await;
     match user.and_then(|user| user.check(api.broker.as_deref(), Who::Monitoring, None)) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => error.into_response(),
@@ -83,7 +83,7 @@ async fn answer(
         return Err(ApiError::method_not_allowed(allow.to_owned()));
     };
     check_origin(head)?;
-    let user = log_in(&api, head, action.who)?;
+    let user = log_in(&api, head, action.who).await?;
     user.check(api.broker.as_deref(), action.who, found.vhost())?;
     // From here on the connection of a logged-in user is not closed to make room for others.
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
@@ -128,11 +128,11 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
     }
 }
 
-fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> {
+async fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> {
     let caller = caller(&head.headers, &head.extensions);
     match &api.broker {
         _ if who == Who::Everybody => Ok(User::operator()),
-        Some(broker) => User::log_in(broker, &head.headers, caller),
+        Some(broker) => User::log_in(broker, &head.headers, caller).await,
         None if caller.is_local => Ok(User::operator()),
         None => Err(ApiError::remote()),
     }
@@ -326,36 +326,36 @@ mod tests {
         assert!(!named("127.0.0.1.example"));
     }
 
-    fn guest(headers: &[(&str, &str)]) -> Result<User, ApiError> {
+    async fn guest(headers: &[(&str, &str)]) -> Result<User, ApiError> {
         let (_, api) = world();
-        log_in_here(&api, [&[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")], headers].concat().as_slice())
+        log_in_here(&api, [&[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")], headers].concat().as_slice()).await
     }
 
-    fn nobody(headers: &[(&str, &str)]) -> Result<User, ApiError> {
-        log_in_here(&Api::new(None, Arc::clone(&world().1.process)), headers)
+    async fn nobody(headers: &[(&str, &str)]) -> Result<User, ApiError> {
+        log_in_here(&Api::new(None, Arc::clone(&world().1.process)), headers).await
     }
 
     /// Logs in over the loopback interface.
-    fn log_in_here(api: &Api, headers: &[(&str, &str)]) -> Result<User, ApiError> {
+    async fn log_in_here(api: &Api, headers: &[(&str, &str)]) -> Result<User, ApiError> {
         let mut head = parts("GET", headers);
         head.extensions.insert(Caller { ip: "127.0.0.1".parse().ok(), is_local: true });
         let found = routes::find("/api/overview", api.served()).unwrap();
-        log_in(api, &head, found.action(&Method::GET).unwrap().who)
+        log_in(api, &head, found.action(&Method::GET).unwrap().who).await
     }
 
-    #[test]
-    fn guest_is_not_let_in_under_a_borrowed_name() {
-        assert!(guest(&[("host", "localhost:15672")]).is_ok());
-        assert!(guest(&[("host", "rebound.example:15672")]).is_err());
-        assert!(nobody(&[("host", "127.0.0.1:15673")]).is_ok());
-        assert!(nobody(&[("host", "rebound.example:15673")]).is_err());
+    #[tokio::test]
+    async fn guest_is_not_let_in_under_a_borrowed_name() {
+        assert!(guest(&[("host", "localhost:15672")]).await.is_ok());
+        assert!(guest(&[("host", "rebound.example:15672")]).await.is_err());
+        assert!(nobody(&[("host", "127.0.0.1:15673")]).await.is_ok());
+        assert!(nobody(&[("host", "rebound.example:15673")]).await.is_err());
     }
 
-    #[test]
-    fn whom_a_proxy_speaks_for_is_not_at_this_machine() {
+    #[tokio::test]
+    async fn whom_a_proxy_speaks_for_is_not_at_this_machine() {
         for name in ["forwarded", "via", "x-real-ip", "x-forwarded-for", "X-Forwarded-Host"] {
             let headers = [("host", "127.0.0.1"), (name, "10.0.0.1")];
-            assert!(guest(&headers).is_err() && nobody(&headers).is_err(), "{name}");
+            assert!(guest(&headers).await.is_err() && nobody(&headers).await.is_err(), "{name}");
         }
     }
 

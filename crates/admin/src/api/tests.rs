@@ -4,10 +4,6 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::http::HeaderMap;
-use axum::http::header::AUTHORIZATION;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use broker::{BrokerConfig, QueueDeclare, Timestamp};
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -187,11 +183,10 @@ fn declare(broker: &Broker, name: &str) {
 
 /// A request of user guest.
 fn call(api: &Arc<Api>, names: &[(&'static str, &str)], query: &[(&str, &str)], body: &Value) -> Call {
-    let mut headers = HeaderMap::new();
-    headers.insert(AUTHORIZATION, format!("Basic {}", STANDARD.encode("guest:guest")).parse().unwrap());
     let here = Caller { ip: None, is_local: true };
     let broker = api.broker.as_ref().unwrap();
-    let user = User::log_in(broker, &headers, here).unwrap_or_else(|_| panic!("guest"));
+    let user = User::of(broker, broker.authenticate("guest", b"guest", true).unwrap(), here);
+    let user = user.unwrap_or_else(|_| panic!("guest"));
     Call {
         api: Arc::clone(api),
         user,

@@ -13,6 +13,7 @@ use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::limits::{too_many_channels, too_many_connections, vhost_is_full};
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
+use crate::publisher::Publisher;
 use crate::routing::ExchangeKind;
 use crate::time::Timestamp;
 use crate::users::{Account, Identity};
@@ -34,6 +35,8 @@ pub struct AuthorisedSession {
     account: Arc<Account>,
     /// Channels of this connection that count against the user's limit.
     channels: AtomicU64,
+    /// The user's token has expired, and nothing is allowed.
+    is_expired: bool,
 }
 
 impl AuthorisedSession {
@@ -49,8 +52,8 @@ impl AuthorisedSession {
             vhost.connections().leave(1);
             return Err(too_many_connections(user, limit));
         }
-        let grant = vhost.grant(user);
-        Ok(Self { vhost, identity, grant, account, channels: AtomicU64::new(0) })
+        let grant = vhost.grant_of(&identity);
+        Ok(Self { vhost, identity, grant, account, channels: AtomicU64::new(0), is_expired: false })
     }
 
     /// The virtual host that the connection has open.
@@ -61,6 +64,33 @@ impl AuthorisedSession {
     /// The user whose permissions every operation of the session is checked against.
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// Creates a publisher with the session's rights, for one channel. The end of the user's token and its renewal
+    /// reach it as they reach the session.
+    pub fn publisher(&self) -> Publisher {
+        Publisher::new(self.vhost.clone(), self.identity.clone(), self.grant.clone())
+    }
+
+    /// When the user's rights end, unless they are renewed.
+    pub fn expires_at(&self) -> Option<Timestamp> {
+        self.identity.expires_at().filter(|_| !self.is_expired)
+    }
+
+    /// Ends the user's rights if their time has come: from then on every operation that needs any is refused. Messages
+    /// still reach the session's consumers, as in RabbitMQ.
+    pub fn check_expiry(&mut self, now: Timestamp) {
+        if let Some(end) = self.expires_at().filter(|end| *end <= now) {
+            self.is_expired = true;
+            self.grant.expire(end, now);
+        }
+    }
+
+    /// The same user has shown a new token, whose rights take the place of the old one's.
+    pub fn renew(&mut self, identity: Identity) {
+        self.grant.renew(&identity);
+        self.identity = identity;
+        self.is_expired = false;
     }
 
     /// Counts an opened channel.

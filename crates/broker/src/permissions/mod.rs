@@ -6,8 +6,12 @@
 mod authorised;
 mod client;
 mod pattern;
+mod scopes;
+#[cfg(test)]
+mod token_tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use hashbrown::HashMap;
@@ -17,10 +21,14 @@ pub use authorised::AuthorisedSession;
 pub(crate) use client::ClientName;
 use client::TopicRule;
 pub use pattern::{Pattern, PatternError};
+use scopes::Scopes;
+pub use scopes::literal_in_scope;
 
 use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::names::Resource;
+use crate::time::Timestamp;
+use crate::users::Identity;
 
 /// The permissions of a user in a virtual host: regular expressions for the names of queues and exchanges. An empty
 /// expression allows nothing.
@@ -73,10 +81,33 @@ pub(crate) struct Grant {
     vhost: Arc<str>,
     compatibility: Compatibility,
     rules: ArcSwap<Rules>,
+    /// Number of times that a token's rights have ended or been renewed, both by its session alone.
+    renewals: AtomicU32,
+}
+
+enum Rules {
+    /// Of a user of the broker's own list, as the operator defines them.
+    Defined(DefinedRules),
+    /// Of a token, until it expires.
+    Token(Scopes),
+    /// The token has expired: nothing is allowed any more.
+    Expired(Expiry),
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self::Defined(DefinedRules::default())
+    }
+}
+
+/// The end of a token, in seconds since 1970.
+struct Expiry {
+    expired_at: u64,
+    noticed_at: u64,
 }
 
 #[derive(Clone, Default)]
-struct Rules {
+struct DefinedRules {
     /// `None` if the user has no access to the virtual host at all.
     resources: Option<ResourceRules>,
     /// Keyed by exchange. Exchanges that are not named are not restricted.
@@ -103,20 +134,83 @@ impl Grants {
             return grant.clone();
         }
         let user: Arc<str> = user.into();
-        let new =
-            Grant { user: user.clone(), vhost: vhost.clone(), compatibility, rules: ArcSwap::default() };
+        let new = Grant {
+            user: user.clone(),
+            vhost: vhost.clone(),
+            compatibility,
+            rules: ArcSwap::default(),
+            renewals: AtomicU32::new(0),
+        };
         self.by_user.write().entry(user).or_insert_with(|| Arc::new(new)).clone()
     }
 
     /// Whether the user has any permissions in this virtual host.
     pub(crate) fn may_open(&self, user: &str) -> bool {
-        self.by_user.read().get(user).is_some_and(|grant| grant.rules.load().resources.is_some())
+        self.by_user.read().get(user).is_some_and(|grant| grant.may_open())
     }
 }
 
 impl Grant {
+    /// The rights of a user whom another authority has let in; `None` for one of the broker's own.
+    pub(crate) fn of_external(
+        identity: &Identity,
+        vhost: &Arc<str>,
+        compatibility: Compatibility,
+    ) -> Option<Arc<Self>> {
+        let rules = ArcSwap::from_pointee(Rules::of_token(identity, vhost)?);
+        Some(Arc::new(Self {
+            user: identity.user().into(),
+            vhost: vhost.clone(),
+            compatibility,
+            rules,
+            renewals: AtomicU32::new(0),
+        }))
+    }
+
     pub(crate) fn user(&self) -> &str {
         &self.user
+    }
+
+    /// Whether the user has any permissions in the virtual host.
+    pub(crate) fn may_open(&self) -> bool {
+        match &**self.rules.load() {
+            Rules::Defined(rules) => rules.resources.is_some(),
+            Rules::Token(scopes) => scopes.may_open(),
+            Rules::Expired(_) => false,
+        }
+    }
+
+    /// The rights of a new token take the place of the old one's.
+    pub(crate) fn renew(&self, identity: &Identity) {
+        if let Some(rules) = Rules::of_token(identity, &self.vhost) {
+            self.rules.store(Arc::new(rules));
+            self.renewals.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Changes whenever the rights of a token do: routes that its publishers have cached are then to be checked again. Rights
+    /// that the operator defines begin a new generation of the virtual host instead.
+    pub(crate) fn renewals(&self) -> u32 {
+        self.renewals.load(Ordering::Relaxed)
+    }
+
+    /// The token's rights end.
+    pub(crate) fn expire(&self, expired_at: Timestamp, now: Timestamp) {
+        let expiry = Expiry { expired_at: expired_at.seconds(), noticed_at: now.seconds() };
+        self.rules.store(Arc::new(Rules::Expired(expiry)));
+        self.renewals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Changes the rights that the operator defines; does nothing to a token's.
+    fn define(&self, change: impl Fn(&mut DefinedRules)) {
+        self.rules.rcu(|rules| match &**rules {
+            Rules::Defined(defined) => {
+                let mut defined = defined.clone();
+                change(&mut defined);
+                Arc::new(Rules::Defined(defined))
+            }
+            Rules::Token(_) | Rules::Expired(_) => Arc::clone(rules),
+        });
     }
 
     /// Sets the permissions, or removes them.
@@ -129,7 +223,7 @@ impl Grant {
             })
         };
         let resources = permissions.map(compile).transpose()?;
-        self.rules.rcu(|rules| Rules { resources: resources.clone(), ..Rules::clone(rules) });
+        self.define(|rules| rules.resources.clone_from(&resources));
         Ok(())
     }
 
@@ -137,21 +231,13 @@ impl Grant {
     pub(crate) fn set_topic(&self, permissions: &TopicPermissions) -> Result<(), PatternError> {
         let new =
             TopicRules { write: self.expand(&permissions.write)?, read: self.expand(&permissions.read)? };
-        self.rules.rcu(|rules| {
-            let mut rules = Rules::clone(rules);
-            rules.topics.insert(permissions.exchange.clone(), new.clone());
-            rules
-        });
+        self.define(|rules| _ = rules.topics.insert(permissions.exchange.clone(), new.clone()));
         Ok(())
     }
 
     /// Removes the restriction of topics of one exchange.
     pub(crate) fn remove_topic(&self, exchange: &str) {
-        self.rules.rcu(|rules| {
-            let mut rules = Rules::clone(rules);
-            rules.topics.remove(exchange);
-            rules
-        });
+        self.define(|rules| _ = rules.topics.remove(exchange));
     }
 
     /// Refuses an operation on a queue or exchange that the user has no permission for.
@@ -161,16 +247,11 @@ impl Grant {
             _ => name,
         };
         let rules = self.rules.load();
-        let pattern = rules.resources.as_ref().map(|rules| match access {
-            Access::Configure => &rules.configure,
-            Access::Write => &rules.write,
-            Access::Read => &rules.read,
-        });
-        if pattern.is_some_and(|pattern| pattern.matches(name)) {
+        if rules.allow(access, name) {
             return Ok(());
         }
         let what = resource.describe(name, &self.vhost);
-        Err(self.refused(access, &what))
+        Err(self.refused(access, &what, &rules))
     }
 
     /// Refuses a routing key of a topic exchange that the user may not publish (`Write`) or bind (`Read`)
@@ -183,23 +264,28 @@ impl Grant {
         client: Option<&ClientName>,
     ) -> Result<(), BrokerError> {
         let rules = self.rules.load();
-        let Some(topic) = rules.topics.get(exchange) else { return Ok(()) };
-        let rule = if access == Access::Write { &topic.write } else { &topic.read };
-        if rule.matches(key, client) {
+        if rules.allow_topic(access, exchange, key, client) {
             return Ok(());
         }
         let exchange = Resource::Exchange.describe(exchange, &self.vhost);
-        Err(self.refused(access, &format!("topic '{key}' in {exchange}")))
+        Err(self.refused(access, &format!("topic '{key}' in {exchange}"), &rules))
     }
 
-    fn refused(&self, access: Access, what: &str) -> BrokerError {
+    fn refused(&self, access: Access, what: &str, rules: &Rules) -> BrokerError {
         let access = match access {
             _ if !self.compatibility.names_permissions() => "",
             Access::Configure => "configure ",
             Access::Write => "write ",
             Access::Read => "read ",
         };
-        BrokerError::access(format!("{access}access to {what} refused for user '{}'", self.user))
+        let mut text = format!("{access}access to {what} refused for user '{}'", self.user);
+        if let Rules::Expired(Expiry { expired_at, noticed_at }) = rules {
+            text.push_str(&format!(
+                ", backend rabbit_auth_backend_oauth2 returned an error: \"Provided JWT token has expired at \
+                 timestamp {expired_at} (validated at {noticed_at})\""
+            ));
+        }
+        BrokerError::access(text)
     }
 
     /// Replaces variables with names. Unlike in RabbitMQ the names are taken literally, so that a user named
@@ -209,6 +295,45 @@ impl Grant {
             .replace("{username}", &fancy_regex::escape(&self.user))
             .replace("{vhost}", &fancy_regex::escape(&self.vhost));
         TopicRule::new(&expanded)
+    }
+}
+
+impl Rules {
+    fn of_token(identity: &Identity, vhost: &str) -> Option<Self> {
+        identity.external().map(|external| Self::Token(Scopes::new(&external.scopes, vhost)))
+    }
+
+    fn allow(&self, access: Access, name: &str) -> bool {
+        match self {
+            Self::Defined(rules) => rules.allow(access, name),
+            Self::Token(scopes) => scopes.allow(access, name),
+            Self::Expired(_) => false,
+        }
+    }
+
+    fn allow_topic(&self, access: Access, exchange: &str, key: &str, client: Option<&ClientName>) -> bool {
+        match self {
+            Self::Defined(rules) => rules.allow_topic(access, exchange, key, client),
+            Self::Token(scopes) => scopes.allow_topic(access, exchange, key),
+            Self::Expired(_) => false,
+        }
+    }
+}
+
+impl DefinedRules {
+    fn allow(&self, access: Access, name: &str) -> bool {
+        let pattern = self.resources.as_ref().map(|rules| match access {
+            Access::Configure => &rules.configure,
+            Access::Write => &rules.write,
+            Access::Read => &rules.read,
+        });
+        pattern.is_some_and(|pattern| pattern.matches(name))
+    }
+
+    fn allow_topic(&self, access: Access, exchange: &str, key: &str, client: Option<&ClientName>) -> bool {
+        let Some(topic) = self.topics.get(exchange) else { return true };
+        let rule = if access == Access::Write { &topic.write } else { &topic.read };
+        rule.matches(key, client)
     }
 }
 

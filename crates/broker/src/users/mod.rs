@@ -1,6 +1,7 @@
 //! Users and logins.
 
 mod attempts;
+mod external;
 mod password;
 
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use hashbrown::HashMap;
 use sync::{Rank, RwLock};
 
 pub(crate) use attempts::Attempts;
+pub(crate) use external::ExternalUser;
+pub use external::{AuthBackends, LoginAnswer, LoginAttempt, PendingAnswer, TokenRights};
 pub use password::PasswordHash;
 
 use crate::limits::Tally;
@@ -20,18 +23,29 @@ use crate::permissions::ClientName;
 pub struct Identity {
     name: Arc<str>,
     impersonator: bool,
+    /// Rarely there, and so apart: every publisher has an identity.
+    details: Option<Arc<IdentityDetails>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct IdentityDetails {
+    /// The name of an MQTT client.
     client: Option<Arc<ClientName>>,
+    /// `None` for a user of the broker's own list.
+    external: Option<Arc<ExternalUser>>,
 }
 
 impl Identity {
     /// The same user as an MQTT client of this name, which topic permissions may refer to.
     #[must_use]
     pub fn as_client(self, name: &str) -> Self {
-        Self { client: Some(Arc::new(ClientName::new(name))), ..self }
+        let external = self.details.as_ref().and_then(|details| details.external.clone());
+        let client = Some(Arc::new(ClientName::new(name)));
+        Self { details: Some(Arc::new(IdentityDetails { client, external })), ..self }
     }
 
     pub(crate) fn client(&self) -> Option<&ClientName> {
-        self.client.as_deref()
+        self.details.as_ref()?.client.as_deref()
     }
 
     /// The user's name, as `user-id` has it (AMQP 0-9-1, basic class).
@@ -46,7 +60,7 @@ impl Identity {
 }
 
 /// The reason why a login was refused, for the log only: the peer only learns that it was refused.
-#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum LoginRefused {
     /// No user of this name.
     #[error("no such user")]
@@ -63,6 +77,14 @@ pub enum LoginRefused {
     /// Too many wrong passwords were tried for the user from the same address.
     #[error("too many wrong passwords of late")]
     TooManyAttempts,
+    /// Another authority did not let the user in. `why` has nothing of the secret.
+    #[error("{backend}: {why}")]
+    Elsewhere {
+        /// The name of the authority, as the configuration has it.
+        backend: &'static str,
+        /// The reason.
+        why: Box<str>,
+    },
 }
 
 impl LoginRefused {
@@ -118,7 +140,7 @@ impl UserSpec {
             return Err(LoginRefused::LoopbackOnly);
         }
         let impersonator = self.tags.iter().any(|tag| tag == "impersonator");
-        Ok(Identity { name: self.name.as_str().into(), impersonator, client: None })
+        Ok(Identity { name: self.name.as_str().into(), impersonator, details: None })
     }
 }
 
@@ -142,6 +164,11 @@ pub(crate) struct Account {
 }
 
 impl Account {
+    fn new(spec: UserSpec) -> Self {
+        let spec = ArcSwap::from_pointee(spec);
+        Self { spec, connections: Tally::default(), channels: Tally::default() }
+    }
+
     pub(crate) fn tags(&self) -> Vec<String> {
         self.spec.load().tags.clone()
     }
@@ -159,12 +186,7 @@ impl Users {
             account.spec.store(Arc::new(user));
             return;
         }
-        let name = user.name.clone();
-        let spec = ArcSwap::from_pointee(user);
-        users.insert(
-            name,
-            Arc::new(Account { spec, connections: Tally::default(), channels: Tally::default() }),
-        );
+        users.insert(user.name.clone(), Arc::new(Account::new(user)));
     }
 
     pub(crate) fn remove(&self, name: &str) {
@@ -215,7 +237,7 @@ pub(crate) mod tests {
 
     /// A user who has logged in.
     pub(crate) fn identity(name: &str, impersonator: bool) -> Identity {
-        Identity { name: name.into(), impersonator, client: None }
+        Identity { name: name.into(), impersonator, details: None }
     }
 
     fn users() -> Users {

@@ -260,7 +260,7 @@ impl VirtualHost {
 
     /// Creates a publisher, for one channel. It enforces the user's permissions.
     pub fn publisher(self: &Arc<Self>, identity: &Identity) -> Publisher {
-        Publisher::new(self.clone(), identity.clone(), self.grant(identity.user()))
+        Publisher::new(self.clone(), identity.clone(), self.grant_of(identity))
     }
 
     /// Whether publishes and deliveries are traced.

@@ -8,6 +8,7 @@ use crate::limits::{Tally, VirtualHostLimits, too_many_queues};
 use crate::permissions::{Grant, PatternError, Permissions, TopicPermissions};
 use crate::policies::Policy;
 use crate::time::Timestamp;
+use crate::users::Identity;
 
 impl VirtualHost {
     /// Sets the permissions of a user, or removes them. They take effect at once, also for open connections;
@@ -70,9 +71,19 @@ impl VirtualHost {
         self.grants.of(user, &self.name, self.compatibility)
     }
 
+    /// The rights of a user who has logged in: those of the broker's own users are shared, and change with what the
+    /// operator defines.
+    pub(crate) fn grant_of(&self, identity: &Identity) -> Arc<Grant> {
+        let external = Grant::of_external(identity, &self.name, self.compatibility);
+        external.unwrap_or_else(|| self.grant(identity.user()))
+    }
+
     /// Whether the user has permissions in this virtual host.
-    pub(crate) fn may_open(&self, user: &str) -> bool {
-        self.grants.may_open(user)
+    pub(crate) fn may_open(&self, identity: &Identity) -> bool {
+        match Grant::of_external(identity, &self.name, self.compatibility) {
+            Some(grant) => grant.may_open(),
+            None => self.grants.may_open(identity.user()),
+        }
     }
 
     pub(crate) fn has_queue(&self, name: &str) -> bool {

@@ -5,6 +5,7 @@ use server::{ClientProtocol, PROTOCOLS};
 
 use super::address::ListenAddr;
 use super::layers::{ConfigError, Effective};
+use super::login::{AuthBackendName, JwksSource};
 use super::requirement::check_requirements;
 use super::settings::Config;
 
@@ -22,6 +23,7 @@ pub(super) fn check(effective: &Effective) -> Result<(), ConfigError> {
     check_certificates(effective)?;
     check_requirements(effective)?;
     check_default_user(effective)?;
+    check_oauth2(effective)?;
     check_relayed_protocols(effective)
 }
 
@@ -75,6 +77,21 @@ fn check_default_user(effective: &Effective) -> Result<(), ConfigError> {
     }
     if !password && !file && config.default_user.0 != "guest" {
         return refuse(effective, "default_user", "needs default_password or default_password_file");
+    }
+    Ok(())
+}
+
+/// Tokens need a name to be for, and keys to be verified with.
+fn check_oauth2(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    if !config.auth_backends.contains(AuthBackendName::OAuth2) {
+        return Ok(());
+    }
+    if config.oauth2_resource_server_id.0.is_none() {
+        return refuse(effective, "oauth2_resource_server_id", "is needed for oauth2 in auth_backends");
+    }
+    if config.oauth2_jwks == JwksSource::Off {
+        return refuse(effective, "oauth2_jwks", "is needed for oauth2 in auth_backends");
     }
     Ok(())
 }

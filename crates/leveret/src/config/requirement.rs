@@ -4,6 +4,7 @@ use super::address::ListenAddr;
 use super::choice::{InboundHeader, VerifyClient};
 use super::data_dir::DataDir;
 use super::layers::{ConfigError, Effective};
+use super::login::AuthBackendName;
 use super::settings::{Config, SETTINGS};
 
 /// A condition on the other settings, without which a setting has no effect or cannot be obeyed.
@@ -50,6 +51,11 @@ pub(super) const LOGIN_BY_CERTIFICATE: Requirement =
 pub(super) const EMBEDDED_BROKER: Requirement = Requirement {
     is_met: |config| config.upstream.is_empty(),
     otherwise: "is for the embedded broker, and with an upstream there is none",
+};
+
+pub(super) const OAUTH2: Requirement = Requirement {
+    is_met: |config| config.auth_backends.contains(AuthBackendName::OAuth2),
+    otherwise: "has no effect unless auth_backends has oauth2",
 };
 
 pub(super) const UPSTREAM: Requirement = Requirement {

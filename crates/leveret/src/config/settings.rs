@@ -17,12 +17,13 @@ use super::choice::{
     Networks, OptionalName, OutboundHeader, Secret, Switch, VerifyClient,
 };
 use super::data_dir::DataDir;
+use super::login::{AuthBackendList, JwksSource, NameList, ScopeAliases, ScopePrefix};
 use super::origins::Origins;
 use super::relay::RelayList;
 use super::requirement::{
     CERTIFICATE, CLIENT_AUTHORITIES, CLIENT_VERIFICATION, DATA_FOLDER, EMBEDDED_BROKER, HTTPS,
-    LOGIN_BY_CERTIFICATE, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM, UPSTREAM_FOR_QUORUM,
-    UPSTREAM_OVER_TLS, WEBSOCKET,
+    LOGIN_BY_CERTIFICATE, OAUTH2, PROXY_PROTOCOL, Requirement, SPOOL, TRUSTED_PROXIES, UPSTREAM,
+    UPSTREAM_FOR_QUORUM, UPSTREAM_OVER_TLS, WEBSOCKET,
 };
 use super::spool::{SpoolRules, Unsuitable};
 use super::value::{
@@ -473,6 +474,44 @@ settings! {
         /// The free space on the file system of `data_dir` below which clients that publish are blocked in the same way,
         /// until there is 5% more. Has no effect without a data folder.
         disk_free_limit: ByteSize = "50MB", applied live;
+    }
+
+    "Who may come in" {
+        /// The authorities that are asked whether a client may come in to the embedded broker, in this order, until one lets it
+        /// in; repeat it for several, as RabbitMQ's `auth_backends`. `internal` is the broker's own list of users, `oauth2`
+        /// takes JSON Web Tokens in the place of passwords. In front of an upstream that is the upstream's business.
+        auth_backends: AuthBackendList = "internal", requires EMBEDDED_BROKER;
+
+        /// The name of this server in tokens, as RabbitMQ's `auth_oauth2.resource_server_id`: it has to be in a token's `aud`.
+        oauth2_resource_server_id: OptionalName = "off", requires OAUTH2;
+
+        /// The keys that tokens are verified with, a JSON Web Key Set: a file, or a URL (`https://` or `http://`). A file is
+        /// read again on SIGHUP, and when a token names a key that is not in it; a URL then, too, every 10 seconds at most, and
+        /// once the keys are 10 minutes old. Only a file may have symmetric keys (HS256 to HS512).
+        oauth2_jwks: JwksSource = "off", requires OAUTH2;
+
+        /// The authorities whose certificate the server of an `https://` URL in `oauth2_jwks` may have, as PEM; `off` for those
+        /// of the system.
+        oauth2_jwks_ca: FilePath = "off", requires OAUTH2;
+
+        /// Whether a token's `aud` has to name `oauth2_resource_server_id`, as RabbitMQ's `auth_oauth2.verify_aud`.
+        oauth2_verify_aud: Switch = "on", requires OAUTH2;
+
+        /// Only scopes that begin with this text count, and without it, as RabbitMQ's `auth_oauth2.scope_prefix`: `auto` for
+        /// `oauth2_resource_server_id` and a dot, `none` for no prefix.
+        oauth2_scope_prefix: ScopePrefix = "auto", requires OAUTH2;
+
+        /// The claims that may name the user, the first that is there; repeat it for several. `sub` and `client_id` follow
+        /// them, as in RabbitMQ's `auth_oauth2.preferred_username_claims`.
+        oauth2_username_claims: NameList = "off", requires OAUTH2;
+
+        /// Further claims with scopes, as RabbitMQ's `auth_oauth2.additional_scopes_key`: paths such as `realm_access.roles`;
+        /// repeat it for several.
+        oauth2_additional_scopes: NameList = "off", requires OAUTH2;
+
+        /// Scopes or roles that stand for others, `ALIAS=SCOPES` with blanks between the scopes; repeat it for several, as
+        /// RabbitMQ's `auth_oauth2.scope_aliases`.
+        oauth2_scope_aliases: ScopeAliases = "off", requires OAUTH2;
     }
 
     "Protocol" {

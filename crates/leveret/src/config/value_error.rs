@@ -37,6 +37,9 @@ pub(crate) enum ValueError {
     /// The text is not an origin.
     #[error("'{text}' is {source}")]
     Origin { text: String, source: NotOrigin },
+    /// The text is not the URL of a service.
+    #[error(transparent)]
+    Service(auth::ServiceUrlError),
     /// The text is not a regular expression.
     #[error("{0}")]
     Pattern(String),

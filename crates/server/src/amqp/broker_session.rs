@@ -9,12 +9,13 @@ use amqp::content::Whole;
 use amqp::error::{Fault, ReplyCode};
 use amqp::frame::{Frame, FrameKind};
 use amqp::handshake::{Capabilities, OpenRequest};
-use amqp::method::{Method, basic, channel};
+use amqp::method::{Method, basic, channel, connection};
 use amqp::properties::ContentHeader;
 use broker::{
-    AuthorisedSession, DiskPoint, Flushed, Lsn, Queue, SessionId, Store, Timestamp, Tracer, VirtualHost,
-    Waiter,
+    AuthorisedSession, DiskPoint, Flushed, Identity, LoginAnswer, LoginRefused, Lsn, Queue, SessionId, Store,
+    Timestamp, Tracer, VirtualHost, Waiter,
 };
+use sync::work;
 use transport::Outbox;
 
 use super::blocking::{Blocking, publishes};
@@ -25,7 +26,8 @@ use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
 use super::room::DiskRoom;
 use super::session::BackendSession;
-use crate::client::OutboxWaiter;
+use crate::backend::Backend;
+use crate::client::{BackendRequest, OutboxWaiter};
 use crate::registry::{OpenChannel, OpenConnection};
 use crate::server::Shared;
 
@@ -45,6 +47,8 @@ pub(crate) struct BrokerSession {
     incomplete: Holding,
     /// Publishes the traces of its consumers' deliveries to the firehose.
     traces: TracePublisher,
+    /// A new secret that is being checked by another authority.
+    renewing: Option<BackendRequest<Result<Identity, LoginRefused>>>,
     ended: bool,
 }
 
@@ -176,8 +180,42 @@ impl BrokerSession {
             blocking,
             incomplete,
             traces: TracePublisher::default(),
+            renewing: None,
             ended: false,
         }
+    }
+
+    /// Applies the outcome of connection.update-secret, with RabbitMQ's text if it is refused.
+    fn renewed(&mut self, outcome: Result<Identity, LoginRefused>) -> Result<(), Fault> {
+        match outcome {
+            Ok(identity) => {
+                self.context.authorised.renew(identity);
+                Ok(())
+            }
+            Err(why) => {
+                let user = self.context.authorised.identity().user();
+                tracing::warn!(connection = self.context.session.0, user, %why, "new secret refused");
+                let text = "New secret was refused by one of the backends";
+                Err(Fault::new(ReplyCode::NotAllowed, text).on_connection().caused_by(UPDATE_SECRET))
+            }
+        }
+    }
+
+    /// Answers connection.update-secret once another authority has decided.
+    fn after_renewal(&mut self) -> Result<(), Fault> {
+        let Some(outcome) = self.renewing.as_ref().and_then(BackendRequest::take_answer) else {
+            return Ok(());
+        };
+        self.renewing = None;
+        self.renewed(outcome)?;
+        self.context.send(0, connection::UpdateSecretOk {});
+        Ok(())
+    }
+
+    /// When the user's rights end.
+    fn expiry(&self) -> Option<Instant> {
+        let expires_at = self.context.authorised.expires_at()?;
+        Some(self.context.shared.clock.instant(expires_at))
     }
 
     fn handle_method(&mut self, number: u16, payload: &[u8], rest: &[u8]) -> Result<usize, Fault> {
@@ -337,6 +375,12 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Class and method id of basic.publish, for errors in its content.
 const PUBLISH: (u16, u16) = (60, 40);
 
+/// Cost of verifying a token's signature, in nanoseconds: that of the slowest algorithm.
+const VERIFICATION: u32 = 200_000;
+
+/// Class and method id of connection.update-secret.
+const UPDATE_SECRET: (u16, u16) = (10, 70);
+
 impl BackendSession for BrokerSession {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         self.context.set_time(now);
@@ -381,6 +425,7 @@ impl BackendSession for BrokerSession {
 
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
+        self.after_renewal()?;
         self.after_disk();
         if !self.published.is_empty() {
             // Flushed even without room: a message that has reached only some of its queues delays
@@ -406,15 +451,16 @@ impl BackendSession for BrokerSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.next_check.into_iter().chain(self.incomplete.deadline()).min()
+        [self.next_check, self.incomplete.deadline(), self.expiry()].into_iter().flatten().min()
     }
 
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
         self.incomplete.check(now)?;
+        self.context.set_time(now);
+        self.context.authorised.check_expiry(self.context.now);
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
         }
-        self.context.set_time(now);
         let timeout = self.context.shared.config.consumer_timeout;
         let mut overdue = Vec::new();
         let mut in_use = false;
@@ -444,10 +490,25 @@ impl BackendSession for BrokerSession {
             && !self.blocking.is_blocked()
     }
 
-    /// Accepts any secret: only credentials that expire are renewed, and those of the broker's own users do
-    /// not, as in RabbitMQ (`rabbit_auth_backend_internal:state_can_expire/0`).
-    fn update_secret(&mut self, _: &[u8]) -> Result<bool, Fault> {
-        Ok(true)
+    fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
+        let Backend::Broker(broker) = &self.context.shared.backend else { return Ok(true) };
+        if !self.context.authorised.identity().is_external() {
+            // Any is accepted: only credentials that expire are renewed, and those of the broker's own users do not, as in
+            // RabbitMQ (`rabbit_auth_backend_internal:state_can_expire/0`).
+            return Ok(true);
+        }
+        work::charge(VERIFICATION, 1);
+        match broker.renew(self.context.authorised.identity(), secret) {
+            LoginAnswer::Now(outcome) => self.renewed(outcome).map(|()| true),
+            LoginAnswer::Later(_) if self.renewing.is_some() => {
+                let text = "a new secret came before the last one was answered";
+                Err(Fault::new(ReplyCode::ResourceError, text).on_connection().caused_by(UPDATE_SECRET))
+            }
+            LoginAnswer::Later(answer) => {
+                self.renewing = Some(BackendRequest::new(&self.context.outbox, answer));
+                Ok(false)
+            }
+        }
     }
 
     fn channel_count(&self) -> usize {

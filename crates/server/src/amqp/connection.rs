@@ -217,6 +217,14 @@ impl AmqpConnection {
                 return self.vanish(fault.text.into_owned());
             }
             Answer::Login(Ok(login)) => {
+                if let BackendLogin::Broker(identity) = &login {
+                    self.core.user_is_external = identity.is_external();
+                    // A token names its user.
+                    if identity.user() != handshake.user {
+                        identity.user().clone_into(&mut handshake.user);
+                        self.core.logs_in(&handshake.user);
+                    }
+                }
                 handshake.login = Some(login);
                 handshake.machine.accept_login();
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{AuthorisedSession, BrokerError, LoginRefused};
+use broker::{AuthorisedSession, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused};
 use mqtt::{MqttVersion, ReasonCode};
 
 use super::admission::{Admission, Admitting, Entering, write};
@@ -13,12 +13,21 @@ use super::detached::DetachedSession;
 use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
 use super::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use super::session::MqttSession;
-use crate::client::ConnectionCore;
+use crate::client::{BackendRequest, ConnectionCore};
 
-/// A client whose login was accepted, and which is admitted as soon as it has its session.
+/// A client whose login is checked, and which is admitted as soon as it has its session.
 pub(super) struct BrokerAdmission {
     hub: Arc<Hub>,
     login: MqttLogin,
+    version: MqttVersion,
+    /// Another authority is being asked about the login.
+    asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
+    /// `None` until the login is accepted.
+    accepted: Option<Accepted>,
+}
+
+/// A client whose login was accepted.
+struct Accepted {
     user: Box<str>,
     /// Taken when the session is made.
     authorised: Option<AuthorisedSession>,
@@ -28,7 +37,7 @@ pub(super) struct BrokerAdmission {
 }
 
 impl BrokerAdmission {
-    /// Authenticates the client, checks limits, and claims its session.
+    /// Authenticates the client, or asks about it; then checks limits, and claims its session.
     ///
     /// # Errors
     /// Returns why the client is refused.
@@ -38,8 +47,29 @@ impl BrokerAdmission {
         core: &mut ConnectionCore,
         version: MqttVersion,
     ) -> Result<Self, MqttRefused> {
-        let authorised = validate(hub, &login, core)
+        let answer = authenticate(hub, &login, core)
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+        let mut admission = Self { hub: Arc::clone(hub), login, version, asking: None, accepted: None };
+        match answer {
+            LoginAnswer::Now(validated) => admission.accepted = Some(admission.accept(validated, core)?),
+            LoginAnswer::Later(answer) => admission.asking = Some(BackendRequest::new(&core.outbox, answer)),
+        }
+        Ok(admission)
+    }
+
+    /// Opens the virtual host for the user, checks limits, and claims the session.
+    ///
+    /// # Errors
+    /// Returns why the client is refused.
+    fn accept(
+        &self,
+        validated: Result<Identity, LoginRefused>,
+        core: &mut ConnectionCore,
+    ) -> Result<Accepted, MqttRefused> {
+        let Self { hub, login, version, .. } = self;
+        let authorised = authorise(hub, login, validated, core)
+            .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+        core.user_is_external = authorised.identity().is_external();
         let user: Box<str> = authorised.identity().user().into();
         login::enter(core, &user, authorised.vhost().name())?;
         let owner = Arc::new(login.owner(authorised.vhost().name()));
@@ -51,10 +81,9 @@ impl BrokerAdmission {
             authorised.check_delete_queue(&queue).is_ok() && authorised.check_read_queue(&queue).is_ok()
         };
         if let Err(foreign) = hub.claim(&owner, authorised.vhost(), &claim, may_adopt) {
-            return Err(refuse_foreign(foreign, &owner, &user, core, version));
+            return Err(refuse_foreign(foreign, &owner, &user, core, *version));
         }
-        let (hub, authorised, claim) = (Arc::clone(hub), Some(authorised), Some(claim));
-        Ok(Self { hub, login, user, authorised, owner, claim })
+        Ok(Accepted { user, authorised: Some(authorised), owner, claim: Some(claim) })
     }
 
     /// Makes the session of the client, which has `kept` from before.
@@ -65,7 +94,8 @@ impl BrokerAdmission {
         authorised: AuthorisedSession,
         entering: &mut Entering<'_>,
     ) -> Admitting {
-        let Self { hub, login, owner, user, .. } = self;
+        let Self { hub, login, accepted, .. } = self;
+        let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Waits };
         let Entering { core, engine, now } = entering;
         let expiry = login.session_expiry(&hub.config);
         let admitted = Admitted {
@@ -107,36 +137,65 @@ impl BrokerAdmission {
 
 impl Admission for BrokerAdmission {
     fn advance(&mut self, entering: &mut Entering<'_>) -> Admitting {
-        let Some(claim) = self.claim.clone() else { return Admitting::Waits };
+        if let Some(validated) = self.asking.as_ref().and_then(BackendRequest::take_answer) {
+            self.asking = None;
+            match self.accept(validated, entering.core) {
+                Ok(accepted) => self.accepted = Some(accepted),
+                Err(refused) => return Admitting::Refused(refused),
+            }
+        }
+        let Some(accepted) = &mut self.accepted else { return Admitting::Waits };
+        let Some(claim) = accepted.claim.clone() else { return Admitting::Waits };
         if claim.is_superseded() {
             self.leave();
             let why = "another connection has come".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         let Some(kept) = claim.take_granted() else { return Admitting::Waits };
-        let Some(authorised) = self.authorised.take() else { return Admitting::Waits };
-        self.claim = None;
+        let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
+        accepted.claim = None;
         self.admit(kept, claim, authorised, entering)
     }
 
     fn leave(&mut self) {
-        if let Some(claim) = self.claim.take() {
+        self.asking = None;
+        if let Some(Accepted { claim: claims, owner, .. }) = &mut self.accepted
+            && let Some(claim) = claims.take()
+        {
             let left = claim.take_granted().flatten();
-            self.hub.release(&self.owner, &claim, left);
+            self.hub.release(owner, &claim, left);
         }
     }
 }
 
-/// Authenticates the user, and opens the virtual host.
-fn validate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<AuthorisedSession, MqttRefused> {
+/// Begins to authenticate the user.
+fn authenticate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<LoginAnswer, MqttRefused> {
     let (broker, peer) = (hub.broker(), core.peer);
-    let loopback = peer.is_loopback();
+    let (_, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
+    Ok(match login_as {
+        LoginAs::Password { user, password } => broker.log_in(LoginAttempt {
+            user: user.to_owned(),
+            secret: password.to_owned(),
+            from: peer.ip(),
+            is_loopback: peer.is_loopback(),
+            now: Instant::now(),
+        }),
+        LoginAs::Identity(user) => LoginAnswer::Now(broker.authenticate_external(user, peer.is_loopback())),
+    })
+}
+
+/// Opens the virtual host for the user.
+fn authorise(
+    hub: &Hub,
+    login: &MqttLogin,
+    validated: Result<Identity, LoginRefused>,
+    core: &ConnectionCore,
+) -> Result<AuthorisedSession, MqttRefused> {
+    let broker = hub.broker();
     let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
-    let (name, validated) = match login_as {
-        LoginAs::Password { user, password } => {
-            (user, broker.authenticate_from(user, password, peer.ip(), loopback, Instant::now()))
-        }
-        LoginAs::Identity(user) => ("", broker.authenticate_external(user, loopback)),
+    let name = match login_as {
+        LoginAs::Password { user, .. } => user,
+        LoginAs::Identity(_) => "",
     };
     let identity = validated.map_err(|why| match why {
         LoginRefused::LoopbackOnly => MqttRefused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),

@@ -26,7 +26,7 @@ use transport::Outbox;
 
 use super::claims::Owner;
 use super::delivering::ConsumedQueue;
-use super::detached::{DetachedSession, PendingWill, UnackedDelivery, Written};
+use super::detached::{DetachedSession, PendingWill, UnackedDelivery, WillAuthor, Written};
 use super::hub::{BrokerClaim, Hub};
 use super::inbox::Inbox;
 use super::message::{Incoming, MessageMapping, to_amqp};
@@ -131,7 +131,7 @@ impl MqttClient {
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
             nudge: Arc::new(OutboxWaiter(Arc::clone(outbox))),
-            publisher: native::publisher(authorised.vhost(), authorised.identity())
+            publisher: native::publisher(authorised.publisher(), authorised.vhost())
                 .in_session(SessionId(connection)),
             view: None,
             tracer: None,
@@ -463,7 +463,15 @@ impl MqttSession for MqttClient {
         self.waiting.is_empty()
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        self.authorised.expires_at().map(|end| self.shared.clock.instant(end))
+    }
+
     fn handle_nudge(&mut self) -> Option<Dismissal> {
+        if self.authorised.identity().is_expired(self.now) {
+            // MQTT has no way to renew a token (RabbitMQ 4 ends the connection likewise).
+            return Some(Dismissal::new(ReasonCode::MaximumConnectTime, "the token has expired"));
+        }
         let is_superseded = self.claim.is_superseded();
         if is_superseded && !self.vhost().is_gone() {
             return Some(Dismissal::new(ReasonCode::SessionTakenOver, TAKEN_OVER));
@@ -502,12 +510,14 @@ impl MqttSession for MqttClient {
         // A will without delay is published now; another one stays with the session until it is due.
         let will_delay = end.will_delay().unwrap_or_default();
         let user: Box<str> = self.authorised.identity().user().into();
+        let external = Some(self.authorised.identity()).filter(|identity| identity.is_external()).cloned();
         let mut will = end.will;
         if will_delay.is_zero()
             && let Some(will) = will.take()
         {
             let view = self.view.as_ref();
-            self.hub.publish_will(&self.owner, self.vhost(), &user, &will, view, self.now);
+            let author = WillAuthor { user: &user, external: external.as_ref() };
+            self.hub.publish_will(&self.owner, self.vhost(), author, &will, view, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
         let kept = DetachedSession {
@@ -524,7 +534,7 @@ impl MqttSession for MqttClient {
             is_merged: false,
             expiry: end.session_expiry,
             since: self.now,
-            will: will.map(|will| PendingWill { will, user, due }),
+            will: will.map(|will| PendingWill { will, user, external, due }),
         };
         // Before the release, as another connection may claim the session at once.
         let left = if kept.expiry == 0 {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Delivery, Lsn, Queue, Timestamp};
+use broker::{Delivery, Identity, Lsn, Queue, Timestamp};
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::StoredWill;
 use mqtt::session::Session;
@@ -63,7 +63,24 @@ pub(super) struct PendingWill {
     pub(super) will: StoredWill,
     /// The user that publishes it.
     pub(super) user: Box<str>,
+    /// The same, if another authority than the broker's own list has let it in. Not written down: after a restart nobody
+    /// vouches for that user, and the will is not published.
+    pub(super) external: Option<Identity>,
     pub(super) due: Timestamp,
+}
+
+/// The user that publishes a will.
+#[derive(Clone, Copy)]
+pub(super) struct WillAuthor<'a> {
+    pub(super) user: &'a str,
+    /// `None` for a user of the broker's own list.
+    pub(super) external: Option<&'a Identity>,
+}
+
+impl PendingWill {
+    pub(super) fn author(&self) -> WillAuthor<'_> {
+        WillAuthor { user: &self.user, external: self.external.as_ref() }
+    }
 }
 
 /// Tags from here on are the session's own numbers; lower ones are positions in the client's queue.
@@ -184,7 +201,7 @@ impl Written<'_> {
         bytes.extend_from_slice(&self.since.map_or(0, |since| since.0).to_be_bytes());
         match self.will {
             None => bytes.push(0),
-            Some(PendingWill { will, user, due }) => {
+            Some(PendingWill { will, user, due, .. }) => {
                 bytes.extend_from_slice(&[1, will.qos as u8, u8::from(will.retain)]);
                 bytes.extend_from_slice(&due.0.to_be_bytes());
                 let properties = will.properties.as_properties();
@@ -242,7 +259,8 @@ fn take_will(rest: &mut &[u8]) -> Option<Option<PendingWill>> {
         payload: take(rest)?.into(),
         delay: 0,
     };
-    Some(Some(PendingWill { will, user: user.into(), due: Timestamp(u64::from_be_bytes(*due)) }))
+    let due = Timestamp(u64::from_be_bytes(*due));
+    Some(Some(PendingWill { will, user: user.into(), external: None, due }))
 }
 
 fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
@@ -285,6 +303,7 @@ mod tests {
                 delay: 0,
             },
             user: "guest".into(),
+            external: None,
             due: Timestamp(1500),
         };
         let mut session = Session::new();

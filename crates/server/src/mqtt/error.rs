@@ -18,6 +18,9 @@ pub enum MqttRestoreError {
 /// The reason why a will was not published.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WillError {
+    /// The user's rights have ended.
+    #[error("the user's token has expired")]
+    Expired,
     /// The user does not exist any more.
     #[error(transparent)]
     Login(LoginRefused),

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 
 use super::MqttConfig;
 use super::claims::{Claim, Claims, Owner, SessionHolder};
-use super::detached::{DetachedSession, PendingWill, Written, lease};
+use super::detached::{DetachedSession, WillAuthor, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
 use super::message::{Incoming, MessageMapping, lasting, to_amqp};
@@ -198,7 +198,7 @@ impl Hub {
             sessions.claims.keep(&owner, kept);
             drop(sessions);
             if let Some(will) = will {
-                self.publish_will(&owner, &vhost, &will.user, &will.will, None, now);
+                self.publish_will(&owner, &vhost, will.author(), &will.will, None, now);
             }
         }
     }
@@ -206,8 +206,8 @@ impl Hub {
     /// Ends a session without a connection: deletes its queues and subscriptions, and publishes its will.
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: DetachedSession, now: Timestamp) {
         let DetachedSession { held, pending_retained, groups, will, .. } = kept;
-        if let Some(PendingWill { will, user, .. }) = will {
-            self.publish_will(owner, vhost, &user, &will, None, now);
+        if let Some(will) = will {
+            self.publish_will(owner, vhost, will.author(), &will.will, None, now);
         }
         for held in held.into_values() {
             held.queue.requeue(vec![held.delivery], Returned::Failed, now);
@@ -297,7 +297,7 @@ impl Hub {
         &self,
         owner: &Owner,
         vhost: &Arc<VirtualHost>,
-        user: &str,
+        author: WillAuthor<'_>,
         will: &StoredWill,
         view: Option<&Arc<OpenConnection>>,
         now: Timestamp,
@@ -305,7 +305,8 @@ impl Hub {
         if vhost.is_gone() {
             return;
         }
-        if let Err(error) = self.try_will(owner, vhost, user, will, view, now) {
+        let user = author.user;
+        if let Err(error) = self.try_will(owner, vhost, author, will, view, now) {
             tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "failed to publish a will");
         }
     }
@@ -314,13 +315,17 @@ impl Hub {
         &self,
         owner: &Owner,
         vhost: &Arc<VirtualHost>,
-        user: &str,
+        author: WillAuthor<'_>,
         will: &StoredWill,
         view: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) -> Result<(), WillError> {
         // The user was authenticated when the client connected, from whatever address.
-        let identity = self.broker.authenticate_external(user, true).map_err(WillError::Login)?;
+        let identity = match author.external {
+            Some(external) if external.is_expired(now) => return Err(WillError::Expired),
+            Some(external) => external.clone(),
+            None => self.broker.authenticate_external(author.user, true).map_err(WillError::Login)?,
+        };
         let identity = identity.as_client(&owner.client_id);
         // The user may have lost permissions since.
         self.broker.open(&identity, &owner.vhost).map_err(WillError::Refused)?;
@@ -330,7 +335,7 @@ impl Hub {
         let mapping = MessageMapping::of_broker(vhost.compatibility());
         let key = mapping.routing_key(&will.topic).map_err(WillError::Untold)?;
         let amqp = to_amqp(&message, mapping, now).map_err(WillError::Untold)?;
-        let mut publisher = native::publisher(vhost, &identity);
+        let mut publisher = native::publisher(vhost.publisher(&identity), vhost);
         if let Some(view) = view {
             publisher.set_connection(Arc::<OpenConnection>::clone(view), 1);
         }

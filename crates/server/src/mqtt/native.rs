@@ -14,12 +14,11 @@
 //! Values that do not fit are left out. All that AMQP does not tell is kept in an [annotation](ANNOTATION), from which MQTT
 //! clients get the message as it was published.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::{ANNOTATION, Compatibility, FrontEnd, Identity, Message, Publisher, Timestamp, VirtualHost};
+use broker::{ANNOTATION, Compatibility, FrontEnd, Message, Publisher, Timestamp, VirtualHost};
 use mqtt::topic::check_name;
 use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
@@ -54,9 +53,9 @@ impl StoredForm {
     }
 }
 
-/// The publisher of an MQTT client.
-pub(super) fn publisher(vhost: &Arc<VirtualHost>, identity: &Identity) -> Publisher {
-    let publisher = vhost.publisher(identity).of(FrontEnd::Mqtt);
+/// Has a publisher publish for an MQTT client.
+pub(super) fn publisher(publisher: Publisher, vhost: &VirtualHost) -> Publisher {
+    let publisher = publisher.of(FrontEnd::Mqtt);
     if vhost.compatibility().annotates_mqtt() { publisher.annotating() } else { publisher }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use amqp::{Credentials, Fault, FieldTable, FieldValue, ReplyCode};
-use broker::{Broker, BrokerError, LoginRefused, SessionId};
+use broker::{Broker, BrokerError, Identity, LoginAnswer, LoginAttempt, LoginRefused, SessionId};
 use stomp::StompFault;
 use stomp::StompVersion;
 use stomp::server::ConnectRequest;
@@ -22,6 +22,23 @@ pub(super) enum StompLogin {
     Accepted(Box<dyn StompSession>),
     /// The upstream is asked.
     Asked(Box<AskedLogin>),
+    /// The embedded broker asks another authority.
+    AskedByBroker(Box<BrokerLogin>),
+}
+
+/// A login to the embedded broker, which asks another authority about it.
+pub(super) struct BrokerLogin {
+    request: BackendRequest<Result<Identity, LoginRefused>>,
+    client: BrokerClient,
+}
+
+/// A client that logs in to the embedded broker.
+struct BrokerClient {
+    broker: Arc<Broker>,
+    /// As the client tells it.
+    user: Box<str>,
+    vhost: Box<str>,
+    version: StompVersion,
 }
 
 /// A login that the upstream is asked about.
@@ -80,8 +97,21 @@ pub(super) fn log_in(
     core.enters(vhost);
     match &shared.backend {
         Backend::Broker(broker) => {
-            let session = enter_broker(core, broker, (user, passcode), vhost, connect.version)?;
-            Ok(StompLogin::Accepted(Box::new(session)))
+            let client = BrokerClient {
+                broker: Arc::clone(broker),
+                user: user.into(),
+                vhost: vhost.into(),
+                version: connect.version,
+            };
+            match client.authenticate(core, passcode) {
+                LoginAnswer::Now(validated) => {
+                    Ok(StompLogin::Accepted(Box::new(client.enter(core, validated)?)))
+                }
+                LoginAnswer::Later(answer) => {
+                    let request = BackendRequest::new(&core.outbox, answer);
+                    Ok(StompLogin::AskedByBroker(Box::new(BrokerLogin { request, client })))
+                }
+            }
         }
         Backend::Upstream(_) => {
             let credentials = match passcode {
@@ -108,46 +138,71 @@ pub(super) fn log_in(
     }
 }
 
-/// Logs a client in to the embedded broker.
-fn enter_broker(
-    core: &mut ConnectionCore,
-    broker: &Arc<Broker>,
-    (user, passcode): (&str, Option<&str>),
-    vhost: &str,
-    version: StompVersion,
-) -> Result<BrokerStompSession, LoginFailure> {
-    let (ip, loopback) = (core.peer.ip(), core.peer.is_loopback());
-    let validated = match passcode {
-        None => broker.authenticate_external(user, loopback),
-        Some(passcode) => broker.authenticate_from(user, passcode.as_bytes(), ip, loopback, Instant::now()),
-    };
-    let identity = validated.map_err(|why| {
-        core.login_refused(user, &why.to_string());
-        match why {
-            LoginRefused::LoopbackOnly => bad_connect("non-loopback access denied"),
-            _ => access_refused(user, broker.compatibility()),
+impl BrokerClient {
+    /// Begins to check the login.
+    fn authenticate(&self, core: &ConnectionCore, passcode: Option<&str>) -> LoginAnswer {
+        let is_loopback = core.peer.is_loopback();
+        match passcode {
+            None => LoginAnswer::Now(self.broker.authenticate_external(&self.user, is_loopback)),
+            Some(passcode) => self.broker.log_in(LoginAttempt {
+                user: self.user.to_string(),
+                secret: passcode.as_bytes().to_owned(),
+                from: core.peer.ip(),
+                is_loopback,
+                now: Instant::now(),
+            }),
         }
-    })?;
-    take_limits(core, user)?;
-    let authorised = broker.authorised(&identity, vhost).map_err(|error| match error {
-        BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
-            core.login_refused(user, &error.to_string());
-            vhost_denied(vhost)
+    }
+
+    /// Opens the virtual host for a client whose login has been checked.
+    fn enter(
+        &self,
+        core: &mut ConnectionCore,
+        validated: Result<Identity, LoginRefused>,
+    ) -> Result<BrokerStompSession, LoginFailure> {
+        let Self { broker, user: claimed, vhost, version } = self;
+        let user = &**claimed;
+        let identity = validated.map_err(|why| {
+            core.login_refused(user, &why.to_string());
+            match why {
+                LoginRefused::LoopbackOnly => bad_connect("non-loopback access denied"),
+                _ => access_refused(user, broker.compatibility()),
+            }
+        })?;
+        let user = identity.user();
+        core.user_is_external = identity.is_external();
+        if user != &**claimed {
+            core.logs_in(user);
         }
-        // A limit of the user or the virtual host was reached.
-        error => bad_connect(error.to_string()),
-    })?;
-    let outbox = Arc::clone(&core.outbox);
-    let session = BrokerStompSession::new(&core.shared, authorised, SessionId(core.id), version, outbox);
-    session.map_err(|error| bad_connect(error.to_string()).into())
+        take_limits(core, user)?;
+        let authorised = broker.authorised(&identity, vhost).map_err(|error| match error {
+            BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
+                core.login_refused(user, &error.to_string());
+                vhost_denied(vhost)
+            }
+            // A limit of the user or the virtual host was reached.
+            error => bad_connect(error.to_string()),
+        })?;
+        let outbox = Arc::clone(&core.outbox);
+        let session = BrokerStompSession::new(&core.shared, authorised, SessionId(core.id), *version, outbox);
+        session.map_err(|error| bad_connect(error.to_string()).into())
+    }
 }
 
 impl StompLogin {
-    /// The outcome of a login that the upstream was asked about, once known.
+    /// The outcome of a login that another server was asked about, once known.
     pub(super) fn poll(&self, core: &mut ConnectionCore) -> Option<Result<Self, LoginFailure>> {
-        let Self::Asked(asked) = self else { return None };
-        let answer = asked.request.take_answer()?;
-        Some(asked.answered(core, answer).map(|session| Self::Accepted(Box::new(session))))
+        match self {
+            Self::Accepted(_) => None,
+            Self::Asked(asked) => {
+                let answer = asked.request.take_answer()?;
+                Some(asked.answered(core, answer).map(|session| Self::Accepted(Box::new(session))))
+            }
+            Self::AskedByBroker(asked) => {
+                let validated = asked.request.take_answer()?;
+                Some(asked.client.enter(core, validated).map(|session| Self::Accepted(Box::new(session))))
+            }
+        }
     }
 }
 

@@ -34,8 +34,7 @@ impl LazyPublisher {
     /// The publisher, created if necessary.
     pub(super) fn get(&mut self, context: &ChannelContext, channel: u16) -> &mut Publisher {
         self.0.get_or_insert_with(|| {
-            let publisher = context.vhost.publisher(context.authorised.identity());
-            let mut publisher = publisher.in_session(context.session);
+            let mut publisher = context.authorised.publisher().in_session(context.session);
             publisher.set_connection(Arc::<OpenConnection>::clone(&context.view), channel);
             Box::new(publisher)
         })

@@ -119,11 +119,7 @@ impl BrokerStompSession {
             authorised,
         };
         Ok(Self {
-            publisher: context
-                .vhost
-                .publisher(context.authorised.identity())
-                .of(FrontEnd::Stomp)
-                .in_session(session),
+            publisher: context.authorised.publisher().of(FrontEnd::Stomp).in_session(session),
             context,
             unflushed: 0,
             refused: 0,
@@ -306,14 +302,16 @@ impl StompSession for BrokerStompSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.next_check
+        let expiry = self.context.authorised.expires_at().map(|end| self.context.shared.clock.instant(end));
+        [self.next_check, expiry].into_iter().flatten().min()
     }
 
     fn handle_deadline(&mut self, now: Instant) -> Result<(), StompFault> {
+        self.set_time(now);
+        self.context.authorised.check_expiry(self.context.now);
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
         }
-        self.set_time(now);
         let timeout = self.context.shared.config.consumer_timeout;
         let in_use = self.subscriptions.values().any(|own| own.deliveries.is_in_use());
         self.next_check = if in_use { now.checked_add(self.check_interval()) } else { None };

@@ -1,0 +1,115 @@
+//! Why a token, a set of keys or a service cannot be used. The texts are for operators, and quote nothing of a secret.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The reason why a token is refused.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum TokenError {
+    /// Three parts of base64url with dots between them are expected (RFC 7519, section 3).
+    #[error("not a JSON Web Token")]
+    NotAToken,
+    /// Longer than any that an authorization server makes.
+    #[error("the token is too long")]
+    TooLong,
+    /// No such algorithm, `none` among them, or one that this server does not verify.
+    #[error("the token's algorithm is none that is accepted")]
+    Algorithm,
+    /// The header demands an extension (RFC 7515, section 4.1.11).
+    #[error("the token demands an extension that is not known (crit)")]
+    Critical,
+    /// No key has the identifier in the token's header, or none fits a token without one.
+    #[error("no key with the token's kid and algorithm")]
+    UnknownKey,
+    /// The signature is not that of the key.
+    #[error("the signature is wrong")]
+    Signature,
+    /// The claims are no JSON object.
+    #[error("the claims are not an object")]
+    Claims,
+    /// `aud` does not name this resource server.
+    #[error("the token is not for this resource server (aud)")]
+    Audience,
+    /// `exp` is missing, or no number.
+    #[error("the token has no valid exp claim")]
+    NoExpiry,
+    /// `exp` is past.
+    #[error("the token has expired at timestamp {expired_at} (validated at {now})")]
+    Expired {
+        /// Seconds since 1970.
+        expired_at: u64,
+        /// Seconds since 1970.
+        now: u64,
+    },
+    /// `nbf` is still to come, or no number.
+    #[error("the token is not valid yet (nbf)")]
+    NotYetValid,
+    /// More scopes, or longer ones, than are kept.
+    #[error("the token has too many scopes")]
+    TooManyScopes,
+    /// The user's name is empty, or longer than 255 bytes.
+    #[error("the user's name in the token is empty or too long")]
+    UserName,
+    /// A renewed token is for somebody else.
+    #[error("the new token is for another user")]
+    OtherUser,
+}
+
+/// The reason why keys cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum KeySetError {
+    /// The file cannot be read.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        error: io::Error,
+    },
+    /// Not JSON.
+    #[error("not a JSON Web Key Set: {0}")]
+    Json(#[source] serde_json::Error),
+    /// The member `keys` is missing, or no list (RFC 7517, section 5).
+    #[error("not a JSON Web Key Set: it has no list of keys")]
+    NoKeys,
+    /// More keys than are kept.
+    #[error("the JSON Web Key Set has more than {0} keys")]
+    TooManyKeys(usize),
+    /// More bytes than are read.
+    #[error("the JSON Web Key Set has more than {0} bytes")]
+    TooLarge(usize),
+    /// None of the keys verifies signatures with an algorithm that is accepted.
+    #[error("the JSON Web Key Set has no key to verify signatures with")]
+    NoUsableKey,
+    /// The service that has them cannot be asked.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+}
+
+/// The reason why a service gives no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The connection cannot be made, or breaks.
+    #[error("{0}")]
+    Connection(#[source] io::Error),
+    /// No HTTP, or an answer that breaks off.
+    #[error("{0}")]
+    Http(#[source] hyper::Error),
+    /// Too slow.
+    #[error("no answer within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// Another status than 200 or 201.
+    #[error("status {0}")]
+    Status(u16),
+    /// The answer is longer than any that is expected.
+    #[error("the answer has more than {0} bytes")]
+    TooLong(usize),
+    /// The request cannot be written.
+    #[error("{0}")]
+    Request(#[source] hyper::http::Error),
+    /// The certificate authorities cannot be read.
+    #[error("{0}")]
+    Tls(#[source] transport::tls::TlsError),
+}

@@ -1,0 +1,36 @@
+//! The authorities that are asked whether a client may come in to the embedded broker, in the operator's order.
+//!
+//! # Parts
+//!
+//! - [`AuthChain`]: asks one authority after the other, the broker's own list of users among them.
+//! - [`OAuth2`]: users with a JSON Web Token, as RabbitMQ's plug-in rabbitmq_auth_backend_oauth2 has them. [`TokenPolicy`]
+//!   says what a token means, and [`KeySource`] where the keys are that verify it.
+//! - [`ServiceClient`]: requests to the services of others, with bounds on time and bytes.
+//!
+//! # Invariants
+//!
+//! - No token counts before its signature is verified, with an algorithm that its key is for, and never with `none`.
+//! - Nothing here decides what a user may do: that is the broker's, by the scopes that a token brings.
+//! - No token, password or key is logged.
+//!
+//! This crate must never contain a messaging protocol.
+
+mod chain;
+mod claims;
+mod error;
+mod keys;
+mod oauth;
+mod service;
+mod source;
+#[cfg(test)]
+mod tests;
+mod token;
+mod url;
+
+pub use chain::{AuthChain, ChainLink};
+pub use error::{KeySetError, ServiceError, TokenError};
+pub use oauth::OAuth2;
+pub use service::{ServiceClient, ServiceTimes};
+pub use source::KeySource;
+pub use token::TokenPolicy;
+pub use url::{ServiceUrl, ServiceUrlError};
