@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from harness.child import clean_environment
 from harness.leveret import ROOT
 from harness.patience import PATIENCE
@@ -46,6 +48,13 @@ def why_impossible():
     except OSError as error:
         return str(error)
     return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def needed_for(what):
+    """Leaves the test out where this machine cannot be copied, unless it is just these tests that are asked for (make package-test)."""
+    if reason := why_impossible():
+        leave = pytest.fail if os.environ.get("LEVERET_PACKAGE_TEST") else pytest.skip
+        leave(f"{what} takes a copy of this machine, which takes root: {reason}")
 
 
 class Machine:
