@@ -10,6 +10,11 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := .cache/mdbook-$(MDBOOK_VERSION)/bin/mdbook
 MUTANTS_VERSION := 27.1.0
 MUTANTS := .cache/cargo-mutants-$(MUTANTS_VERSION)/bin/cargo-mutants
+ZIG_VERSION := 0.17.0
+ZIGBUILD_VERSION := 0.24.0
+ZIG := .cache/zig-$(ZIG_VERSION)-$(ZIGBUILD_VERSION)
+ZIGBUILD := $(ZIG)/bin/cargo-zigbuild
+WITH_ZIG := PATH=$(CURDIR)/$(ZIG)/bin:$$PATH
 
 # How many random programs `make differential` runs for each release of RabbitMQ (some 15 a second on two cores), how many in which time
 # passes beside them, and from which seed.
@@ -20,7 +25,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test static test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test static static-here static-elsewhere binaries release image test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -141,13 +146,48 @@ package: leveret
 package-test: setup leveret
 	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
 
-# One file that needs nothing of the system, for MUSL's triple; it takes musl-gcc (Debian: musl-tools).
-MUSL ?= $(shell uname -m)-unknown-linux-musl
-static:
-	rustup target add $(MUSL)
-	cargo build --release --locked --quiet --package leveret --target $(MUSL)
+# One file that needs nothing of the system, without debug information: target/static/leveret-PROCESSOR for MUSL's triple. For this machine's
+# processor musl-gcc compiles the C in it, and zig for others.
+THIS := $(shell uname -m)
+MUSL ?= $(THIS)-unknown-linux-musl
+processor = $(firstword $(subst -, ,$(1)))
+static_file = target/static/leveret-$(call processor,$(1))
+static: $(if $(filter $(THIS)-%,$(MUSL)),static-here,static-elsewhere)
 	readelf --dynamic target/$(MUSL)/release/leveret >target/$(MUSL)/release/leveret.dynamic
 	! grep NEEDED target/$(MUSL)/release/leveret.dynamic
+	mkdir -p target/static
+	$(call processor,$(MUSL))-linux-gnu-strip --strip-unneeded -o $(call static_file,$(MUSL)) target/$(MUSL)/release/leveret
+
+static-here:
+	tests/setup.sh static
+	rustup target add $(MUSL)
+	$(CARGO) build --release --locked --quiet --package leveret --target $(MUSL)
+
+static-elsewhere: $(ZIGBUILD)
+	tests/setup.sh arm64
+	rustup target add $(MUSL)
+	$(WITH_ZIG) $(CARGO) zigbuild --release --locked --quiet --package leveret --target $(MUSL)
+
+$(ZIGBUILD):
+	tests/setup.sh arm64
+	python3 -m venv $(ZIG)
+	$(ZIG)/bin/pip install --quiet --disable-pip-version-check ziglang==$(ZIG_VERSION) cargo-zigbuild==$(ZIGBUILD_VERSION)
+
+# The files of a release in target/release-files, with their sums: archive, Debian package and bill of materials for each of TARGETS, and
+# one container image. For both processors: make release TARGETS="x86_64-unknown-linux-musl aarch64-unknown-linux-musl"
+TARGETS ?= $(MUSL)
+BINARIES = $(foreach target,$(TARGETS),$(call static_file,$(target)))
+release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
+release: binaries
+	packaging/build-release.py target/release-files $(BINARIES)
+
+binaries:
+	for target in $(TARGETS); do $(MAKE) static MUSL=$$target || exit; done
+
+# The container image of TARGETS in target/images, without Docker.
+image: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
+image: binaries
+	packaging/build-image.py target/images $(BINARIES)
 
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:
