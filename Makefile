@@ -10,6 +10,8 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := .cache/mdbook-$(MDBOOK_VERSION)/bin/mdbook
 MUTANTS_VERSION := 27.1.0
 MUTANTS := .cache/cargo-mutants-$(MUTANTS_VERSION)/bin/cargo-mutants
+HELM_VERSION := 3.22.0
+HELM := .cache/helm-$(HELM_VERSION)/helm
 ZIG_VERSION := 0.17.0
 ZIGBUILD_VERSION := 0.24.0
 ZIG := .cache/zig-$(ZIG_VERSION)-$(ZIGBUILD_VERSION)
@@ -25,7 +27,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test static static-here static-elsewhere binaries release image test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -145,6 +147,13 @@ package: leveret
 # in `make scenarios`, where it is left out without).
 package-test: setup leveret
 	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
+
+# The Helm chart, linted and rendered by Helm itself, which is built first.
+helm: setup leveret $(HELM)
+	LEVERET_HELM=$(abspath $(HELM)) $(SHELL) -c '$(PYTEST) blackbox/package_helm.py blackbox/package_helm_rendered.py $(ARGS)'
+
+$(HELM):
+	GOBIN=$(abspath $(dir $(HELM))) GOFLAGS=-mod=mod go install helm.sh/helm/v3/cmd/helm@v$(HELM_VERSION)
 
 # One file that needs nothing of the system, without debug information: target/static/leveret-PROCESSOR for MUSL's triple. For this machine's
 # processor musl-gcc compiles the C in it, and zig for others.
