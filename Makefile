@@ -27,7 +27,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image arm64 arm64-test test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -144,9 +144,13 @@ package: leveret
 	packaging/build-deb.sh target/release/leveret target/packages
 
 # It is built, installed, started, upgraded, removed and purged in a copy of this machine, which takes root (as it also does
-# in `make scenarios`, where it is left out without).
-package-test: setup leveret
-	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
+# in `make scenarios`, where it is left out without). So is the unit under a systemd, and the static binary and its image;
+# and what the README says to install it by has what it needs.
+package-test: setup leveret static
+	$(CARGO) install --path crates/leveret --locked --quiet --force --root target/installed --target $(MUSL) --target-dir target
+	target/installed/bin/leveret --version
+	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 LEVERET_STATIC=$(CURDIR)/$(call static_file,$(MUSL)) \
+	  ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
 
 # The Helm chart, linted and rendered by Helm itself, which is built first.
 helm: setup leveret $(HELM)
@@ -185,18 +189,41 @@ $(ZIGBUILD):
 # The files of a release in target/release-files, with their sums: archive, Debian package and bill of materials for each of TARGETS, and
 # one container image. For both processors: make release TARGETS="x86_64-unknown-linux-musl aarch64-unknown-linux-musl"
 TARGETS ?= $(MUSL)
+# Only for what is packed: the libraries in C are built again when this variable has changed.
+COMMITTED = $$(git log -1 --format=%ct)
 BINARIES = $(foreach target,$(TARGETS),$(call static_file,$(target)))
-release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
 release: binaries
-	packaging/build-release.py target/release-files $(BINARIES)
+	SOURCE_DATE_EPOCH=$(COMMITTED) packaging/build-release.py target/release-files $(BINARIES)
 
 binaries:
 	for target in $(TARGETS); do $(MAKE) static MUSL=$$target || exit; done
 
 # The container image of TARGETS in target/images, without Docker.
-image: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct)
 image: binaries
-	packaging/build-image.py target/images $(BINARIES)
+	SOURCE_DATE_EPOCH=$(COMMITTED) packaging/build-image.py target/images $(BINARIES)
+
+# The binary for arm64 and its Debian package in target/packages, built on this machine.
+ARM64 := aarch64-unknown-linux-musl
+arm64:
+	$(MAKE) static MUSL=$(ARM64)
+	packaging/build-deb.sh $(call static_file,$(ARM64)) target/packages
+
+# What depends on the processor (the order of memory is the emulator's, not an arm64's own): the unit tests of the codecs, the disk and the
+# broker, and pika's scenarios with a broker, all of it built for arm64 and run by qemu. Unoptimised, as that is what takes the least time.
+ARM64_CRATES := amqp mqtt stomp websocket store broker
+ARM64_LEVERET := target/$(ARM64)/emulated
+arm64-test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := qemu-aarch64
+arm64-test: export LEVERET_CRASH_SEEDS ?= 20
+arm64-test: export STORE_SEEDS ?= 20
+arm64-test: export PROPTEST_CASES ?= 32
+arm64-test: setup $(ZIGBUILD)
+	tests/setup.sh arm64
+	rustup target add $(ARM64)
+	$(WITH_ZIG) $(CARGO) zigbuild --package leveret --no-default-features --features jemalloc --target $(ARM64) --locked --quiet
+	$(WITH_ZIG) $(CURDIR)/$(ZIGBUILD) test $(addprefix --package ,$(ARM64_CRATES)) --lib --tests --target $(ARM64) --locked --quiet --no-fail-fast
+	printf '#!/bin/sh\nexec qemu-aarch64 %s "$$@"\n' $(CURDIR)/target/$(ARM64)/debug/leveret >$(ARM64_LEVERET)
+	chmod +x $(ARM64_LEVERET)
+	LEVERET_BIN=$(CURDIR)/$(ARM64_LEVERET) $(SHELL) -c '$(PYTEST) scenarios/same_answers.py --target leveret --client pika $(ARGS)'
 
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:

@@ -4,9 +4,11 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import struct
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -96,11 +98,11 @@ def test_a_binary_that_makes_no_image_is_refused_in_a_line(tmp_path, machines, i
     assert not (tmp_path / "out").exists()
 
 
-def test_it_serves_as_a_user_without_rights_on_a_file_system_that_cannot_be_written(tmp_path, built):
+def test_it_serves_as_a_user_without_rights_on_a_file_system_that_cannot_be_written(tmp_path, program, built):
     needed_for("starting an image")
     [image] = images(built)
     with Machine(tmp_path / "machine") as machine:
-        container = Container(machine, image, tmp_path)
+        container = Container(machine, image, program, tmp_path)
         try:
             container.child.wait_line("^amqp +listening on amqp://0.0.0.0:5672")
             assert container.run("leveret", "health", "--ready").stdout == ""
@@ -132,7 +134,7 @@ class Container:
 
     ROOT = "/tmp/image"
 
-    def __init__(self, machine, image, folder):
+    def __init__(self, machine, image, program, folder):
         self.machine, self.config = machine, image["config"]["config"]
         root = machine.path(self.ROOT)
         root.mkdir()
@@ -141,8 +143,7 @@ class Container:
                 tar.extractall(root, filter="fully_trusted", numeric_owner=True)
         volume = next(iter(self.config["Volumes"])).lstrip("/")
         mounts = [f"mount --bind {self.ROOT} {self.ROOT}", f"cd {self.ROOT}", "mount -t proc proc proc", "mount --rbind /dev dev"]
-        # Libraries are only for a binary under test that needs some; that of `make static` does not.
-        libraries = ["lib", "lib64", "usr/lib"] if dynamic(binary()) else []
+        libraries = ["lib", "lib64", "usr/lib"] if dynamic(program) else []
         mounts += [f"if [ -e /{name} ]; then mount --rbind /{name} {name}; fi" for name in libraries]
         mounts += [f"mount -t tmpfs -o mode=700,uid={USER},gid={USER} none {volume}", "mount -o remount,bind,ro ."]
         for name in ("proc", "dev", *libraries):
@@ -169,7 +170,8 @@ class Container:
 
 @pytest.fixture(scope="module")
 def program():
-    return binary()
+    """That of `make static` in `make package-test`, else the one under test with this machine's libraries."""
+    return Path(os.environ.get("LEVERET_STATIC", binary()))
 
 
 @pytest.fixture(scope="module")
