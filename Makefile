@@ -10,6 +10,13 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := .cache/mdbook-$(MDBOOK_VERSION)/bin/mdbook
 MUTANTS_VERSION := 27.1.0
 MUTANTS := .cache/cargo-mutants-$(MUTANTS_VERSION)/bin/cargo-mutants
+HELM_VERSION := 3.22.0
+HELM := .cache/helm-$(HELM_VERSION)/helm
+ZIG_VERSION := 0.17.0
+ZIGBUILD_VERSION := 0.24.0
+ZIG := .cache/zig-$(ZIG_VERSION)-$(ZIGBUILD_VERSION)
+ZIGBUILD := $(ZIG)/bin/cargo-zigbuild
+WITH_ZIG := PATH=$(CURDIR)/$(ZIG)/bin:$$PATH
 
 # How many random programs `make differential` runs for each release of RabbitMQ (some 15 a second on two cores), how many in which time
 # passes beside them, and from which seed.
@@ -20,7 +27,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test static test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image arm64 arm64-test test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -137,17 +144,86 @@ package: leveret
 	packaging/build-deb.sh target/release/leveret target/packages
 
 # It is built, installed, started, upgraded, removed and purged in a copy of this machine, which takes root (as it also does
-# in `make scenarios`, where it is left out without).
-package-test: setup leveret
-	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
+# in `make scenarios`, where it is left out without). So is the unit under a systemd, and the static binary and its image;
+# and what the README says to install it by has what it needs.
+package-test: setup leveret static
+	$(CARGO) install --path crates/leveret --locked --quiet --force --root target/installed --target $(MUSL) --target-dir target
+	target/installed/bin/leveret --version
+	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 LEVERET_STATIC=$(CURDIR)/$(call static_file,$(MUSL)) \
+	  ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
 
-# One file that needs nothing of the system, for MUSL's triple; it takes musl-gcc (Debian: musl-tools).
-MUSL ?= $(shell uname -m)-unknown-linux-musl
-static:
-	rustup target add $(MUSL)
-	cargo build --release --locked --quiet --package leveret --target $(MUSL)
+# The Helm chart, linted and rendered by Helm itself, which is built first.
+helm: setup leveret $(HELM)
+	LEVERET_HELM=$(abspath $(HELM)) $(SHELL) -c '$(PYTEST) blackbox/package_helm.py blackbox/package_helm_rendered.py $(ARGS)'
+
+$(HELM):
+	GOBIN=$(abspath $(dir $(HELM))) GOFLAGS=-mod=mod go install helm.sh/helm/v3/cmd/helm@v$(HELM_VERSION)
+
+# One file that needs nothing of the system, without debug information: target/static/leveret-PROCESSOR for MUSL's triple. For this machine's
+# processor musl-gcc compiles the C in it, and zig for others.
+THIS := $(shell uname -m)
+MUSL ?= $(THIS)-unknown-linux-musl
+processor = $(firstword $(subst -, ,$(1)))
+static_file = target/static/leveret-$(call processor,$(1))
+static: $(if $(filter $(THIS)-%,$(MUSL)),static-here,static-elsewhere)
 	readelf --dynamic target/$(MUSL)/release/leveret >target/$(MUSL)/release/leveret.dynamic
 	! grep NEEDED target/$(MUSL)/release/leveret.dynamic
+	mkdir -p target/static
+	$(call processor,$(MUSL))-linux-gnu-strip --strip-unneeded -o $(call static_file,$(MUSL)) target/$(MUSL)/release/leveret
+
+static-here:
+	tests/setup.sh static
+	rustup target add $(MUSL)
+	$(CARGO) build --release --locked --quiet --package leveret --target $(MUSL)
+
+static-elsewhere: $(ZIGBUILD)
+	tests/setup.sh arm64
+	rustup target add $(MUSL)
+	$(WITH_ZIG) $(CARGO) zigbuild --release --locked --quiet --package leveret --target $(MUSL)
+
+$(ZIGBUILD):
+	tests/setup.sh arm64
+	python3 -m venv $(ZIG)
+	$(ZIG)/bin/pip install --quiet --disable-pip-version-check ziglang==$(ZIG_VERSION) cargo-zigbuild==$(ZIGBUILD_VERSION)
+
+# The files of a release in target/release-files, with their sums: archive, Debian package and bill of materials for each of TARGETS, and
+# one container image. For both processors: make release TARGETS="x86_64-unknown-linux-musl aarch64-unknown-linux-musl"
+TARGETS ?= $(MUSL)
+# Only for what is packed: the libraries in C are built again when this variable has changed.
+COMMITTED = $$(git log -1 --format=%ct)
+BINARIES = $(foreach target,$(TARGETS),$(call static_file,$(target)))
+release: binaries
+	SOURCE_DATE_EPOCH=$(COMMITTED) packaging/build-release.py target/release-files $(BINARIES)
+
+binaries:
+	for target in $(TARGETS); do $(MAKE) static MUSL=$$target || exit; done
+
+# The container image of TARGETS in target/images, without Docker.
+image: binaries
+	SOURCE_DATE_EPOCH=$(COMMITTED) packaging/build-image.py target/images $(BINARIES)
+
+# The binary for arm64 and its Debian package in target/packages, built on this machine.
+ARM64 := aarch64-unknown-linux-musl
+arm64:
+	$(MAKE) static MUSL=$(ARM64)
+	packaging/build-deb.sh $(call static_file,$(ARM64)) target/packages
+
+# What depends on the processor (the order of memory is the emulator's, not an arm64's own): the unit tests of the codecs, the disk and the
+# broker, and pika's scenarios with a broker, all of it built for arm64 and run by qemu. Unoptimised, as that is what takes the least time.
+ARM64_CRATES := amqp mqtt stomp websocket store broker
+ARM64_LEVERET := target/$(ARM64)/emulated
+arm64-test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := qemu-aarch64
+arm64-test: export LEVERET_CRASH_SEEDS ?= 20
+arm64-test: export STORE_SEEDS ?= 20
+arm64-test: export PROPTEST_CASES ?= 32
+arm64-test: setup $(ZIGBUILD)
+	tests/setup.sh arm64
+	rustup target add $(ARM64)
+	$(WITH_ZIG) $(CARGO) zigbuild --package leveret --no-default-features --features jemalloc --target $(ARM64) --locked --quiet
+	$(WITH_ZIG) $(CURDIR)/$(ZIGBUILD) test $(addprefix --package ,$(ARM64_CRATES)) --lib --tests --target $(ARM64) --locked --quiet --no-fail-fast
+	printf '#!/bin/sh\nexec qemu-aarch64 %s "$$@"\n' $(CURDIR)/target/$(ARM64)/debug/leveret >$(ARM64_LEVERET)
+	chmod +x $(ARM64_LEVERET)
+	LEVERET_BIN=$(CURDIR)/$(ARM64_LEVERET) $(SHELL) -c '$(PYTEST) scenarios/same_answers.py --target leveret --client pika $(ARGS)'
 
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:

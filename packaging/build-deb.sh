@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a Debian package of a built binary: build-deb.sh BINARY FOLDER [REVISION]; prints the package's path.
-# Man pages and completions come from the binary itself. COMPRESSION=none is quicker.
+# Man pages and completions come from the binary itself, under qemu if it is for another processor. COMPRESSION=none is quicker.
 set -euo pipefail
 
 binary=$(realpath "$1")
@@ -8,8 +8,16 @@ output=$(realpath -m "$2")
 revision=${3:-1}
 here=$(cd "$(dirname "$0")" && pwd)
 
-version=$("$binary" --version | cut -d' ' -f2)-$revision
-architecture=$(dpkg --print-architecture)
+processor=$(readelf --file-header "$binary" | sed -n 's/^ *Machine: *//p')
+case $processor in
+*X86-64) processor=x86_64 architecture=amd64 ;;
+AArch64) processor=aarch64 architecture=arm64 ;;
+*) echo "build-deb: $binary is for a processor that this script does not know: $processor" >&2 && exit 1 ;;
+esac
+program=("$binary")
+if [ "$processor" != "$(uname -m)" ]; then program=("qemu-$processor" "$binary"); fi
+
+version=$("${program[@]}" --version | cut -d' ' -f2)-$revision
 package=$output/leveret_${version}_$architecture.deb
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
@@ -17,7 +25,7 @@ chmod 755 "$root"
 
 main() {
     install -D -m 755 "$binary" "$root/usr/bin/leveret"
-    strip --strip-unneeded "$root/usr/bin/leveret"
+    "$processor-linux-gnu-strip" --strip-unneeded "$root/usr/bin/leveret"
     install -D -m 644 "$here/leveret.service" "$root/lib/systemd/system/leveret.service"
     install -D -m 644 "$here/leveret.toml" "$root/etc/leveret/leveret.toml"
     documents
@@ -29,12 +37,12 @@ main() {
 
 documents() {
     local share=$root/usr/share
-    "$binary" man --output "$share/man/man1"
+    "${program[@]}" man --output "$share/man/man1"
     gzip -9n "$share"/man/man1/*
     mkdir -p "$share/bash-completion/completions" "$share/zsh/vendor-completions" "$share/fish/vendor_completions.d"
-    "$binary" completions bash >"$share/bash-completion/completions/leveret"
-    "$binary" completions zsh >"$share/zsh/vendor-completions/_leveret"
-    "$binary" completions fish >"$share/fish/vendor_completions.d/leveret.fish"
+    "${program[@]}" completions bash >"$share/bash-completion/completions/leveret"
+    "${program[@]}" completions zsh >"$share/zsh/vendor-completions/_leveret"
+    "${program[@]}" completions fish >"$share/fish/vendor_completions.d/leveret.fish"
     local doc=$share/doc/leveret
     install -D -m 644 "$here/debian/copyright" "$doc/copyright"
     install -m 644 "$here/../CHANGELOG.md" "$doc/changelog"

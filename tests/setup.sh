@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the scenario suite needs and builds the client drivers, quietly and only what has changed:
-# each step leaves a stamp named after a hash of the files that it depends on.
+# each step leaves a stamp named after a hash of the files that it depends on. `setup.sh static` and `setup.sh arm64` install what builds
+# and tries those binaries.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -9,6 +10,14 @@ stamps=$cache/stamps
 mkdir -p "$stamps"
 
 main() {
+    case ${1:-tests} in
+    static) static_packages ;;
+    arm64) arm64_packages ;;
+    tests) everything ;;
+    esac
+}
+
+everything() {
     debian_packages
     step rabbitmq4 tests/rabbitmq4.sh -- tests/rabbitmq4.sh "$cache/rabbitmq4"
     step venv tests/requirements.txt -- python_environment
@@ -74,6 +83,22 @@ debian_packages() {
     command -v php >/dev/null || missing+=(php-cli)
     [ -e /usr/share/php/PhpAmqpLib/autoload.php ] || missing+=(php-amqplib)
     ruby -e 'require "bunny"' 2>/dev/null || missing+=(ruby-bunny)
+    install_missing "${missing[@]}"
+}
+
+static_packages() {
+    local missing=()
+    command -v musl-gcc >/dev/null || missing+=(musl-tools)
+    command -v "$(uname -m)-linux-gnu-strip" >/dev/null || missing+=(binutils)
+    install_missing "${missing[@]}"
+}
+
+arm64_packages() {
+    local missing=()
+    command -v aarch64-linux-gnu-strip >/dev/null || missing+=(binutils-aarch64-linux-gnu)
+    command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
+    # Debian's own Python keeps this part in a package of its own.
+    python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     install_missing "${missing[@]}"
 }
 

@@ -1,6 +1,5 @@
 """The Debian package: built, installed, started as its unit says, upgraded, removed and purged, in a copy of this machine."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -8,22 +7,17 @@ import subprocess
 import pytest
 
 from harness.child import Child, clean_environment
-from harness.leveret import ROOT, binary
-from harness.machine import Machine, Manager, why_impossible
-from harness.patience import PATIENCE
+from harness.debian import build, install, publish, published
+from harness.machine import Machine, Manager, needed_for
 
-BUILD_SECONDS = 2 * PATIENCE
 UNIT = "/lib/systemd/system/leveret.service"
 CONFFILE = "/etc/leveret/leveret.toml"
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """The package twice, the second as its next revision. Left out where this machine cannot be copied, unless it is just
-    these tests that are asked for (make package-test)."""
-    if reason := why_impossible():
-        leave = pytest.fail if os.environ.get("LEVERET_PACKAGE_TEST") else pytest.skip
-        leave(f"installing a package takes a copy of this machine, which takes root: {reason}")
+    """The package twice, the second as its next revision."""
+    needed_for("installing a package")
     folder = tmp_path_factory.mktemp("packages")
     return [build(folder, revision) for revision in ("1", "2")]
 
@@ -121,20 +115,6 @@ def test_the_unit_keeps_the_service_in_bounds(machine, packages):
     assert float(level) <= 2.5, done.stdout
 
 
-def build(folder, revision):
-    """Builds the package of the program under test; returns its path."""
-    argv = [ROOT / "packaging" / "build-deb.sh", binary(), folder, revision]
-    env = clean_environment(COMPRESSION="none")
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS)
-    assert done.returncode == 0, done.stderr
-    return folder / os.path.basename(done.stdout.strip())
-
-
-def install(machine, package, *flags):
-    """With documents, which images for containers are without (dpkg.cfg.d/docker, excludes)."""
-    machine.run("dpkg", "--path-include=/usr/share/*", *flags, "--install", f"/tmp/{package.name}")
-
-
 def named_leveret(machine):
     """The files with its name; a checkout or tools of it may be there without the package."""
     found = machine.run("find", "/etc", "/usr", "/lib", "/var", "-xdev", "-iname", "*leveret*", check=False).stdout
@@ -183,30 +163,3 @@ class running:
         self.child.kill()
         self.manager.socket.close()
         self.machine.path("/run/notify").unlink()
-
-
-CLIENT = """
-import pika
-connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1"))
-channel = connection.channel()
-queue = channel.queue_declare("kept", durable=True)
-{}
-connection.close()
-"""
-PUBLISH = """
-channel.confirm_delivery()
-channel.basic_publish("", "kept", b"x", pika.BasicProperties(delivery_mode=2))
-"""
-
-
-def python(machine, script):
-    return machine.run(ROOT / ".cache" / "venv" / "bin" / "python", "-c", CLIENT.format(script)).stdout
-
-
-def publish(machine):
-    python(machine, PUBLISH)
-
-
-def published(machine):
-    """How many messages there are."""
-    return python(machine, "print(queue.method.message_count)").strip()

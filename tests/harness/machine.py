@@ -4,11 +4,14 @@ For what changes a whole system, such as installing a package. It takes root.
 """
 
 import functools
+import itertools
 import os
 import socket
 import subprocess
 import time
 from pathlib import Path
+
+import pytest
 
 from harness.child import clean_environment
 from harness.leveret import ROOT
@@ -33,39 +36,93 @@ mount --bind {checkout} {folder}/root{checkout}
 mount -o remount,bind,ro {folder}/root{checkout}
 ip link set lo up
 touch {folder}/ready
-exec sleep infinity
+{go_on}
+"""
+# Of the machines of this process.
+numbers = itertools.count()
+
+WITHOUT_SERVICES = "exec sleep infinity"
+
+# systemd has control groups of its own, and of its units only the log's to begin with: others change the kernel's settings and devices,
+# which are this machine's, too. The copy becomes the root of its spaces, as there are no user namespaces in a chroot (unshare(2)).
+WITH_SYSTEMD = """
+mkdir {folder}/groups
+mount -t cgroup2 none {folder}/groups
+mkdir {folder}/groups/{group}
+echo $$ >{folder}/groups/{group}/cgroup.procs
+cd {folder}/root
+rm -rf lib/systemd/system/*.wants/* etc/systemd/system/*.wants usr/sbin/policy-rc.d
+mkdir -p etc/systemd/system/sysinit.target.wants
+ln -s /lib/systemd/system/systemd-journald.service etc/systemd/system/sysinit.target.wants/
+mount -t sysfs -o ro none sys
+exec unshare --cgroup sh -ec "mount -t cgroup2 none sys/fs/cgroup
+pivot_root . .
+umount --lazy .
+touch {moved}
+exec env --ignore-environment container=leveret {path} /lib/systemd/systemd --system --unit=basic.target --log-target=journal --show-status=no"
+"""
+MOVED = "/run/leveret-tests"
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# Its groups can be removed, from within, once the kernel has ended the last process in them.
+LEAVE = """
+mount -t cgroup2 none {folder}
+until find {folder}/{group} -depth -type d -exec rmdir {{}} + 2>{folder}.left; do sleep 0.05; done
 """
 
 
+# What takes more than being called root: a container's may have no right to mount, or to make control groups.
+PROBE = "mount -t tmpfs none /mnt"
+PROBE_SYSTEMD = "mount -t cgroup2 none /mnt && mkdir /mnt/leveret-tests && rmdir /mnt/leveret-tests && test -x /lib/systemd/systemd"
+
+
 @functools.cache
-def why_impossible():
-    """What keeps this machine from being copied; nothing if that works. A container's root may be no more than a name."""
+def why_impossible(probe):
+    """What keeps this machine from being copied; nothing if that works."""
     try:
-        probe = [*SPACES, "mount", "-t", "tmpfs", "none", "/mnt"]
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run([*SPACES, "sh", "-c", probe], capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
         return str(error)
     return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 
 
+def needed_for(what, systemd=False):
+    """Leaves the test out where this machine cannot be copied, unless it is just these tests that are asked for (make package-test)."""
+    if reason := why_impossible(PROBE) or systemd and why_impossible(PROBE_SYSTEMD):
+        leave = pytest.fail if os.environ.get("LEVERET_PACKAGE_TEST") else pytest.skip
+        leave(f"{what} takes a copy of this machine, which takes root: {reason}")
+
+
 class Machine:
     """Usable in a `with`; everything of it is gone afterwards."""
 
+    go_on = WITHOUT_SERVICES
+
     def __init__(self, folder):
         self.folder = folder
+        self.group = f"leveret-tests-{os.getpid()}-{next(numbers)}"
         folder.mkdir(parents=True)
+        prepare = PREPARE.format(folder=folder, checkout=ROOT, go_on=self.go_on.format(folder=folder, group=self.group, moved=MOVED, path=PATH))
         self.holder = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", *SPACES, "--kill-child"]
-            + ["sh", "-c", PREPARE.format(folder=folder, checkout=ROOT)],
+            ["setpriv", "--pdeathsig", "KILL", "--", *SPACES, "--kill-child", "sh", "-c", prepare],
             stderr=subprocess.PIPE,
             text=True,
         )
+        try:
+            self.await_that(self.is_up)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def await_that(self, condition):
         deadline = time.monotonic() + PATIENCE
-        # The file is in the copy's own mount, so it is looked for through its process.
-        while not (self.init and Path(f"/proc/{self.init}/root{folder}/ready").exists()):
+        while not condition():
             assert self.holder.poll() is None, self.holder.stderr.read()
             assert time.monotonic() < deadline, "the copy of this machine has not come up"
             time.sleep(0.02)
+
+    def is_up(self):
+        return self.init and self.root.with_name("ready").exists()
 
     def __enter__(self):
         return self
@@ -80,16 +137,25 @@ class Machine:
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
         return int(children[0]) if children else None
 
+    @property
+    def root(self):
+        """Its file system as it is found from outside: it is mounted in the copy's spaces alone."""
+        return Path(f"/proc/{self.holder.pid}/root{self.folder}/root")
+
+    @property
+    def enter(self):
+        """What a command in its spaces comes into its file system by."""
+        return ["chroot", str(self.folder / "root")]
+
     def path(self, inside):
         """Where a path of the copy is found from outside."""
-        return Path(f"/proc/{self.init}/root{self.folder}/root") / str(inside).lstrip("/")
+        return self.root / str(inside).lstrip("/")
 
     def argv(self, *command, env=None):
         """The command line that runs a command there."""
         settings = [f"{key}={value}" for key, value in (env or {}).items()]
         return ["nsenter", "--target", str(self.init), "--mount", "--pid", "--net", "--ipc", "--uts"] + [
-            *["chroot", str(self.folder / "root"), "env", "--ignore-environment"],
-            *["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root"],
+            *[*self.enter, "env", "--ignore-environment", PATH, "LANG=C.UTF-8", "HOME=/root"],
             *["DEBIAN_FRONTEND=noninteractive", *settings, *map(str, command)],
         ]
 
@@ -106,6 +172,25 @@ class Machine:
         if check:
             assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
+
+
+class MachineWithSystemd(Machine):
+    """One whose first process is a systemd. It starts no service that nobody asks for."""
+
+    go_on = WITH_SYSTEMD
+    enter = ()
+
+    @property
+    def root(self):
+        return Path(f"/proc/{self.holder.pid}/root")
+
+    def is_up(self):
+        return self.init and self.path(MOVED).exists() and self.run("systemctl", "is-active", "basic.target", check=False).stdout == "active\n"
+
+    def __exit__(self, *_):
+        super().__exit__()
+        script = LEAVE.format(folder=self.folder, group=self.group)
+        subprocess.run(["unshare", "--mount", "sh", "-ec", script], check=True, timeout=PATIENCE)
 
 
 class Manager:
