@@ -1,5 +1,6 @@
 """The Debian package under a real systemd, the first process of a copy of this machine: what the unit promises holds."""
 
+import os
 import re
 import subprocess
 import time
@@ -11,6 +12,8 @@ from harness.machine import MachineWithSystemd, needed_for
 from harness.patience import PATIENCE
 
 SERVICE = "leveret.service"
+# Each test starts a system: minutes in all, in which most of what they show has been shown by the other tests of the package.
+pytestmark = pytest.mark.skipif("LEVERET_PACKAGE_TEST" not in os.environ, reason="make package-test")
 HEALTH = {"LEVERET_CONFIG": "/etc/leveret/leveret.toml"}
 
 
