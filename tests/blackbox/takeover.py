@@ -15,6 +15,7 @@ import pytest
 
 from harness.child import Child, clean_environment
 from harness.ctl import Ctl
+from harness.frozen import frozen
 from harness.instances import leveret
 from harness.leveret import OPTIONAL_LISTENERS, binary
 from harness.machine import Manager
@@ -119,6 +120,36 @@ def test_a_unix_socket_changes_hands_as_well(tmp_path):
     assert not path.exists()
 
 
+def test_a_successor_that_fails_leaves_everything_as_it_is(tmp_path):
+    path = tmp_path / "amqp.sock"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        old = ["--http", "off", "--upstream", f"amqp://127.0.0.1:{taken.getsockname()[1]}"]
+        with leveret(tmp_path / "old", *old, amqp=f"unix:{path}", wait=False) as server:
+            server.child.wait_line("^amqp +listening")
+            new = ["--http", f"127.0.0.1:{taken.getsockname()[1]}", *old[2:]]
+            with leveret(tmp_path / "new", *new, "--take-over", amqp=f"unix:{path}", wait=False) as failing:
+                assert failing.child.wait() == 1
+            server.child.wait_line("the successor has ended before it served; this process goes on")
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+            server.stop()
+
+
+def test_the_death_of_the_old_process_does_not_keep_the_new_one_from_serving(tmp_path, targets):
+    amqp, http = free_ports(2)
+    all_flags = flags(amqp, http, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}")
+    with leveret(tmp_path / "old", *all_flags) as old:
+        # Frozen it is there, and says nothing.
+        with frozen(old.child):
+            with leveret(tmp_path / "new", *all_flags, "--take-over", wait=False) as new:
+                old.kill()
+                # It had given nothing away, so the address is free.
+                new.child.wait_line("^amqp +listening")
+                with Wire(amqp) as wire:
+                    wire.handshake()
+                new.stop()
+
+
 def test_without_a_process_to_take_over_from_it_just_starts(tmp_path):
     [amqp] = free_ports(1)
     with leveret(tmp_path, "--take-over", "--data-dir", "off", amqp=f"127.0.0.1:{amqp}") as server:
@@ -170,6 +201,7 @@ def replaceable(tmp_path, *more):
                 goes_on(served)
                 yield server, program, served, troubles
         finally:
+            server.kill()
             # The successor is no child of the tests, which would end with them.
             for pid in running(program):
                 os.kill(pid, signal.SIGKILL)
@@ -196,8 +228,9 @@ def ends(server):
     return server.child.process.wait(PATIENCE) == 0
 
 
-def test_ctl_upgrades_to_the_program_on_the_disk(tmp_path):
-    with replaceable(tmp_path, "--data-dir", str(tmp_path / "data")) as (server, program, served, troubles):
+@pytest.mark.parametrize("more", [[], ["--take-over"]], ids=["started", "that took over itself"])
+def test_ctl_upgrades_to_the_program_on_the_disk(tmp_path, more):
+    with replaceable(tmp_path, "--data-dir", str(tmp_path / "data"), *more) as (server, program, served, troubles):
         replace(program)
         told = Ctl(server.http)("upgrade")
         [after] = running(program)

@@ -1,7 +1,5 @@
 //! All listeners of the process, bound.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
-
 use transport::{Inherited, Listener, SharedSockets};
 
 use crate::config::Config;
@@ -45,10 +43,5 @@ impl BoundListeners {
             );
         }
         Ok(Self { clients, relays, http, sockets })
-    }
-
-    /// The sockets of all.
-    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.sockets.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect()
     }
 }

@@ -130,7 +130,10 @@ impl Args for Flags {
             let argument = text_argument(setting.key);
             // The one switch that is on only for a command: it may stand without a value.
             let argument = match setting.key {
-                "take_over" => argument.num_args(0..=1).default_missing_value("on"),
+                // The last one counts: a process that is started by its predecessor has it once more.
+                "take_over" => {
+                    argument.num_args(0..=1).default_missing_value("on").overrides_with("take_over")
+                }
                 _ => argument,
             };
             argument.value_name(setting.kind).help_heading(setting.group).help(help(setting)).action(action)

@@ -18,6 +18,17 @@ pub(crate) struct DefinitionsFile {
     definitions: Definitions,
 }
 
+/// Looks for a mistake in the files of definitions and of the first user's password.
+///
+/// # Errors
+///
+/// One of them cannot be used.
+pub(crate) fn check(config: &Config) -> Result<(), SettingError> {
+    read(config)?;
+    given_password(config)?;
+    Ok(())
+}
+
 /// Reads the file named by the setting `definitions`, if any.
 ///
 /// # Errors

@@ -176,8 +176,7 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
     let text = match command {
         ConfigCommand::Check(flags) => {
             let config = load(flags)?.config;
-            definitions::read(&config).map_err(Failure::usage)?;
-            definitions::given_password(&config).map_err(Failure::usage)?;
+            definitions::check(&config).map_err(Failure::usage)?;
             return tls::Tls::load(&config).map(drop).map_err(Failure::usage);
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),

@@ -4,13 +4,14 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
+use transport::SharedSockets;
 
 use crate::signals::DrainReason;
 
@@ -83,17 +84,20 @@ impl Notifier {
     }
 
     /// Leaves listening sockets with the manager, which gives them to the next start of the service if it is to keep any
-    /// (`FileDescriptorStoreMax`): clients that connect meanwhile wait for it. Those it has already are not kept twice.
-    pub(crate) fn keep(&self, sockets: &[BorrowedFd<'_>]) {
+    /// (`FileDescriptorStoreMax`): clients that connect meanwhile wait for it. They replace those that it has, which may be of
+    /// addresses that are no longer served. Unix sockets are not kept: without their file nobody reaches them.
+    pub(crate) fn keep(&self, listeners: &[SharedSockets]) {
+        let of_tcp = listeners.iter().filter(|listener| !listener.has_file());
+        let sockets: Vec<_> = of_tcp.flat_map(SharedSockets::sockets).map(AsFd::as_fd).collect();
+        self.notify("FDSTOREREMOVE=1\nFDNAME=listener");
         for some in sockets.chunks(MAX_SOCKETS) {
             self.send("FDSTORE=1\nFDNAME=listener", some);
         }
     }
 
-    /// Reports that the server is ready, then sends watchdog messages for as long as it is polled, if the manager expects
-    /// them. Runs as a task among those that serve clients, so that the messages stop when no task makes progress.
-    pub(crate) async fn serve(self) {
-        self.ready();
+    /// Sends watchdog messages for as long as it is polled, if the manager expects them. Runs as a task among
+    /// those that serve clients, so that the messages stop when no task makes progress.
+    pub(crate) async fn stay_alive(self) {
         let Some(patience) = self.0.as_ref().and_then(|manager| manager.patience) else { return };
         // Half the time-out, as sd_watchdog_enabled(3) recommends.
         let mut ticks = tokio::time::interval(patience / 2);
@@ -139,7 +143,6 @@ fn patience(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<Duration> 
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::SocketAddr;
 
@@ -169,9 +172,6 @@ mod tests {
         assert!(heard(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
         notifier.stopping(DrainReason::Asked, Duration::from_secs(10));
         assert!(heard(&socket).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000\n"));
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        notifier.keep(&[listener.as_fd()]);
-        assert_eq!(heard(&socket), "FDSTORE=1\nFDNAME=listener");
         notifier.hand_over(17);
         assert!(heard(&socket).starts_with("MAINPID=17\n"));
     }

@@ -37,7 +37,7 @@ use crate::reload::{DrainTimes, Reloader};
 use crate::signals::{self, AddressesWanted, Caught, DrainRequest, Drainer};
 use crate::spool::SpoolFolder;
 use crate::status::Status;
-use crate::takeover::{Offer, Predecessor, Upgrades};
+use crate::takeover::{Offer, Succession, Upgrades};
 use crate::tls::Tls;
 
 /// Interval of the checks whether the upstream is reachable.
@@ -71,7 +71,9 @@ pub(crate) async fn run(
 
     let relays = ServedRelays::new(&config, &tls)?;
 
-    let predecessor = Predecessor::approach(&config, &inherited).await.map_err(ServeError::TakeOver)?;
+    // From the beginning: a process that takes over is watched while it reads its data folder.
+    tokio::spawn(notifier.clone().stay_alive());
+    let mut succession = Succession::begin(&config, &inherited, &drain).await?;
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
     let clock = Clock::start();
@@ -91,11 +93,12 @@ pub(crate) async fn run(
         levels.clone().or_else(|| spool_levels.clone()),
         tls.server.clone(),
     ));
-    notifier.keep(&listeners.descriptors());
+    succession.complete(&backend, &drain).await?;
     let BoundListeners { clients, relays: of_relays, http, sockets } = listeners;
     clients.serve(&server, &config, &relays, &tls);
     relays.serve(of_relays, &server, &config, &tls);
-    offer.open(sockets);
+    notifier.keep(&sockets);
+    offer.open(sockets, succession.has_replaced());
     let upgrades = Upgrades::serve_of_process(&offer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
@@ -115,14 +118,13 @@ pub(crate) async fn run(
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
     let http = Http::serve(http, &status, release_of_addresses(addresses_wanted, &drain, &reloader));
-    take_over(predecessor, &reloader.backend).await?;
-    tokio::spawn(notifier.clone().serve());
+    notifier.ready();
 
     let reason = drain.wait().await;
-    let times = reloader.drain_times(reason);
-    notifier.stopping(reason, times.total());
+    notifier.stopping(reason, reloader.drain_times(reason).total());
     status.start_draining();
-    tokio::time::sleep(times.delay).await;
+    drain.delayed(reloader.drain_times(reason).delay).await;
+    let times = reloader.drain_times(drain.wait().await);
     offer.withdraw();
     end_sessions(&server, spool.as_ref(), &backend, times).await;
 
@@ -154,17 +156,6 @@ fn create_server(
     Ok(server)
 }
 
-/// Asks the predecessor, if there is one, to go, now that this process serves; not if that cannot reach its upstream.
-async fn take_over(predecessor: Option<Predecessor>, backend: &Backend) -> Result<(), ServeError> {
-    let Some(predecessor) = predecessor else { return Ok(()) };
-    if let Backend::Upstream(pool) = backend
-        && !pool.check().await
-    {
-        return Err(ServeError::NotReady);
-    }
-    predecessor.dismiss().map_err(ServeError::TakeOver)
-}
-
 /// Waits until a signal or a successor has requested the drain, and until its delay is over: another process may then bind
 /// the addresses. A drain that was requested over HTTP is watched there to the end.
 fn release_of_addresses(
@@ -175,7 +166,8 @@ fn release_of_addresses(
     let (mut drain, reloader) = (drain.clone(), Arc::clone(reloader));
     async move {
         wanted.wait().await;
-        tokio::time::sleep(reloader.drain_times(drain.wait().await).delay).await;
+        let reason = drain.wait().await;
+        drain.delayed(reloader.drain_times(reason).delay).await;
     }
 }
 
@@ -576,6 +568,9 @@ pub(crate) enum ServeError {
     /// The upstream does not answer this process, and may answer the one before it.
     #[error("take_over: no upstream answers; the process that runs goes on")]
     NotReady,
+    /// A signal has come before the place of the process before this one was taken.
+    #[error("take_over: interrupted; the process that runs goes on")]
+    Interrupted,
     /// The stored sessions of MQTT clients cannot be read.
     #[error(transparent)]
     MqttSessions(MqttRestoreError),

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -38,7 +39,7 @@ impl AddressesWanted {
     }
 }
 
-/// Requests a drain from within the process. The first request counts.
+/// Requests a drain from within the process. The first request counts, until a successor makes one.
 #[derive(Debug, Clone)]
 pub(crate) struct Drainer {
     reason: Arc<watch::Sender<Option<DrainReason>>>,
@@ -48,21 +49,17 @@ pub(crate) struct Drainer {
 impl Drainer {
     /// Requests the drain for an operator.
     pub(crate) fn ask(&self) {
-        self.drain_for(DrainReason::Asked);
+        self.reason.send_if_modified(|reason| {
+            let is_first = reason.is_none();
+            reason.get_or_insert(DrainReason::Asked);
+            is_first
+        });
     }
 
     /// Requests the drain for a successor, which waits for the end if it is to be `at_once`.
     pub(crate) fn hand_over(&self, at_once: bool) {
-        self.drain_for(DrainReason::TakenOver { at_once });
+        self.reason.send_replace(Some(DrainReason::TakenOver { at_once }));
         self.addresses_wanted.send_replace(true);
-    }
-
-    fn drain_for(&self, reason: DrainReason) {
-        self.reason.send_if_modified(|first| {
-            let is_first = first.is_none();
-            first.get_or_insert(reason);
-            is_first
-        });
     }
 }
 
@@ -120,6 +117,18 @@ impl DrainRequest {
         // An error means that the task that watches the signals is gone. None can then arrive, and draining is
         // the safe response.
         self.0.wait_for(Option::is_some).await.ok().and_then(|reason| *reason).unwrap_or(DrainReason::Asked)
+    }
+
+    /// Whether a drain is requested.
+    pub(crate) fn is_made(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    /// Waits for as long as the `delay` of the drain, or until a successor has taken over.
+    pub(crate) async fn delayed(&mut self, delay: Duration) {
+        let taken_over = self.0.wait_for(|reason| matches!(reason, Some(DrainReason::TakenOver { .. })));
+        // Elapsed or not, the delay is over.
+        let _ = tokio::time::timeout(delay, taken_over).await;
     }
 }
 

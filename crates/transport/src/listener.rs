@@ -21,16 +21,17 @@ pub enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// The file of a Unix socket; removed when dropped, unless another process listens there now.
+/// The file of a Unix socket; removed when dropped, if it is this process's own.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    is_handed_over: Arc<AtomicBool>,
+    /// Not that of a socket which the process was given, or has given to another.
+    is_own: Arc<AtomicBool>,
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if !self.is_handed_over.load(Ordering::Relaxed) {
+        if self.is_own.load(Ordering::Relaxed) {
             // Another process may have removed it already.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -42,7 +43,7 @@ impl Drop for SocketFile {
 pub struct SharedSockets {
     sockets: Vec<OwnedFd>,
     /// Of the file of a Unix socket.
-    is_handed_over: Option<Arc<AtomicBool>>,
+    is_own: Option<Arc<AtomicBool>>,
 }
 
 impl SharedSockets {
@@ -51,10 +52,15 @@ impl SharedSockets {
         &self.sockets
     }
 
-    /// Called when the other process accepts: the file of a Unix socket is left to it.
-    pub fn hand_over(&self) {
-        if let Some(flag) = &self.is_handed_over {
-            flag.store(true, Ordering::Relaxed);
+    /// Whether the listener has a file, whose end makes its socket unreachable.
+    pub fn has_file(&self) -> bool {
+        self.is_own.is_some()
+    }
+
+    /// Says whose the file of a Unix socket is: that of another process, which may accept now, is not removed.
+    pub fn set_own(&self, is_own: bool) {
+        if let Some(flag) = &self.is_own {
+            flag.store(is_own, Ordering::Relaxed);
         }
     }
 }
@@ -68,13 +74,15 @@ impl Listener {
         TcpListeners::bind(places, inherited).await.map(Self::Tcp)
     }
 
-    /// Binds a Unix socket at `path`, if it is not among those `inherited`. A socket file left behind by a killed process is
-    /// replaced; one that a process still listens on is not.
+    /// Binds a Unix socket at `path`, if it is not among those `inherited`; one without a file can be reached by nobody. A
+    /// socket file left behind by a killed process is replaced; one that a process still listens on is not.
     ///
     /// # Errors
     /// Fails if the address is in use or the file cannot be created.
     pub async fn bind_unix(path: &Path, inherited: &Inherited) -> io::Result<Self> {
-        let listener = match inherited.take_unix(path) {
+        let inherited = inherited.take_unix(path).filter(|_| is_socket(path));
+        let is_own = inherited.is_none();
+        let listener = match inherited {
             Some(listener) => UnixListener::from_std(listener),
             None => match UnixListener::bind(path) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path).await => {
@@ -84,7 +92,8 @@ impl Listener {
                 other => other,
             },
         }?;
-        Ok(Self::Unix(listener, SocketFile { path: path.to_owned(), is_handed_over: Arc::default() }))
+        let file = SocketFile { path: path.to_owned(), is_own: Arc::new(AtomicBool::new(is_own)) };
+        Ok(Self::Unix(listener, file))
     }
 
     /// The bound TCP addresses, in order; none for a Unix socket.
@@ -101,10 +110,10 @@ impl Listener {
     /// There is no file descriptor left.
     pub fn share(&self) -> io::Result<SharedSockets> {
         match self {
-            Self::Tcp(listeners) => Ok(SharedSockets { sockets: listeners.share()?, is_handed_over: None }),
+            Self::Tcp(listeners) => Ok(SharedSockets { sockets: listeners.share()?, is_own: None }),
             Self::Unix(listener, file) => Ok(SharedSockets {
                 sockets: vec![listener.as_fd().try_clone_to_owned()?],
-                is_handed_over: Some(Arc::clone(&file.is_handed_over)),
+                is_own: Some(Arc::clone(&file.is_own)),
             }),
         }
     }
@@ -133,10 +142,13 @@ impl From<TcpListener> for Listener {
     }
 }
 
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+}
+
 /// Whether `path` is a socket that no process listens on.
 async fn is_left_over(path: &Path) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    is_socket
+    is_socket(path)
         && UnixStream::connect(path)
             .await
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
@@ -171,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_is_handed_over_keeps_its_file_and_its_clients() {
+    async fn a_socket_that_is_given_to_another_keeps_its_file_and_its_clients() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
@@ -182,10 +194,33 @@ mod tests {
             inherited.add(socket.try_clone().unwrap()).unwrap();
         }
         let after = Listener::bind_unix(&path, &inherited).await.unwrap();
-        shared.hand_over();
+        shared.set_own(false);
         drop((before, shared));
         assert!(after.accept().await.is_ok());
+        after.share().unwrap().set_own(true);
         drop((after, client));
         assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn who_was_given_a_socket_and_ends_leaves_the_file_to_whom_it_belongs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let before = Listener::bind_unix(&path, &Inherited::default()).await.unwrap();
+        let inherited = Inherited::default();
+        inherited.add(before.share().unwrap().sockets()[0].try_clone().unwrap()).unwrap();
+        drop(Listener::bind_unix(&path, &inherited).await.unwrap());
+        assert!(UnixStream::connect(&path).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_file_is_gone_is_bound_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let inherited = Inherited::default();
+        inherited.add(std::os::unix::net::UnixListener::bind(&path).unwrap().into()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _listener = Listener::bind_unix(&path, &inherited).await.unwrap();
+        assert!(UnixStream::connect(&path).await.is_ok());
     }
 }

@@ -135,7 +135,8 @@ standard error.
 | signal | effect |
 |---|---|
 | SIGTERM, SIGINT (Ctrl-C) | drain: accept no more connections, close the clients, exit 0; a second one ends the process at once with exit code 1 |
-| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, authorities) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Open the file of `access_log` anew |
+| SIGHUP | read the configuration again: settings that are *live* change, others are named in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, authorities) and that of `upstream_external`: new connections use the new contents, open ones stay as they are; if one file cannot be used, the old contents of all stay in use. Open the file of `access_log` anew. If another file is in the place of the program, start that to take over |
+| SIGUSR2 | start the program on the disk, to take over (`leveret ctl upgrade`) |
 
 | exit code | meaning |
 |---|---|

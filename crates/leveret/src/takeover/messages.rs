@@ -33,6 +33,10 @@ pub(super) struct Leave {
     pub(super) at_once: bool,
 }
 
+/// The predecessor's last word: the successor is the service now.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Left {}
+
 /// Bytes of a message: more than any has.
 const MAX_MESSAGE: usize = 4096;
 

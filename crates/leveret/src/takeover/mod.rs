@@ -5,17 +5,19 @@
 //!
 //! | successor | predecessor |
 //! |---|---|
-//! | [`Hello`]: its version | checks that it is the same user, or root |
-//! | | [`Welcome`]: its version, and its listening sockets as ancillary data |
-//! | takes those sockets whose addresses its configuration has | |
-//! | [`Leave`]: once it serves; at once if it needs the data folder | gives up the sockets and drains |
-//! | waits for the end of the connection if it needs the data folder | ends |
+//! | `Hello`: its version | checks that it is the same user, or root |
+//! | | `Welcome`: its version, and its listening sockets as ancillary data |
+//! | takes those sockets whose addresses its configuration has | leaves the files of Unix sockets alone from now on |
+//! | `Leave`: when it can serve; before that if it is a broker or has a spool | tells the service manager, answers `Left`, and drains |
+//! | waits for the end of the connection, if it starts only then | ends |
 //!
-//! Each message is a line of JSON. A successor that ends before `Leave` changes nothing.
+//! Each message is a line of JSON. A successor that ends before `Leave` changes nothing, and one whose predecessor has ended by
+//! itself goes on.
 
 mod messages;
 mod offer;
 mod predecessor;
+mod succession;
 mod upgrade;
 
 use std::io;
@@ -24,7 +26,8 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
 pub(crate) use offer::Offer;
-pub(crate) use predecessor::Predecessor;
+use predecessor::Predecessor;
+pub(crate) use succession::Succession;
 pub(crate) use upgrade::Upgrades;
 
 use crate::config::{Config, ListenAddr};

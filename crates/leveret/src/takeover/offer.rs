@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rustix::process::Pid;
 use transport::SharedSockets;
 
-use super::messages::{Hello, Leave, Welcome, receive, send_with_sockets};
+use super::messages::{Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
 use super::{ANSWER_TIME, check_peer, socket_name};
 use crate::config::Config;
 use crate::notify::Notifier;
@@ -21,6 +22,9 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long these attempts are made before it is logged that they are in vain so far.
 const BIND_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Pause between later attempts.
+const LATER_PAUSE: Duration = Duration::from_secs(1);
 
 /// The offer of this process's place to a successor.
 #[derive(Debug, Clone)]
@@ -73,8 +77,12 @@ impl Offer {
         Ok(offer)
     }
 
-    /// Called when this process serves from these sockets.
-    pub(crate) fn open(&self, sockets: Vec<SharedSockets>) {
+    /// Called when this process serves from these sockets. If it `has_replaced` another, the files of Unix sockets are its own
+    /// now; those of a service manager's are not.
+    pub(crate) fn open(&self, sockets: Vec<SharedSockets>, has_replaced: bool) {
+        if has_replaced {
+            set_own(&sockets, true);
+        }
         self.set(Place::Open(Arc::new(sockets)));
     }
 
@@ -100,11 +108,14 @@ impl Offer {
             Ok(listener) => listener,
             Err(error) => return tracing::warn!(%error, "no successor can find this process"),
         };
-        for stream in listener.incoming().flatten() {
-            match self.serve(stream) {
+        for stream in listener.incoming() {
+            match stream.and_then(|stream| self.serve(stream)) {
                 Ok(true) => return,
                 Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "a successor was turned away"),
+                Err(error) => {
+                    tracing::warn!(%error, "a successor was turned away");
+                    thread::sleep(BIND_PAUSE);
+                }
             }
         }
     }
@@ -116,7 +127,23 @@ impl Offer {
         stream.set_write_timeout(Some(ANSWER_TIME))?;
         let Some(Hello { version }) = receive(&mut stream)? else { return Ok(false) };
         let Some(shared) = self.sockets() else { return Ok(false) };
-        welcome(&mut stream, &shared)?;
+        // It may accept from now on, so that files of Unix sockets stay whatever becomes of this process.
+        set_own(&shared, false);
+        let is_replaced = self.serve_welcomed(stream, &shared, &version, pid);
+        if !matches!(is_replaced, Ok(true)) {
+            set_own(&shared, true);
+        }
+        is_replaced
+    }
+
+    fn serve_welcomed(
+        &self,
+        mut stream: UnixStream,
+        shared: &[SharedSockets],
+        version: &str,
+        pid: Pid,
+    ) -> io::Result<bool> {
+        welcome(&mut stream, shared)?;
         let process = pid.as_raw_nonzero();
         tracing::info!(process, version, "a successor starts");
         stream.set_read_timeout(None)?;
@@ -124,10 +151,9 @@ impl Offer {
             tracing::warn!(process, "the successor has ended before it served; this process goes on");
             return Ok(false);
         };
-        shared.iter().for_each(SharedSockets::hand_over);
-        drop(shared);
         tracing::info!(process, version, "a successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
+        send(&mut stream, &Left {})?;
         *self.0.successor.lock() = Some(stream);
         self.0.drainer.hand_over(at_once);
         Ok(true)
@@ -146,6 +172,10 @@ impl Offer {
     }
 }
 
+fn set_own(shared: &[SharedSockets], is_own: bool) {
+    shared.iter().for_each(|sockets| sockets.set_own(is_own));
+}
+
 fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> {
     let sockets: Vec<_> =
         shared.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect();
@@ -155,17 +185,18 @@ fn welcome(stream: &mut UnixStream, shared: &[SharedSockets]) -> io::Result<()> 
 
 /// Listens where a predecessor still does so, until it has left.
 fn listen(name: &SocketAddr) -> io::Result<UnixListener> {
-    let mut patience = Some(Instant::now() + BIND_PATIENCE);
+    let end = Instant::now() + BIND_PATIENCE;
+    let mut pause = BIND_PAUSE;
     loop {
         match UnixListener::bind_addr(name) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                if patience.is_some_and(|end| Instant::now() > end) {
+                if pause == BIND_PAUSE && Instant::now() > end {
                     tracing::warn!(
-                        "another process waits for the successor of this configuration: take_over finds that one"
+                        "another process waits for a successor with these listeners: take_over finds that one"
                     );
-                    patience = None;
+                    pause = LATER_PAUSE;
                 }
-                thread::sleep(BIND_PAUSE);
+                thread::sleep(pause);
             }
             bound => return bound,
         }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use transport::Inherited;
 
-use super::messages::{Hello, Leave, Welcome, receive, receive_with_sockets, send};
+use super::messages::{Hello, Leave, Left, Welcome, receive, receive_with_sockets, send};
 use super::{ANSWER_TIME, check_peer, socket_name};
 use crate::config::Config;
 
@@ -13,48 +13,57 @@ use crate::config::Config;
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     stream: UnixStream,
+    /// Whether it has to end before this process can start: one at a time can use the data folder, and two brokers that serve
+    /// side by side keep their messages apart.
+    must_end_first: bool,
 }
 
 impl Predecessor {
-    /// Finds the process whose place this one is to take, if it is to take one, and lets it keep serving until this one does:
-    /// not if this one needs its data folder, for whose release it waits.
+    /// Finds the process whose place this one is to take, if it is to take one; its listening sockets are added to
+    /// `inherited`. It goes on meanwhile.
     ///
     /// # Errors
-    /// It belongs to another user, or is shutting down.
-    pub(crate) async fn approach(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
+    /// It does not answer.
+    pub(crate) fn find(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
         if !config.take_over.0 {
             return Ok(None);
         }
-        let Some(found) = Self::find(config, inherited)? else {
+        let found = Self::ask(config, inherited)?;
+        if found.is_none() {
             tracing::info!("take_over: no process runs with these listeners");
-            return Ok(None);
-        };
-        if uses_data_folder(config) {
-            return found.replace().await.map(|()| None);
         }
-        Ok(Some(found))
+        Ok(found)
     }
 
-    /// Asks the process that runs with this configuration for its listening sockets, which are added to `inherited`; `None` if
-    /// there is no such process.
-    ///
-    /// # Errors
-    /// It belongs to another user, or is shutting down.
-    fn find(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
+    fn ask(config: &Config, inherited: &Inherited) -> io::Result<Option<Self>> {
         let Some(name) = socket_name(config) else { return Ok(None) };
         let mut stream = match UnixStream::connect_addr(&name) {
             Ok(stream) => stream,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
             Err(error) => return Err(error),
         };
-        let pid = check_peer(&stream)?;
+        let pid = match check_peer(&stream) {
+            Ok(pid) => pid,
+            Err(error) => {
+                tracing::warn!(%error, "take_over: the process that waits for a successor is a stranger's");
+                return Ok(None);
+            }
+        };
         stream.set_read_timeout(Some(ANSWER_TIME))?;
         send(&mut stream, &Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
-        let (welcome, sockets): (Welcome, _) =
-            receive_with_sockets(&stream).map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => io::Error::other("it is shutting down"),
-                _ => error,
-            })?;
+        let (welcome, sockets): (Welcome, _) = match receive_with_sockets(&stream) {
+            Ok(welcome) => welcome,
+            Err(error) if is_gone(&error) => {
+                tracing::info!(process = pid.as_raw_nonzero(), "take_over: the process that runs shuts down");
+                return Ok(None);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::Error::other(
+                    "the process that runs does not answer: it starts, or another one takes over",
+                ));
+            }
+            Err(error) => return Err(error),
+        };
         if welcome.sockets != sockets.len() {
             return Err(io::Error::other(format!("{} of {} sockets came", sockets.len(), welcome.sockets)));
         }
@@ -63,39 +72,46 @@ impl Predecessor {
         }
         let (pid, version, sockets) = (pid.as_raw_nonzero(), welcome.version, welcome.sockets);
         tracing::info!(process = pid, version, sockets, "taking over");
-        stream.set_read_timeout(None)?;
-        Ok(Some(Self { stream }))
+        let must_end_first = config.upstream.is_empty() || !config.spool.0.is_empty();
+        Ok(Some(Self { stream, must_end_first }))
     }
 
-    /// Asks it to end: its clients go in its own time.
-    ///
-    /// # Errors
-    /// It has ended already.
-    pub(crate) fn dismiss(mut self) -> io::Result<()> {
-        send(&mut self.stream, &Leave { at_once: false })
+    /// Whether it has to end before this process can start.
+    pub(crate) fn must_end_first(&self) -> bool {
+        self.must_end_first
     }
 
-    /// Asks it to end, and waits until its data folder is free. Clients that connect meanwhile wait at the sockets.
+    /// Asks it to end. Returns when the service manager knows of this process; if it has to end first, when it has ended:
+    /// clients that connect meanwhile wait at the sockets.
     ///
     /// # Errors
-    /// It has ended already.
-    async fn replace(mut self) -> io::Result<()> {
-        let ended = tokio::task::spawn_blocking(move || {
-            send(&mut self.stream, &Leave { at_once: true })?;
-            // It says nothing more.
-            receive::<Leave>(&mut self.stream).map(drop)
-        });
-        match ended.await? {
-            // Killed in the middle: its folder is free as well.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-            ended => ended,
+    /// It answers something else, or cannot be waited for.
+    pub(crate) async fn replace(mut self) -> io::Result<()> {
+        let replaced = tokio::task::spawn_blocking(move || self.ask_to_leave()).await?;
+        match replaced {
+            Err(error) if is_gone(&error) => {
+                tracing::warn!("take_over: the process that ran has ended already");
+                Ok(())
+            }
+            replaced => replaced,
         }
+    }
+
+    fn ask_to_leave(&mut self) -> io::Result<()> {
+        let at_once = self.must_end_first;
+        send(&mut self.stream, &Leave { at_once })?;
+        receive::<Left>(&mut self.stream)?;
+        if at_once {
+            self.stream.set_read_timeout(None)?;
+            // The end of the connection is that of the process.
+            receive::<Left>(&mut self.stream)?;
+        }
+        Ok(())
     }
 }
 
-/// Whether a process keeps messages in its data folder, which one at a time can use.
-fn uses_data_folder(config: &Config) -> bool {
-    let has_spool = !config.spool.0.is_empty();
-    let has_folder = config.data_dir.folder().is_ok_and(|folder| folder.is_some());
-    has_spool || (config.upstream.is_empty() && has_folder)
+/// Whether the other process has ended.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }

@@ -298,7 +298,8 @@ impl Endpoints {
 
     /// Whether a node is in use, or nothing is known against it.
     pub(super) fn is_up(&self, node: SocketAddr) -> bool {
-        self.known.lock().iter().any(|known| known.endpoint.socket == node && !known.down)
+        let is_up = |known: &Known| known.is_in_use() || !known.down;
+        self.known.lock().iter().any(|known| known.endpoint.socket == node && is_up(known))
     }
 
     /// A connection is open there.

@@ -46,12 +46,13 @@ impl Pool {
         let may_grow = shared < self.config.max_shared_connections;
         let upstream = match near.into_least(only_rested) {
             Some(upstream) => upstream,
-            None if may_grow => return None,
+            // When no other one can be opened, one at another node will do.
+            None if may_grow && !self.is_full() => return None,
             None => far.into_least(only_rested)?,
         };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
         if may_grow && is_busy {
-            self.grow(credentials, virtual_host, sought.role);
+            self.grow(credentials, virtual_host, sought);
         }
         Some(upstream)
     }
@@ -257,7 +258,7 @@ impl Pool {
     }
 
     /// Opens another connection in the background, one at a time.
-    fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, role: Role) {
+    fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, sought: Sought) {
         if self.growing.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -265,8 +266,10 @@ impl Pool {
         background::run(async move {
             let result = async {
                 let _permit = pool.auth_gate.enter(&credentials).await;
-                let begun =
-                    pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
+                let Sought { near, role, .. } = sought;
+                let permit = pool.permit_at_once()?;
+                let opening = pool.begin_near(near, permit, &credentials, &ClientProperties::SHARED);
+                let begun = Box::pin(opening).await?;
                 pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
             };
             if let Err(error) = result.await {

@@ -1,0 +1,75 @@
+//! When the predecessor is asked to go: as late as a start allows.
+
+use server::Backend;
+use transport::Inherited;
+
+use super::Predecessor;
+use crate::config::Config;
+use crate::definitions;
+use crate::serve::ServeError;
+use crate::signals::DrainRequest;
+
+/// The start of a process that may take the place of another.
+pub(crate) struct Succession {
+    /// The process that still runs.
+    predecessor: Option<Predecessor>,
+    /// Whether there was one, which has left.
+    has_replaced: bool,
+}
+
+impl Succession {
+    /// Finds the process whose place this one is to take, if it is to take one. If that has to end before this one can start,
+    /// it has ended on return.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer; or there is a mistake that a start would find when nobody serves any more.
+    pub(crate) async fn begin(
+        config: &Config,
+        inherited: &Inherited,
+        drain: &DrainRequest,
+    ) -> Result<Self, ServeError> {
+        let predecessor = Predecessor::find(config, inherited).map_err(ServeError::TakeOver)?;
+        let mut begun = Self { predecessor, has_replaced: false };
+        if begun.predecessor.as_ref().is_some_and(Predecessor::must_end_first) {
+            definitions::check(config).map_err(ServeError::Setting)?;
+            begun.replace(drain).await?;
+        }
+        Ok(begun)
+    }
+
+    /// Asks the predecessor, if there is one left, to go, now that this process can serve; not if that cannot reach its
+    /// upstream.
+    ///
+    /// # Errors
+    ///
+    /// The predecessor goes on.
+    pub(crate) async fn complete(
+        &mut self,
+        backend: &Backend,
+        drain: &DrainRequest,
+    ) -> Result<(), ServeError> {
+        if let Backend::Upstream(pool) = backend
+            && self.predecessor.is_some()
+            && !pool.check().await
+        {
+            return Err(ServeError::NotReady);
+        }
+        self.replace(drain).await
+    }
+
+    /// Whether another process has left its place to this one.
+    pub(crate) fn has_replaced(&self) -> bool {
+        self.has_replaced
+    }
+
+    async fn replace(&mut self, drain: &DrainRequest) -> Result<(), ServeError> {
+        let Some(predecessor) = self.predecessor.take() else { return Ok(()) };
+        if drain.is_made() {
+            return Err(ServeError::Interrupted);
+        }
+        predecessor.replace().await.map_err(ServeError::TakeOver)?;
+        self.has_replaced = true;
+        Ok(())
+    }
+}
