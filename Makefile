@@ -37,8 +37,8 @@ WORKSPACE := --workspace --no-default-features --features leveret/bench --locked
 UNIT := $(CARGO) test $(WORKSPACE) --lib --bins --tests
 
 # What is fetched waits for the network, scenarios wait mostly for each other, and a build has only one crate to compile at times: what
-# computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it. What has failed keeps nothing else
-# from running, so that one run tells everything.
+# computes runs beside them. Only one cargo at a time is in target/debug, as another would wait for it. A test that fails keeps no
+# other from running, so that one run tells everything.
 test:
 	$(MAKE) --jobs=2 --keep-going --output-sync=target setup leveret progress computed
 
