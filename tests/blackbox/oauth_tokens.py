@@ -243,6 +243,24 @@ def test_the_http_api_takes_tokens_and_their_tags(server, key):
     assert api.status("PUT", "users/x", {"password": "x", "tags": ""}, user=None, headers=monitoring) == 401
 
 
+@pytest.mark.parametrize("version", [V311, V5])
+def test_an_mqtt_session_of_a_user_with_a_token_is_nobody_elses(server, key, version):
+    def come(password, user="x", keep=True):
+        expiry = 3600 if version == V5 and keep else None
+        return MqttClient(port(server, "mqtt"), f"thing-{version}", version, keep=keep, expiry=expiry, user=user, password=password)
+
+    alice = key.sign(claims(*ALL))
+    with come(alice) as client:
+        client.subscribe("t", 1)
+    for password, user in ((key.sign(claims(*ALL, user="bob")), "x"), ("guest", "guest")):
+        for keep in (True, False):
+            with come(password, user, keep) as other:
+                assert other.reason.value == {V311: 0x88, V5: 0x87}[version]
+    with come(alice) as client:
+        assert client.session_present
+    come(alice, keep=False).close()
+
+
 def test_keys_of_a_service_are_cached_and_a_new_one_is_found(tmp_path):
     old = Key("ES256", "old")
     with key_service(old) as service, leveret(tmp_path, *flags(service.url)) as server:
