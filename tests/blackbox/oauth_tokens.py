@@ -243,6 +243,16 @@ def test_the_http_api_takes_tokens_and_their_tags(server, key):
     assert api.status("PUT", "users/x", {"password": "x", "tags": ""}, user=None, headers=monitoring) == 401
 
 
+def test_an_administrator_with_a_token_adds_a_virtual_host_and_changes_nobodys_permissions(server, key):
+    api = Management(server, server.http)
+    for name, namesake in (("of-a-stranger", "alice"), ("of-a-namesake", "guest")):
+        administrator = key.sign(claims("tag:administrator", *ALL, user=namesake))
+        headers = {"authorization": f"Bearer {administrator}"}
+        assert api.status("PUT", f"vhosts/{name}", {}, user=None, headers=headers) == 201
+        assert api.get(f"vhosts/{name}/permissions") == []
+        connect(server, administrator, vhost=name).close()
+
+
 @pytest.mark.parametrize("version", [V311, V5])
 def test_an_mqtt_session_of_a_user_with_a_token_is_nobody_elses(server, key, version):
     def come(password, user="x", keep=True):
