@@ -243,6 +243,34 @@ def test_the_http_api_takes_tokens_and_their_tags(server, key):
     assert api.status("PUT", "users/x", {"password": "x", "tags": ""}, user=None, headers=monitoring) == 401
 
 
+def test_an_administrator_with_a_token_adds_a_virtual_host_and_changes_nobodys_permissions(server, key):
+    api = Management(server, server.http)
+    for name, namesake in (("of-a-stranger", "alice"), ("of-a-namesake", "guest")):
+        administrator = key.sign(claims("tag:administrator", *ALL, user=namesake))
+        headers = {"authorization": f"Bearer {administrator}"}
+        assert api.status("PUT", f"vhosts/{name}", {}, user=None, headers=headers) == 201
+        assert api.get(f"vhosts/{name}/permissions") == []
+        connect(server, administrator, vhost=name).close()
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_an_mqtt_session_of_a_user_with_a_token_is_nobody_elses(server, key, version):
+    def come(password, user="x", keep=True):
+        expiry = 3600 if version == V5 and keep else None
+        return MqttClient(port(server, "mqtt"), f"thing-{version}", version, keep=keep, expiry=expiry, user=user, password=password)
+
+    alice = key.sign(claims(*ALL))
+    with come(alice) as client:
+        client.subscribe("t", 1)
+    for password, user in ((key.sign(claims(*ALL, user="bob")), "x"), ("guest", "guest")):
+        for keep in (True, False):
+            with come(password, user, keep) as other:
+                assert other.reason.value == {V311: 0x88, V5: 0x87}[version]
+    with come(alice) as client:
+        assert client.session_present
+    come(alice, keep=False).close()
+
+
 def test_keys_of_a_service_are_cached_and_a_new_one_is_found(tmp_path):
     old = Key("ES256", "old")
     with key_service(old) as service, leveret(tmp_path, *flags(service.url)) as server:

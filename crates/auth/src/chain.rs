@@ -75,15 +75,14 @@ impl AuthBackends for AuthChain {
     }
 
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer {
-        for link in &*self.0 {
-            match link {
-                ChainLink::OAuth2(tokens) if identity.expires_at().is_some() => {
-                    return tokens.verify_renewed(secret, identity.user());
-                }
-                _ => {}
-            }
+        let mut tokens = self.0.iter().filter_map(|link| match link {
+            ChainLink::OAuth2(tokens) => Some(tokens),
+            ChainLink::Internal => None,
+        });
+        match tokens.next() {
+            Some(tokens) => tokens.verify_renewed(secret, identity.user()),
+            None => LoginAnswer::Now(Err(LoginRefused::UnknownUser)),
         }
-        LoginAnswer::Now(Ok(identity.clone()))
     }
 
     fn takes_own_users(&self) -> bool {

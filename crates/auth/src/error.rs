@@ -19,6 +19,9 @@ pub enum TokenError {
     /// The header demands an extension (RFC 7515, section 4.1.11).
     #[error("the token demands an extension that is not known (crit)")]
     Critical,
+    /// `kid` is no string (RFC 7515, section 4.1.4).
+    #[error("the token's kid is not a string")]
+    KeyId,
     /// No key has the identifier in the token's header, or none fits a token without one.
     #[error("no key with the token's kid and algorithm")]
     UnknownKey,
@@ -100,7 +103,7 @@ pub enum ServiceError {
     /// Too slow.
     #[error("no answer within {} ms", .0.as_millis())]
     TimedOut(Duration),
-    /// Another status than 200 or 201.
+    /// Another status than 200.
     #[error("status {0}")]
     Status(u16),
     /// The answer is longer than any that is expected.

@@ -3,7 +3,7 @@
 use std::str::FromStr as _;
 
 use jsonwebtoken::jwk::{Jwk, KeyOperations, PublicKeyUse};
-use jsonwebtoken::{Algorithm, DecodingKey};
+use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use serde_json::Value;
 
 use crate::error::KeySetError;
@@ -11,8 +11,9 @@ use crate::error::KeySetError;
 /// Keys of one set: authorization servers have a few, and large ones some dozens.
 const MAX_KEYS: usize = 256;
 
-/// Keys that a token without a key identifier is tried with, which bounds the time that a forged one takes.
-const MAX_TRIED: usize = 8;
+/// Keys that a token without a key identifier is tried with, which bounds the time that a forged one takes: while keys are
+/// exchanged, an authorization server has the one before, the one of now and the next.
+const MAX_TRIED: usize = 3;
 
 /// Where a set comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +25,11 @@ pub(crate) enum KeyOrigin {
 }
 
 /// A set of keys that verify signatures.
-#[derive(Debug, Default)]
-pub(crate) struct KeySet(Vec<VerifyingKey>);
+#[derive(Debug)]
+pub(crate) struct KeySet {
+    keys: Vec<VerifyingKey>,
+    origin: KeyOrigin,
+}
 
 /// A key, with the algorithms that it may be used with.
 #[derive(Debug)]
@@ -36,6 +40,16 @@ pub(crate) struct VerifyingKey {
 }
 
 impl KeySet {
+    /// No keys, until those of this origin have been read.
+    pub(crate) fn empty(origin: KeyOrigin) -> Self {
+        Self { keys: Vec::new(), origin }
+    }
+
+    /// Whether keys for this algorithm can come from its origin at all.
+    pub(crate) fn may_have(&self, algorithm: Algorithm) -> bool {
+        self.origin == KeyOrigin::File || !matches!(algorithm.family(), AlgorithmFamily::Hmac)
+    }
+
     /// Reads a JSON Web Key Set. Keys for other purposes, and of kinds that are not known, are left out.
     ///
     /// # Errors
@@ -47,7 +61,7 @@ impl KeySet {
             return Err(KeySetError::TooManyKeys(MAX_KEYS));
         }
         let keys: Vec<_> = listed.iter().filter_map(|value| VerifyingKey::new(value, origin)).collect();
-        if keys.is_empty() { Err(KeySetError::NoUsableKey) } else { Ok(Self(keys)) }
+        if keys.is_empty() { Err(KeySetError::NoUsableKey) } else { Ok(Self { keys, origin }) }
     }
 
     /// The keys that a token with this header may be signed with.
@@ -55,7 +69,7 @@ impl KeySet {
         let fits = move |key: &&VerifyingKey| {
             key.algorithms.contains(&algorithm) && (id.is_none() || key.id.as_deref() == id)
         };
-        self.0.iter().filter(fits).take(MAX_TRIED)
+        self.keys.iter().filter(fits).take(MAX_TRIED)
     }
 }
 
@@ -130,7 +144,7 @@ mod tests {
         let to_sign = ED.replace(r#""kid""#, r#""key_ops":["sign"],"kid""#);
         let of_other_algorithm = ED.replace(r#""kid""#, r#""alg":"RSA-OAEP","kid""#);
         for key in [&for_encryption, &to_sign, &of_other_algorithm, r#"{"kty":"new"}"#, "5"] {
-            assert_eq!(set(&[key, OCT], KeyOrigin::File).unwrap().0.len(), 1, "{key}");
+            assert_eq!(set(&[key, OCT], KeyOrigin::File).unwrap().keys.len(), 1, "{key}");
         }
     }
 

@@ -29,7 +29,7 @@ mod url;
 
 pub use chain::{AuthChain, ChainLink};
 pub use error::{KeySetError, ServiceError, TokenError};
-pub use oauth::OAuth2;
+pub use oauth::{BrokerClock, OAuth2};
 pub use service::{ServiceClient, ServiceTimes};
 pub use source::KeySource;
 pub use token::TokenPolicy;

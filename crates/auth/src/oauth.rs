@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use broker::{Identity, LoginAnswer, LoginRefused};
+use broker::{Identity, LoginAnswer, LoginRefused, Timestamp};
 
 use crate::error::{KeySetError, TokenError};
+#[cfg(test)]
+use crate::source::KeyTimes;
 use crate::source::{CachedKeys, KeySource};
 use crate::token::TokenPolicy;
 
@@ -17,22 +19,27 @@ pub(crate) const NAME: &str = "oauth2";
 pub struct OAuth2 {
     policy: Arc<TokenPolicy>,
     keys: Arc<CachedKeys>,
+    clock: BrokerClock,
 }
 
+/// The time of the broker, by which its sessions see when a token ends. It does not follow when the wall clock is set.
+pub type BrokerClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
 impl OAuth2 {
-    /// Tokens that `keys` verify, and that mean what `policy` says.
+    /// Tokens that `keys` verify, and that mean what `policy` says. They begin and end by the wall clock, and identities end
+    /// at the same instant by `clock`.
     ///
     /// # Errors
     /// The keys are in a file, and it cannot be used.
-    pub fn new(policy: TokenPolicy, keys: KeySource) -> Result<Self, KeySetError> {
-        Ok(Self { policy: Arc::new(policy), keys: Arc::new(CachedKeys::new(keys)?) })
+    pub fn new(policy: TokenPolicy, keys: KeySource, clock: BrokerClock) -> Result<Self, KeySetError> {
+        Ok(Self { policy: Arc::new(policy), keys: Arc::new(CachedKeys::new(keys)?), clock })
     }
 
-    /// Reads unknown keys at every request for them.
+    /// Reads keys at other times than usual, by the wall clock.
     #[cfg(test)]
-    pub(crate) fn eager(policy: TokenPolicy, keys: KeySource) -> Self {
-        let keys = CachedKeys::with_interval(keys, std::time::Duration::ZERO).unwrap();
-        Self { policy: Arc::new(policy), keys: Arc::new(keys) }
+    pub(crate) fn with_times(policy: TokenPolicy, keys: KeySource, times: KeyTimes) -> Self {
+        let keys = CachedKeys::with_times(keys, times).unwrap();
+        Self { policy: Arc::new(policy), keys: Arc::new(keys), clock: Arc::new(wall_clock) }
     }
 
     /// Reads the file of keys again.
@@ -56,27 +63,37 @@ impl OAuth2 {
     fn verify_for(&self, token: &[u8], user: Option<&str>) -> LoginAnswer {
         let (now, seen) = (Instant::now(), self.keys.reads());
         self.keys.renew_old(now);
-        match self.verify_now(token, user) {
-            Err(TokenError::UnknownKey) if self.keys.may_read(now) => {
-                let (this, token, user) = (self.clone(), token.to_owned(), user.map(str::to_owned));
-                LoginAnswer::Later(Box::pin(async move {
-                    this.keys.read_after(seen).await;
-                    this.verify_now(&token, user.as_deref()).map_err(refused)
-                }))
-            }
-            outcome => LoginAnswer::Now(outcome.map_err(refused)),
+        let outcome = self.verify_now(token, user);
+        let needs_keys = match &outcome {
+            // Its key may have been withdrawn. If the service does not answer, the keys that are known go on.
+            Ok(_) => self.keys.are_outdated(now),
+            Err(TokenError::UnknownKey) => true,
+            Err(_) => false,
+        };
+        if !needs_keys || !self.keys.may_read(now) {
+            return LoginAnswer::Now(outcome.map_err(refused));
         }
+        let (this, token, user) = (self.clone(), token.to_owned(), user.map(str::to_owned));
+        LoginAnswer::Later(Box::pin(async move {
+            this.keys.read_after(seen).await;
+            this.verify_now(&token, user.as_deref()).map_err(refused)
+        }))
     }
 
     fn verify_now(&self, token: &[u8], user: Option<&str>) -> Result<Identity, TokenError> {
-        let keys = self.keys.current().unwrap_or_default();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let identity = self.policy.verify(token, &keys, now)?;
-        match user {
-            Some(user) if user != identity.user() => Err(TokenError::OtherUser),
-            _ => Ok(identity),
+        let now = wall_clock();
+        let identity = self.policy.verify(token, &self.keys.current(), now.seconds())?;
+        if user.is_some_and(|user| user != identity.user()) {
+            return Err(TokenError::OtherUser);
         }
+        let left = identity.expires_at().map_or(0, |end| end.0.saturating_sub(now.0));
+        Ok(identity.until((self.clock)().after(left)))
     }
+}
+
+fn wall_clock() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn refused(error: TokenError) -> LoginRefused {

@@ -5,9 +5,9 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
 use hyper::client::conn::http1;
-use hyper::{Method, Request, header};
+use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
 use transport::tls::{ClientTls, ClientTlsConfig};
 use transport::{ConnectOptions, Stream};
@@ -50,47 +50,26 @@ impl ServiceClient {
     /// Requests the URL itself; returns a body of at most `most` bytes. Redirections are not followed.
     ///
     /// # Errors
-    /// The service does not answer in time, or not with 200 or 201.
+    /// The service does not answer in time, or not with 200.
     pub(crate) async fn get(&self, most: usize) -> Result<Bytes, ServiceError> {
-        self.ask(Method::GET, &self.url.path, None, most).await
-    }
-
-    async fn ask(
-        &self,
-        method: Method,
-        target: &str,
-        form: Option<String>,
-        most: usize,
-    ) -> Result<Bytes, ServiceError> {
         let ServiceTimes { request: within, .. } = self.times;
-        let exchange = Box::pin(self.exchange(method, target, form, most));
+        let exchange = Box::pin(self.exchange(most));
         tokio::time::timeout(within, exchange).await.unwrap_or(Err(ServiceError::TimedOut(within)))
     }
 
-    async fn exchange(
-        &self,
-        method: Method,
-        target: &str,
-        form: Option<String>,
-        most: usize,
-    ) -> Result<Bytes, ServiceError> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(target)
+    async fn exchange(&self, most: usize) -> Result<Bytes, ServiceError> {
+        let request = Request::get(&self.url.path)
             .header(header::HOST, self.url.authority())
             .header(header::USER_AGENT, concat!("leveret/", env!("CARGO_PKG_VERSION")))
-            .header(header::CONNECTION, "close");
-        if form.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
-        }
-        let request =
-            request.body(Full::<Bytes>::from(form.unwrap_or_default())).map_err(ServiceError::Request)?;
+            .header(header::CONNECTION, "close")
+            .body(Empty::<Bytes>::new())
+            .map_err(ServiceError::Request)?;
         let stream = TokioIo::new(self.connect().await.map_err(ServiceError::Connection)?);
         let (mut sender, connection) = http1::handshake(stream).await.map_err(of_http)?;
         let connection = Abort(tokio::spawn(connection));
         let answer = sender.send_request(request).await.map_err(of_http)?;
         let status = answer.status().as_u16();
-        if !matches!(status, 200 | 201) {
+        if status != 200 {
             return Err(ServiceError::Status(status));
         }
         let body = Limited::new(answer.into_body(), most).collect().await;

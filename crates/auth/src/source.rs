@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::error::KeySetError;
@@ -17,9 +17,30 @@ const MAX_BYTES: usize = 1 << 20;
 /// Time between two requests for keys, so that tokens with invented key identifiers load nobody.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Age of keys from a service at which they are requested again, in the background, so that one that the service has
-/// withdrawn does not stay.
+/// Age of keys from a service from which a token waits until they have been requested again, so that one that the service
+/// has withdrawn does not stay.
 const MAX_AGE: Duration = Duration::from_mins(10);
+
+/// Age of keys from a service at which the next token has them requested again in the background, so that tokens which come
+/// often wait for nobody.
+const RENEWAL_AGE: Duration = Duration::from_mins(5);
+
+/// When keys are read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyTimes {
+    /// Time between two reads.
+    pub(crate) interval: Duration,
+    /// Age at which they are read in the background.
+    pub(crate) renewal_age: Duration,
+    /// Age from which tokens wait for them to be read.
+    pub(crate) max_age: Duration,
+}
+
+impl Default for KeyTimes {
+    fn default() -> Self {
+        Self { interval: MIN_INTERVAL, renewal_age: RENEWAL_AGE, max_age: MAX_AGE }
+    }
+}
 
 /// The source of a set of keys.
 pub enum KeySource {
@@ -32,10 +53,9 @@ pub enum KeySource {
 /// A set of keys, read when they are needed.
 pub(crate) struct CachedKeys {
     source: KeySource,
-    /// Time between two reads.
-    interval: Duration,
-    /// `None` until they have been read once.
-    current: ArcSwapOption<KeySet>,
+    times: KeyTimes,
+    /// Empty until they have been read once.
+    current: ArcSwap<KeySet>,
     reading: tokio::sync::Mutex<()>,
     reads: Mutex<Reads>,
 }
@@ -45,7 +65,10 @@ pub(crate) struct CachedKeys {
 struct Reads {
     /// Number of attempts that have ended.
     done: u64,
+    /// The end of the last attempt.
     last: Option<Instant>,
+    /// The end of the last attempt that has found keys: they are as old as that.
+    last_success: Option<Instant>,
     /// A task in the background is about to read, or does.
     renewing: bool,
 }
@@ -82,25 +105,25 @@ impl CachedKeys {
     /// # Errors
     /// The file cannot be used.
     pub(crate) fn new(source: KeySource) -> Result<Self, KeySetError> {
-        Self::with_interval(source, MIN_INTERVAL)
+        Self::with_times(source, KeyTimes::default())
     }
 
-    pub(crate) fn with_interval(source: KeySource, interval: Duration) -> Result<Self, KeySetError> {
+    pub(crate) fn with_times(source: KeySource, times: KeyTimes) -> Result<Self, KeySetError> {
         let current = match &source {
-            KeySource::File(path) => Some(Arc::new(read_file(path.clone())?)),
-            KeySource::Service(_) => None,
+            KeySource::File(path) => read_file(path.clone())?,
+            KeySource::Service(_) => KeySet::empty(KeyOrigin::Network),
         };
         Ok(Self {
             source,
-            interval,
-            current: ArcSwapOption::new(current),
+            times,
+            current: ArcSwap::from_pointee(current),
             reading: tokio::sync::Mutex::default(),
             reads: Mutex::default(),
         })
     }
 
     /// The keys that have been read last.
-    pub(crate) fn current(&self) -> Option<Arc<KeySet>> {
+    pub(crate) fn current(&self) -> Arc<KeySet> {
         self.current.load_full()
     }
 
@@ -110,7 +133,7 @@ impl CachedKeys {
     /// The file cannot be used, and the keys stay as they were.
     pub(crate) fn reload(&self) -> Result<(), KeySetError> {
         if let KeySource::File(path) = &self.source {
-            self.current.store(Some(Arc::new(read_file(path.clone())?)));
+            self.current.store(Arc::new(read_file(path.clone())?));
         }
         Ok(())
     }
@@ -123,7 +146,7 @@ impl CachedKeys {
     /// Whether reading them again may be worth it now.
     pub(crate) fn may_read(&self, now: Instant) -> bool {
         let last = self.reads.lock().last;
-        last.is_none_or(|last| now.saturating_duration_since(last) >= self.interval)
+        last.is_none_or(|last| now.saturating_duration_since(last) >= self.times.interval)
     }
 
     /// Reads them, unless that has been done since `seen` reads, or too lately. A failure is logged, and the keys then stay
@@ -133,29 +156,50 @@ impl CachedKeys {
         if self.reads() != seen || !self.may_read(Instant::now()) {
             return;
         }
-        match self.source.read().await {
-            Ok(keys) => self.current.store(Some(Arc::new(keys))),
-            Err(error) => tracing::warn!(%error, "keys that verify tokens could not be read (oauth2_jwks)"),
-        }
+        let keys = self.source.read().await;
         let mut reads = self.reads.lock();
         reads.done += 1;
         reads.last = Some(Instant::now());
+        match keys {
+            Ok(keys) => {
+                reads.last_success = reads.last;
+                self.current.store(Arc::new(keys));
+            }
+            Err(error) => tracing::warn!(%error, "keys that verify tokens could not be read (oauth2_jwks)"),
+        }
+    }
+
+    /// Whether the keys of a service are so old that they are not to be relied on unless the service does not answer.
+    pub(crate) fn are_outdated(&self, now: Instant) -> bool {
+        self.are_older_than(self.times.max_age, self.reads.lock().last_success, now)
+    }
+
+    fn are_older_than(&self, age: Duration, read_at: Option<Instant>, now: Instant) -> bool {
+        matches!(self.source, KeySource::Service(_))
+            && read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) >= age)
     }
 
     /// Starts to read the keys of a service again in the background once they are old.
     pub(crate) fn renew_old(self: &Arc<Self>, now: Instant) {
-        if matches!(self.source, KeySource::File(_)) {
+        if !self.may_read(now) {
             return;
         }
         let mut reads = self.reads.lock();
-        let is_old = reads.last.is_some_and(|last| now.saturating_duration_since(last) >= MAX_AGE);
-        if !is_old || std::mem::replace(&mut reads.renewing, true) {
+        let are_old = self.are_older_than(self.times.renewal_age, reads.last_success, now);
+        if !are_old || std::mem::replace(&mut reads.renewing, true) {
             return;
         }
-        let (this, seen) = (Arc::clone(self), reads.done);
-        tokio::spawn(async move {
-            this.read_after(seen).await;
-            this.reads.lock().renewing = false;
-        });
+        let (renewal, seen) = (Renewal(Arc::clone(self)), reads.done);
+        drop(reads);
+        tokio::spawn(async move { renewal.0.read_after(seen).await });
+    }
+}
+
+/// A task that reads keys in the background. However it ends, another one may then begin.
+struct Renewal(Arc<CachedKeys>);
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.0.reads.lock().renewing = false;
     }
 }

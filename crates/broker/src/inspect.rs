@@ -10,7 +10,6 @@ use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::message::{ANNOTATION, Traits};
 use crate::table_view::{ValueView, entries, texts_in};
-use crate::users::Identity;
 
 /// A message's properties, validated.
 #[derive(Debug, Default)]
@@ -28,14 +27,15 @@ pub(crate) struct Inspected<'a> {
     pub(crate) foreign_user: Option<String>,
 }
 
-/// Validates properties in RabbitMQ's order.
+/// Validates properties in RabbitMQ's order. `publisher` is the user, and `may_impersonate` is called if `user_id` is another.
 ///
 /// # Errors
 /// 502 when they are malformed; 406 for a foreign user_id, an invalid expiration, CC or BCC, or an unknown
 /// delivery_mode.
 pub(crate) fn inspect<'a>(
     bytes: &'a [u8],
-    publisher: &Identity,
+    publisher: &str,
+    may_impersonate: impl FnOnce() -> bool,
     compatibility: Compatibility,
 ) -> Result<Inspected<'a>, BrokerError> {
     // No properties: there is nothing to check.
@@ -43,11 +43,9 @@ pub(crate) fn inspect<'a>(
         return Ok(Inspected::default());
     }
     let properties = Properties::decode(bytes).map_err(BrokerError::MalformedProperties)?;
-    let foreign = properties.user_id.filter(|user| *user != publisher.user() && !publisher.may_impersonate());
-    let foreign = foreign.map(|user| {
-        let publisher = publisher.user();
-        format!("user_id property set to '{user}' but authenticated user was '{publisher}'")
-    });
+    let foreign = properties.user_id.filter(|user| *user != publisher && !may_impersonate());
+    let foreign = foreign
+        .map(|user| format!("user_id property set to '{user}' but authenticated user was '{publisher}'"));
     let foreign_user = match foreign {
         Some(text) if !compatibility.judges_properties_first() => {
             return Err(BrokerError::precondition(text));
@@ -166,7 +164,6 @@ fn invalid(reason: &str) -> BrokerError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::tests::identity;
 
     fn encode(properties: Properties<'_>) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -175,7 +172,7 @@ mod tests {
     }
 
     fn refusal(properties: Properties<'_>) -> String {
-        inspect(&encode(properties), &identity("guest", false), Compatibility::V3_10).unwrap_err().to_string()
+        inspect(&encode(properties), "guest", || false, Compatibility::V3_10).unwrap_err().to_string()
     }
 
     #[test]
@@ -189,7 +186,7 @@ mod tests {
         assert_eq!(expired("315360000001"), too_large);
         let bytes = encode(Properties::default().with_expiration("60000"));
         assert_eq!(
-            inspect(&bytes, &identity("guest", false), Compatibility::V3_10).unwrap().traits.expiration,
+            inspect(&bytes, "guest", || false, Compatibility::V3_10).unwrap().traits.expiration,
             Some(60_000)
         );
     }
@@ -199,16 +196,12 @@ mod tests {
         let foreign = Properties::default().with_user_id("x");
         assert_eq!(refusal(foreign), "user_id property set to 'x' but authenticated user was 'guest'");
         assert!(
-            inspect(&encode(foreign), &identity("guest", true), Compatibility::V3_10).is_ok(),
+            inspect(&encode(foreign), "guest", || true, Compatibility::V3_10).is_ok(),
             "an impersonator may"
         );
         assert!(
-            inspect(
-                &encode(Properties::default().with_user_id("u")),
-                &identity("u", false),
-                Compatibility::V3_10
-            )
-            .is_ok()
+            inspect(&encode(Properties::default().with_user_id("u")), "u", || false, Compatibility::V3_10)
+                .is_ok()
         );
     }
 
@@ -227,7 +220,7 @@ mod tests {
             [("BCC", keys("b")), ("CC", keys("c")), ("x", FieldValue::I32(1))].into_iter().collect();
         let headers = headers.encode();
         let bytes = encode(Properties::default().with_headers(RawTable::check(&headers).unwrap()));
-        let inspected = inspect(&bytes, &identity("guest", false), Compatibility::V3_10).unwrap();
+        let inspected = inspect(&bytes, "guest", || false, Compatibility::V3_10).unwrap();
         assert_eq!((inspected.copies[0], inspected.blind_copies[0]), ("c", "b"));
         let rewritten = inspected.rewritten.unwrap();
         let left = Properties::decode(&rewritten).unwrap().headers.unwrap().decode();
@@ -248,7 +241,7 @@ mod tests {
 
     #[test]
     fn malformed_properties_are_a_syntax_error() {
-        let error = inspect(&[0x80, 0], &identity("guest", false), Compatibility::V3_10).unwrap_err();
+        let error = inspect(&[0x80, 0], "guest", || false, Compatibility::V3_10).unwrap_err();
         assert_eq!(error.reply_code(), amqp::ReplyCode::SyntaxError);
     }
 }

@@ -251,7 +251,9 @@ impl Publisher {
     /// Inspects the properties; `is_new` if the user's right to publish with the routing key has not been checked.
     fn inspect<'a>(&self, publish: &Publish<'a>, is_new: bool) -> Result<Inspected<'a>, BrokerError> {
         let compatibility = self.vhost.compatibility();
-        let mut inspected = inspect(publish.properties, &self.identity, compatibility)?;
+        let may_impersonate = || self.grant.may_impersonate(&self.identity);
+        let mut inspected =
+            inspect(publish.properties, self.identity.user(), may_impersonate, compatibility)?;
         if compatibility.judges_properties_first() && !self.is_tracer {
             let (client, own) = (self.identity.client(), is_new.then_some(publish.routing_key));
             let copies = inspected.copies.iter().chain(&inspected.blind_copies).copied();

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use auth::{AuthChain, ChainLink, KeySource, OAuth2, ServiceClient, ServiceTimes, TokenPolicy};
 use broker::Broker;
+use server::Clock;
 use transport::tls::ClientTlsConfig;
 
 use crate::config::{AuthBackendName, Config, FilePath, JwksSource, ScopePrefix, SettingError};
@@ -25,7 +26,7 @@ impl Logins {
     ///
     /// # Errors
     /// A file that a setting names cannot be used.
-    pub(crate) fn set_up(broker: &Broker, config: &Config) -> Result<Self, SettingError> {
+    pub(crate) fn set_up(broker: &Broker, config: &Config, clock: Clock) -> Result<Self, SettingError> {
         let mut logins = Self::default();
         if config.auth_backends.0 == [AuthBackendName::Internal] {
             // The broker does that by itself.
@@ -36,7 +37,7 @@ impl Logins {
             links.push(match name {
                 AuthBackendName::Internal => ChainLink::Internal,
                 AuthBackendName::OAuth2 => {
-                    let tokens = tokens(config)?;
+                    let tokens = tokens(config, clock)?;
                     logins.tokens = Some(tokens.clone());
                     ChainLink::OAuth2(tokens)
                 }
@@ -55,7 +56,7 @@ impl Logins {
 }
 
 /// The authority that takes tokens.
-fn tokens(config: &Config) -> Result<OAuth2, SettingError> {
+fn tokens(config: &Config, clock: Clock) -> Result<OAuth2, SettingError> {
     let resource_server_id = config.oauth2_resource_server_id.0.clone().unwrap_or_default();
     let scope_prefix = match &config.oauth2_scope_prefix {
         ScopePrefix::Auto => format!("{resource_server_id}."),
@@ -84,7 +85,8 @@ fn tokens(config: &Config) -> Result<OAuth2, SettingError> {
             "oauth2_jwks is not https: whoever can change its answers on the way can let anybody in"
         );
     }
-    OAuth2::new(policy, source).map_err(|error| SettingError::new("oauth2_jwks", error))
+    let clock = Arc::new(move || clock.timestamp(Instant::now()));
+    OAuth2::new(policy, source, clock).map_err(|error| SettingError::new("oauth2_jwks", error))
 }
 
 /// The settings have been checked before they are used.

@@ -285,7 +285,7 @@ fn open_backend(
 ) -> Result<(Backend, Option<DataFolder>, Logins), ServeError> {
     if config.upstream.is_empty() {
         let (broker, folder) = start_broker(config, clock)?;
-        let logins = Logins::set_up(&broker, config).map_err(ServeError::Setting)?;
+        let logins = Logins::set_up(&broker, config, clock).map_err(ServeError::Setting)?;
         log_mode(config);
         return Ok((Backend::Broker(broker), folder, logins));
     }

@@ -118,6 +118,11 @@ impl User {
         self.identity.as_ref().map_or("operator", Identity::user)
     }
 
+    /// Whether another authority than the broker's own list has let the user in.
+    pub(super) fn is_external(&self) -> bool {
+        self.identity.as_ref().is_some_and(Identity::is_external)
+    }
+
     /// Checks whether the user may use a route, given the virtual host in its path, if any.
     pub(super) fn check(
         &self,

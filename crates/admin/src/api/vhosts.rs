@@ -20,7 +20,8 @@ pub(super) fn one(call: &Call) -> ApiAnswer {
     Ok(Reply::json(columns(call, show(call, &*call.vhost()?))))
 }
 
-/// `PUT /api/vhosts/{vhost}`. The user who adds one gets all permissions in it, as in RabbitMQ.
+/// `PUT /api/vhosts/{vhost}`. The user who adds one gets all permissions in it, as in RabbitMQ; the scopes of a token are
+/// not the broker's to change.
 pub(super) fn set(call: &Call) -> ApiAnswer {
     let body = call.object()?;
     let name = call.at("vhost");
@@ -40,7 +41,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
         definition["tracing"] = json!(traced);
     }
     call.define(Section::VirtualHosts, definition)?;
-    if is_new {
+    if is_new && !call.user.is_external() {
         let all = ".*";
         call.define(
             Section::Permissions,

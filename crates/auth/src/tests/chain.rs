@@ -7,7 +7,7 @@ use broker::{Broker, BrokerConfig, Identity, LoginAnswer, LoginAttempt, LoginRef
 use jsonwebtoken::Algorithm;
 use serde_json::json;
 
-use super::signer::{Signer, claims, policy, published};
+use super::signer::{Signer, claims, clock, policy, published};
 use crate::{AuthChain, ChainLink, KeySource, OAuth2};
 
 /// A broker that asks these authorities, with a file of keys for the signer's tokens.
@@ -22,7 +22,7 @@ impl World {
         let signer = Signer::new(Algorithm::EdDSA, "k");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), published(&[&signer])).unwrap();
-        let tokens = OAuth2::new(policy(), KeySource::File(file.path().to_owned())).unwrap();
+        let tokens = OAuth2::new(policy(), KeySource::File(file.path().to_owned()), clock()).unwrap();
         let broker = Broker::new(BrokerConfig::default());
         broker.set_auth_backends(Arc::new(AuthChain::new(links(tokens))));
         Self { broker, signer, _file: file }

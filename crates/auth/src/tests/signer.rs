@@ -1,5 +1,7 @@
 //! An authorization server: keys, and tokens that it signs.
 
+use std::sync::Arc;
+
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair,
@@ -7,9 +9,11 @@ use aws_lc_rs::signature::{
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use broker::Timestamp;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 
+use crate::BrokerClock;
 use crate::keys::{KeyOrigin, KeySet};
 use crate::token::TokenPolicy;
 
@@ -83,6 +87,11 @@ pub(super) fn policy() -> TokenPolicy {
         verify_aud: true,
         ..TokenPolicy::default()
     }
+}
+
+/// A broker's clock that stands still.
+pub(super) fn clock() -> BrokerClock {
+    Arc::new(|| Timestamp(1000))
 }
 
 /// Claims that are valid at [`NOW`] and today, with changes to them.

@@ -89,7 +89,7 @@ enum Rules {
     /// Of a user of the broker's own list, as the operator defines them.
     Defined(DefinedRules),
     /// Of a token, until it expires.
-    Token(Scopes),
+    Token { scopes: Scopes, may_impersonate: bool },
     /// The token has expired: nothing is allowed any more.
     Expired(Expiry),
 }
@@ -175,7 +175,16 @@ impl Grant {
     pub(crate) fn may_open(&self) -> bool {
         match &**self.rules.load() {
             Rules::Defined(rules) => rules.resources.is_some(),
-            Rules::Token(scopes) => scopes.may_open(),
+            Rules::Token { scopes, .. } => scopes.may_open(),
+            Rules::Expired(_) => false,
+        }
+    }
+
+    /// Whether the user may publish under other users' names: by its token of now, or else as it was at the login.
+    pub(crate) fn may_impersonate(&self, identity: &Identity) -> bool {
+        match &**self.rules.load() {
+            Rules::Defined(_) => identity.may_impersonate(),
+            Rules::Token { may_impersonate, .. } => *may_impersonate,
             Rules::Expired(_) => false,
         }
     }
@@ -209,7 +218,7 @@ impl Grant {
                 change(&mut defined);
                 Arc::new(Rules::Defined(defined))
             }
-            Rules::Token(_) | Rules::Expired(_) => Arc::clone(rules),
+            Rules::Token { .. } | Rules::Expired(_) => Arc::clone(rules),
         });
     }
 
@@ -300,13 +309,14 @@ impl Grant {
 
 impl Rules {
     fn of_token(identity: &Identity, vhost: &str) -> Option<Self> {
-        identity.external().map(|external| Self::Token(Scopes::new(&external.scopes, vhost)))
+        let scopes = Scopes::new(&identity.external()?.scopes, vhost);
+        Some(Self::Token { scopes, may_impersonate: identity.may_impersonate() })
     }
 
     fn allow(&self, access: Access, name: &str) -> bool {
         match self {
             Self::Defined(rules) => rules.allow(access, name),
-            Self::Token(scopes) => scopes.allow(access, name),
+            Self::Token { scopes, .. } => scopes.allow(access, name),
             Self::Expired(_) => false,
         }
     }
@@ -314,7 +324,7 @@ impl Rules {
     fn allow_topic(&self, access: Access, exchange: &str, key: &str, client: Option<&ClientName>) -> bool {
         match self {
             Self::Defined(rules) => rules.allow_topic(access, exchange, key, client),
-            Self::Token(scopes) => scopes.allow_topic(access, exchange, key),
+            Self::Token { scopes, .. } => scopes.allow_topic(access, exchange, key),
             Self::Expired(_) => false,
         }
     }

@@ -84,6 +84,29 @@ fn a_renewed_token_may_allow_less() {
 }
 
 #[test]
+fn publishers_impersonate_by_the_token_of_now() {
+    let tagged = |tags: &[&str]| {
+        let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
+        Identity::of_token("guest", TokenRights { scopes: vec!["write:*/*".into()], tags, expires_at: END })
+    };
+    let mut properties = Vec::new();
+    amqp::Properties::default().with_user_id("other").encode(&mut properties);
+    let broker = Broker::new(BrokerConfig::default());
+    let mut session = broker.authorised(&tagged(&["impersonator"]), "/").unwrap();
+    let mut publisher = session.publisher();
+    let mut publish = || {
+        let body = Body::Copied(b"");
+        let message = Publish { exchange: "amq.direct", routing_key: "k", properties: &properties, body };
+        publisher.publish(message, NOW).map_err(|error| error.reply_code().code())
+    };
+    assert_eq!(publish(), Ok(false));
+    session.renew(tagged(&[]));
+    assert_eq!(publish(), Err(406));
+    session.renew(tagged(&["impersonator"]));
+    assert_eq!(publish(), Ok(false));
+}
+
+#[test]
 fn what_the_operator_defines_for_a_name_changes_no_token() {
     let (broker, session) = session(&["read:*/q"]);
     broker.vhost("/").unwrap().set_permissions("guest", None).unwrap();

@@ -40,7 +40,7 @@ pub trait AuthBackends: Send + Sync {
     /// Decides about a login, by [`Broker::authenticate_from`] where it is the turn of the broker's own users.
     fn log_in(&self, broker: &Arc<Broker>, attempt: LoginAttempt) -> LoginAnswer;
 
-    /// Decides about a new secret for a user who has been let in.
+    /// Decides about a new secret for a user whom another authority than the broker's own list has let in.
     fn renew(&self, identity: &Identity, secret: &[u8]) -> LoginAnswer;
 
     /// Whether users of the broker's own list may come in.
@@ -52,7 +52,7 @@ pub(crate) struct ExternalUser {
     /// Not in the broker's list: it has tags, no password and no limits.
     pub(crate) account: Arc<Account>,
     pub(crate) scopes: Box<[Box<str>]>,
-    pub(crate) expires_at: Option<Timestamp>,
+    pub(crate) expires_at: Timestamp,
 }
 
 impl std::fmt::Debug for ExternalUser {
@@ -94,10 +94,21 @@ impl Identity {
             limits: UserLimits::default(),
         };
         let account = Arc::new(Account::new(spec));
-        let external =
-            ExternalUser { account, scopes: scopes.into_boxed_slice(), expires_at: Some(expires_at) };
+        let external = ExternalUser { account, scopes: scopes.into_boxed_slice(), expires_at };
         let details = IdentityDetails { client: None, external: Some(Arc::new(external)) };
         Self { name: name.into(), impersonator, details: Some(Arc::new(details)) }
+    }
+
+    /// The same login, with rights that end at another time; does nothing to a user of the broker's own list.
+    #[must_use]
+    pub fn until(mut self, expires_at: Timestamp) -> Self {
+        if let Some(external) = self.external() {
+            let (account, scopes) = (external.account.clone(), external.scopes.clone());
+            let external = Some(Arc::new(ExternalUser { account, scopes, expires_at }));
+            let client = self.details.as_ref().and_then(|details| details.client.clone());
+            self.details = Some(Arc::new(IdentityDetails { client, external }));
+        }
+        self
     }
 
     pub(crate) fn external(&self) -> Option<&ExternalUser> {
@@ -111,7 +122,7 @@ impl Identity {
 
     /// When the user's rights end, unless they are renewed.
     pub fn expires_at(&self) -> Option<Timestamp> {
-        self.external()?.expires_at
+        self.external().map(|external| external.expires_at)
     }
 
     /// Whether the user's rights have ended.

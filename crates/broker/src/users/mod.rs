@@ -232,13 +232,8 @@ impl Users {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// A user who has logged in.
-    pub(crate) fn identity(name: &str, impersonator: bool) -> Identity {
-        Identity { name: name.into(), impersonator, details: None }
-    }
 
     fn users() -> Users {
         let users = Users::default();

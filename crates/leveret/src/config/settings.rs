@@ -487,7 +487,7 @@ settings! {
 
         /// The keys that tokens are verified with, a JSON Web Key Set: a file, or a URL (`https://` or `http://`). A file is
         /// read again on SIGHUP, and when a token names a key that is not in it; a URL then, too, every 10 seconds at most, and
-        /// once the keys are 10 minutes old. Only a file may have symmetric keys (HS256 to HS512).
+        /// once the keys are 5 minutes old. Only a file may have symmetric keys (HS256 to HS512).
         oauth2_jwks: JwksSource = "off", requires OAUTH2;
 
         /// The authorities whose certificate the server of an `https://` URL in `oauth2_jwks` may have, as PEM; `off` for those

@@ -15,7 +15,6 @@ use broker::{
     AuthorisedSession, DiskPoint, Flushed, Identity, LoginAnswer, LoginRefused, Lsn, Queue, SessionId, Store,
     Timestamp, Tracer, VirtualHost, Waiter,
 };
-use sync::work;
 use transport::Outbox;
 
 use super::blocking::{Blocking, publishes};
@@ -375,9 +374,6 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Class and method id of basic.publish, for errors in its content.
 const PUBLISH: (u16, u16) = (60, 40);
 
-/// Cost of verifying a token's signature, in nanoseconds: that of the slowest algorithm.
-const VERIFICATION: u32 = 200_000;
-
 /// Class and method id of connection.update-secret.
 const UPDATE_SECRET: (u16, u16) = (10, 70);
 
@@ -492,18 +488,12 @@ impl BackendSession for BrokerSession {
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
         let Backend::Broker(broker) = &self.context.shared.backend else { return Ok(true) };
-        if !self.context.authorised.identity().is_external() {
-            // Any is accepted: only credentials that expire are renewed, and those of the broker's own users do not, as in
-            // RabbitMQ (`rabbit_auth_backend_internal:state_can_expire/0`).
-            return Ok(true);
+        if self.renewing.is_some() {
+            let text = "a new secret came before the last one was answered";
+            return Err(Fault::new(ReplyCode::ResourceError, text).on_connection().caused_by(UPDATE_SECRET));
         }
-        work::charge(VERIFICATION, 1);
         match broker.renew(self.context.authorised.identity(), secret) {
             LoginAnswer::Now(outcome) => self.renewed(outcome).map(|()| true),
-            LoginAnswer::Later(_) if self.renewing.is_some() => {
-                let text = "a new secret came before the last one was answered";
-                Err(Fault::new(ReplyCode::ResourceError, text).on_connection().caused_by(UPDATE_SECRET))
-            }
             LoginAnswer::Later(answer) => {
                 self.renewing = Some(BackendRequest::new(&self.context.outbox, answer));
                 Ok(false)

@@ -7,7 +7,7 @@ use broker::{AuthorisedSession, BrokerError, Identity, LoginAnswer, LoginAttempt
 use mqtt::{MqttVersion, ReasonCode};
 
 use super::admission::{Admission, Admitting, Entering, write};
-use super::claims::{Claim, Owner};
+use super::claims::{Claim, Owner, SessionUser};
 use super::client::{Admitted, MqttClient};
 use super::detached::DetachedSession;
 use super::hub::{BrokerClaim, ForeignSession, Hub, queue_name};
@@ -28,7 +28,7 @@ pub(super) struct BrokerAdmission {
 
 /// A client whose login was accepted.
 struct Accepted {
-    user: Box<str>,
+    user: SessionUser,
     /// Taken when the session is made.
     authorised: Option<AuthorisedSession>,
     owner: Arc<Owner>,
@@ -70,8 +70,8 @@ impl BrokerAdmission {
         let authorised = authorise(hub, login, validated, core)
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
         core.user_is_external = authorised.identity().is_external();
-        let user: Box<str> = authorised.identity().user().into();
-        login::enter(core, &user, authorised.vhost().name())?;
+        let user = SessionUser::of(authorised.identity());
+        login::enter(core, &user.name, authorised.vhost().name())?;
         let owner = Arc::new(login.owner(authorised.vhost().name()));
         let claim = Claim::new(&core.outbox, Some(user.clone()));
         // Permissions that are needed to adopt a session of an earlier version, which recorded no user: those to delete
@@ -81,7 +81,7 @@ impl BrokerAdmission {
             authorised.check_delete_queue(&queue).is_ok() && authorised.check_read_queue(&queue).is_ok()
         };
         if let Err(foreign) = hub.claim(&owner, authorised.vhost(), &claim, may_adopt) {
-            return Err(refuse_foreign(foreign, &owner, &user, core, *version));
+            return Err(refuse_foreign(foreign, &owner, &user.name, core, *version));
         }
         Ok(Accepted { user, authorised: Some(authorised), owner, claim: Some(claim) })
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use broker::Timestamp;
+use broker::{Identity, Timestamp};
 use hashbrown::HashMap;
 use sync::{Mutex, Rank};
 use transport::Outbox;
@@ -18,10 +18,29 @@ pub(super) struct Owner {
     pub(super) client_id: Box<str>,
 }
 
+/// A user to whom a session belongs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SessionUser {
+    pub(super) name: Box<str>,
+    /// Another authority than the broker's own list has let it in. A user of the list with the same name is another one.
+    pub(super) is_external: bool,
+}
+
+impl SessionUser {
+    pub(super) fn of(identity: &Identity) -> Self {
+        Self { name: identity.user().into(), is_external: identity.is_external() }
+    }
+
+    /// A user of the broker's own list, or of the upstream.
+    pub(super) fn named(name: &str) -> Self {
+        Self { name: name.into(), is_external: false }
+    }
+}
+
 /// A session without a connection.
 pub(super) trait Detached {
     /// The user that it belongs to; `None` if an earlier version did not record it.
-    fn user(&self) -> Option<&str>;
+    fn user(&self) -> Option<SessionUser>;
     /// The next time at which something is due for it.
     fn due(&self) -> Option<Timestamp>;
 }
@@ -50,7 +69,7 @@ enum Slot<D> {
 pub(super) struct Claim<D> {
     outbox: Arc<Outbox>,
     /// The claiming user; `None` while a session without a recorded user is being ended.
-    user: Option<Box<str>>,
+    user: Option<SessionUser>,
     state: Mutex<ClaimState<D>, { Rank::Leaf as u8 }>,
 }
 
@@ -61,7 +80,7 @@ struct ClaimState<D> {
 }
 
 impl<D> Claim<D> {
-    pub(super) fn new(outbox: &Arc<Outbox>, user: Option<Box<str>>) -> Arc<Self> {
+    pub(super) fn new(outbox: &Arc<Outbox>, user: Option<SessionUser>) -> Arc<Self> {
         let state = Mutex::new(ClaimState { granted: None, superseded: false });
         Arc::new(Self { outbox: Arc::clone(outbox), user, state })
     }
@@ -77,8 +96,8 @@ impl<D> Claim<D> {
     }
 
     /// Whether the user of the claim is not `user`.
-    pub(super) fn is_foreign_to(&self, user: &str) -> bool {
-        self.user.as_deref() != Some(user)
+    pub(super) fn is_foreign_to(&self, user: &SessionUser) -> bool {
+        self.user.as_ref() != Some(user)
     }
 
     fn grant(&self, kept: Option<Box<D>>) {
@@ -99,7 +118,7 @@ pub(super) enum SessionHolder {
     None,
     /// An earlier version did not record the user.
     Unknown,
-    User(Box<str>),
+    User(SessionUser),
 }
 
 impl<D: Detached> Claims<D> {
@@ -107,10 +126,10 @@ impl<D: Detached> Claims<D> {
     pub(super) fn holder(&self, owner: &Owner) -> SessionHolder {
         let user = match self.slots.get(owner) {
             None => return SessionHolder::None,
-            Some(Slot::Taken { by, .. }) => by.user.as_deref(),
+            Some(Slot::Taken { by, .. }) => by.user.clone(),
             Some(Slot::Kept(kept)) => kept.user(),
         };
-        user.map_or(SessionHolder::Unknown, |user| SessionHolder::User(user.into()))
+        user.map_or(SessionHolder::Unknown, SessionHolder::User)
     }
 
     /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one.
@@ -182,8 +201,8 @@ impl<D: Detached> Claims<D> {
     }
 
     /// Takes a session of `user` that is detached, if there is one.
-    pub(super) fn take_detached(&mut self, owner: &Owner, user: &str) -> Option<Box<D>> {
-        let is_it = |slot: &Slot<D>| matches!(slot, Slot::Kept(kept) if kept.user() == Some(user));
+    pub(super) fn take_detached(&mut self, owner: &Owner, user: &SessionUser) -> Option<Box<D>> {
+        let is_it = |slot: &Slot<D>| matches!(slot, Slot::Kept(kept) if kept.user().as_ref() == Some(user));
         self.slots.get(owner).filter(|slot| is_it(slot))?;
         let (owner, slot) = self.slots.remove_entry(owner)?;
         let Slot::Kept(kept) = slot else { return None };
@@ -212,7 +231,7 @@ impl<D: Detached> Claims<D> {
     }
 
     /// Claims a session that was [taken](Self::take_due) while it is being ended: a client that connects meanwhile waits.
-    pub(super) fn ending(&mut self, owner: &Arc<Owner>, user: Option<Box<str>>) -> Arc<Claim<D>> {
+    pub(super) fn ending(&mut self, owner: &Arc<Owner>, user: Option<SessionUser>) -> Arc<Claim<D>> {
         let by = Claim::new(&Arc::new(Outbox::new(0)), user);
         self.slots.insert(Arc::clone(owner), Slot::Taken { by: Arc::clone(&by), next: None });
         by

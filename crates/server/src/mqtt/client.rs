@@ -24,7 +24,7 @@ use mqtt::session::Session;
 use mqtt::{QoS, ReasonCode, packet};
 use transport::Outbox;
 
-use super::claims::Owner;
+use super::claims::{Owner, SessionUser};
 use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, WillAuthor, Written};
 use super::hub::{BrokerClaim, Hub};
@@ -75,7 +75,7 @@ pub(super) struct MqttClient {
     pub(super) partial: PartialMessages,
     pub(super) moving: Vec<(u64, Lsn)>,
     /// The session's user: the client's, or `None` while a session without a recorded user has not been resumed yet.
-    session_user: Option<Box<str>>,
+    session_user: Option<SessionUser>,
     /// See [`DetachedSession::merged_below`].
     pub(super) merged_below: u64,
     pub(super) pending_retained: PendingRetained,
@@ -135,7 +135,7 @@ impl MqttClient {
                 .in_session(SessionId(connection)),
             view: None,
             tracer: None,
-            session_user: Some(authorised.identity().user().into()),
+            session_user: Some(SessionUser::of(authorised.identity())),
             authorised,
             published: Vec::new(),
             room: DiskRoom::new(Arc::clone(outbox)),
@@ -204,7 +204,7 @@ impl MqttClient {
 
     /// Called when the session was resumed: it belongs to the user from now on.
     pub(super) fn own_session(&mut self) {
-        self.session_user = Some(self.authorised.identity().user().into());
+        self.session_user = Some(SessionUser::of(self.authorised.identity()));
     }
 
     /// Whether the session is stored on disk.
@@ -298,7 +298,7 @@ impl MqttClient {
 
     /// The session of an open connection in its stored form.
     fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
-        let user = self.session_user.as_deref();
+        let user = self.session_user.as_ref();
         let (moving, merged_below) = (&self.moving[..], self.merged_below);
         Written { session, moving, user, merged_below, expiry, since: None, will: None }.encode()
     }

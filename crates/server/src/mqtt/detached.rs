@@ -8,7 +8,7 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, PacketProperties, PropertyList, QoS};
 
-use super::claims::Detached;
+use super::claims::{Detached, SessionUser};
 use super::pending_retained::PendingRetained;
 use super::received::PartialMessages;
 
@@ -32,7 +32,7 @@ pub(super) struct DetachedSession {
     pub(super) moving: Vec<(u64, Lsn)>,
     /// The session's user. `None` only for a session written by an earlier version, which recorded no user: it
     /// then belongs to the first user who connects for it and has permission for its queue.
-    pub(super) user: Option<Box<str>>,
+    pub(super) user: Option<SessionUser>,
     /// Messages at lower positions of the client's queue came from an earlier version, which did not
     /// distinguish `.` and `/` in topics; 0 if there are none (see [`super::merging`]).
     pub(super) merged_below: u64,
@@ -63,8 +63,8 @@ pub(super) struct PendingWill {
     pub(super) will: StoredWill,
     /// The user that publishes it.
     pub(super) user: Box<str>,
-    /// The same, if another authority than the broker's own list has let it in. Not written down: after a restart nobody
-    /// vouches for that user, and the will is not published.
+    /// The same, if another authority than the broker's own list has let it in. Such a will is not written down, and a
+    /// restart loses it: nobody vouches for that user any more.
     pub(super) external: Option<Identity>,
     pub(super) due: Timestamp,
 }
@@ -87,8 +87,8 @@ impl PendingWill {
 pub(super) const OWN_TAGS: u64 = 1 << 63;
 
 impl Detached for DetachedSession {
-    fn user(&self) -> Option<&str> {
-        self.user.as_deref()
+    fn user(&self) -> Option<SessionUser> {
+        self.user.clone()
     }
 
     /// When its will or its end is due.
@@ -119,8 +119,8 @@ impl DetachedSession {
     }
 
     /// Whether a user may resume it.
-    pub(super) fn belongs_to(&self, user: &str) -> bool {
-        self.user.as_deref().is_none_or(|own| own == user)
+    pub(super) fn belongs_to(&self, user: &SessionUser) -> bool {
+        self.user.as_ref().is_none_or(|own| own == user)
     }
 
     /// When the session expires, if ever.
@@ -142,9 +142,11 @@ impl DetachedSession {
         let will = take_will(&mut rest)?;
         let (user, merged_below) = match form {
             // The user of a will is that of its session.
-            WITHOUT_MOVING | WITHOUT_USER => (will.as_ref().map(|will| will.user.clone()), 0),
-            FORM => {
-                let user = Some(take_text(&mut rest)?).filter(|user| !user.is_empty()).map(Into::into);
+            WITHOUT_MOVING | WITHOUT_USER => (will.as_ref().map(|will| SessionUser::named(&will.user)), 0),
+            FORM | OF_EXTERNAL => {
+                let name = Some(take_text(&mut rest)?).filter(|name| !name.is_empty());
+                let is_external = form == OF_EXTERNAL;
+                let user = name.map(|name| SessionUser { name: name.into(), is_external });
                 let (merged_below, after) = rest.split_first_chunk()?;
                 rest = after;
                 (user, u64::from_be_bytes(*merged_below))
@@ -167,7 +169,7 @@ impl DetachedSession {
             moving,
             user,
             merged_below,
-            is_merged: form != FORM,
+            is_merged: matches!(form, WITHOUT_MOVING | WITHOUT_USER),
             ..Self::new()
         })
     }
@@ -185,7 +187,7 @@ impl DetachedSession {
 pub(super) struct Written<'a> {
     pub(super) session: &'a Session,
     pub(super) moving: &'a [(u64, Lsn)],
-    pub(super) user: Option<&'a str>,
+    pub(super) user: Option<&'a SessionUser>,
     pub(super) merged_below: u64,
     pub(super) expiry: u32,
     /// When its connection ended; `None` while it is open.
@@ -196,10 +198,12 @@ pub(super) struct Written<'a> {
 impl Written<'_> {
     /// The bytes for the disk.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![FORM];
+        let is_external = self.user.is_some_and(|user| user.is_external);
+        let mut bytes = vec![if is_external { OF_EXTERNAL } else { FORM }];
         bytes.extend_from_slice(&self.expiry.to_be_bytes());
         bytes.extend_from_slice(&self.since.map_or(0, |since| since.0).to_be_bytes());
-        match self.will {
+        // Read again, the will would be that of the user of the broker's own list with the same name.
+        match self.will.filter(|will| will.external.is_none()) {
             None => bytes.push(0),
             Some(PendingWill { will, user, due, .. }) => {
                 bytes.extend_from_slice(&[1, will.qos as u8, u8::from(will.retain)]);
@@ -210,7 +214,7 @@ impl Written<'_> {
                 }
             }
         }
-        put(&mut bytes, self.user.unwrap_or_default().as_bytes());
+        put(&mut bytes, self.user.map_or("", |user| &user.name).as_bytes());
         bytes.extend_from_slice(&self.merged_below.to_be_bytes());
         bytes.extend_from_slice(&(self.moving.len() as u32).to_be_bytes());
         for (tag, until) in self.moving {
@@ -277,6 +281,9 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 /// First byte of a stored session: the version of its format.
 const FORM: u8 = 3;
 
+/// The same, of a user that another authority than the broker's own list has let in.
+const OF_EXTERNAL: u8 = 4;
+
 /// The format before the user was recorded, when `.` and `/` in topics were not distinguished.
 const WITHOUT_USER: u8 = 2;
 
@@ -285,6 +292,7 @@ const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]
 mod tests {
+    use broker::TokenRights;
     use mqtt::Property;
     use mqtt::packet::SubscribeOptions;
     use mqtt::session::Subscription;
@@ -310,10 +318,11 @@ mod tests {
         let options = SubscribeOptions::of_qos(QoS::ExactlyOnce);
         session.subscribe("a/#", Subscription { options, identifier: Some(7) });
         let moving = [(OWN_TAGS, Lsn(7))];
+        let alice = SessionUser::named("alice");
         let written = Written {
             session: &session,
             moving: &moving,
-            user: Some("alice"),
+            user: Some(&alice),
             merged_below: 7,
             expiry: 60,
             since: Some(Timestamp(1000)),
@@ -321,7 +330,7 @@ mod tests {
         };
         let bytes = written.encode();
         let kept = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
-        assert!(kept.belongs_to("alice") && !kept.belongs_to("guest"));
+        assert!(kept.belongs_to(&alice) && !kept.belongs_to(&SessionUser::named("guest")));
         assert_eq!((kept.merged_below, kept.is_merged), (7, false));
         assert!(kept.session.subscriptions().eq(session.subscriptions()));
         assert_eq!((kept.ends(), kept.due()), (Some(Timestamp(61_000)), Some(Timestamp(1500))));
@@ -332,6 +341,37 @@ mod tests {
         let open = Written { expiry: u32::MAX, since: None, will: None, moving: &[], ..written };
         let kept = DetachedSession::decode(&open.encode(), Timestamp(9)).unwrap();
         assert_eq!((kept.since, kept.due()), (Timestamp(9), None));
+    }
+
+    #[test]
+    fn a_session_of_an_external_user_is_written_as_such_and_without_its_will() {
+        let rights = TokenRights { scopes: Vec::new(), tags: Vec::new(), expires_at: Timestamp(60_000) };
+        let identity = Identity::of_token("alice", rights);
+        let user = SessionUser::of(&identity);
+        let topic = "gone".into();
+        let properties = PropertyList::new();
+        let will = StoredWill {
+            topic,
+            qos: QoS::AtMostOnce,
+            retain: false,
+            properties,
+            payload: [].into(),
+            delay: 0,
+        };
+        let will =
+            PendingWill { will, user: user.name.clone(), external: Some(identity), due: Timestamp(1500) };
+        let written = Written {
+            session: &Session::new(),
+            moving: &[],
+            user: Some(&user),
+            merged_below: 0,
+            expiry: 60,
+            since: Some(Timestamp(1000)),
+            will: Some(&will),
+        };
+        let kept = DetachedSession::decode(&written.encode(), Timestamp(9)).unwrap();
+        assert!(kept.belongs_to(&user) && !kept.belongs_to(&SessionUser::named("alice")));
+        assert_eq!((kept.will, kept.is_merged), (None, false));
     }
 
     #[test]
@@ -348,7 +388,7 @@ mod tests {
         let with_will = [&[WITHOUT_USER][..], &expiry, &since, &will, &[0; 4], &rest].concat();
         for (bytes, user) in [(with_moving, None), (without, None), (with_will, Some("guest"))] {
             let kept = DetachedSession::decode(&bytes, Timestamp(9)).unwrap();
-            assert_eq!((kept.user.as_deref(), kept.is_merged), (user, true));
+            assert_eq!((kept.user, kept.is_merged), (user.map(SessionUser::named), true));
             assert!(kept.session.subscriptions().eq(session.subscriptions()));
         }
     }

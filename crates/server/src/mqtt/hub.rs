@@ -22,7 +22,7 @@ use sync::{Mutex, Rank, RwLock};
 use tokio::sync::Notify;
 
 use super::MqttConfig;
-use super::claims::{Claim, Claims, Owner, SessionHolder};
+use super::claims::{Claim, Claims, Owner, SessionHolder, SessionUser};
 use super::detached::{DetachedSession, WillAuthor, Written, lease};
 use super::disk;
 use super::error::{MqttRestoreError, WillError};
@@ -137,10 +137,12 @@ impl Hub {
     ) -> Result<(), ForeignSession> {
         let is_foreign =
             |holder: &SessionHolder| matches!(holder, SessionHolder::User(user) if claim.is_foreign_to(user));
+        // Whether another authority still knows its user cannot be asked, and so its session stays its own.
+        let may_come_back = |user: &SessionUser| user.is_external || self.broker.has_user(&user.name);
         // Users and permissions are checked before the list of sessions is locked (ARCHITECTURE.md, "Lock order").
         let holder = self.sessions.lock().claims.holder(owner);
         match &holder {
-            SessionHolder::User(user) if is_foreign(&holder) && self.broker.has_user(user) => {
+            SessionHolder::User(user) if is_foreign(&holder) && may_come_back(user) => {
                 return Err(ForeignSession);
             }
             SessionHolder::Unknown if !may_adopt() => return Err(ForeignSession),
@@ -239,7 +241,7 @@ impl Hub {
         let written = Written {
             session: &kept.session,
             moving: &kept.moving,
-            user: kept.user.as_deref(),
+            user: kept.user.as_ref(),
             merged_below: kept.merged_below,
             expiry: kept.expiry,
             since: Some(kept.since),

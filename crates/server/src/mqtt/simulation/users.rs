@@ -1,6 +1,9 @@
 //! A session belongs to its user: no other user can take it over, end it or get its messages.
 
-use broker::{Definitions, PasswordHash, Permissions, Section, Timestamp};
+use broker::{
+    AuthBackends, Definitions, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, Permissions,
+    Section, Timestamp, TokenRights,
+};
 
 use super::*;
 use crate::mqtt::detached::DetachedSession;
@@ -99,6 +102,69 @@ fn a_session_that_is_kept_is_its_users_after_a_restart_too() {
     }
     let (_, answers) = come(&mut world, MqttVersion::V311, "alice", 60);
     assert_eq!(answers.iter().filter(|answer| answer.starts_with("publish t")).count(), 2, "{answers:?}");
+}
+
+/// Lets in `token-NAME` as a user NAME with all rights, and everybody else by the broker's own list.
+struct Tokens;
+
+impl AuthBackends for Tokens {
+    fn log_in(&self, broker: &Arc<Broker>, attempt: LoginAttempt) -> LoginAnswer {
+        LoginAnswer::Now(match attempt.user.strip_prefix("token-") {
+            Some(name) => {
+                let scopes = ["configure:*/*", "write:*/*/*", "read:*/*/*"].map(Box::from).to_vec();
+                let expires_at = Timestamp(u64::MAX / 2);
+                Ok(Identity::of_token(name, TokenRights { scopes, tags: Vec::new(), expires_at }))
+            }
+            None => broker.authenticate(&attempt.user, &attempt.secret, true),
+        })
+    }
+
+    fn renew(&self, _: &Identity, _: &[u8]) -> LoginAnswer {
+        LoginAnswer::Now(Err(LoginRefused::UnknownUser))
+    }
+
+    fn takes_own_users(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_session_of_a_user_with_a_token_is_its_users_whom_the_brokers_list_does_not_have() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    make_users(&world);
+    world.hub.broker().set_auth_backends(Arc::new(Tokens));
+    let others = ["token-bob", "token-carol", "alice", "bob"];
+    let (mut alice, answers) = come(&mut world, MqttVersion::V5, "token-alice", 60);
+    assert_eq!(answers, ["connack Success"]);
+    alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    let all_are_refused = |world: &mut World| {
+        for (other, expiry) in others.into_iter().flat_map(|other| [(other, 0), (other, 60)]) {
+            assert_eq!(come(world, MqttVersion::V5, other, expiry).1, ["connack Not authorized"], "{other}");
+        }
+    };
+    all_are_refused(&mut world);
+    drop(alice);
+    all_are_refused(&mut world);
+    world.round();
+    drop(world);
+    let mut world = World::on(&disk);
+    make_users(&world);
+    world.hub.broker().set_auth_backends(Arc::new(Tokens));
+    all_are_refused(&mut world);
+    let (_, answers) = come(&mut world, MqttVersion::V5, "token-alice", 60);
+    assert_eq!(answers, ["connack Success present"]);
+}
+
+#[test]
+fn a_session_of_the_brokers_own_user_is_not_that_of_a_token_with_its_name() {
+    let mut world = World::new();
+    make_users(&world);
+    world.hub.broker().set_auth_backends(Arc::new(Tokens));
+    let (alice, _) = come(&mut world, MqttVersion::V5, "alice", 60);
+    drop(alice);
+    assert_eq!(come(&mut world, MqttVersion::V5, "token-alice", 60).1, ["connack Not authorized"]);
+    assert_eq!(come(&mut world, MqttVersion::V5, "alice", 60).1, ["connack Success present"]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use super::uplink::{Uplink, UplinkEvent};
 use crate::backend::{Backend, LoginError, LoginRequest};
 use crate::client::{BackendRequest, ConnectionCore, Ending};
 use crate::mqtt::admission::{Admission, Admitting, Entering, write};
-use crate::mqtt::claims::{Claim, Owner};
+use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::hub::queue_name;
 use crate::mqtt::login::{self, LoginAs, MqttLogin, MqttRefused, bad_credentials};
 use crate::mqtt::message::MessageMapping;
@@ -108,7 +108,7 @@ impl UpstreamAdmission {
     fn accepted(&mut self, opened: OpenedUpstream, entering: &mut Entering<'_>) -> Result<(), MqttRefused> {
         let Entering { core, engine, now } = entering;
         login::enter(core, &self.user, &self.owner.vhost)?;
-        let claim = Claim::new(&core.outbox, Some(self.user.clone()));
+        let claim = Claim::new(&core.outbox, Some(SessionUser::named(&self.user)));
         if self.hub.claim(&self.owner, &claim).is_err() {
             let (client_id, user) = (&self.owner.client_id, &self.user);
             let why = format!("the session of client identifier '{client_id}' is not that of user '{user}'");

@@ -19,7 +19,7 @@ use super::state::MAX_RECEIVED;
 use super::takeover::{TakenBy, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
-use crate::mqtt::claims::{Claim, Claims, Detached, Owner, SessionHolder};
+use crate::mqtt::claims::{Claim, Claims, Detached, Owner, SessionHolder, SessionUser};
 use crate::mqtt::detached::lease;
 use crate::mqtt::hub::ForeignSession;
 use crate::mqtt::missing_exchange::MissingExchange;
@@ -121,8 +121,8 @@ impl DetachedUpstream {
 }
 
 impl Detached for DetachedUpstream {
-    fn user(&self) -> Option<&str> {
-        Some(&self.user)
+    fn user(&self) -> Option<SessionUser> {
+        Some(SessionUser::named(&self.user))
     }
 
     fn due(&self) -> Option<Timestamp> {
@@ -286,7 +286,7 @@ impl UpstreamSessions {
         let kept = claims.detached(owner).filter(|kept| kept.age.is_none())?;
         kept.age = ages.add(owner, &kept.session);
         let user = kept.age.is_none().then(|| kept.user.clone())?;
-        claims.take_detached(owner, &user)
+        claims.take_detached(owner, &SessionUser::named(&user))
     }
 
     /// A session is about to be granted, if it is detached.
@@ -297,7 +297,7 @@ impl UpstreamSessions {
     }
 
     fn take(&mut self, owner: &Owner, user: &str) -> Option<Box<DetachedUpstream>> {
-        let kept = self.claims.take_detached(owner, user)?;
+        let kept = self.claims.take_detached(owner, &SessionUser::named(user))?;
         if let Some(age) = kept.age {
             self.ages.remove(age);
         }
@@ -338,7 +338,7 @@ mod tests {
     }
 
     fn claim(hub: &UpstreamHub, owner: &Arc<Owner>, user: &str) -> Option<Arc<UpstreamClaim>> {
-        let claim = Claim::new(&Arc::new(Outbox::new(1)), Some(user.into()));
+        let claim = Claim::new(&Arc::new(Outbox::new(1)), Some(SessionUser::named(user)));
         hub.claim(owner, &claim).ok().map(|()| claim)
     }
 

@@ -1,7 +1,7 @@
 //! Sessions that outlive their connections, as their clients find them when they come back.
 
 use super::*;
-use crate::mqtt::claims::{Claim, Owner};
+use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::farewell::SETTLE_TIMEOUT;
 
 const NOTHING: [&str; 0] = [];
@@ -118,7 +118,7 @@ async fn a_client_that_is_taken_over_while_its_queue_is_deleted_does_not_delete_
         assert_eq!(second.answers().await, NOTHING);
     }
     let owner = Arc::new(Owner { vhost: "/".into(), client_id: "me".into() });
-    let third = Claim::new(&Arc::new(Outbox::new(1)), Some("guest".into()));
+    let third = Claim::new(&Arc::new(Outbox::new(1)), Some(SessionUser::named("guest")));
     assert!(world.hub.claim(&owner, &third).is_ok());
     assert_eq!(second.answers().await, ["connack Session taken over"]);
     tokio::time::sleep(2 * SETTLE_TIMEOUT).await;

@@ -17,7 +17,7 @@ use super::watch::{IDLE_TIME, MAX_WAIT, REFUSAL_TIME, TakenBy, Watch, Watched, W
 use super::{EXCHANGE, Takeovers};
 use crate::backend::Clock;
 use crate::mqtt::MqttConfig;
-use crate::mqtt::claims::{Claim, Owner};
+use crate::mqtt::claims::{Claim, Owner, SessionUser};
 use crate::mqtt::upstream::hub::{DetachedUpstream, UpstreamClaim, UpstreamHub};
 use crate::upstream::client::AmqpClient;
 use crate::upstream::sharing::SharedLogin;
@@ -64,7 +64,7 @@ impl Process {
     fn watcher(&self, user: &str, client_id: &str, at: u64, resumes: bool) -> (Arc<UpstreamClaim>, Watcher) {
         let owner = Arc::new(Owner { vhost: "/".into(), client_id: client_id.into() });
         let outbox = Arc::new(Outbox::new(1));
-        let claim = Claim::new(&outbox, Some(user.into()));
+        let claim = Claim::new(&outbox, Some(SessionUser::named(user)));
         self.hub.claim(&owner, &claim).ok().unwrap();
         (Arc::clone(&claim), Watcher { owner, claim, outbox, resumes, at })
     }
