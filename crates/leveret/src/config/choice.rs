@@ -309,7 +309,7 @@ impl Value for Networks {
     }
 }
 
-fn parse_list<T>(
+pub(super) fn parse_list<T>(
     texts: &[String],
     parse: impl Fn(&str) -> Result<Vec<T>, ValueError>,
 ) -> Result<Vec<T>, ValueError> {
@@ -320,7 +320,7 @@ fn parse_list<T>(
     Ok(lists.into_iter().flatten().collect())
 }
 
-fn list(items: impl Iterator<Item = String>) -> String {
+pub(super) fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }
 

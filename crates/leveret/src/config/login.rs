@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use auth::ServiceUrl;
 
+use super::choice::{list, parse_list};
 use super::value::{Value, quoted};
 use super::value_error::ValueError;
 
@@ -78,7 +79,7 @@ impl Value for AuthBackendList {
     }
 
     fn to_toml(&self) -> String {
-        list(self.0.iter().map(|name| name.word().to_owned()))
+        list(self.0.iter().map(|name| quoted(name.word())))
     }
 }
 
@@ -157,13 +158,11 @@ impl Value for NameList {
     }
 
     fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
-        let names =
-            without_off(texts)?.iter().map(|text| Self::parse(text)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self(names.into_iter().flat_map(|names| names.0).collect()))
+        parse_list(texts, |text| Self::parse(text).map(|names| names.0)).map(Self)
     }
 
     fn to_toml(&self) -> String {
-        list(self.0.iter().cloned())
+        list(self.0.iter().map(|name| quoted(name)))
     }
 }
 
@@ -190,33 +189,18 @@ impl Value for ScopeAliases {
 
     fn parse_all(texts: &[String]) -> Result<Self, ValueError> {
         let mut all: Vec<(String, Vec<String>)> = Vec::new();
-        for text in without_off(texts)? {
-            for entry in Self::parse(text)?.0 {
-                if all.iter().any(|(alias, _)| *alias == entry.0) {
-                    return Err(ValueError::Twice(entry.0));
-                }
-                all.push(entry);
+        for entry in parse_list(texts, |text| Self::parse(text).map(|aliases| aliases.0))? {
+            if all.iter().any(|(alias, _)| *alias == entry.0) {
+                return Err(ValueError::Twice(entry.0));
             }
+            all.push(entry);
         }
         Ok(Self(all))
     }
 
     fn to_toml(&self) -> String {
-        list(self.0.iter().map(|(alias, scopes)| format!("{alias}={}", scopes.join(" "))))
+        list(self.0.iter().map(|(alias, scopes)| quoted(&format!("{alias}={}", scopes.join(" ")))))
     }
-}
-
-/// The texts of a list, in which `off` stands alone.
-fn without_off(texts: &[String]) -> Result<&[String], ValueError> {
-    match texts {
-        [single] if single == "off" => Ok(&[]),
-        _ if texts.iter().any(|text| text == "off") => Err("'off' cannot be combined with others".into()),
-        _ => Ok(texts),
-    }
-}
-
-fn list(items: impl Iterator<Item = String>) -> String {
-    format!("[{}]", items.map(|item| quoted(&item)).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
