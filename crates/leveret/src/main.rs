@@ -4,6 +4,7 @@
 //! crates.
 
 mod alarms;
+mod ancillary;
 mod announce;
 mod bound;
 mod cli;

@@ -3,16 +3,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr};
+use rustix::net::{SendFlags, SocketAddrUnix, sendmsg_addr};
 use transport::SharedSockets;
 
+use crate::ancillary::{MAX_SOCKETS, with_sockets};
 use crate::signals::DrainReason;
 
 /// The service manager, if there is one. Clones share it.
@@ -30,9 +30,6 @@ struct ServiceManager {
 /// Time allowed after a drain: more than is needed to respond to the last probes and to write and sync
 /// the remaining changes.
 const ENDING: Duration = Duration::from_secs(30);
-
-/// Sockets in one message: more than a configuration of listeners has; SCM_MAX_FD of Linux is 253 (unix(7)).
-const MAX_SOCKETS: usize = 64;
 
 impl Notifier {
     /// Connects to the service manager named in the environment.
@@ -113,13 +110,11 @@ impl Notifier {
 
     fn send(&self, state: &str, sockets: &[BorrowedFd<'_>]) {
         let Some(manager) = &self.0 else { return };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fits = sockets.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(sockets));
-        debug_assert!(fits, "more sockets than there is space for");
-        let state_bytes = [IoSlice::new(state.as_bytes())];
-        let (socket, address) = (&manager.socket, &manager.address);
-        if let Err(error) = sendmsg_addr(socket, address, &state_bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+        let (socket, address, bytes) = (&manager.socket, &manager.address, [IoSlice::new(state.as_bytes())]);
+        let sent = with_sockets(sockets, |ancillary| {
+            sendmsg_addr(socket, address, &bytes, ancillary, SendFlags::NOSIGNAL)
+        });
+        if let Err(error) = sent {
             tracing::warn!(%error, state, "failed to notify the service manager");
         }
     }

@@ -5,12 +5,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, sendmsg};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::ancillary::{MAX_SOCKETS, with_sockets};
 
 /// The first message of a successor.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,9 +38,6 @@ pub(super) struct Left {}
 
 /// Bytes of a message: more than any has.
 const MAX_MESSAGE: usize = 4096;
-
-/// Sockets in one message: SCM_MAX_FD of Linux (unix(7)), which no configuration of listeners gets near.
-pub(super) const MAX_SOCKETS: usize = 253;
 
 /// Sends a message.
 pub(super) fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
@@ -77,15 +73,9 @@ pub(super) fn send_with_sockets(
     sockets: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let line = line_of(message)?;
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !sockets.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(sockets)) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{} are too many sockets", sockets.len()),
-        ));
-    }
-    let sent = sendmsg(&*stream, &[IoSlice::new(&line)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    let sent = with_sockets(sockets, |ancillary| {
+        sendmsg(&*stream, &[IoSlice::new(&line)], ancillary, SendFlags::NOSIGNAL)
+    })?;
     // The sockets went with the first byte.
     stream.write_all(&line[sent..])
 }
