@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from harness.child import Child, clean_environment
-from harness.debian import build, install, publish, published
+from harness.debian import bring, install, publish, published, two_revisions
 from harness.machine import Machine, Manager, needed_for
 
 UNIT = "/lib/systemd/system/leveret.service"
@@ -18,16 +18,14 @@ CONFFILE = "/etc/leveret/leveret.toml"
 def packages(tmp_path_factory):
     """The package twice, the second as its next revision."""
     needed_for("installing a package")
-    folder = tmp_path_factory.mktemp("packages")
-    return [build(folder, revision) for revision in ("1", "2")]
+    return two_revisions(tmp_path_factory.mktemp("packages"))
 
 
 @pytest.fixture
 def machine(tmp_path, packages):
     """A copy of this machine, and the packages in its /tmp."""
     with Machine(tmp_path / "machine") as machine:
-        for package in packages:
-            subprocess.run(["cp", str(package), machine.path("/tmp")], check=True)
+        bring(machine, packages)
         yield machine
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from harness.debian import build, install, publish, published
+from harness.debian import bring, install, publish, published, two_revisions
 from harness.machine import MachineWithSystemd, needed_for
 from harness.patience import PATIENCE
 
@@ -21,16 +21,14 @@ HEALTH = {"LEVERET_CONFIG": "/etc/leveret/leveret.toml"}
 def packages(tmp_path_factory):
     """The package twice, the second as its next revision."""
     needed_for("a systemd of its own", systemd=True)
-    folder = tmp_path_factory.mktemp("packages")
-    return [build(folder, revision) for revision in ("1", "2")]
+    return two_revisions(tmp_path_factory.mktemp("packages"))
 
 
 @pytest.fixture
 def machine(tmp_path, packages):
     """A copy of this machine with a systemd, and the packages in its /tmp."""
     with MachineWithSystemd(tmp_path / "machine") as machine:
-        for package in packages:
-            subprocess.run(["cp", str(package), machine.path("/tmp")], check=True)
+        bring(machine, packages)
         yield machine
 
 

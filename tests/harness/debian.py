@@ -19,6 +19,17 @@ def build(folder, revision):
     return folder / os.path.basename(done.stdout.strip())
 
 
+def two_revisions(folder):
+    """The package twice, the second as its next revision."""
+    return [build(folder, revision) for revision in ("1", "2")]
+
+
+def bring(machine, packages):
+    """Puts the packages into the machine's /tmp."""
+    for package in packages:
+        subprocess.run(["cp", str(package), machine.path("/tmp")], check=True)
+
+
 def install(machine, package, *flags):
     """With documents, which images for containers are without (dpkg.cfg.d/docker, excludes)."""
     machine.run("dpkg", "--path-include=/usr/share/*", *flags, "--install", f"/tmp/{package.name}")

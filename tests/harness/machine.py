@@ -73,7 +73,7 @@ until find {folder}/{group} -depth -type d -exec rmdir {{}} + 2>{folder}.left; d
 
 # What takes more than being called root: a container's may have no right to mount, or to make control groups.
 PROBE = "mount -t tmpfs none /mnt"
-PROBE_SYSTEMD = "mount -t cgroup2 none /mnt && mkdir /mnt/leveret-tests && rmdir /mnt/leveret-tests && test -x /lib/systemd/systemd"
+PROBE_SYSTEMD = "mount -t cgroup2 none /mnt && rmdir $(mktemp -d /mnt/leveret-tests.XXXXXX) && test -x /lib/systemd/systemd"
 
 
 @functools.cache
