@@ -47,6 +47,8 @@ pub enum Intent {
     Pause,
     /// Write what is in the outbox, then end.
     Finish,
+    /// End at once, and leave the socket to another process, which goes on with it.
+    HandOver,
 }
 
 /// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
@@ -93,6 +95,17 @@ pub enum Ended {
     WriteTimeout,
     /// The socket failed.
     Io(io::Error),
+    /// The protocol hands the socket over.
+    HandedOver(Transit),
+}
+
+/// The bytes of a connection that its socket does not have, when it is handed over.
+#[derive(Debug, Default)]
+pub struct Transit {
+    /// Read, and not taken by the protocol.
+    pub input: Vec<u8>,
+    /// To be written.
+    pub output: Vec<u8>,
 }
 
 thread_local! {
@@ -118,15 +131,32 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     P: Protocol,
 {
+    let input = BytesMut::new();
+    drive_on(stream, protocol, outbox, (read_limit, write_timeout), input).await
+}
+
+/// Runs a connection as [`drive`] does, with its `read_limit` and `write_timeout`, of which `input` was read before. The
+/// protocol is shown that first, when it can go on.
+pub async fn drive_on<S, P>(
+    stream: &mut S,
+    protocol: &mut P,
+    outbox: &Arc<Outbox>,
+    (read_limit, write_timeout): (usize, Duration),
+    input: BytesMut,
+) -> Ended
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    P: Protocol,
+{
     let mut connection = Connection {
         stream,
         protocol,
         outbox,
         read_limit,
         write_timeout,
-        unconsumed: BytesMut::new(),
+        held: !input.is_empty(),
+        unconsumed: input,
         read_size: SCRATCH,
-        held: false,
         writing: OutBuf::default(),
         unflushed: false,
         stuck_since: None,
@@ -139,6 +169,7 @@ where
     let ended = loop {
         match poll_fn(|cx| connection.poll(cx)).await {
             Step::Ended(ended) => break ended,
+            Step::HandOver => break Ended::HandedOver(connection.in_transit()),
             Step::TurnOver => {
                 // Boxed: few connections are busy at a time.
                 connection.busy_turn = Box::pin(next_busy_turn()).await;
@@ -193,6 +224,8 @@ enum Step {
     Eof,
     /// There is more to do than fits into one turn.
     TurnOver,
+    /// The protocol hands the socket over.
+    HandOver,
     Ended(Ended),
 }
 
@@ -277,6 +310,7 @@ where
                 Intent::Finish if self.stuck_since.is_none() && !work::is_turn_over() => {
                     return Poll::Ready(Step::Ended(self.finished()));
                 }
+                Intent::HandOver => return Poll::Ready(Step::HandOver),
                 Intent::Run if self.outbox.backlog() < self.read_limit && self.held => {
                     self.show_again();
                     progress = true;
@@ -307,6 +341,14 @@ where
                 return Poll::Ready(Step::TurnOver);
             }
         }
+    }
+
+    /// Takes the bytes that the socket does not have. The protocol has ended: nobody appends to the outbox any more.
+    fn in_transit(&mut self) -> Transit {
+        let mut output = Vec::with_capacity(self.outbox.backlog());
+        self.writing.copy_to(&mut output);
+        self.outbox.read_into(&mut output);
+        Transit { input: self.unconsumed.split().to_vec(), output }
     }
 
     fn finished(&self) -> Ended {
@@ -715,6 +757,60 @@ mod tests {
         assert!(matches!(ended, Ended::WriteTimeout));
         assert!(begin.elapsed() >= suspended + timeout);
     }
+
+    /// Hands the socket over at the line `go`, whose answer and successors are left to others.
+    struct Leaving(Lines);
+
+    impl Protocol for Leaving {
+        fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+            let Some(end) = input.windows(3).position(|line| line == b"go\n") else {
+                return self.0.handle_input(input, now);
+            };
+            self.0.intent = Intent::HandOver;
+            self.0.handle_input(&input[..end + 3], now)
+        }
+        fn handle_eof(&mut self) {}
+        fn handle_nudge(&mut self, _now: Instant) {}
+        fn handle_room(&mut self) {}
+        fn handle_written(&mut self, _now: Instant) {}
+        fn handle_deadline(&mut self, _now: Instant) {}
+        fn next_deadline(&self) -> Option<Instant> {
+            None
+        }
+        fn intent(&self) -> Intent {
+            self.0.intent
+        }
+    }
+
+    #[tokio::test]
+    async fn a_socket_goes_on_elsewhere_with_what_was_read_and_not_written() {
+        let (mut near, mut far) = tokio::io::duplex(TAKEN);
+        let (first, outbox) = lines(1024);
+        // More than the socket takes.
+        outbox.append(|buf| buf.tail().extend_from_slice(&[b'.'; TAKEN + 1]));
+        near.write_all(b"one\ngo\ntwo\nqu").await.unwrap();
+        let ended = drive(&mut far, &mut Leaving(first), &outbox, 1024, Duration::from_secs(5)).await;
+        let Ended::HandedOver(Transit { input, output }) = ended else { panic!("{ended:?}") };
+        assert_eq!((&*input, &*output), (&b"two\nqu"[..], &b".one\ngo\n"[..]));
+        assert!(outbox.is_closed());
+
+        let (mut second, outbox) = lines(1024);
+        outbox.append(|buf| buf.tail().extend_from_slice(&output));
+        let peer = tokio::spawn(async move {
+            near.write_all(b"it\n").await.unwrap();
+            let mut answer = String::new();
+            near.read_to_string(&mut answer).await.unwrap();
+            answer
+        });
+        let limits = (1024, Duration::from_secs(5));
+        let ended = drive_on(&mut far, &mut second, &outbox, limits, BytesMut::from(&*input)).await;
+        assert!(matches!(ended, Ended::Finished));
+        drop(far);
+        assert_eq!(peer.await.unwrap(), format!("{}one\ngo\ntwo\nquit\n", ".".repeat(TAKEN + 1)));
+    }
+
+    /// Bytes that a simulated socket takes while its peer does not read.
+    const TAKEN: usize = 16;
 
     #[tokio::test]
     async fn a_deadline_is_kept() {

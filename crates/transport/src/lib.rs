@@ -35,7 +35,7 @@ pub mod tls;
 mod turn;
 
 pub use buffer::OutBuf;
-pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger, now};
+pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, Transit, drive, drive_on, linger, now};
 pub use inherited::Inherited;
 pub use inner::InnerOutbox;
 pub use listener::{Listener, SharedSockets, SocketFile};

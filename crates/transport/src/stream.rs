@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
@@ -117,6 +118,36 @@ impl Stream {
         Ok((bytes > 0).then_some(first[0]))
     }
 
+    /// Whether another process could go on with it: TLS has its state in this one.
+    pub fn is_plain_socket(&self) -> bool {
+        matches!(self, Self::Tcp(_) | Self::Unix(_))
+    }
+
+    /// The socket itself, of a stream that [is one](Self::is_plain_socket).
+    ///
+    /// # Errors
+    /// It is not, or the runtime does not let go of it.
+    pub fn into_socket(self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Tcp(stream) => Ok(stream.into_std()?.into()),
+            Self::Unix(stream) => Ok(stream.into_std()?.into()),
+            Self::Memory(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Wraps a connected socket that another process has had, TCP or Unix.
+    ///
+    /// # Errors
+    /// It is neither, or already gone. Must be called within a runtime.
+    pub fn from_socket(socket: OwnedFd) -> io::Result<Self> {
+        let kind = SockRef::from(&socket).domain()?;
+        SockRef::from(&socket).set_nonblocking(true)?;
+        if kind == Domain::UNIX {
+            return Ok(Self::Unix(UnixStream::from_std(socket.into())?));
+        }
+        Self::from_tcp(TcpStream::from_std(socket.into())?)
+    }
+
     /// The local and the remote address of a TCP connection, as the socket has them.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
@@ -177,5 +208,30 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         delegate!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_wrapped_again_as_what_it_is() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (unix, unix_peer) = UnixStream::pair().unwrap();
+        let tcp_peer = listener.accept().await.unwrap().0;
+        for (stream, peer) in
+            [(Stream::Tcp(tcp), Stream::Tcp(tcp_peer)), (Stream::Unix(unix), Stream::Unix(unix_peer))]
+        {
+            let (is_tcp, mut peer) = (matches!(stream, Stream::Tcp(_)), peer);
+            assert!(stream.is_plain_socket());
+            let mut again = Stream::from_socket(stream.into_socket().unwrap()).unwrap();
+            assert_eq!(matches!(again, Stream::Tcp(_)), is_tcp);
+            peer.write_all(b"x").await.unwrap();
+            assert_eq!(again.read_u8().await.unwrap(), b'x');
+        }
     }
 }
