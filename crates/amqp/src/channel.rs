@@ -145,6 +145,11 @@ impl<T> ChannelTable<T> {
         self.slots.iter_mut().filter_map(|slot| Some((slot.number, slot.open.as_mut()?)))
     }
 
+    /// The numbers of the channels that are closing, in their order.
+    pub fn closing(&self) -> impl Iterator<Item = u16> {
+        self.slots.iter().filter(|slot| slot.open.is_none()).map(|slot| slot.number)
+    }
+
     /// Empties the table and returns the state of all open channels: the connection is over.
     pub fn drain(&mut self) -> impl Iterator<Item = (u16, T)> {
         self.slots.drain(..).filter_map(|slot| Some((slot.number, slot.open?)))

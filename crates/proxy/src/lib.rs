@@ -131,6 +131,7 @@ mod config;
 mod connector;
 #[cfg(test)]
 mod dice;
+mod encoded;
 mod frames;
 mod histogram;
 mod identities;
@@ -157,5 +158,5 @@ pub use metrics::PoolMetrics;
 pub use pool::{AddressState, ClientInfo, ClientSide, DeletedVirtualHost, Login, Pool, VerifiedLogin};
 pub use refusal::Refusal;
 pub use resolver::{Resolver, Resolving, SystemResolver};
-pub use session::ProxySession;
+pub use session::{Export, FORMAT, ProxySession, SessionState};
 pub use upstream::UpstreamView;

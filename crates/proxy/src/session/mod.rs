@@ -4,6 +4,7 @@ mod arguments;
 mod channel;
 mod close;
 mod content;
+mod export;
 mod hand_over;
 mod leftovers;
 mod output;
@@ -13,6 +14,7 @@ mod recovery;
 mod room;
 mod secret;
 mod side;
+mod state;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -29,12 +31,14 @@ use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
 use self::channel::Channel;
 use self::content::unexpected;
+pub use self::export::Export;
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
 use self::placement::UpstreamLink;
 #[cfg(test)]
 pub(crate) use self::secret::MAX_UNANSWERED_SECRETS;
 use self::side::{Side, SidePlacement};
+pub use self::state::{FORMAT, SessionState};
 use self::validate::{Need, is_ack, is_publish, names_last_queue, validate, validate_consume};
 use crate::client_properties::ClientProperties;
 use crate::link::{ClientLink, Event};
@@ -66,6 +70,7 @@ pub(crate) const STAGING_BUDGET: usize = 4 * 1024 * 1024;
 /// | open | [`Self::close`] | closing; returning or closed at once, if nothing is left at the broker |
 /// | closing | the last channel is closed | returning, if the client has a connection of its own; otherwise closed |
 /// | returning | its own connection is clean again, or lost | closed |
+/// | open | [`Self::export`] | open, and nothing is placed any more; ended once all channels have left |
 /// | any | [`Self::end`] | ended; what is held or in flight is handed over to the pool |
 #[derive(Debug)]
 pub struct ProxySession {
@@ -121,6 +126,8 @@ pub struct ProxySession {
     /// Whether [`crate::link::Event::Retry`] is on its way.
     retry_pending: bool,
     life: Life,
+    /// Whether the client is on its way to another process: nothing is placed any more.
+    is_exporting: bool,
 }
 
 /// The life cycle of a session.
@@ -196,6 +203,7 @@ impl ProxySession {
             pause: Duration::ZERO,
             retry_pending: false,
             life: Life::Open,
+            is_exporting: false,
         }
     }
 

@@ -120,6 +120,9 @@ impl ProxySession {
 
     /// Places a waiting side on its connection, if that is ready.
     pub(super) fn place(&mut self, number: u16, role: Role) -> Result<(), Fault> {
+        if self.is_exporting {
+            return Ok(());
+        }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         // The whole channel is placed, once its other side has left.
         let role = if channel.is_own() { Role::General } else { role };
@@ -266,24 +269,31 @@ impl ProxySession {
     /// Starts a side's move to another connection. Nothing goes out on it until the old upstream channel is
     /// closed, so that nothing overtakes earlier publishes; the close waits for their confirms, and for late answers.
     pub(super) fn leave(&mut self, number: u16, role: Role, own: bool) -> Result<(), Fault> {
-        self.output.hand_over();
+        let Some(was_own) = self.leave_side(number, role, own) else { return Ok(()) };
         let Some(side) = self.side(number, role) else { return Ok(()) };
-        let SidePlacement::Placed(route) = &side.place else { return Ok(()) };
-        let route = route.clone();
-        let returns = route.own && !own;
-        side.place = SidePlacement::Leaving { route, own, close_sent: false };
-        let before = side.held.len();
-        side.drop_stale();
-        self.held -= before - side.held.len();
-        self.close_left(number);
-        let Some(side) = self.side(number, role) else { return Ok(()) };
-        if returns && !side.touched {
+        if was_own && !own && !side.touched {
             // It has only published, and is placed with its next message: most likely on a connection that is
             // there, be it the one that is about to be given back.
             return Ok(());
         }
         let confirm = side.is_confirming();
         self.connection(own, role, confirm).map(drop)
+    }
+
+    /// Like [`Self::leave`], without looking for the connection that it goes to. Returns whether it was on the client's own one;
+    /// `None` if it was not placed.
+    pub(super) fn leave_side(&mut self, number: u16, role: Role, own: bool) -> Option<bool> {
+        self.output.hand_over();
+        let side = self.side(number, role)?;
+        let SidePlacement::Placed(route) = &side.place else { return None };
+        let route = route.clone();
+        let was_own = route.own;
+        side.place = SidePlacement::Leaving { route, own, close_sent: false };
+        let before = side.held.len();
+        side.drop_stale();
+        self.held -= before - side.held.len();
+        self.close_left(number);
+        Some(was_own)
     }
 
     /// Closes the upstream channels that are being left, once nothing more is to come there.

@@ -109,7 +109,7 @@ impl ProxySession {
     }
 
     /// Whether a message is being streamed, or streamed frames wait for the connection.
-    fn is_streaming(&self) -> bool {
+    pub(super) fn is_streaming(&self) -> bool {
         self.channels.iter().any(|(_, channel)| channel.is_streaming())
     }
 

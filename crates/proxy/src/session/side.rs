@@ -1,5 +1,7 @@
 //! One upstream channel of a client's channel: its placement, and the state needed to move it.
 
+mod state;
+
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -8,6 +10,7 @@ use amqp::frame::{OVERHEAD, write_method};
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
+pub(super) use self::state::SideState;
 use super::output::Output;
 use super::validate::{awaits_reply, is_mandatory, is_publish, is_settling};
 use crate::frames::{check_fits, put_frame, stored_frames};

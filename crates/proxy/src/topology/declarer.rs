@@ -106,6 +106,29 @@ impl Declarer {
         }
     }
 
+    /// The encoded methods of what is remembered of the client, in an order in which they can be repeated; `None` if it has
+    /// declared something that is not remembered.
+    pub(crate) fn declarations(&self) -> Option<Vec<Vec<u8>>> {
+        self.topologies
+            .with(&self.virtual_host, |vhost| vhost.declarations_of(self.id))
+            .unwrap_or(Some(Vec::new()))
+    }
+
+    /// Remembers one of the [declarations](Self::declarations) that the client has made in another process.
+    pub(crate) fn remember_again(&self, link: &Arc<ClientLink>, payload: &[u8]) {
+        match Method::decode(payload) {
+            // A queue with a name of the broker's.
+            Ok(Method::QueueDeclare(declare)) if declare.passive => {
+                let (node, declaration) = (Node::queue(declare.queue), self.topologies.next());
+                self.remember(link, |id, vhost| {
+                    vhost.declare(id, node, declaration, payload.to_vec(), declare.auto_delete);
+                });
+            }
+            Ok(method) => self.carried_out(link, &method, None),
+            Err(_) => {}
+        }
+    }
+
     /// Forgets a queue that the broker has deleted.
     pub(crate) fn queue_gone(&self, queue: &str) {
         let queue = Node::queue(queue);

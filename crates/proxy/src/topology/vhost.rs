@@ -236,6 +236,30 @@ impl Vhost {
         self.torn.clients.remove(&id);
     }
 
+    /// The methods of a client's declarations: exchanges, queues, bindings. `None` if nothing is remembered of it any more.
+    pub(super) fn declarations_of(&self, id: u64) -> Option<Vec<Vec<u8>>> {
+        let Some(client) = self.clients.get(&id) else { return Some(Vec::new()) };
+        if client.lost.is_some() {
+            return None;
+        }
+        let (mut exchanges, mut queues, mut bindings) = (Vec::new(), Vec::new(), Vec::new());
+        for node in client.nodes.keys() {
+            let Some(entry) = self.nodes.get(node) else { continue };
+            if let Some(declaration) = entry.declaration.as_ref().filter(|made| made.owners.contains(&id)) {
+                let of_kind = match node.kind {
+                    Kind::Exchange => &mut exchanges,
+                    Kind::Queue => &mut queues,
+                };
+                of_kind.push(declaration.method.to_vec());
+            }
+            let owned = entry.bindings.iter().filter(|(_, binding)| binding.owners.contains(&id));
+            bindings.extend(owned.map(|(method, _)| method.to_vec()));
+        }
+        exchanges.extend(queues);
+        exchanges.extend(bindings);
+        Some(exchanges)
+    }
+
     /// Forgets a client's declarations, and has it closed with this reason when something is lost.
     pub(super) fn lose(&mut self, id: u64, why: &'static str) {
         self.disown(id);

@@ -21,8 +21,7 @@ use amqp::method::basic;
 use amqp::{ContentHeader, FrameKind, Method};
 use sync::{Mutex, Rank};
 
-use self::carried::Consumer;
-pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
+pub(crate) use self::carried::{Carried, Consumer, Numbers, REPLY_TO};
 use self::changes::{Changes, PendingChange, takes_away};
 use self::entry::{SentEntry, What};
 use self::late::LateAnswers;
@@ -526,6 +525,11 @@ impl Ledger {
     /// Whether any frames are still unsettled.
     pub(crate) fn has_entries(&self) -> bool {
         !self.record.lock().entries.is_empty()
+    }
+
+    /// See [`Carried::has_bound_consumers`].
+    pub(crate) fn has_bound_consumers(&self) -> bool {
+        self.record.lock().carried.has_bound_consumers()
     }
 
     /// Takes the unsettled entries, and leaves the ledger empty.

@@ -30,7 +30,9 @@ use transport::Outbox;
 pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
-pub(crate) use ledger::{Carried, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for};
+pub(crate) use ledger::{
+    Carried, Consumer, Ledger, Numbers, PrefetchState, Quiet, REPLY_TO, Remains, asked_for,
+};
 #[cfg(test)]
 pub(crate) use peer::Peer;
 pub(crate) use role::Role;

@@ -11,14 +11,14 @@ use amqp::properties::NO_PROPERTIES;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
 use parking_lot::Mutex;
 use proxy::{
-    ClientInfo, ClientSide, Connecting, Connector, Login, Pool, PoolConfig, ProxySession, Refusal,
-    UpstreamAddress,
+    ClientInfo, ClientSide, Connecting, Connector, Export, Login, Pool, PoolConfig, ProxySession, Refusal,
+    SessionState, UpstreamAddress,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use transport::{Intent, Outbox, Protocol, Stream};
+use transport::{Ended, Intent, Outbox, Protocol, Stream, Transit};
 
 /// Timeout for every wait; it turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -499,7 +499,12 @@ pub(crate) struct Client {
     stream: DuplexStream,
     outbox: Arc<Outbox>,
     draining: Arc<AtomicBool>,
+    leaving: Arc<AtomicBool>,
+    left: mpsc::UnboundedReceiver<Left>,
 }
+
+/// What is left of a client's server: the socket, the state in its text format, and the bytes on their way.
+type Left = (DuplexStream, String, Transit);
 
 impl Client {
     /// Logs in as `user` with the right password and opens the vhost `/`.
@@ -545,21 +550,57 @@ impl Client {
     }
 
     fn of((session, outbox): (ProxySession, Arc<Outbox>), frame_max: u32) -> Self {
-        let (stream, mut far) = tokio::io::duplex(1024 * 1024);
-        let draining = Arc::new(AtomicBool::new(false));
+        let (stream, far) = tokio::io::duplex(1024 * 1024);
+        Self::on((stream, far), (session, outbox), Vec::new(), frame_max)
+    }
+
+    /// A client whose server has read `input` already.
+    fn on(
+        (stream, mut far): (DuplexStream, DuplexStream),
+        (session, outbox): (ProxySession, Arc<Outbox>),
+        input: Vec<u8>,
+        frame_max: u32,
+    ) -> Self {
+        let (draining, leaving) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (leave, left) = mpsc::unbounded_channel();
         let mut server = ServerEnd {
             session,
             outbox: outbox.clone(),
             frame_max,
             intent: Intent::Run,
             draining: draining.clone(),
+            leaving: leaving.clone(),
+            exported: None,
         };
         tokio::spawn(async move {
-            let outbox = server.outbox.clone();
-            transport::drive(&mut far, &mut server, &outbox, 1024 * 1024, PATIENCE).await;
+            let (outbox, limits) = (server.outbox.clone(), (1024 * 1024, PATIENCE));
+            let ended = transport::drive_on(&mut far, &mut server, &outbox, limits, (&*input).into()).await;
+            if let (Ended::HandedOver(transit), Some(state)) = (ended, &server.exported) {
+                let _ = leave.send((far, serde_json::to_string(state).unwrap(), transit));
+            }
             server.session.end(transport::now());
         });
-        Self { stream, outbox, draining }
+        Self { stream, outbox, draining, leaving, left }
+    }
+
+    /// Has the client's server leave it to another process.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::SeqCst);
+        self.outbox.nudge();
+    }
+
+    /// Waits for that, and goes on in the pool of another process.
+    pub(crate) async fn go_on_in(mut self, pool: &Arc<Pool>) -> Self {
+        self.leave();
+        let (far, state, transit) = soon("the session to leave", self.left.recv()).await.expect("it leaves");
+        let state: SessionState = serde_json::from_str(&state).unwrap();
+        let info = ClientInfo { id: 2, peer: "127.0.0.1:1".to_owned() };
+        let login = pool.authenticate(state.credentials().unwrap(), info);
+        let login = soon("a login", login).await.unwrap();
+        let (mut session, outbox) = Box::pin(Self::session(pool, login, 131_072, Capabilities::ALL)).await;
+        outbox.append(|buf| buf.tail().extend_from_slice(&transit.output));
+        session.import(state, transport::now()).unwrap();
+        Self::on((self.stream, far), (session, outbox), transit.input, 131_072)
     }
 
     /// Drains the client's server: it closes the connection when the session is settled.
@@ -660,9 +701,27 @@ struct ServerEnd {
     frame_max: u32,
     intent: Intent,
     draining: Arc<AtomicBool>,
+    leaving: Arc<AtomicBool>,
+    exported: Option<SessionState>,
 }
 
 impl ServerEnd {
+    /// Takes the next step to another process, if it is to leave.
+    fn leave(&mut self, now: Instant) {
+        if self.intent == Intent::Finish || !self.leaving.load(Ordering::SeqCst) {
+            return;
+        }
+        match self.session.export(now) {
+            Export::Later => {}
+            Export::Leaving => self.intent = Intent::Pause,
+            Export::Left(state) => {
+                self.exported = Some(*state);
+                self.intent = Intent::HandOver;
+            }
+            Export::Impossible(why) => self.validate(Err(Fault::new(amqp::ReplyCode::ConnectionForced, why))),
+        }
+    }
+
     fn validate(&mut self, result: Result<(), Fault>) {
         let Err(fault) = result else { return };
         let close = connection::Close {
@@ -709,6 +768,7 @@ impl Protocol for ServerEnd {
         }
         self.session.flush(now);
         self.check_room();
+        self.leave(now);
         taken
     }
 
@@ -728,6 +788,7 @@ impl Protocol for ServerEnd {
             self.validate(Err(Fault::new(amqp::ReplyCode::ConnectionForced, "shutdown")));
         }
         self.check_room();
+        self.leave(now);
     }
 
     fn handle_room(&mut self) {

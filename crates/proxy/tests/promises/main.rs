@@ -21,6 +21,7 @@ mod bounded_consumers_share;
 mod channels_are_as_many_as_promised;
 mod channels_are_opened_at_the_brokers_pace;
 mod channels_are_reused_only_when_clean;
+mod clients_go_on_in_another_process;
 mod confirms_in_flight_are_awaited;
 mod connections_are_shared_evenly;
 mod errors_pass_exactly;

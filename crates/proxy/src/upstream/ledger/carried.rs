@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use amqp::method::basic;
 use amqp::{Method, RawTable};
+use serde::{Deserialize, Serialize};
 
 use super::position::{StreamPosition, refuses_offset};
 use super::prefetch::PrefetchState;
@@ -31,11 +32,12 @@ pub(crate) struct Carried {
     pub(crate) lost_since: Option<Instant>,
 }
 
-/// A consumer that the broker has, or will have once the method arrives.
-#[derive(Debug, Clone)]
+/// A consumer that the broker has, or will have once the method arrives. Part of [`crate::session::state`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Consumer {
     tag: Box<str>,
     /// The method that made the consumer, with no-wait.
+    #[serde(with = "crate::encoded")]
     method: Box<[u8]>,
     /// How far it has read, if its queue is a stream.
     position: StreamPosition,
@@ -44,6 +46,7 @@ pub(crate) struct Consumer {
     /// Whether it is a client's end of direct reply-to.
     pub(crate) is_reply_to: bool,
     /// Keeps its queue alive, if that is deleted with its last consumer.
+    #[serde(skip)]
     consuming: Option<Consuming>,
 }
 
@@ -104,6 +107,12 @@ impl Carried {
         meant.all(|other| other == queue).then(|| queue.into())
     }
 
+    /// Whether a consumer would not be the same on another upstream channel: a client's end of direct reply-to, or one whose
+    /// queue is deleted when it has no consumer for a moment.
+    pub(super) fn has_bound_consumers(&self) -> bool {
+        self.consumers.iter().any(|consumer| consumer.is_reply_to || consumer.consuming.is_some())
+    }
+
     pub(super) fn forget_consumer(&mut self, tag: &str) {
         self.consumers.retain(|consumer| *consumer.tag != *tag);
     }
@@ -156,8 +165,8 @@ impl Consumer {
     }
 }
 
-/// Maps the messages of a lease to the client's numbers.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+/// Maps the messages of a lease to the client's numbers. Part of [`crate::session::state`].
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Numbers {
     /// The number before that of the first message.
     pub(super) offset: u64,

@@ -7,9 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use amqp::{ContentHeader, FieldTable, FieldValue, Properties, RawTable};
 use memchr::memmem;
+use serde::{Deserialize, Serialize};
 
-/// The position of a consumer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The position of a consumer. Part of [`crate::session::state`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum StreamPosition {
     /// It began at the next message, at this time in seconds since 1970, and nothing was delivered.
     Next(u64),

@@ -4,8 +4,11 @@
 //! whole channel beside those of the consumers; RabbitMQ 4 gives each later consumer the latest limit, whatever its
 //! flag. So each consumer is made behind the limits that were in force when the client made it, in both readings.
 
-/// The limits of a channel; 0 is none. The default is that of a channel that nobody has used.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+use serde::{Deserialize, Serialize};
+
+/// The limits of a channel; 0 is none. The default is that of a channel that nobody has used. Part of
+/// [`crate::session::state`].
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PrefetchState {
     /// The latest without the flag `global`.
     pub(crate) each: u16,

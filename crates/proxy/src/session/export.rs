@@ -1,0 +1,156 @@
+//! A client that goes on in another process: its channels leave their upstream connections, and what is left is a state that a
+//! session of another pool begins with. Its channels are placed there as after the loss of an upstream connection (P7).
+
+use std::time::Instant;
+
+use amqp::{Fault, Frame};
+
+use super::state::{ChannelState, SessionState};
+use super::{Life, ProxySession};
+use crate::frames::stored_frames;
+use crate::upstream::Role;
+
+/// How far a client is on its way to another process.
+#[derive(Debug)]
+pub enum Export {
+    /// It depends on its upstream connection, for this reason.
+    Impossible(&'static str),
+    /// It cannot leave now; it is to be served on, and asked again after the next frame or nudge.
+    Later,
+    /// Its channels leave their upstream connections: no frame may be passed to the session any more. It is to be asked again
+    /// after the next nudge.
+    Leaving,
+    /// Nothing of it is left here: the session has ended.
+    Left(Box<SessionState>),
+}
+
+impl ProxySession {
+    /// Takes the next step on the client's way to another process.
+    pub fn export(&mut self, now: Instant) -> Export {
+        self.output.now = now;
+        if !self.is_exporting {
+            if let Some(why) = self.bound_by() {
+                return Export::Impossible(why);
+            }
+            if self.is_in_between() {
+                return Export::Later;
+            }
+            self.is_exporting = true;
+            self.leave_all();
+        }
+        self.flush(now);
+        let has_left =
+            self.channels.iter().flat_map(|(_, channel)| channel.sides()).all(|side| side.has_left());
+        if !has_left || self.link.has_events() {
+            return Export::Leaving;
+        }
+        Export::Left(Box::new(self.take_state(now)))
+    }
+
+    /// What the client has that ends with its upstream connection.
+    fn bound_by(&self) -> Option<&'static str> {
+        let is_bound =
+            || self.channels.iter().flat_map(|(_, channel)| channel.sides()).any(|side| side.is_bound());
+        let is_lost = || self.link.declarer().is_some_and(|declarer| declarer.declarations().is_none());
+        if self.life != Life::Open {
+            Some("it closes its connection")
+        } else if self.exclusive {
+            Some("it has an exclusive queue")
+        } else if self.auto_delete || is_bound() {
+            Some("it has a transaction, direct reply-to, or an auto-delete queue")
+        } else if !self.link.kept.keeps_messages() {
+            Some("it publishes again by itself")
+        } else if is_lost() {
+            Some("it has declared too much that is not durable")
+        } else {
+            None
+        }
+    }
+
+    /// Whether something is under way that has to end first.
+    fn is_in_between(&self) -> bool {
+        let vhost = &*self.virtual_host;
+        self.unanswered_secrets > 0
+            || self.budget.waits()
+            || self.budget.has_stream()
+            || self.is_streaming()
+            || self.channels.iter().any(|(_, channel)| channel.is_closing())
+            || self.pool.topologies().is_torn(vhost, self.link.declarer_id())
+    }
+
+    /// Has all channels leave their upstream connections. A channel that had begun to move does so anyway.
+    fn leave_all(&mut self) {
+        let placed: Vec<_> = self
+            .channels
+            .iter()
+            .flat_map(|(number, channel)| {
+                let is_placed = |role: &Role| channel.side(*role).is_some_and(|side| side.is_placed());
+                let roles = [Role::General, Role::Publishing].into_iter().filter(is_placed);
+                roles.map(move |role| (number, role, channel.is_own()))
+            })
+            .collect();
+        for (number, role, own) in placed {
+            self.leave_side(number, role, own);
+        }
+    }
+
+    /// Ends the session, all of whose channels have left.
+    fn take_state(&mut self, now: Instant) -> SessionState {
+        let mut channels = Vec::new();
+        let closing = self.channels.closing().map(|number| ChannelState { number, open: None });
+        channels.extend(closing);
+        for (number, mut channel) in self.channels.drain() {
+            let was_own = channel.is_own();
+            channel.sides_mut().for_each(|side| _ = side.rest());
+            if was_own && !channel.is_own() {
+                channel.divide();
+            }
+            channels.push(ChannelState::of(number, *channel));
+        }
+        let declarations =
+            self.link.declarer().and_then(|declarer| declarer.declarations()).unwrap_or_default();
+        let state = SessionState::new(&self.credentials, self.suspect, channels, declarations);
+        self.end(now);
+        state
+    }
+
+    /// Begins where a session of another process has left. To be called before anything else.
+    ///
+    /// # Errors
+    /// As [`Self::handle_frame`].
+    pub fn import(&mut self, state: SessionState, now: Instant) -> Result<(), Fault> {
+        self.output.now = now;
+        self.suspect = state.is_suspect;
+        if let Some(declarer) = self.link.declarer() {
+            for method in &state.declarations {
+                declarer.remember_again(&self.link, &method.0);
+            }
+        }
+        let (mut open, mut incomplete) = (Vec::new(), Vec::new());
+        for ChannelState { number, open: state } in state.channels {
+            let Some(state) = state else {
+                self.channels.open(number, Box::default());
+                self.channels.start_closing(number);
+                continue;
+            };
+            let (channel, frames) = state.into_channel();
+            self.held += channel.held();
+            self.channels.open(number, Box::new(channel));
+            open.push(number);
+            incomplete.push((number, frames));
+        }
+        for number in open {
+            self.place(number, Role::General)?;
+            self.place(number, Role::Publishing)?;
+            self.line_up(number);
+        }
+        for (channel, frames) in incomplete {
+            for (kind, payload) in stored_frames(&frames) {
+                self.handle_frame(Frame { kind, channel, payload }, &[], now)?;
+            }
+        }
+        let result = self.go_on();
+        self.flush(now);
+        result
+    }
+}

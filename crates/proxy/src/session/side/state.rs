@@ -1,0 +1,88 @@
+//! What of a side goes on in another process: see [`crate::session::state`].
+
+use serde::{Deserialize, Serialize};
+
+use super::{Setup, Side, SidePlacement};
+use crate::upstream::{Carried, Consumer, Numbers, PrefetchState};
+
+/// A side of which nothing is left at the broker.
+#[derive(Serialize, Deserialize)]
+pub(in crate::session) struct SideState {
+    /// Set if it has something to do there: it is to be placed, on the client's own connection or not.
+    own: Option<bool>,
+    #[serde(with = "crate::encoded")]
+    held: Vec<u8>,
+    touched: bool,
+    confirm: bool,
+    prefetch: PrefetchState,
+    numbers: Numbers,
+    consumers: Vec<Consumer>,
+    /// The last delivery tag that the client has received.
+    delivered: u64,
+    last_queue: Option<Box<str>>,
+}
+
+impl Side {
+    /// Whether nothing of it is left at the broker.
+    pub(in crate::session) fn has_left(&self) -> bool {
+        matches!(self.place, SidePlacement::Nowhere | SidePlacement::Waiting { .. })
+    }
+
+    /// Returns whether it has nothing to do at the broker: it is then placed with the next frame.
+    pub(in crate::session) fn rest(&mut self) -> bool {
+        let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
+        if !goes_on {
+            self.touched = false;
+            self.place = SidePlacement::Nowhere;
+        }
+        !goes_on
+    }
+
+    /// Whether it has a state that ends with its upstream channel, or would not be the same afterwards.
+    pub(in crate::session) fn is_bound(&self) -> bool {
+        self.transactional || self.ledger.as_ref().is_some_and(|ledger| ledger.has_bound_consumers())
+    }
+
+    /// The state of a side that [has left](Self::has_left).
+    pub(in crate::session) fn into_state(self) -> SideState {
+        let Self { place, held, touched, setup, carried, last_queue, .. } = self;
+        let own = match place {
+            SidePlacement::Waiting { own, .. } => Some(own),
+            _ => None,
+        };
+        SideState {
+            own,
+            held,
+            touched,
+            confirm: setup.confirm,
+            prefetch: setup.prefetch,
+            numbers: carried.numbers,
+            consumers: carried.consumers,
+            delivered: carried.delivered,
+            last_queue: last_queue.or(carried.last_queue),
+        }
+    }
+
+    /// A side that is to be placed if it has something to do.
+    pub(in crate::session) fn from_state(state: SideState) -> Self {
+        let SideState { own, held, touched, confirm, prefetch, numbers, consumers, delivered, last_queue } =
+            state;
+        let resuming = !consumers.is_empty();
+        Self {
+            place: own.map_or(SidePlacement::Nowhere, |own| SidePlacement::Waiting { own, resuming }),
+            held,
+            touched,
+            setup: Setup { confirm, prefetch },
+            carried: Carried {
+                numbers,
+                confirming: confirm,
+                consumers,
+                prefetch,
+                delivered,
+                ..Carried::default()
+            },
+            last_queue,
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What of a client's session goes on in another process, with the client's socket.
+//!
+//! The names of the fields are a format between two processes, of which one may be a later release: a change of them, or of
+//! the types in them, is a new [`FORMAT`].
+
+use amqp::Credentials;
+use amqp::sasl::Mechanism;
+use serde::{Deserialize, Serialize};
+
+use super::channel::Channel;
+use super::side::{Side, SideState};
+use super::validate::PrefetchLimits;
+use crate::encoded;
+
+/// The format of [`SessionState`]. A process takes no other one.
+pub const FORMAT: u32 = 1;
+
+/// A session, for which the pool has nothing left at the broker.
+///
+/// It has the client's password or token, and must be seen by nobody else.
+#[derive(Serialize, Deserialize)]
+pub struct SessionState {
+    login: LoginState,
+    /// Whether the client may have made a broker close a shared connection.
+    pub(super) is_suspect: bool,
+    pub(super) channels: Vec<ChannelState>,
+    /// The encoded methods of declarations that a restart of the broker would undo.
+    pub(super) declarations: Vec<EncodedMethod>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LoginState {
+    mechanism: String,
+    username: String,
+    authorize_as: Option<String>,
+    #[serde(with = "encoded")]
+    secret: Vec<u8>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ChannelState {
+    pub(super) number: u16,
+    /// `None` if the broker has closed it, and the client has not confirmed that yet.
+    pub(super) open: Option<OpenState>,
+}
+
+/// An open channel.
+#[derive(Serialize, Deserialize)]
+pub(super) struct OpenState {
+    general: SideState,
+    publishing: Option<SideState>,
+    #[serde(with = "encoded")]
+    in_line: Vec<u8>,
+    /// The frames of an incomplete message.
+    #[serde(with = "encoded")]
+    incomplete: Vec<u8>,
+    risked: bool,
+    limit_of_each: Option<u16>,
+    limit_of_all: Option<u16>,
+    has_declared: bool,
+}
+
+/// The payload of a method frame.
+#[derive(Serialize, Deserialize)]
+pub(super) struct EncodedMethod(#[serde(with = "encoded")] pub(super) Vec<u8>);
+
+impl std::fmt::Debug for SessionState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (user, channels) = (&self.login.username, self.channels.len());
+        f.debug_struct("SessionState")
+            .field("user", user)
+            .field("channels", &channels)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SessionState {
+    pub(super) fn new(
+        credentials: &Credentials,
+        is_suspect: bool,
+        channels: Vec<ChannelState>,
+        declarations: Vec<Vec<u8>>,
+    ) -> Self {
+        let Credentials { mechanism, username, authorize_as, secret } = credentials;
+        let login = LoginState {
+            mechanism: mechanism.name().to_owned(),
+            username: username.clone(),
+            authorize_as: authorize_as.clone(),
+            secret: secret.expose().to_vec(),
+        };
+        let declarations = declarations.into_iter().map(EncodedMethod).collect();
+        Self { login, is_suspect, channels, declarations }
+    }
+
+    /// What the client has logged in with.
+    pub fn credentials(&self) -> Option<Credentials> {
+        let LoginState { mechanism, username, authorize_as, secret } = &self.login;
+        let plain = Credentials::plain(username.clone(), secret.clone());
+        let (mechanism, authorize_as) = (Mechanism::from_name(mechanism)?, authorize_as.clone());
+        Some(Credentials { mechanism, authorize_as, ..plain })
+    }
+}
+
+impl ChannelState {
+    /// That of a channel of which nothing is left at the broker.
+    pub(super) fn of(number: u16, channel: Channel) -> Self {
+        let incomplete = channel.incoming().map(|message| message.held().to_vec()).unwrap_or_default();
+        let Channel { general, publishing, in_line, risked, limits, has_declared, .. } = channel;
+        let open = OpenState {
+            general: general.into_state(),
+            publishing: publishing.map(|side| side.into_state()),
+            in_line,
+            incomplete,
+            risked,
+            limit_of_each: limits.each,
+            limit_of_all: limits.all,
+            has_declared,
+        };
+        Self { number, open: Some(open) }
+    }
+}
+
+impl OpenState {
+    /// The channel, and the frames of the incomplete message, which are not in it yet.
+    pub(super) fn into_channel(self) -> (Channel, Vec<u8>) {
+        let channel = Channel {
+            general: Side::from_state(self.general),
+            publishing: self.publishing.map(|side| Box::new(Side::from_state(side))),
+            in_line: self.in_line,
+            risked: self.risked,
+            limits: PrefetchLimits { each: self.limit_of_each, all: self.limit_of_all },
+            has_declared: self.has_declared,
+            ..Channel::default()
+        };
+        (channel, self.incomplete)
+    }
+}
