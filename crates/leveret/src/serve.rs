@@ -93,12 +93,12 @@ pub(crate) async fn run(
         levels.clone().or_else(|| spool_levels.clone()),
         tls.server.clone(),
     ));
-    succession.complete(&backend, &drain).await?;
+    succession.complete(&backend, &server, &drain).await?;
     let BoundListeners { clients, relays: of_relays, http, sockets } = listeners;
     clients.serve(&server, &config, &relays, &tls);
     relays.serve(of_relays, &server, &config, &tls);
     notifier.keep(&sockets);
-    offer.open(sockets, succession.has_replaced());
+    offer.open(sockets, server.clone(), succession.has_replaced());
     let upgrades = Upgrades::serve_of_process(&offer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {

@@ -131,7 +131,7 @@ mod config;
 mod connector;
 #[cfg(test)]
 mod dice;
-mod encoded;
+pub mod encoded;
 mod frames;
 mod histogram;
 mod identities;

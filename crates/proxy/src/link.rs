@@ -40,6 +40,8 @@ pub(crate) struct ClientLink {
     /// The node of a cluster that the client is at, as it would be with a connection of its own: the others learn of what is
     /// declared there a moment later, until when a message that is published to them finds no queue.
     home: Mutex<Option<SocketAddr>, { Rank::Leaf as u8 }>,
+    /// Whether the client is on its way to another process, for which the close of its channels has to come.
+    is_leaving: AtomicBool,
     /// Whether `events` may be non-empty.
     has_events: AtomicBool,
     events: Mutex<Events, { Rank::UpstreamClient as u8 }>,
@@ -112,6 +114,7 @@ impl ClientLink {
             blocked: AtomicUsize::new(0),
             declarer: None,
             home: Mutex::default(),
+            is_leaving: AtomicBool::new(false),
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
         }
@@ -216,7 +219,15 @@ impl ClientLink {
     /// Whether the client's own connection may be read. If not, [`crate::ProxySession::handle_room`] is called
     /// when it may.
     pub(crate) fn has_room(&self) -> bool {
-        self.outbox.has_room_below(self.outbox.limit().min(self.waiting.allowance()))
+        let usual = self.outbox.limit().min(self.waiting.allowance());
+        let limit = if self.is_leaving.load(Ordering::Relaxed) { LEAVING } else { usual };
+        self.outbox.has_room_below(limit.max(usual))
+    }
+
+    /// The client is on its way to another process: what is in front of the close of its channels is read, although the client
+    /// may not read it now.
+    pub(crate) fn begin_leaving(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
     }
 
     /// Whether the client may send more requests: replies to earlier ones have not used up the client's share
@@ -251,3 +262,7 @@ impl ClientLink {
         }
     }
 }
+
+/// Bytes that may wait for a client on its way to another process. A broker has no more under way to a consumer without a bound
+/// than what fits into its socket, ours, and some messages in between.
+const LEAVING: usize = 32 << 20;

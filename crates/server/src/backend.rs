@@ -210,6 +210,30 @@ impl Backend {
             Err(refusal) => Err(LoginError::from(refusal).into_fault()),
         }
     }
+
+    /// Continues a client's session of another process, whose pool was in front of the same upstream.
+    ///
+    /// # Errors
+    /// As [`Self::open_upstream`], and the refusal of the login.
+    pub(crate) async fn resume_upstream(
+        &self,
+        (credentials, state): (Credentials, proxy::SessionState),
+        client: LoginRequest,
+        request: &OpenRequest,
+        outbox: Arc<Outbox>,
+    ) -> Result<Box<dyn BackendSession>, Fault> {
+        let Self::Upstream(pool) = self else {
+            let text = "this server is not in front of the client's broker any more";
+            return Err(Fault::new(ReplyCode::ConnectionForced, text));
+        };
+        let opened = async {
+            let login = pool.authenticate(credentials, info_of(client)).await?;
+            pool.open(login, &request.virtual_host, client_side(request, outbox)).await
+        };
+        let mut session = opened.await.map_err(|refusal| LoginError::from(refusal).into_fault())?;
+        session.import(state, transport::now())?;
+        Ok(Box::new(session))
+    }
 }
 
 pub(crate) fn info_of(client: LoginRequest) -> proxy::ClientInfo {

@@ -9,13 +9,14 @@ use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
+use crate::amqp::connection::ConnectionState;
 use crate::limits::ConnectionLease;
 use crate::registry::{Arrival, ClientSession, OpenConnection, RegisteredConnection};
 use crate::server::{Newcomer, Shared};
 use crate::websocket::Carriage;
 
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes of a user's name that are logged: no user has a longer one, but an MQTT client can claim 64 KiB.
 const MAX_USER: usize = 255;
@@ -66,6 +67,10 @@ pub(crate) struct ConnectionCore {
     end: Option<(Ending, String)>,
     /// The access-log record, if there is an access log.
     pub(crate) record: Option<Box<AccessRecord>>,
+    /// The client depends on its connection to the upstream, and cannot go on in another process.
+    pub(crate) is_bound: bool,
+    /// What another process has to know to go on with the client, once it is to have the socket.
+    pub(crate) departing: Option<Box<ConnectionState>>,
     /// The entry in the registry, once the connection is open.
     registered: Option<RegisteredConnection>,
 }
@@ -87,6 +92,8 @@ impl ConnectionCore {
             rested_until: None,
             end: None,
             record,
+            is_bound: false,
+            departing: None,
             registered: None,
         }
     }
@@ -139,6 +146,17 @@ impl ConnectionCore {
         }
     }
 
+    /// The entry in the registry, while the connection is open.
+    pub(crate) fn view(&self) -> Option<&Arc<OpenConnection>> {
+        self.registered.as_ref().map(RegisteredConnection::connection)
+    }
+
+    /// Whether the client may be handed over to another process: the state of TLS and of WebSocket is in this one.
+    pub(crate) fn may_be_handed_over(&self) -> bool {
+        let Arrival { tls, websocket, .. } = self.arrival;
+        self.shared.successor().is_some() && !tls && !websocket && !self.is_bound
+    }
+
     /// Shows operators how many channels the client has in front of an upstream.
     pub(crate) fn set_upstream_channels(&self, count: usize) {
         if let Some(registered) = &self.registered {
@@ -166,9 +184,10 @@ impl ConnectionCore {
         self.shared.must_leave(self.id)
     }
 
-    /// Until when a client keeps its connection while the server drains, if its requests are not answered before.
-    pub(crate) fn settle_deadline(&mut self, now: Instant) -> Instant {
-        *self.deadline.get_or_insert(now + SETTLE_TIMEOUT)
+    /// Until when a client keeps its connection while the server drains, if nothing more is to be waited for before: at most
+    /// this long from the first call.
+    pub(crate) fn settle_deadline(&mut self, now: Instant, limit: Duration) -> Instant {
+        *self.deadline.get_or_insert(now + limit)
     }
 
     /// Whether [`Self::deadline`] has passed.
@@ -267,6 +286,21 @@ impl<P: ProtocolState> ClientConnection<P> {
     pub(crate) fn new(shared: &Arc<Shared>, newcomer: Newcomer, outbox: &Arc<Outbox>) -> Self {
         let since = newcomer.since;
         Self(P::new(ConnectionCore::new(shared, newcomer, outbox), since))
+    }
+
+    /// One that was open before: `resume` creates its protocol's part.
+    pub(crate) fn resume(
+        shared: &Arc<Shared>,
+        newcomer: Newcomer,
+        outbox: &Arc<Outbox>,
+        resume: impl FnOnce(ConnectionCore) -> P,
+    ) -> Self {
+        Self(resume(ConnectionCore::new(shared, newcomer, outbox)))
+    }
+
+    /// Takes what another process has to know that goes on with the client.
+    pub(crate) fn take_departing(&mut self) -> Option<ConnectionState> {
+        self.0.core_mut().departing.take().map(|state| *state)
     }
 
     /// Takes the access-log record when the connection has ended.

@@ -20,6 +20,10 @@ counters! {
     connections_opened,
     /// Connections that have ended.
     connections_closed,
+    /// Connections whose client has left for another process, or was to.
+    connections_handed_over,
+    /// Connections whose client has come from another process.
+    connections_resumed,
     /// Connections turned away by a limit.
     connections_refused,
     /// Logins refused.

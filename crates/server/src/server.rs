@@ -1,6 +1,7 @@
 //! Accepts connections and drains them.
 
 mod drain;
+mod succession;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,11 +16,12 @@ use amqp::table::FieldValue;
 use broker::{Compatibility, FrontEnd};
 use slab::Slab;
 use sync::{Mutex, Rank};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use transport::{Ended, Listener, Outbox, Peer, Stream, drive};
 
 use self::drain::Departures;
+pub use self::succession::{DepartingClient, MAX_CLIENT_STATE, ResumeError};
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::incomplete::Incomplete;
@@ -106,6 +108,8 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     /// Set when the drain begins.
     departures: OnceLock<Departures>,
+    /// Where clients go on when this server drains, if they can.
+    successor: OnceLock<mpsc::Sender<DepartingClient>>,
     /// The numbers and outboxes of all connections, to nudge them when the server drains.
     connections: Mutex<Slab<(u64, Arc<Outbox>)>, { Rank::Leaf as u8 }>,
     /// The tasks that accept connections; each ends and releases its socket when the drain begins.
@@ -192,6 +196,7 @@ impl Server {
             spool: OnceLock::new(),
             next_id: AtomicU64::new(1),
             departures: OnceLock::new(),
+            successor: OnceLock::new(),
             connections: Mutex::default(),
             accepting: Mutex::default(),
             emptied: Notify::new(),
@@ -374,6 +379,11 @@ impl Server {
 }
 
 impl Shared {
+    /// The number of another connection.
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
     pub(crate) fn refuse(&self, id: u64, peer: Peer, transport: Transport, limit: LimitReached) {
         self.metrics.connections_refused.add(1);
         self.metrics.connections_closed.add(1);
@@ -444,7 +454,7 @@ impl Newcomer {
 }
 
 fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer) {
-    let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
+    let id = shared.next_id();
     shared.metrics.connections_opened.add(1);
     match shared.counter.enter(entrance.counted_ip(peer)) {
         Ok(lease) => {
@@ -492,7 +502,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
     let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut newcomer));
     let passed = tokio::select! {
         passed = tokio::time::timeout_at(deadline.into(), passing) => Some(passed),
-        () = shared.drain_begun() => None,
+        () = shared.turns_newcomers_away() => None,
     };
     let reason = match passed {
         Some(Ok(Ok(Some(stream)))) => return enter(shared, &entrance, stream, newcomer),
@@ -548,8 +558,7 @@ pub(crate) fn run<P: ProtocolState>(
         let config = &shared.config;
         let ended =
             drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
-        let reason = reason_of(connection.reason(), ended);
-        shared.closed(connection.take_record(), id, peer, outbox.sent(), &reason);
+        succession::finish(&shared, stream, connection, (id, peer), ended, outbox.sent()).await;
         drop(listed);
     }
 }
@@ -558,7 +567,7 @@ pub(crate) fn run<P: ProtocolState>(
 pub(crate) fn reason_of(reason: Option<&str>, ended: Ended) -> String {
     match (reason, ended) {
         (Some(reason), _) => reason.to_owned(),
-        (None, Ended::Finished | Ended::Eof) => "closed".to_owned(),
+        (None, Ended::Finished | Ended::Eof | Ended::HandedOver(_)) => "closed".to_owned(),
         (None, Ended::WriteTimeout) => "write timed out".to_owned(),
         (None, Ended::Io(error)) => error.to_string(),
     }

@@ -23,6 +23,16 @@ pub(super) fn write(server: &Server, out: &mut MetricsWriter) {
             "Client connections refused because of a limit.",
             &metrics.connections_refused,
         ),
+        (
+            "leveret_connections_handed_over_total",
+            "Client connections handed over to the successor of this process.",
+            &metrics.connections_handed_over,
+        ),
+        (
+            "leveret_connections_resumed_total",
+            "Client connections taken over from the predecessor of this process.",
+            &metrics.connections_resumed,
+        ),
         ("leveret_logins_refused_total", "Failed authentication attempts.", &metrics.logins_refused),
         ("rabbitmq_auth_attempts_failed_total", "Failed authentication attempts.", &metrics.logins_refused),
         ("leveret_received_bytes_total", "Bytes received from clients.", &metrics.bytes_received),

@@ -30,7 +30,24 @@ pub(super) struct Welcome {
 pub(super) struct Leave {
     /// The successor waits for the end, and so do its clients: they are all asked to leave at once.
     pub(super) at_once: bool,
+    /// The format of clients ([`proxy::FORMAT`]) that it can go on with, if it can.
+    #[serde(default)]
+    pub(super) clients: Option<u32>,
 }
+
+/// A client that goes on with the successor. Its state follows, in as many bytes, and then a [`Socket`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Client {
+    pub(super) bytes: usize,
+}
+
+/// The client's connection, which comes with it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Socket {}
+
+/// The successor has both.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Taken {}
 
 /// The predecessor's last word: the successor is the service now.
 #[derive(Debug, Serialize, Deserialize)]
@@ -127,7 +144,7 @@ mod tests {
         let sockets: Vec<_> = listeners.iter().map(|listener| listener.as_fd()).collect();
         let welcome = Welcome { version: "1".into(), sockets: sockets.len() };
         send_with_sockets(&mut one, &welcome, &sockets).unwrap();
-        send(&mut one, &Leave { at_once: true }).unwrap();
+        send(&mut one, &Leave { at_once: true, clients: None }).unwrap();
         let (received, sockets): (Welcome, _) = receive_with_sockets(&other).unwrap();
         let address = |socket| std::net::TcpListener::from(socket).local_addr().unwrap();
         let addresses: Vec<_> = sockets.into_iter().map(address).collect();

@@ -9,11 +9,14 @@
 //! | | `Welcome`: its version, and its listening sockets as ancillary data |
 //! | takes those sockets whose addresses its configuration has | leaves the files of Unix sockets alone from now on |
 //! | `Leave`: when it can serve; before that if it is a broker or has a spool | tells the service manager, answers `Left`, and drains |
-//! | waits for the end of the connection, if it starts only then | ends |
+//! | waits for the end of the connection, if it starts only then | |
+//! | otherwise goes on with the clients: answers each with `Taken` | `Client` for each that it can hand over: its state, then its socket |
+//! | | ends |
 //!
 //! Each message is a line of JSON. A successor that ends before `Leave` changes nothing, and one whose predecessor has ended by
 //! itself goes on.
 
+mod clients;
 mod messages;
 mod offer;
 mod predecessor;

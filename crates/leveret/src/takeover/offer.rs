@@ -1,16 +1,18 @@
 //! The predecessor's part.
 
-use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::process::Pid;
+use server::Server;
 use transport::SharedSockets;
 
+use super::clients;
 use super::messages::{Hello, Leave, Left, Welcome, receive, send, send_with_sockets};
 use super::{ANSWER_TIME, check_peer, socket_name};
 use crate::config::Config;
@@ -48,9 +50,21 @@ struct Offered {
 enum Place {
     /// It waits: this process does not serve yet.
     Starting,
-    Open(Arc<Vec<SharedSockets>>),
+    Open(Arc<Serving>),
     /// Nothing: this process shuts down.
     Withdrawn,
+}
+
+/// What serves in a process.
+struct Serving {
+    sockets: Vec<SharedSockets>,
+    server: Server,
+}
+
+impl fmt::Debug for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serving").field("sockets", &self.sockets).finish_non_exhaustive()
+    }
 }
 
 impl Offer {
@@ -77,13 +91,13 @@ impl Offer {
         Ok(offer)
     }
 
-    /// Called when this process serves from these sockets. If it `has_replaced` another, the files of Unix sockets are its own
+    /// Called when this process serves from these sockets, by `server`. If it `has_replaced` another, the files of Unix sockets are its own
     /// now; those of a service manager's are not.
-    pub(crate) fn open(&self, sockets: Vec<SharedSockets>, has_replaced: bool) {
+    pub(crate) fn open(&self, sockets: Vec<SharedSockets>, server: Server, has_replaced: bool) {
         if has_replaced {
             set_own(&sockets, true);
         }
-        self.set(Place::Open(Arc::new(sockets)));
+        self.set(Place::Open(Arc::new(Serving { sockets, server })));
     }
 
     /// Whether a successor can find this process.
@@ -126,12 +140,12 @@ impl Offer {
         stream.set_read_timeout(Some(ANSWER_TIME))?;
         stream.set_write_timeout(Some(ANSWER_TIME))?;
         let Some(Hello { version }) = receive(&mut stream)? else { return Ok(false) };
-        let Some(shared) = self.sockets() else { return Ok(false) };
+        let Some(serving) = self.serving() else { return Ok(false) };
         // It may accept from now on, so that files of Unix sockets stay whatever becomes of this process.
-        set_own(&shared, false);
-        let is_replaced = self.serve_welcomed(stream, &shared, &version, pid);
+        set_own(&serving.sockets, false);
+        let is_replaced = self.serve_welcomed(stream, &serving, &version, pid);
         if !matches!(is_replaced, Ok(true)) {
-            set_own(&shared, true);
+            set_own(&serving.sockets, true);
         }
         is_replaced
     }
@@ -139,33 +153,36 @@ impl Offer {
     fn serve_welcomed(
         &self,
         mut stream: UnixStream,
-        shared: &[SharedSockets],
+        serving: &Serving,
         version: &str,
         pid: Pid,
     ) -> io::Result<bool> {
-        welcome(&mut stream, shared)?;
+        welcome(&mut stream, &serving.sockets)?;
         let process = pid.as_raw_nonzero();
         tracing::info!(process, version, "a successor starts");
         stream.set_read_timeout(None)?;
-        let Some(Leave { at_once }) = receive(&mut stream)? else {
+        let Some(Leave { at_once, clients }) = receive(&mut stream)? else {
             tracing::warn!(process, "the successor has ended before it served; this process goes on");
             return Ok(false);
         };
         tracing::info!(process, version, "a successor takes over; shutting down");
         self.0.notifier.hand_over(process.get());
         send(&mut stream, &Left {})?;
+        if clients == Some(proxy::FORMAT) {
+            clients::hand_over(stream.try_clone()?, &serving.server)?;
+        }
         *self.0.successor.lock() = Some(stream);
         self.0.drainer.hand_over(at_once);
         Ok(true)
     }
 
-    /// The sockets, once this process serves; `None` if it shuts down.
-    fn sockets(&self) -> Option<Arc<Vec<SharedSockets>>> {
+    /// What serves, once this process does; `None` if it shuts down.
+    fn serving(&self) -> Option<Arc<Serving>> {
         let mut place = self.0.place.lock();
         loop {
             match &*place {
                 Place::Starting => self.0.changed.wait(&mut place),
-                Place::Open(sockets) => return Some(Arc::clone(sockets)),
+                Place::Open(serving) => return Some(Arc::clone(serving)),
                 Place::Withdrawn => return None,
             }
         }

@@ -82,31 +82,34 @@ impl Predecessor {
     }
 
     /// Asks it to end. Returns when the service manager knows of this process; if it has to end first, when it has ended:
-    /// clients that connect meanwhile wait at the sockets.
+    /// clients that connect meanwhile wait at the sockets. Otherwise it hands its clients over at the connection that is
+    /// returned.
     ///
     /// # Errors
     /// It answers something else, or cannot be waited for.
-    pub(crate) async fn replace(mut self) -> io::Result<()> {
+    pub(crate) async fn replace(self) -> io::Result<Option<UnixStream>> {
         let replaced = tokio::task::spawn_blocking(move || self.ask_to_leave()).await?;
         match replaced {
             Err(error) if is_gone(&error) => {
                 tracing::warn!("take_over: the process that ran has ended already");
-                Ok(())
+                Ok(None)
             }
             replaced => replaced,
         }
     }
 
-    fn ask_to_leave(&mut self) -> io::Result<()> {
+    fn ask_to_leave(mut self) -> io::Result<Option<UnixStream>> {
         let at_once = self.must_end_first;
-        send(&mut self.stream, &Leave { at_once })?;
+        let clients = (!at_once).then_some(proxy::FORMAT);
+        send(&mut self.stream, &Leave { at_once, clients })?;
         receive::<Left>(&mut self.stream)?;
+        self.stream.set_read_timeout(None)?;
         if at_once {
-            self.stream.set_read_timeout(None)?;
             // The end of the connection is that of the process.
             receive::<Left>(&mut self.stream)?;
+            return Ok(None);
         }
-        Ok(())
+        Ok(Some(self.stream))
     }
 }
 

@@ -1,9 +1,11 @@
 //! When the predecessor is asked to go: as late as a start allows.
 
-use server::Backend;
+use std::os::unix::net::UnixStream;
+
+use server::{Backend, Server};
 use transport::Inherited;
 
-use super::Predecessor;
+use super::{Predecessor, clients};
 use crate::config::Config;
 use crate::definitions;
 use crate::serve::ServeError;
@@ -33,13 +35,14 @@ impl Succession {
         let mut begun = Self { predecessor, has_replaced: false };
         if begun.predecessor.as_ref().is_some_and(Predecessor::must_end_first) {
             definitions::check(config).map_err(ServeError::Setting)?;
+            // Its clients connect again.
             begun.replace(drain).await?;
         }
         Ok(begun)
     }
 
     /// Asks the predecessor, if there is one left, to go, now that this process can serve; not if that cannot reach its
-    /// upstream.
+    /// upstream. `server` then goes on with those of its clients that can.
     ///
     /// # Errors
     ///
@@ -47,6 +50,7 @@ impl Succession {
     pub(crate) async fn complete(
         &mut self,
         backend: &Backend,
+        server: &Server,
         drain: &DrainRequest,
     ) -> Result<(), ServeError> {
         if let Backend::Upstream(pool) = backend
@@ -55,7 +59,10 @@ impl Succession {
         {
             return Err(ServeError::NotReady);
         }
-        self.replace(drain).await
+        if let Some(stream) = self.replace(drain).await? {
+            clients::take_over(stream, server);
+        }
+        Ok(())
     }
 
     /// Whether another process has left its place to this one.
@@ -63,13 +70,13 @@ impl Succession {
         self.has_replaced
     }
 
-    async fn replace(&mut self, drain: &DrainRequest) -> Result<(), ServeError> {
-        let Some(predecessor) = self.predecessor.take() else { return Ok(()) };
+    async fn replace(&mut self, drain: &DrainRequest) -> Result<Option<UnixStream>, ServeError> {
+        let Some(predecessor) = self.predecessor.take() else { return Ok(None) };
         if drain.is_made() {
             return Err(ServeError::Interrupted);
         }
-        predecessor.replace().await.map_err(ServeError::TakeOver)?;
+        let stream = predecessor.replace().await.map_err(ServeError::TakeOver)?;
         self.has_replaced = true;
-        Ok(())
+        Ok(stream)
     }
 }

@@ -37,6 +37,8 @@ impl ProxySession {
             }
             self.is_exporting = true;
             self.leave_all();
+            self.link.begin_leaving();
+            self.handle_room();
         }
         self.flush(now);
         let has_left =

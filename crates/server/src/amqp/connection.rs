@@ -1,5 +1,7 @@
 //! A client's AMQP connection: handshake, heartbeats, channel 0, and the session on the backend.
 
+mod succession;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,9 +15,11 @@ use amqp::sasl::{Credentials, Mechanism};
 use sync::work;
 use transport::Intent;
 
+pub(crate) use self::succession::ConnectionState;
+use self::succession::PROTOCOL;
 use super::session::BackendSession;
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
-use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState};
+use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{OpenConnection, Opening};
 use crate::spool::PendingLogin;
 use crate::websocket::Carriage;
@@ -41,6 +45,8 @@ pub(crate) struct AmqpConnection {
 enum AmqpPhase {
     Handshake(Box<Handshake>),
     Open(Box<dyn BackendSession>),
+    /// It was open in another process, and has no session here yet: the registry entry to be.
+    Resuming(Arc<OpenConnection>),
     /// The client sent connection.close, and its session has not finished closing.
     Leaving(Box<dyn BackendSession>),
     /// We sent connection.close: everything but close-ok is discarded.
@@ -167,7 +173,7 @@ impl AmqpConnection {
         let view = OpenConnection::new(Opening {
             id: self.core.id,
             arrival: self.core.arrival,
-            protocol: "AMQP 0-9-1",
+            protocol: PROTOCOL,
             user: &handshake.user,
             vhost: &request.virtual_host,
             mechanism: handshake.mechanism,
@@ -202,6 +208,9 @@ impl AmqpConnection {
 
     fn answered(&mut self, answer: Answer, now: Instant) {
         self.asking = None;
+        if let AmqpPhase::Resuming(_) = &self.phase {
+            return self.resumed(answer, now);
+        }
         let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         self.intent = Intent::Run;
         match answer {
@@ -381,11 +390,11 @@ impl AmqpConnection {
 
     /// While the server drains: closes an open client once its publishes are confirmed or the time limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
-        let AmqpPhase::Open(session) = &self.phase else { return };
-        if !self.core.must_leave() {
+        if !self.is_open() || !self.core.must_leave() || self.leaves_for_successor(now) {
             return;
         }
-        let deadline = self.core.settle_deadline(now);
+        let AmqpPhase::Open(session) = &self.phase else { return };
+        let deadline = self.core.settle_deadline(now, SETTLE_TIMEOUT);
         let is_settled = session.is_settled();
         if is_settled || deadline <= now {
             let is_idle = is_settled && self.core.outbox.backlog() == 0;
@@ -396,6 +405,11 @@ impl AmqpConnection {
                 self.core.deadline = Some(now + self.core.shared.config.drain_idle_timeout);
             }
         }
+    }
+
+    /// Whether the client sends and expects heartbeats.
+    fn is_alive(&self) -> bool {
+        matches!(self.phase, AmqpPhase::Open(_) | AmqpPhase::Resuming(_))
     }
 
     /// Records the session's upstream connections while it has them.
@@ -493,7 +507,7 @@ impl ProtocolState for AmqpConnection {
         }
         match self.phase {
             AmqpPhase::Open(_) | AmqpPhase::Closing => taken + self.take_frames(&input[taken..], now),
-            AmqpPhase::Handshake(_) => taken,
+            AmqpPhase::Handshake(_) | AmqpPhase::Resuming(_) => taken,
             // A client that has closed its connection has nothing to add.
             AmqpPhase::Leaving(_) | AmqpPhase::Over => input.len(),
         }
@@ -509,7 +523,7 @@ impl ProtocolState for AmqpConnection {
                 self.core
                     .ends(Ending::Normal, || "client went away without closing the connection".to_owned());
             }
-            AmqpPhase::Leaving(_) | AmqpPhase::Closing | AmqpPhase::Over => {}
+            AmqpPhase::Resuming(_) | AmqpPhase::Leaving(_) | AmqpPhase::Closing | AmqpPhase::Over => {}
         }
         self.end_session(now);
         self.finish();
@@ -524,7 +538,11 @@ impl ProtocolState for AmqpConnection {
         {
             return self.fail(Fault::new(ReplyCode::ConnectionForced, reason.into_string()), now);
         }
-        if self.core.shared.is_draining() && matches!(self.phase, AmqpPhase::Handshake(_)) {
+        let shared = &self.core.shared;
+        if shared.is_draining()
+            && shared.successor().is_none()
+            && matches!(self.phase, AmqpPhase::Handshake(_))
+        {
             self.core.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             return self.finish();
         }
@@ -561,7 +579,7 @@ impl ProtocolState for AmqpConnection {
 
     fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
         self.leave_when_settled(now);
-        if !self.is_open() && self.core.is_late(now) {
+        if !self.is_alive() && self.core.is_late(now) {
             if let AmqpPhase::Leaving(session) = &self.phase {
                 let is_answered = session.has_stored_publishes();
                 self.end_session(now);
@@ -573,7 +591,7 @@ impl ProtocolState for AmqpConnection {
             self.finish();
             return;
         }
-        if !self.is_open() {
+        if !self.is_alive() {
             return;
         }
         if is_unread {
@@ -598,8 +616,12 @@ impl ProtocolState for AmqpConnection {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let AmqpPhase::Open(session) = &self.phase else { return None };
-        [self.heartbeat.next_deadline(), session.next_deadline()].into_iter().flatten().min()
+        let of_session = match &self.phase {
+            AmqpPhase::Open(session) => session.next_deadline(),
+            AmqpPhase::Resuming(_) => None,
+            _ => return None,
+        };
+        [self.heartbeat.next_deadline(), of_session].into_iter().flatten().min()
     }
 
     fn intent(&self) -> Intent {

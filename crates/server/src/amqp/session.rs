@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use amqp::{Fault, Frame};
+use proxy::Export;
 
 /// The backend's side of one open connection: the embedded broker's or an upstream's. It answers through the
 /// connection's outbox, which it was created with.
@@ -49,6 +50,10 @@ pub(crate) trait BackendSession: Send {
     }
     /// Whether no publish of the client is unconfirmed. If not, the outbox is nudged when it is worth asking again.
     fn is_settled(&self) -> bool;
+    /// Takes the next step on the client's way to another process, which goes on with its socket.
+    fn export(&mut self, _now: Instant) -> Export {
+        Export::Impossible("its session is in this process alone")
+    }
     /// The client closes its connection: flushes its publishes and releases everything it holds. Returns true
     /// if that is done, so that the client can be answered; otherwise the outbox is nudged when
     /// [`BackendSession::is_closed`].
@@ -114,6 +119,10 @@ impl BackendSession for proxy::ProxySession {
 
     fn is_settled(&self) -> bool {
         Self::is_settled(self)
+    }
+
+    fn export(&mut self, now: Instant) -> Export {
+        Self::export(self, now)
     }
 
     fn close(&mut self, now: Instant) -> bool {

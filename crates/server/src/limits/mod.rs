@@ -207,6 +207,15 @@ impl ConnectionCounter {
         Ok(ConnectionLease { counter: Arc::clone(self), ip, user: None, channels: 0 })
     }
 
+    /// Counts a connection that another process has admitted, whatever the limits.
+    pub(crate) fn resume(self: &Arc<Self>, ip: Option<IpAddr>) -> ConnectionLease {
+        let mut counts = self.counts.lock();
+        let ip =
+            ip.map(|ip| ip.to_canonical()).map(|ip| (ip, self.count(&mut counts.by_ip, &ip, Scope::PerIp)));
+        counts.connections += 1;
+        ConnectionLease { counter: Arc::clone(self), ip, user: None, channels: 0 }
+    }
+
     /// Number of connections counted now.
     pub fn total(&self) -> usize {
         self.counts.lock().connections
@@ -250,6 +259,14 @@ impl ConnectionCounter {
         let Some(ip) = ip.map(|ip| ip.to_canonical()) else { return Ok(None) };
         let share = self.add(&mut counts.by_ip, &ip, Scope::PerIp, now)?;
         Ok(Some((ip, share)))
+    }
+
+    /// Counts a connection without a look at the limits.
+    fn count<K: Hash + Eq + Clone>(&self, members: &mut Members<K>, key: &K, scope: Scope) -> Arc<Share> {
+        let (limits, now) = (self.limits(), Instant::now());
+        let member = members.members.entry(key.clone()).or_insert_with(|| Member::new(&limits, scope, now));
+        member.connections += 1;
+        Arc::clone(&member.share)
     }
 
     fn add<K: Hash + Eq + Clone>(
@@ -306,6 +323,13 @@ impl ConnectionLease {
         let share = self.counter.add(&mut counts.by_user, &user, Scope::PerUser, Instant::now())?;
         self.user = Some((user, share));
         Ok(())
+    }
+
+    /// Counts the connection for the user that another process has let in, whatever the limits.
+    pub(crate) fn resume(&mut self, user: &str) {
+        let user: Arc<str> = user.into();
+        let share = self.counter.count(&mut self.counter.counts.lock().by_user, &user, Scope::PerUser);
+        self.user = Some((user, share));
     }
 
     /// Counts one more channel.

@@ -18,7 +18,7 @@ use super::login::{MqttLogin, MqttRefused};
 use super::message::MessageMapping;
 use super::session::{ClientIdentity, Dismissal, MqttSession, Refusal, Request, Then};
 use crate::alarms::Blocked;
-use crate::client::{ConnectionCore, Ending, ProtocolState};
+use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{ClientSession, OpenConnection, Opening};
 use crate::websocket::Carriage;
 
@@ -290,7 +290,7 @@ impl MqttConnection {
         if !self.core.must_leave() {
             return;
         }
-        let deadline = self.core.settle_deadline(now);
+        let deadline = self.core.settle_deadline(now, SETTLE_TIMEOUT);
         if client.is_settled() || deadline <= now {
             self.disconnect(&Dismissal::new(ReasonCode::ServerShuttingDown, "server is shutting down"));
         }

@@ -12,7 +12,7 @@ use transport::{Intent, Outbox};
 
 use super::login::{LoginFailure, StompLogin, StompRefused, log_in};
 use super::session::{StompSession, of_fault};
-use crate::client::{ConnectionCore, Ending, ProtocolState};
+use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{ClientSession, OpenConnection, Opening};
 use crate::server::MAX_UNSPLIT_MESSAGE;
 use crate::websocket::Carriage;
@@ -220,7 +220,7 @@ impl StompConnection {
             return;
         }
         let is_settled = session.is_settled();
-        let deadline = self.core.settle_deadline(now);
+        let deadline = self.core.settle_deadline(now, SETTLE_TIMEOUT);
         if is_settled || deadline <= now {
             let text = "broker forced connection closure with reason 'shutdown'";
             self.core.ends(Ending::Shutdown, || format!("closed by server: CONNECTION_FORCED - {text}"));

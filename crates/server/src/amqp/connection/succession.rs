@@ -1,0 +1,201 @@
+//! A client's connection that goes on in another process: what it leaves here, and how it begins there.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::channel::ConnectionLife;
+use amqp::handshake::OpenRequest;
+use amqp::heartbeat::Heartbeat;
+use amqp::{Capabilities, Credentials, FieldTable, Negotiated, RawTable};
+use proxy::{Export, SessionState, encoded};
+use serde::{Deserialize, Serialize};
+use transport::{Intent, Peer, Transit};
+
+use super::{AmqpConnection, AmqpPhase, Answer};
+use crate::backend::LoginRequest;
+use crate::client::{ConnectionCore, Ending};
+use crate::registry::{OpenConnection, Opening};
+
+/// How long a client may be on its way to another process: longer than the broker usually takes for its confirms, and for a
+/// close. After that it is closed, as in any other drain, of which some of the usual `drain_timeout` is left then.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// An open connection of a client, for which nothing is left at the upstream.
+///
+/// The names of the fields are a format between two processes: see [`proxy::FORMAT`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ConnectionState {
+    /// The client's address, as the PROXY header has told if there was one; `None` for a Unix socket.
+    pub(crate) peer: Option<SocketAddr>,
+    /// The server's end; `None` for a Unix socket.
+    pub(crate) local: Option<SocketAddr>,
+    vhost: String,
+    channel_max: u16,
+    frame_max: u32,
+    heartbeat_secs: u16,
+    #[serde(with = "encoded")]
+    client_properties: Vec<u8>,
+    /// Milliseconds since 1970.
+    connected_at: u64,
+    session: SessionState,
+    /// Read, and not taken.
+    #[serde(with = "encoded")]
+    pub(crate) input: Vec<u8>,
+    /// To be written.
+    #[serde(with = "encoded")]
+    pub(crate) output: Vec<u8>,
+}
+
+impl ConnectionState {
+    /// Adds the bytes that are on their way.
+    pub(crate) fn with_transit(self, Transit { input, output }: Transit) -> Self {
+        Self { input, output, ..self }
+    }
+
+    /// What the client has logged in with; `None` if this version does not know the mechanism.
+    pub(crate) fn credentials(&self) -> Option<Credentials> {
+        self.session.credentials()
+    }
+
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer.map_or(Peer::Unix, Peer::Ip)
+    }
+
+    fn negotiated(&self) -> Negotiated {
+        let Self { channel_max, frame_max, heartbeat_secs, .. } = *self;
+        Negotiated { channel_max, frame_max, heartbeat_secs }
+    }
+
+    fn open_request(&self) -> OpenRequest {
+        let table = RawTable::check(&self.client_properties).map(|table| table.decode());
+        let client_properties: FieldTable = table.unwrap_or_default();
+        OpenRequest {
+            virtual_host: self.vhost.clone(),
+            negotiated: self.negotiated(),
+            capabilities: Capabilities::from_properties(&client_properties),
+            client_properties,
+        }
+    }
+}
+
+impl AmqpConnection {
+    /// While the server hands its clients over: takes the next step of that for an open client. Returns false if it has to be
+    /// closed.
+    pub(super) fn leaves_for_successor(&mut self, now: Instant) -> bool {
+        let AmqpPhase::Open(session) = &mut self.phase else { return false };
+        if !self.core.may_be_handed_over() {
+            return false;
+        }
+        let deadline = self.core.settle_deadline(now, LEAVE_TIMEOUT);
+        match session.export(now) {
+            Export::Impossible(why) => {
+                tracing::debug!(connection = self.core.id, why, "the client is not handed over");
+                self.core.is_bound = true;
+                self.core.deadline = None;
+                return false;
+            }
+            Export::Later => {}
+            Export::Leaving => self.intent = Intent::Pause,
+            Export::Left(state) => {
+                self.departs(*state);
+                return true;
+            }
+        }
+        deadline > now
+    }
+
+    fn departs(&mut self, session: SessionState) {
+        let Some(view) = self.core.view().cloned() else { return self.finish() };
+        let Negotiated { channel_max, frame_max, heartbeat_secs } = view.negotiated();
+        let peer = match view.peer() {
+            Peer::Ip(address) => Some(address),
+            Peer::Unix => None,
+        };
+        self.core.departing = Some(Box::new(ConnectionState {
+            peer,
+            local: view.local(),
+            vhost: view.vhost().to_owned(),
+            channel_max,
+            frame_max,
+            heartbeat_secs,
+            client_properties: view.client_properties().encode(),
+            connected_at: view.connected_at(),
+            session,
+            input: Vec::new(),
+            output: Vec::new(),
+        }));
+        self.core.ends(Ending::Shutdown, || "handed over to another process".to_owned());
+        self.finish();
+        self.intent = Intent::HandOver;
+    }
+
+    /// A connection that has been open in another process. It is not read before its session is placed at the upstream.
+    pub(crate) fn resume(
+        mut core: ConnectionCore,
+        credentials: Credentials,
+        state: ConnectionState,
+        now: Instant,
+    ) -> Self {
+        let request = state.open_request();
+        core.logs_in(&credentials.username);
+        core.lease.resume(&credentials.username);
+        core.enters(&request.virtual_host);
+        // The pool knows how long an outage is waited out.
+        core.deadline = None;
+        let view = OpenConnection::new(Opening {
+            id: core.id,
+            arrival: core.arrival,
+            protocol: PROTOCOL,
+            user: &credentials.username,
+            vhost: &request.virtual_host,
+            mechanism: credentials.mechanism.name(),
+            connected_at: state.connected_at,
+            negotiated: request.negotiated,
+            client_properties: &request.client_properties,
+            session: None,
+            outbox: &core.outbox,
+        });
+        let (shared, outbox) = (Arc::clone(&core.shared), Arc::clone(&core.outbox));
+        let client = LoginRequest { id: core.id, peer: core.peer };
+        let negotiated = request.negotiated;
+        let mut connection = Self {
+            core,
+            phase: AmqpPhase::Resuming(view),
+            life: ConnectionLife::default(),
+            channels: 0,
+            intent: Intent::Pause,
+            heartbeat: Heartbeat::new(negotiated.heartbeat_secs, now),
+            frame_max: negotiated.frame_max,
+            asking: None,
+        };
+        connection.ask(async move {
+            let session = (credentials, state.session);
+            Answer::Open(shared.backend.resume_upstream(session, client, &request, outbox).await)
+        });
+        connection
+    }
+
+    /// The upstream has the session, or refuses it.
+    pub(super) fn resumed(&mut self, answer: Answer, now: Instant) {
+        let AmqpPhase::Resuming(view) = &self.phase else { return };
+        let view = Arc::clone(view);
+        self.intent = Intent::Run;
+        match answer {
+            Answer::Open(Ok(session)) => {
+                for _ in 0..session.channel_count() {
+                    // Those over a limit are not counted: they were there before.
+                    let _ = self.core.lease.open_channel();
+                }
+                self.phase = AmqpPhase::Open(session);
+                self.core.opened(view);
+                self.count_channels();
+            }
+            Answer::Open(Err(fault)) => self.fail(fault, now),
+            Answer::There(_) | Answer::Login(_) => {}
+        }
+    }
+}
+
+/// The protocol, as RabbitMQ names it.
+pub(super) const PROTOCOL: &str = "AMQP 0-9-1";

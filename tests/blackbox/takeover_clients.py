@@ -1,0 +1,277 @@
+"""Clients of a pool go on in the process that takes over, on their sockets, and notice nothing."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+
+import pika
+import pytest
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
+from harness.ports import free_ports
+from harness.publishers import COMMANDS, ConfirmedPublisher
+from harness.wire import (
+    BASIC_PUBLISH,
+    BODY,
+    CHANNEL_OPEN_OK,
+    CONNECTION_OPEN,
+    CONNECTION_OPEN_OK,
+    CONNECTION_START,
+    CONNECTION_TUNE,
+    CONNECTION_TUNE_OK,
+    HEADER,
+    METHOD,
+    PROTOCOL_HEADER,
+    Wire,
+    frame,
+    short_string,
+)
+
+
+class Succession:
+    """Processes in front of one broker, each of which takes over from the one before."""
+
+    def __init__(self, tmp_path, upstream, stack, *more):
+        amqp, http = free_ports(2)
+        self.flags = ["--amqp", f"127.0.0.1:{amqp}", "--http", f"127.0.0.1:{http}", "--upstream", upstream, *more]
+        self.folder, self.stack, self.count = tmp_path, stack, 0
+        self.now = self._start()
+
+    def _start(self, *more):
+        self.count += 1
+        return self.stack.enter_context(leveret(self.folder / str(self.count), *self.flags, *more))
+
+    def upgrade(self):
+        """Returns when the process before has ended."""
+        before, self.now = self.now, self._start("--take-over")
+        assert before.child.wait() == 0
+        return self.now
+
+
+@pytest.fixture
+def succession(tmp_path, targets):
+    with contextlib.ExitStack() as stack:
+        yield Succession(tmp_path, f"amqp://127.0.0.1:{targets.upstream.port}", stack)
+
+
+@pytest.fixture
+def queue(targets):
+    """A durable queue of the test's own."""
+    name = "takeover-clients"
+    with pika.BlockingConnection(pika.URLParameters(targets.upstream.uri)) as direct:
+        channel = direct.channel()
+        channel.queue_delete(name)
+        channel.queue_declare(name, durable=True)
+        yield name
+        channel.queue_delete(name)
+
+
+def test_a_client_publishes_and_consumes_through_three_upgrades(succession, queue):
+    with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        channel.basic_qos(prefetch_count=10)
+        seen = []
+        channel.basic_consume(queue, lambda _, method, properties, body: seen.append((method, int(body))))
+        for upgrades in range(4):
+            if upgrades:
+                succession.upgrade()
+                wait_until(lambda: metric(succession.now, "leveret_connections_resumed_total") == 1)
+            for number in range(upgrades * 10, upgrades * 10 + 10):
+                channel.basic_publish("", queue, str(number), mandatory=True)
+            while len(seen) < upgrades * 10 + 10:
+                client.process_data_events(PATIENCE)
+            channel.basic_ack(seen[-1][0].delivery_tag, multiple=True)
+        assert [number for _, number in seen] == list(range(40))
+        assert [method.delivery_tag for method, _ in seen] == list(range(1, 41))
+        assert not any(method.redelivered for method, _ in seen)
+        channel.close()
+
+
+def test_a_message_of_which_a_part_has_come_arrives_whole(succession, queue):
+    body = bytes(range(256)) * 2000
+    publish = struct.pack(">HHH", *BASIC_PUBLISH, 0) + short_string("") + short_string(queue) + b"\0"
+    header = struct.pack(">HHQH", 60, 0, len(body), 0)
+    pieces = [body[at : at + 100_000] for at in range(0, len(body), 100_000)]
+    whole = frame(METHOD, 1, publish) + frame(HEADER, 1, header) + b"".join(frame(BODY, 1, piece) for piece in pieces)
+    with Wire(succession.now.port) as client:
+        client.handshake().open_channel()
+        # Cut in the middle of a frame each time.
+        for part in (whole[:10], whole[10:150_000], whole[150_000:300_000]):
+            client.send(part)
+            succession.upgrade()
+            wait_until(lambda: metric(succession.now, "leveret_connections_resumed_total") == 1)
+        client.send(whole[300_000:])
+        with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as other:
+            channel, got = other.channel(), []
+            wait_until(lambda: got.append(channel.basic_get(queue, auto_ack=True)[2]) or got[-1] is not None)
+            assert got[-1] == body
+
+
+def test_a_client_in_the_middle_of_its_login_comes_in(succession):
+    with Wire(succession.now.port) as client:
+        client.send(PROTOCOL_HEADER)
+        client.expect(CONNECTION_START)
+        # The old process stays for it.
+        before = succession.now
+        succession.now = succession._start("--take-over")
+        before.child.wait_line("a successor takes over")
+        client.send_login()
+        client.expect(CONNECTION_TUNE)
+        client.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, 131072, 0))
+        client.send_method(0, CONNECTION_OPEN, short_string("/") + short_string("") + b"\x00")
+        client.expect(CONNECTION_OPEN_OK)
+        assert before.child.wait() == 0
+        client.open_channel()
+
+
+def test_a_client_that_does_not_read_gets_what_waits_for_it(succession, queue):
+    body, messages = b"x" * 100_000, 100
+    with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
+        filler = client.channel()
+        filler.confirm_delivery()
+        for number in range(messages):
+            filler.basic_publish("", queue, b"%d " % number + body)
+        channel, seen = client.channel(), []
+        channel.basic_consume(queue, lambda _, method, properties, body: seen.append(int(body.split()[0])), auto_ack=True)
+        # More than the sockets take waits in the old process.
+        wait_until(lambda: metric(succession.now, "leveret_upstream_unread_bytes") > 0)
+        succession.upgrade()
+        while len(seen) < messages:
+            client.process_data_events(PATIENCE)
+        assert seen == list(range(messages))
+
+
+@pytest.mark.parametrize("what", ["an exclusive queue", "a transaction", "an auto-delete queue"])
+def test_a_client_that_depends_on_its_upstream_connection_is_told_to_come_again(succession, what):
+    client = pika.BlockingConnection(pika.URLParameters(succession.now.uri))
+    channel = client.channel()
+    if what == "a transaction":
+        channel.tx_select()
+    else:
+        channel.queue_declare("", exclusive=what == "an exclusive queue", auto_delete=what == "an auto-delete queue")
+    succession.upgrade()
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+        client.sleep(PATIENCE)
+    assert told.value.reply_code == 320
+
+
+def test_a_successor_that_knows_no_clients_gets_none(succession):
+    """One of an earlier release, which asks for the place alone."""
+    with socket.socket(socket.AF_UNIX) as successor, pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
+        address = f"\0leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{succession.now.port}"
+        successor.connect(address)
+        successor.sendall(b'{"version":"0.0.1"}\n')
+        while not successor.recv(4096).endswith(b"\n"):
+            pass
+        successor.sendall(b'{"at_once":false}\n')
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+            client.sleep(PATIENCE)
+        assert told.value.reply_code == 320
+        assert succession.now.child.wait() == 0
+
+
+def test_a_client_whose_successor_dies_is_disconnected_and_the_process_ends(succession):
+    with socket.socket(socket.AF_UNIX) as successor:
+        with Wire(succession.now.port) as client:
+            client.handshake().open_channel()
+            successor.connect(f"\0leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{succession.now.port}")
+            successor.sendall(b'{"version":"1"}\n')
+            while not successor.recv(4096).endswith(b"\n"):
+                pass
+            successor.sendall(b'{"at_once":false,"clients":1}\n')
+            # The first bytes of a client, and then no answer.
+            assert successor.recv(20)
+            successor.shutdown(socket.SHUT_RDWR)
+            successor.close()
+            client.expect_end()
+            assert succession.now.child.wait() == 0
+
+
+class Application:
+    """A pika client that publishes to a queue of its own with confirms, and consumes from it with acknowledgements."""
+
+    def __init__(self, uri, number):
+        self.connection = pika.BlockingConnection(pika.URLParameters(uri))
+        self.channel = self.connection.channel()
+        self.channel.confirm_delivery()
+        self.queue, self.published, self.seen, self.tags = f"takeover-{number}", 0, [], 0
+        self.channel.queue_delete(self.queue)
+        self.channel.queue_declare(self.queue, durable=True)
+        self.channel.basic_qos(prefetch_count=5)
+        self.channel.basic_consume(self.queue, self._take)
+
+    def _take(self, channel, method, properties, body):
+        self.tags += 1
+        assert method.delivery_tag == self.tags
+        # What was delivered and not acknowledged when its process went comes again, as after the loss of a connection.
+        if int(body) in self.seen[-5:]:
+            assert method.redelivered
+        else:
+            self.seen.append(int(body))
+        channel.basic_ack(method.delivery_tag)
+
+    def work(self):
+        self.channel.basic_publish("", self.queue, str(self.published), pika.BasicProperties(delivery_mode=2))
+        self.published += 1
+        while len(self.seen) < self.published:
+            self.connection.process_data_events(PATIENCE)
+
+    def close(self):
+        assert self.seen == list(range(self.published))
+        self.channel.queue_delete(self.queue)
+        self.connection.close()
+
+
+def test_many_clients_go_through_many_upgrades(succession, queue):
+    """`make upgrades` has 1,000 of them go through ten."""
+    clients, upgrades = (int(os.environ.get(name, usual)) for name, usual in [("UPGRADED_CLIENTS", 30), ("UPGRADES", 3)])
+    over, troubles = threading.Event(), []
+
+    def work(numbers):
+        try:
+            applications = [Application(uri, number) for number in numbers]
+            ready.wait()
+            while not over.is_set():
+                for application in applications:
+                    application.work()
+            for application in applications:
+                application.close()
+        except BaseException as trouble:
+            troubles.append(trouble)
+            ready.abort()
+            raise
+
+    uri = succession.now.uri
+    numbers = [range(clients)[thread::THREADS] for thread in range(THREADS)]
+    ready = threading.Barrier(THREADS + 1)
+    workers = [threading.Thread(target=work, args=(those,)) for those in numbers]
+    with contextlib.ExitStack() as others:
+        publishers = [others.enter_context(ConfirmedPublisher(client, uri)) for client in COMMANDS]
+        for worker in workers:
+            worker.start()
+        ready.wait(PATIENCE)
+        for upgrade in range(upgrades):
+            for publisher in publishers:
+                publisher.send(queue, range(upgrade * 100, upgrade * 100 + 100))
+            succession.upgrade()
+            wait_until(lambda: metric(succession.now, "leveret_connections_resumed_total") == clients + len(publishers))
+            for publisher in publishers:
+                publisher.confirmed()
+        over.set()
+        for publisher in publishers:
+            publisher.close()
+    for worker in workers:
+        worker.join()
+    assert troubles == []
+    with pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
+        channel = client.channel()
+        found = [int(channel.basic_get(queue, auto_ack=True)[2]) for _ in range(len(COMMANDS) * upgrades * 100)]
+    assert sorted(found) == sorted(list(range(upgrades * 100)) * len(COMMANDS))
+
+
+# Of the tests' process: more would only wait for each other.
+THREADS = 5
