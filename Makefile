@@ -27,7 +27,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image arm64 arm64-test test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
+.PHONY: docs front-page package package-test helm static static-here static-elsewhere binaries release image arm64 arm64-test test prepared compiled progress computed quick setup unit loom leveret scenarios differential openapi cluster hostile bystander upgrades spool spool-outage spool-study crash soak coverage mutants figures frameworks backlog capacity pika-latency routing-study studies screenshot check run clean
 
 # Cargo has jobs of its own.
 CARGO := env --unset=MAKEFLAGS cargo
@@ -138,6 +138,13 @@ spool-study: setup leveret
 # What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
 bystander: setup leveret
 	cd tests && ../.cache/venv/bin/python bystander.py $(ARGS)
+
+# Clients of a pool that go on through UPGRADES of it: pika with confirms and acknowledgements, and a Java and a PHP publisher.
+CLIENTS ?= 1000
+UPGRADES ?= 10
+upgrades: setup leveret
+	cd tests && UPGRADED_CLIENTS=$(CLIENTS) UPGRADES=$(UPGRADES) ../.cache/venv/bin/python -m pytest -q \
+		blackbox/takeover_clients.py::test_many_clients_go_through_many_upgrades
 
 # The Debian package of this tree, in target/packages.
 package: leveret
