@@ -108,8 +108,10 @@ pub(super) enum ScannedItem<'a> {
 pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(ScannedItem<'_>)) -> Result<Scan, OpenError> {
     let mut scan = Scan::default();
     let mut files = scan.open_files(disk)?;
+    // One for all files: the memory of another would have to be zeroed first, which takes as long as the rest.
+    let mut bytes = Vec::new();
     while let Some(last) = files.last()
-        && is_unfinished(last)?
+        && is_unfinished(last, &mut bytes)?
     {
         scan.superseded.push(last.header.sequence);
         files.pop();
@@ -131,7 +133,7 @@ pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(ScannedItem<'_>)) -> Re
             each(ScannedItem::Lost { from: scan.end, to: first });
         }
         scan.end = first;
-        scan.walk(file, limit, &mut each)?;
+        scan.walk(file, limit, &mut bytes, &mut each)?;
         scan.files.push(file.clone());
         scan.report.files.push((Lsn(first), file.header.sequence));
         scan.extents.push(Extent::of_old(first, scan.end));
@@ -193,15 +195,16 @@ impl Scan {
         self.fixes.push(Fix::Bridge { file: file.clone(), previous_end: self.end });
     }
 
-    /// Reads a file's records up to `limit`, or to the end of the log in the last file.
+    /// Reads a file's records up to `limit`, or to the end of the log in the last file, into `bytes`.
     fn walk(
         &mut self,
         file: &SharedFile,
         limit: Option<u64>,
+        bytes: &mut Vec<u8>,
         each: &mut impl FnMut(ScannedItem<'_>),
     ) -> Result<(), OpenError> {
         let SegmentHeader { first, incarnation, .. } = file.header;
-        let bytes = read_records(file, limit)?;
+        read_records(file, limit, bytes)?;
         let mut group = first;
         while limit != Some(self.end) {
             let (lsn, start) = (self.end, (self.end - first) as usize);
@@ -217,7 +220,7 @@ impl Scan {
                         kind => ScannedItem::Record { lsn, kind, payload },
                     });
                 }
-                None => match behind(&bytes, start, file.header, limit.is_none()) {
+                None => match behind(bytes, start, file.header, limit.is_none()) {
                     Behind::Records(next) => {
                         self.skip(file, lsn, next - start);
                         self.end += (next - start) as u64;
@@ -249,20 +252,20 @@ impl Scan {
 }
 
 /// Whether a file was to repeat the end of the log, and does not have all of it: the power failed before, and the copy
-/// in an earlier file is still good.
-fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
+/// in an earlier file is still good. Its records are read into `bytes`.
+fn is_unfinished(file: &SharedFile, bytes: &mut Vec<u8>) -> io::Result<bool> {
     let SegmentHeader { first, incarnation, repeats_until, .. } = file.header;
     if repeats_until <= first {
         return Ok(false);
     }
-    let bytes = read_records(file, None)?;
+    read_records(file, None, bytes)?;
     let mut lsn = first;
     while lsn < repeats_until {
         let start = (lsn - first) as usize;
         match record::parse(&bytes[start..], RecordLocation { lsn, incarnation }) {
             Some((header, _)) => lsn += header.record_len() as u64,
             None => {
-                return Ok(!matches!(behind(&bytes, start, file.header, true), Behind::Records(_)));
+                return Ok(!matches!(behind(bytes, start, file.header, true), Behind::Records(_)));
             }
         }
     }
@@ -311,13 +314,14 @@ fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind
     }
 }
 
-fn read_records(file: &SharedFile, limit: Option<u64>) -> io::Result<Vec<u8>> {
+/// Replaces the contents of `bytes`.
+fn read_records(file: &SharedFile, limit: Option<u64>, bytes: &mut Vec<u8>) -> io::Result<()> {
     let available = file.len.saturating_sub(DATA_START);
     let len = limit.map_or(available, |limit| available.min(limit - file.header.first));
-    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-    let read = file.file.read_at(&mut bytes, DATA_START)?;
+    bytes.resize(usize::try_from(len).map_err(io::Error::other)?, 0);
+    let read = file.file.read_at(bytes, DATA_START)?;
     bytes.truncate(read);
-    Ok(bytes)
+    Ok(())
 }
 
 /// The same records as a run of another incarnation would have written them.
