@@ -200,8 +200,17 @@ impl Pool {
         credentials: Credentials,
         client: ClientInfo,
     ) -> Result<Login, Refusal> {
+        self.authenticate_until(self.arrival_end(), credentials, client).await
+    }
+
+    /// The same, if an upstream answers before `end`.
+    async fn authenticate_until(
+        self: &Arc<Self>,
+        end: tokio::time::Instant,
+        credentials: Credentials,
+        client: ClientInfo,
+    ) -> Result<Login, Refusal> {
         let credentials = self.own_words(credentials)?;
-        let end = self.arrival_end();
         loop {
             if self.is_verified(&credentials) {
                 return Ok(self.avoided(credentials, client));

@@ -214,7 +214,7 @@ impl Backend {
     /// Continues a client's session of another process, whose pool was in front of the same upstream.
     ///
     /// # Errors
-    /// As [`Self::open_upstream`], and the refusal of the login.
+    /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked for as long as an outage is waited out.
     pub(crate) async fn resume_upstream(
         &self,
         (credentials, state): (Credentials, proxy::SessionState),
@@ -226,11 +226,9 @@ impl Backend {
             let text = "this server is not in front of the client's broker any more";
             return Err(Fault::new(ReplyCode::ConnectionForced, text));
         };
-        let opened = async {
-            let login = pool.authenticate(credentials, info_of(client)).await?;
-            pool.open(login, &request.virtual_host, client_side(request, outbox)).await
-        };
-        let mut session = opened.await.map_err(|refusal| LoginError::from(refusal).into_fault())?;
+        let login = pool.log_in_again(credentials, info_of(client), &request.virtual_host).await;
+        let login = login.map_err(|refusal| LoginError::from(refusal).into_fault())?;
+        let mut session = pool.open_verified(login, client_side(request, outbox));
         session.import(state, transport::now())?;
         Ok(Box::new(session))
     }

@@ -38,8 +38,32 @@ impl Pool {
         login: Login,
         virtual_host: &str,
     ) -> Result<VerifiedLogin, Refusal> {
+        self.verify_login_until(self.arrival_end(), login, virtual_host).await
+    }
+
+    /// Verifies a login for a virtual host, of a client that another process has let in: an outage is waited out as for the
+    /// clients that are here.
+    ///
+    /// # Errors
+    /// As [`Self::authenticate`] and [`Self::open`].
+    pub async fn log_in_again(
+        self: &Arc<Self>,
+        credentials: Credentials,
+        client: ClientInfo,
+        virtual_host: &str,
+    ) -> Result<VerifiedLogin, Refusal> {
+        let end = tokio::time::Instant::now() + self.config.outage_max;
+        let login = self.authenticate_until(end, credentials, client).await?;
+        self.verify_login_until(end, login, virtual_host).await
+    }
+
+    async fn verify_login_until(
+        self: &Arc<Self>,
+        end: tokio::time::Instant,
+        login: Login,
+        virtual_host: &str,
+    ) -> Result<VerifiedLogin, Refusal> {
         let Login { credentials, info, mut begun } = login;
-        let end = self.arrival_end();
         while !self.is_verified_for(&credentials, virtual_host) {
             match self.verify_once(begun.take(), &credentials, virtual_host, end).await {
                 Ok(()) => break,

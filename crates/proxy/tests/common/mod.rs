@@ -539,6 +539,11 @@ impl Client {
         frame_max: u32,
         capabilities: Capabilities,
     ) -> (ProxySession, Arc<Outbox>) {
+        let (side, outbox) = Self::side(frame_max, capabilities);
+        (soon("open-ok", pool.open(login, "/", side)).await.unwrap(), outbox)
+    }
+
+    fn side(frame_max: u32, capabilities: Capabilities) -> (ClientSide, Arc<Outbox>) {
         let outbox = Arc::new(Outbox::new(1024 * 1024));
         let side = ClientSide {
             outbox: outbox.clone(),
@@ -546,7 +551,7 @@ impl Client {
             capabilities,
             client_properties: FieldTable::from_iter([("product", amqp::FieldValue::text("a test"))]),
         };
-        (soon("open-ok", pool.open(login, "/", side)).await.unwrap(), outbox)
+        (side, outbox)
     }
 
     fn of((session, outbox): (ProxySession, Arc<Outbox>), frame_max: u32) -> Self {
@@ -595,9 +600,10 @@ impl Client {
         let (far, state, transit) = soon("the session to leave", self.left.recv()).await.expect("it leaves");
         let state: SessionState = serde_json::from_str(&state).unwrap();
         let info = ClientInfo { id: 2, peer: "127.0.0.1:1".to_owned() };
-        let login = pool.authenticate(state.credentials().unwrap(), info);
+        let login = pool.log_in_again(state.credentials().unwrap(), info, "/");
         let login = soon("a login", login).await.unwrap();
-        let (mut session, outbox) = Box::pin(Self::session(pool, login, 131_072, Capabilities::ALL)).await;
+        let (side, outbox) = Self::side(131_072, Capabilities::ALL);
+        let mut session = pool.open_verified(login, side);
         outbox.append(|buf| buf.tail().extend_from_slice(&transit.output));
         session.import(state, transport::now()).unwrap();
         Self::on((self.stream, far), (session, outbox), transit.input, 131_072)

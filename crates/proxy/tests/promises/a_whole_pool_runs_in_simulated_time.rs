@@ -194,9 +194,11 @@ fn run<T>(scene: impl Future<Output = T>) -> T {
     runtime.enable_time().start_paused(true).build().unwrap().block_on(scene)
 }
 
-/// Publishes in bursts, and checks that what is confirmed is with the brokers.
-async fn publish(brokers: Arc<Brokers>, pool: Arc<Pool>, name: u64) -> Vec<Vec<u8>> {
-    let mut client = Client::connect(&pool).await;
+/// Publishes in bursts, and checks that what is confirmed is with the brokers. Begins in the first of these processes, and goes on
+/// in the next now and then.
+async fn publish(brokers: Arc<Brokers>, processes: Vec<Arc<Pool>>, name: u64) -> Vec<Vec<u8>> {
+    let (is_replaced, mut processes) = (processes.len() > 1, processes.iter().cycle());
+    let mut client = Client::connect(processes.next().unwrap()).await;
     client.open_channel(1).await;
     client.send(1, confirm::Select { no_wait: false }).await;
     client.expect("confirm.select-ok").await;
@@ -209,6 +211,9 @@ async fn publish(brokers: Arc<Brokers>, pool: Arc<Pool>, name: u64) -> Vec<Vec<u
             client.publish(1, &body).await;
             bodies.push(body.clone());
             unconfirmed.insert(bodies.len() as u64, body);
+            if is_replaced && brokers.below(12) == 0 {
+                client = client.go_on_in(processes.next().unwrap()).await;
+            }
             sleep(brokers.delay(10)).await;
         }
         while !unconfirmed.is_empty() {
@@ -225,14 +230,14 @@ async fn publish(brokers: Arc<Brokers>, pool: Arc<Pool>, name: u64) -> Vec<Vec<u
     bodies
 }
 
-/// Three clients publish while connections are cut. Returns what the brokers took and when, and how many messages the
-/// pool has sent again.
-async fn cut_at_random(seed: u64) -> (Vec<(Duration, Vec<u8>)>, u64) {
+/// Three clients publish while connections are cut, in so many processes. Returns what the brokers took and when, and how many
+/// messages the pools have sent again.
+async fn cut_at_random(seed: u64, processes: usize) -> (Vec<(Duration, Vec<u8>)>, u64) {
     let brokers = Brokers::new(seed);
     let config = PoolConfig { max_channels_per_connection: 2, ..brokers.config() };
-    let pool = Pool::new(config);
+    let pools: Vec<_> = (0..processes).map(|_| Pool::new(config.clone())).collect();
     let clients: Vec<_> =
-        (0..3).map(|name| tokio::spawn(publish(brokers.clone(), pool.clone(), name))).collect();
+        (0..3).map(|name| tokio::spawn(publish(brokers.clone(), pools.clone(), name))).collect();
     for _ in 0..4 {
         sleep(brokers.delay(400)).await;
         brokers.cut();
@@ -249,19 +254,26 @@ async fn cut_at_random(seed: u64) -> (Vec<(Duration, Vec<u8>)>, u64) {
         assert!(firsts.is_sorted(), "seed {seed}: the order of a client's messages changed");
     }
     let taken = brokers.taken.lock().clone();
-    (taken, pool.metrics().messages_replayed)
+    (taken, pools.iter().map(|pool| pool.metrics().messages_replayed).sum())
 }
 
 #[test]
 fn p7_nothing_confirmed_is_lost_wherever_connections_are_cut() {
-    let replayed: u64 = (0..40).map(|seed| run(cut_at_random(seed)).1).sum();
+    let replayed: u64 = (0..40).map(|seed| run(cut_at_random(seed, 1)).1).sum();
     assert!(replayed > 100, "{replayed}");
+}
+
+#[test]
+fn nothing_confirmed_is_lost_whenever_processes_are_replaced_and_connections_cut() {
+    for seed in 100..140 {
+        run(cut_at_random(seed, 3));
+    }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for seed in 0..8 {
-        let ((one, _), (other, _)) = (run(cut_at_random(seed)), run(cut_at_random(seed)));
+        let ((one, _), (other, _)) = (run(cut_at_random(seed, 1)), run(cut_at_random(seed, 1)));
         let difference = one.iter().zip(&other).position(|(one, other)| one != other);
         assert_eq!((difference, one.len()), (None, other.len()), "seed {seed}");
     }

@@ -154,6 +154,21 @@ fn an_alarm_counts_and_refuses_nobody() {
 }
 
 #[test]
+fn who_was_let_in_by_another_process_is_counted_whatever_the_limits() {
+    let one = Scopes { total: 1, per_ip: 1, per_user: 1 };
+    let limits = Limits { connections: one, connection_rate: one, ..Limits::default() };
+    let counter = ConnectionCounter::new(limits);
+    let mut places: Vec<_> = (0..3).map(|_| counter.resume(Some(HERE))).collect();
+    places.iter_mut().for_each(|place| place.resume("ada"));
+    assert_eq!(counter.in_use().connections, Scopes { total: 3, per_ip: 3, per_user: 3 });
+    assert!(counter.enter(Some(HERE)).is_err());
+    places.clear();
+    assert_eq!(counter.in_use(), InUse::default());
+    // Nor does it take from the rate of those who come.
+    counter.enter(Some(HERE)).unwrap().log_in("ada").unwrap();
+}
+
+#[test]
 fn new_limits_hold_for_who_comes_next_and_what_is_there_counts() {
     let counter = ConnectionCounter::new(Limits::default());
     let mut first = counter.enter(Some(HERE)).unwrap();
