@@ -100,6 +100,25 @@ def test_a_self_signed_authority_as_the_upstreams_certificate_is_explained(tmp_p
             pool.child.wait_line("TLS: the server's certificate is that of an authority .CA:TRUE.*basicConstraints=critical,CA:FALSE")
 
 
+def test_an_upstream_whose_port_is_of_another_kind_or_whose_authority_is_unknown_is_told_with_a_remedy(tmp_path):
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server", ["localhost"])
+    with leveret(tmp_path / "broker", "--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key) as broker:
+        secured = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
+        for number, (url, more, cause, advice) in enumerate([
+            (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
+            (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its port for TLS", "its port for TLS"),
+            (f"amqps://localhost:{secured}", [], "was not issued by a trusted authority", "does --upstream-ca name the authority"),
+            (f"amqps://localhost:{secured}", ["--upstream-ca", authority.file], None, None),
+        ]):
+            with leveret(tmp_path / str(number), "--upstream", url, *more) as pool:
+                if cause is None:
+                    pool.child.wait_line("upstream answers")
+                else:
+                    pool.child.wait_line(f"WARN.*upstream connection failed.*{cause}")
+                    pool.child.wait_line(f"WARN.*no upstream answers.*{advice}")
+
+
 def test_a_start_says_what_it_is_and_where_its_data_is(tmp_path, targets):
     with leveret(tmp_path / "broker", "--data-dir", str(tmp_path / "data")) as broker:
         broker.child.wait_line("INFO.*mode: broker, as RabbitMQ 3.10.8; no upstream is set")

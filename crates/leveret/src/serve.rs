@@ -150,7 +150,7 @@ fn create_server(
     let server = Server::new(server_config(config, access_log), backend.clone(), clock, version);
     server.start_mqtt(mqtt_config(config)).map_err(ServeError::MqttSessions)?;
     if let Backend::Upstream(pool) = backend {
-        watch_upstream(Arc::clone(pool), server.clone());
+        watch_upstream(Arc::clone(pool), server.clone(), advice(config));
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     Ok(server)
@@ -313,7 +313,7 @@ fn log_mode(config: &Config) {
 }
 
 /// Checks whether the upstream is reachable, and passes its server-properties on to clients. Logs the first result.
-fn watch_upstream(pool: Arc<Pool>, server: Server) {
+fn watch_upstream(pool: Arc<Pool>, server: Server, advice: &'static str) {
     tokio::spawn(async move {
         for checks in 0_u32.. {
             // An upstream that hangs does not hold up what is to be known of the others.
@@ -331,23 +331,30 @@ fn watch_upstream(pool: Arc<Pool>, server: Server) {
             };
             tokio::join!(idle, answering);
             if checks == 0 {
-                log_upstreams(&pool);
+                log_upstreams(&pool, advice);
             }
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     });
 }
 
-/// Logs which upstreams answer. The pool has warned of the others.
-fn log_upstreams(pool: &Pool) {
+/// What to look at if no upstream answers.
+fn advice(config: &Config) -> &'static str {
+    if config.upstream.iter().any(|upstream| upstream.tls) {
+        "is the broker running, is --upstream its port for TLS, and does --upstream-ca name the authority of its certificate?"
+    } else {
+        "is the broker running, and is --upstream its AMQP port?"
+    }
+}
+
+/// Logs which upstreams answer, or `advice`. The pool has warned of those that do not.
+fn log_upstreams(pool: &Pool, advice: &str) {
     let product = pool.known_product().unwrap_or_default();
     for state in pool.addresses().into_iter().filter(|state| state.is_up == Some(true)) {
         tracing::info!(address = state.address, product, "upstream answers");
     }
     if !pool.is_reachable() {
-        tracing::warn!(
-            "no upstream answers: clients are closed until one does; is the broker running, and is --upstream its AMQP port?"
-        );
+        tracing::warn!("no upstream answers: clients are closed until one does; {advice}");
     }
 }
 

@@ -189,6 +189,9 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
         if input.starts_with(b"AMQP") {
             return Err(Trouble::Other("it speaks another protocol".to_owned()));
         }
+        if input.starts_with(&TLS_ALERT) {
+            return Err(Trouble::Other("it speaks TLS: its address begins with amqps://".to_owned()));
+        }
         // Validates type and length before the payload is read.
         Frame::parse(input, HANDSHAKE_FRAME_MAX).map_err(|fault| Trouble::Other(fault.to_string()))?;
         let length = u32::from_be_bytes([input[3], input[4], input[5], input[6]]) as usize;
@@ -224,6 +227,10 @@ fn validate_tune(tune: connection::Tune) -> Result<connection::Tune, Trouble> {
 fn unexpected(method: &Method<'_>) -> Trouble {
     Trouble::Other(format!("unexpected {}", method.name()))
 }
+
+/// The beginning of an alert, by which a server that expects TLS answers anything else (RFC 8446, 5.1): its content type, and the
+/// major version of SSL 3.0 that all versions of TLS send.
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// Errors of a handshake.
 #[derive(Debug)]

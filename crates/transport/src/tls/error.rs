@@ -57,7 +57,9 @@ pub(super) fn explain_client(error: io::Error) -> io::Error {
 /// Turns the failure of a handshake with the server named `name` into an error that explains it.
 pub(super) fn explain_server(error: io::Error, name: &str) -> io::Error {
     explain(error, |error| match error {
-        Error::InvalidMessage(_) => Some("the server does not speak TLS".to_owned()),
+        Error::InvalidMessage(_) => {
+            Some("the server does not speak TLS: is this its port for TLS?".to_owned())
+        }
         Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => Some(format!("the server's certificate is not for '{name}'")),
